@@ -1,0 +1,216 @@
+"""Makes small random language models that any SGLang server can load.
+
+Tests, the demo and CPU benchmarks need a model whose greedy output varies from
+position to position, whose files appear in seconds, and, for most of them, whose
+text round-trips: decoding ids and encoding the text again gives the same ids.
+Nothing here knows of serving.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import string
+import tempfile
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, assert_never
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] or [] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|unk|>")
+_CHARACTERS = [c for c in string.printable if c not in "\r\x0b\x0c"]
+_ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_FORMAT = 1  # raise when the same spec would give other files
+
+
+class Family(StrEnum):
+    LLAMA = "llama"
+    QWEN3 = "qwen3"
+
+
+class Vocabulary(StrEnum):
+    """``CHARACTERS`` round-trips; ``BPE`` does not (merges re-cut what the model wrote)."""
+
+    CHARACTERS = "characters"
+    BPE = "bpe"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What determines the files, and so the name of the cached folder."""
+
+    family: Family = Family.LLAMA
+    vocabulary: Vocabulary = Vocabulary.CHARACTERS
+    dtype: str = "float32"
+    seed: int = 0
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    max_context_tokens: int = 32768
+
+    @property
+    def name(self) -> str:
+        digest = hashlib.sha256(json.dumps([_FORMAT, asdict(self)]).encode()).hexdigest()
+        return f"tiny-{self.family}-{self.vocabulary}-{self.dtype}-{digest[:8]}"
+
+
+def cache_folder() -> Path:
+    """``$PPD_CACHE``, else the user's cache folder."""
+    root = os.environ.get("PPD_CACHE") or Path.home() / ".cache" / "sglang-ppd"
+    return Path(root) / "models"
+
+
+def ensure(spec: ModelSpec | None = None, root: Path | None = None) -> Path:
+    """The folder of ``spec``'s model, made now if it is not there yet.
+
+    Safe against a second process making the same model: the folder appears whole.
+    """
+    spec = spec or ModelSpec()
+    target = (root or cache_folder()) / spec.name
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{spec.name}-", dir=target.parent))
+    try:
+        _write(spec, scratch)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _write(spec: ModelSpec, folder: Path) -> None:
+    vocabulary_size = _write_tokenizer(spec, folder)
+    _write_weights(spec, vocabulary_size, folder)
+
+
+def _write_tokenizer(spec: ModelSpec, folder: Path) -> int:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    special = [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
+    match spec.vocabulary:
+        case Vocabulary.CHARACTERS:
+            # An unknown character becomes <|unk|>: falling back to bytes would not round-trip.
+            ids = {text: i for i, text in enumerate((*SPECIAL_TOKENS, *_CHARACTERS))}
+            tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[], unk_token="<|unk|>"))
+            tokenizer.decoder = decoders.Fuse()
+            tokenizer.add_special_tokens(special)
+        case Vocabulary.BPE:
+            tokenizer = Tokenizer(models.BPE())
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
+            trainer = trainers.BpeTrainer(
+                vocab_size=512,
+                special_tokens=special,
+                initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                show_progress=False,
+            )
+            tokenizer.train_from_iterator([_training_text()], trainer)
+        case _:
+            assert_never(spec.vocabulary)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|end|>",
+            "pad_token": "<|end|>",
+            "unk_token": "<|unk|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": spec.max_context_tokens,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    return int(tokenizer.get_vocab_size())
+
+
+def _training_text() -> str:
+    syllables = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er")]
+    return " ".join(a + b for a in syllables for b in syllables)
+
+
+def _write_weights(spec: ModelSpec, vocabulary_size: int, folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    head_dim = spec.hidden // spec.heads
+    config: dict[str, Any] = {
+        "model_type": spec.family.value,
+        "architectures": [_ARCHITECTURE[spec.family]],
+        "dtype": spec.dtype,
+        "vocab_size": vocabulary_size,
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.hidden * 3,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": spec.max_context_tokens,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
+
+    generator = torch.Generator().manual_seed(spec.seed)
+
+    def projection(rows: int, columns: int, gain: float = 1.6) -> torch.Tensor:
+        # The usual std of 0.02 leaves logits so flat that greedy output repeats one token;
+        # layers of about unit gain make it depend on everything that came before.
+        return torch.randn(rows, columns, generator=generator) * (gain / columns**0.5)
+
+    query_rows, kv_rows = spec.heads * head_dim, spec.kv_heads * head_dim
+    tensors = {
+        "model.embed_tokens.weight": projection(vocabulary_size, spec.hidden, spec.hidden**0.5),
+        "model.norm.weight": torch.ones(spec.hidden),
+        "lm_head.weight": projection(vocabulary_size, spec.hidden),
+    }
+    # Special tokens are never the maximum: replies run to max_tokens and stay printable.
+    tensors["lm_head.weight"][: len(SPECIAL_TOKENS)] = 0.0
+    for i in range(spec.layers):
+        layer = {
+            "self_attn.q_proj": projection(query_rows, spec.hidden),
+            "self_attn.k_proj": projection(kv_rows, spec.hidden),
+            "self_attn.v_proj": projection(kv_rows, spec.hidden),
+            "self_attn.o_proj": projection(spec.hidden, query_rows),
+            "mlp.gate_proj": projection(spec.hidden * 3, spec.hidden),
+            "mlp.up_proj": projection(spec.hidden * 3, spec.hidden),
+            "mlp.down_proj": projection(spec.hidden, spec.hidden * 3),
+            "input_layernorm": torch.ones(spec.hidden),
+            "post_attention_layernorm": torch.ones(spec.hidden),
+        }
+        if spec.family is Family.QWEN3:
+            layer |= {
+                "self_attn.q_norm": torch.ones(head_dim),
+                "self_attn.k_norm": torch.ones(head_dim),
+            }
+        tensors |= {f"model.layers.{i}.{name}.weight": value for name, value in layer.items()}
+    dtype = getattr(torch, spec.dtype)
+    save_file(
+        {name: value.to(dtype).contiguous() for name, value in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

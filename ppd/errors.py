@@ -1,0 +1,44 @@
+"""Every error this project raises on purpose.
+
+    PpdError
+    ├── ConfigError      an option or environment variable is wrong
+    ├── ContractError    a local-prefill marker in a request is malformed
+    ├── RequestError     a client's request is wrong (becomes HTTP 4xx)
+    └── WorkerError      a worker is unreachable, or is not what the router needs
+"""
+
+from __future__ import annotations
+
+
+class PpdError(Exception):
+    """Base of the tree; the message is one line and names what is wrong and what is allowed."""
+
+
+class ConfigError(PpdError):
+    pass
+
+
+class ContractError(PpdError):
+    pass
+
+
+class RequestError(PpdError):
+    """A request that no worker shall see.
+
+    Attributes:
+        status: the HTTP status for the client.
+        param: the field at fault, as OpenAI's error objects name it.
+        code: OpenAI's machine-readable code, where one exists.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+class WorkerError(PpdError):
+    pass

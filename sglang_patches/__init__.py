@@ -1,0 +1,41 @@
+"""SGLang plugin: lets a decode server take local append-prefills.
+
+SGLang calls :func:`register` in each of its processes (entry point group
+``sglang.srt.plugins``). Without ``PPD_ENABLE=1`` it changes nothing.
+"""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Check every hook target, then register all hooks, or end the process.
+
+    SGLang logs an exception of a plugin and goes on without it; a server with half
+    of the hooks would corrupt its KV accounting. ``SystemExit`` is not an exception
+    to SGLang, so the server refuses to start instead.
+
+    Raises:
+        SystemExit: an option is wrong, or a target is missing or has another signature.
+    """
+    import os
+
+    from ppd.errors import ConfigError
+    from sglang_patches.cpu import stand_ins
+
+    if stand_ins.is_installed():
+        from sglang_patches.cpu import kernels
+
+        kernels.install()
+
+    from sglang_patches.settings import read_settings
+
+    try:
+        settings = read_settings(os.environ)
+        if settings is None:
+            return
+        from sglang_patches.hooks import HOOKS
+        from sglang_patches.targets import register_all
+
+        register_all(HOOKS)
+    except ConfigError as error:
+        raise SystemExit(f"sglang-ppd: {error}") from error

@@ -1,0 +1,101 @@
+"""Stand-ins for what SGLang imports at module level but never calls on a CPU.
+
+SGLang 0.5.21 imports two things that no wheel offers to an x86 machine without
+AMX: the CPU build of ``sgl_kernel``, and a ``torchvision`` whose C++ operators
+load against a CPU build of torch. This module supplies just the names. It owns
+no numerics: a stand-in that is called raises.
+
+A stand-in never shadows the real thing: if ``sgl_kernel`` is installed, or
+torchvision's own library loads, that part is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+# The names SGLang 0.5.21 imports from sgl_kernel when it runs on a CPU
+# (mem_cache, speculative and kernels/ops modules, at import time).
+KERNEL_NAMES = (
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "verify_tree_greedy_cpu",
+)
+
+# Operators that torchvision 0.28's _meta_registrations describes and so needs declared.
+_VISION_OPS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align(Tensor input) -> Tensor",
+    "qroi_align(Tensor input) -> Tensor",
+    "_roi_align_backward(Tensor grad) -> Tensor",
+    "ps_roi_align(Tensor input) -> (Tensor, Tensor)",
+    "_ps_roi_align_backward(Tensor grad) -> Tensor",
+    "roi_pool(Tensor input) -> (Tensor, Tensor)",
+    "_roi_pool_backward(Tensor grad) -> Tensor",
+    "ps_roi_pool(Tensor input) -> (Tensor, Tensor)",
+    "_ps_roi_pool_backward(Tensor grad) -> Tensor",
+    "deform_conv2d(Tensor input) -> Tensor",
+    "_deform_conv2d_backward(Tensor grad) -> Tensor",
+)
+
+_MARK = "__ppd_stand_in__"
+
+
+def install() -> None:
+    """Put the stand-ins in place for this process. Idempotent."""
+    if importlib.util.find_spec("sgl_kernel") is None:
+        sys.modules["sgl_kernel"] = _kernel_module()
+    _declare_vision_ops()
+
+
+def is_installed() -> bool:
+    """Whether this process was started through the CPU launcher."""
+    return hasattr(sys.modules.get("sgl_kernel"), _MARK)
+
+
+def _kernel_module() -> ModuleType:
+    module = ModuleType("sgl_kernel", "Stand-in: names only, see sglang_patches.cpu.stand_ins")
+    # importlib.util.find_spec("sgl_kernel") raises on a module without a spec.
+    module.__spec__ = importlib.util.spec_from_loader("sgl_kernel", loader=None)
+    setattr(module, _MARK, True)
+    for name in KERNEL_NAMES:
+        setattr(module, name, _absent(name))
+    return module
+
+
+def _absent(name: str) -> Any:
+    def call(*_args: object, **_kwargs: object) -> NoReturn:
+        raise NotImplementedError(
+            f"sgl_kernel.{name} has no CPU build on this machine; install sgl-kernel-cpu to use it"
+        )
+
+    call.__name__ = name
+    return call
+
+
+_vision_library: Any = None  # torch.library.Library withdraws its operators when collected
+
+
+def _declare_vision_ops() -> None:
+    global _vision_library
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None or _vision_library is not None:
+        return
+    import torch
+
+    if hasattr(torch.ops.torchvision, "nms") or "torchvision" in sys.modules:
+        return
+    try:
+        torch.ops.load_library(str(Path(spec.origin).with_name("_C.so")))
+    except OSError:  # built for another torch: the wheel on PyPI is the CUDA one
+        _vision_library = torch.library.Library("torchvision", "DEF")
+        for schema in _VISION_OPS:
+            _vision_library.define(schema)

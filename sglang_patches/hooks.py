@@ -1,0 +1,274 @@
+"""The hooks on SGLang, each with its target and its reason.
+
+Every function here is thin: read engine state, call ``LocalPrefills``, write back.
+Signatures are those of SGLang's hook registry: an *around* hook gets the original first,
+an *after* hook gets the result first. A server that is no decode server, or a request
+that is not local, takes the original path.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ppd import __version__
+from ppd.contract import is_marked
+from ppd.errors import ConfigError
+from sglang_patches.local_prefill import LOCAL_ROOM, LocalPrefills, is_local
+from sglang_patches.targets import Hook, check_applied
+
+logger = logging.getLogger("ppd.engine")
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_PREALLOC = "sglang.srt.disaggregation.decode.DecodePreallocQueue"
+
+
+def _is_decode(scheduler: Any) -> bool:
+    return bool(scheduler.disaggregation_mode.value == "decode")
+
+
+def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
+    try:
+        check_applied(HOOKS)
+        if _is_decode(self):
+            refuse_untried(self.server_args)
+    except ConfigError as error:
+        raise SystemExit(f"sglang-ppd: {error}") from error
+    self.ppd = LocalPrefills(self)
+    # PrefillAdder knows the cache but not the scheduler.
+    self.tree_cache.ppd = self.ppd
+    if _is_decode(self):
+        logger.info("sglang-ppd %s: this decode server takes local append-prefills", __version__)
+
+
+def refuse_untried(server_args: Any) -> None:
+    """Refuse what local prefill cannot work with, or was never tried with.
+
+    Raises:
+        ConfigError: naming every flag at fault.
+    """
+    wrong = []
+    if not server_args.disaggregation_decode_enable_radix_cache:
+        wrong.append("--disaggregation-decode-enable-radix-cache is missing: nothing to append to")
+    for name, allowed in (
+        ("enable_dp_attention", False),
+        ("pp_size", 1),
+        ("enable_hisparse", False),
+        ("enable_mixed_chunk", False),
+        ("dllm_algorithm", None),
+        ("enable_pd_role_switch", False),
+    ):
+        if getattr(server_args, name, allowed) != allowed:
+            wrong.append(f"--{name.replace('_', '-')} is not supported with PPD_ENABLE=1")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+def handle_generate_request(
+    original: Any, self: Any, recv_req: Any, *, mm_input_error: Any = None
+) -> Any:
+    if (
+        _is_decode(self)
+        and recv_req.bootstrap_room is None
+        and is_marked(recv_req.sampling_params.custom_params)
+    ):
+        recv_req.bootstrap_room = LOCAL_ROOM
+    return original(self, recv_req, mm_input_error=mm_input_error)
+
+
+def add_request_to_queue(original: Any, self: Any, req: Any, is_retracted: bool = False) -> Any:
+    if not (_is_decode(self) and is_local(req)):
+        return original(self, req, is_retracted=is_retracted)
+    if is_retracted:
+        if req.output_ids:
+            # Backed up with its KV like a transferred request: upstream restores it.
+            return original(self, req, is_retracted=True)
+        _drop_backup(self, req)
+        self.ppd.requeue(req)
+    elif self._set_or_validate_priority(req):
+        self.ppd.admit(req)
+    else:
+        self._release_aborted_request(req)
+    return None
+
+
+def _drop_backup(scheduler: Any, req: Any) -> None:
+    from sglang.srt.mem_cache.common import discard_kv_cache_backup
+    from sglang.srt.runtime_context import get_disagg
+
+    if req.kv.retraction_backup is not None:
+        backend = get_disagg().disaggregation_decode_retraction_backup
+        discard_kv_cache_backup(req, scheduler.tree_cache, backend)
+
+
+def get_next_disagg_decode_batch_to_run(original: Any, self: Any, running_batch: Any) -> Any:
+    local: LocalPrefills = self.ppd
+    if not local.has_work():
+        return original(self, running_batch=running_batch)
+
+    from sglang.srt.managers.schedule_batch import NextBatchPlan
+    from sglang.srt.observability.req_time_stats import set_schedule_time_batch
+
+    batch, running_batch = local.extend(running_batch)
+    if batch is not None:
+        set_schedule_time_batch(batch)
+        return NextBatchPlan(batch_to_run=batch, running_batch=running_batch)
+    with local.chunk_set_aside():
+        return original(self, running_batch=running_batch)
+
+
+def init_prefill_adder(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
+    local: LocalPrefills | None = getattr(self.tree_cache, "ppd", None)
+    if local is not None and _is_decode(local.scheduler):
+        self.memory_budget.total_offset += sum(
+            self._get_running_request_total_token_offset(req) for req in local.about_to_decode()
+        )
+
+
+def active_req_count(original: Any, self: Any, extra_reserved_reqs: int = 0) -> int:
+    local: LocalPrefills = self.scheduler.ppd
+    return int(original(self, extra_reserved_reqs)) + len(local.launched())
+
+
+def allocatable_token_budgets(result: int, self: Any, *_args: Any, **_kwargs: Any) -> int:
+    local: LocalPrefills = self.scheduler.ppd
+    return result - local.chunk_rest_tokens()
+
+
+def hold_rebootstrap(original: Any, self: Any, req: Any) -> Any:
+    if not is_local(req):
+        return original(self, req)
+    # No prefill worker knows this request. Undo what pause_generation (scheduler.py:5652)
+    # prepared for a transfer, and prefill all of its tokens here again on resume.
+    if req.pd_rebootstrap_forced_output_id is not None:
+        req.output_ids.append(req.pd_rebootstrap_forced_output_id)
+        req.pd_rebootstrap_forced_output_id = None
+    req.pd_rebootstrap_in_progress = False
+    self.scheduler.ppd.requeue(req)
+    return None
+
+
+def abort_request(original: Any, self: Any, recv_req: Any) -> Any:
+    self.ppd.abort(recv_req.rid, recv_req.abort_all, recv_req.finished_reason)
+    return original(self, recv_req)
+
+
+def is_fully_idle(
+    result: bool, self: Any, for_health_check: bool = False, ignore_waiting: bool = False
+) -> bool:
+    return result and (ignore_waiting or not self.ppd.queue)
+
+
+def get_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
+    result.internal_state["ppd"] = {
+        "version": __version__,
+        "local_prefill": _is_decode(self),
+        **self.ppd.state(),
+    }
+    return result
+
+
+def accept_output(original: Any, self: Any, *, req: Any) -> None:
+    if not is_local(req):
+        return original(self, req=req)
+    from sglang.srt.disaggregation.utils import DisaggregationMode
+
+    mode, self.disaggregation_mode = self.disaggregation_mode, DisaggregationMode.NULL
+    try:
+        return original(self, req=req)
+    finally:
+        self.disaggregation_mode = mode
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        f"{_SCHEDULER}.__init__",
+        "self, server_args, port_args",
+        "after",
+        init_scheduler,
+        "give the scheduler its local queue; stop if a hook was not applied",
+    ),
+    Hook(
+        f"{_SCHEDULER}.handle_generate_request",
+        "self, recv_req, *, mm_input_error",
+        "around",
+        handle_generate_request,
+        "a marked request passes the inline check for a bootstrap room (scheduler.py:2836)",
+    ),
+    Hook(
+        f"{_SCHEDULER}._add_request_to_queue",
+        "self, req, is_retracted",
+        "around",
+        add_request_to_queue,
+        "local requests wait in their own queue, after the precondition",
+    ),
+    Hook(
+        f"{_SCHEDULER}.get_next_disagg_decode_batch_to_run",
+        "self, running_batch",
+        "around",
+        get_next_disagg_decode_batch_to_run,
+        "upstream's decode loop never prefills (decode.py:2991)",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.__init__",
+        "self, page_size, tree_cache, token_to_kv_pool_allocator, running_batch, "
+        "new_token_ratio, rem_input_tokens, rem_chunk_tokens, num_mixed_decode_tokens, "
+        "priority_scheduling_preemption_threshold, max_prefill_bs, max_running_requests, "
+        "prefill_max_requests, prefill_delayer_single_pass, dllm_config, "
+        "waiting_queue_len, prefill_tile_block_m",
+        "after",
+        init_prefill_adder,
+        "keep KV for the decoding of requests still in transfer",
+    ),
+    Hook(
+        f"{_PREALLOC}._active_req_count",
+        "self, extra_reserved_reqs",
+        "around",
+        active_req_count,
+        "local prefills in flight will decode too",
+    ),
+    Hook(
+        f"{_PREALLOC}._allocatable_token_budgets",
+        "self, retractable_tokens, count_retracted, extra_reserved_reqs, "
+        "reserved_tokens, hicache_reserved_tokens",
+        "after",
+        allocatable_token_budgets,
+        "keep KV for the rest of a request in mid-prefill",
+    ),
+    Hook(
+        f"{_PREALLOC}.hold_rebootstrap",
+        "self, req",
+        "around",
+        hold_rebootstrap,
+        "a paused local request is recomputed here, not by a prefill worker",
+    ),
+    Hook(
+        f"{_SCHEDULER}.abort_request",
+        "self, recv_req",
+        "around",
+        abort_request,
+        "abort requests that wait in the local queue",
+    ),
+    Hook(
+        f"{_SCHEDULER}.is_fully_idle",
+        "self, for_health_check, ignore_waiting",
+        "after",
+        is_fully_idle,
+        "a waiting local request is work",
+    ),
+    Hook(
+        f"{_SCHEDULER}.get_internal_state",
+        "self, recv_req",
+        "after",
+        get_internal_state,
+        "state and counters in /server_info; the router's handshake",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.output_streamer"
+        "._GenerationStreamAccumulator.accept",
+        "self, *, req",
+        "around",
+        accept_output,
+        "a local request has input logprobs, which upstream takes from the prefill server",
+    ),
+)

@@ -1,0 +1,135 @@
+"""``ppd-worker``: starts ``sglang.launch_server`` with the flags its role needs.
+
+Owns the choice of flags and environment, nothing else: the process *becomes* the
+server (``exec``), so signals, exit code and the care for children are SGLang's own.
+Every flag it does not know is passed through, and a flag given by the caller
+replaces the one this module would add.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    REPLICA = "replica"  # one monolithic server: prefill and decode in one engine
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to run: ``argv`` for ``exec``, and the variables to add to the environment."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*variables, shlex.join(self.argv)])
+
+
+# Small blocks overflow Mooncake's TCP lanes ("lane queue-full") beyond this many a batch.
+_MOONCAKE_TCP = {
+    "MC_FORCE_TCP": "true",
+    "MOONCAKE_PROTOCOL": "tcp",
+    "SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES": "128",
+}
+
+
+def plan_launch(
+    role: Role, passed: Sequence[str], *, cpu: bool, environment: Mapping[str, str]
+) -> Launch:
+    """The server's command for ``role``.
+
+    Args:
+        passed: SGLang flags from the caller, in SGLang's own spelling.
+        cpu: run on a machine without GPU.
+        environment: the caller's variables, which win over the ones added here.
+    """
+    flags: dict[str, str | None] = {"--enable-cache-report": None}
+    added: dict[str, str] = {}
+    if role is not Role.REPLICA:
+        flags |= {
+            "--disaggregation-mode": role.value,
+            "--disaggregation-transfer-backend": "mooncake",
+        }
+    if role is Role.DECODE:
+        flags["--disaggregation-decode-enable-radix-cache"] = None
+        # Local append-prefill has priority over decoding; alternating bounds the stall.
+        flags["--chunked-prefill-size"] = "512" if cpu else "2048"
+        flags["--prefill-decode-interval"] = "1"
+        added["PPD_ENABLE"] = "1"
+    if cpu:
+        flags |= {
+            "--device": "cpu",
+            "--attention-backend": "torch_native",
+            "--sampling-backend": "pytorch",
+            "--grammar-backend": "none",
+            "--max-total-tokens": "65536",
+            "--max-running-requests": "64",
+            "--sleep-on-idle": None,
+        }
+        if role is Role.PREFILL:
+            # 0.5.21's overlap loop fails on a prefill server that finds a cached prefix on CPU.
+            flags["--disable-overlap-schedule"] = None
+        added["SGLANG_USE_CPU_ENGINE"] = "1"
+        if role is not Role.REPLICA:
+            added |= _MOONCAKE_TCP
+
+    given = {flag.partition("=")[0] for flag in passed if flag.startswith("--")}
+    defaults = [
+        part
+        for flag, value in flags.items()
+        if flag not in given
+        for part in ([flag] if value is None else [flag, value])
+    ]
+    module = "sglang_patches.cpu.launch" if cpu else "sglang.launch_server"
+    return Launch(
+        argv=(sys.executable, "-m", module, *passed, *defaults),
+        environment={k: v for k, v in added.items() if k not in environment},
+    )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="ppd-worker",
+        description="Start an SGLang worker for a PPD cluster. Flags not listed here go to "
+        "sglang.launch_server unchanged, e.g. --port 30000 --tp-size 2.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--role", required=True, type=Role, choices=list(Role))
+    parser.add_argument("--model-path", "--model", required=True, help="as sglang.launch_server")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    options, passed = parser.parse_known_args(argv)
+
+    cpu = "--device=cpu" in passed or (
+        passed[passed.index("--device") + 1 : passed.index("--device") + 2] == ["cpu"]
+        if "--device" in passed
+        else not _has_gpu()
+    )
+    launch = plan_launch(
+        options.role,
+        ["--model-path", options.model_path, *passed],
+        cpu=cpu,
+        environment=os.environ,
+    )
+    print(f"ppd-worker: {launch}", file=sys.stderr, flush=True)
+    if not options.dry_run:
+        os.execvpe(launch.argv[0], launch.argv, {**os.environ, **launch.environment})
+
+
+if __name__ == "__main__":
+    main()
