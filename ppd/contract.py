@@ -64,9 +64,7 @@ def parse_terms(custom_params: Mapping[str, object]) -> LocalTerms:
         ContractError: the marker is not ``true``, or the precondition is no token count.
     """
     if custom_params.get(LOCAL_MARKER) is not True:
-        raise ContractError(
-            f"{LOCAL_MARKER} must be true, got {custom_params.get(LOCAL_MARKER)!r}"
-        )
+        raise ContractError(f"{LOCAL_MARKER} must be true, got {custom_params.get(LOCAL_MARKER)!r}")
     least = custom_params.get(MIN_CACHED_TOKENS, 0)
     if not isinstance(least, int) or isinstance(least, bool) or least < 0:
         raise ContractError(

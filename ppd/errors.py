@@ -1,10 +1,10 @@
 """Every error this project raises on purpose.
 
-    PpdError
-    ├── ConfigError      an option or environment variable is wrong
-    ├── ContractError    a local-prefill marker in a request is malformed
-    ├── RequestError     a client's request is wrong (becomes HTTP 4xx)
-    └── WorkerError      a worker is unreachable, or is not what the router needs
+PpdError
+├── ConfigError      an option or environment variable is wrong
+├── ContractError    a local-prefill marker in a request is malformed
+├── RequestError     a client's request is wrong (becomes HTTP 4xx)
+└── WorkerError      a worker is unreachable, or is not what the router needs
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def get_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     return result
 
 
-def accept_output(original: Any, self: Any, *, req: Any) -> None:
+def accept_output(original: Any, self: Any, *, req: Any) -> Any:
     if not is_local(req):
         return original(self, req=req)
     from sglang.srt.disaggregation.utils import DisaggregationMode

@@ -76,9 +76,7 @@ class LocalPrefills:
             refusal = Refusal(RefusalReason.MALFORMED_TERMS, detail=str(error))
             self._refuse(req, refusal, HTTPStatus.BAD_REQUEST)
             return
-        match_prefix_for_req(
-            self.scheduler.tree_cache, req, req.origin_input_ids, include_req=True
-        )
+        match_prefix_for_req(self.scheduler.tree_cache, req, req.origin_input_ids, include_req=True)
         cached = req.num_matched_prefix_tokens
         if cached < terms.min_cached_tokens:
             self.counters.refused_too_few_cached += 1
@@ -149,7 +147,7 @@ class LocalPrefills:
         req = self.scheduler.chunked_req
         if req is None:
             return 0
-        return max(0, len(req.origin_input_ids) + len(req.output_ids) - req.extend_range.end)
+        return max(0, int(len(req.origin_input_ids) + len(req.output_ids) - req.extend_range.end))
 
     def about_to_decode(self) -> list[Any]:
         """Transferred requests that will decode soon, and need room to grow."""

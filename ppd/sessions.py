@@ -1,0 +1,112 @@
+"""Which conversations are known, where their KV is, and how much of it.
+
+One entry for each finished request, found by prefix digest. The index owns lookup,
+expiry and size; it knows nothing of workers beyond the names it is given, and takes the
+time from its caller.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ppd.prefix import Anchor, Digest, PrefixChain
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is known after a request has finished.
+
+    Attributes:
+        session: names the conversation in logs.
+        number: the turn that finished, from 1.
+        home: the decode worker that holds the KV.
+        prompt_tokens, completion_tokens: as the engine counted them.
+        prefill_worker: the prefill worker that last saw the conversation, if any.
+        prefill_tokens: how many of its tokens that worker has computed.
+    """
+
+    session: str
+    number: int
+    home: str
+    prompt_tokens: int
+    completion_tokens: int
+    prefill_worker: str | None
+    prefill_tokens: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV is on ``home``. The last generated token was never fed back."""
+        return self.prompt_tokens + max(0, self.completion_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    turn: Turn
+    bytes_after: int  # of the request's input: the reply of ``turn`` and what is new
+
+
+@dataclass(slots=True)
+class _Entry:
+    turn: Turn
+    anchor: Anchor | None
+    expires_at_s: float
+
+
+class SessionIndex:
+    """Finished requests by the digest of their input; least recently used go first."""
+
+    def __init__(self, *, capacity: int, ttl_s: float) -> None:
+        """Args: ``capacity`` in entries (about one a turn), ``ttl_s`` since last use."""
+        assert capacity > 0
+        assert ttl_s > 0
+        self._capacity = capacity
+        self._ttl_s = ttl_s
+        self._entries: OrderedDict[Digest, _Entry] = OrderedDict()
+        # For prompts: at which lengths past a block boundary known inputs end.
+        self._tails: dict[Digest, dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, chain: PrefixChain, now_s: float) -> Hit | None:
+        """The longest known prefix of ``chain``."""
+        for candidate in chain.candidates(self._tails_of):
+            entry = self._entries.get(candidate.digest)
+            if entry is None:
+                continue
+            if entry.expires_at_s <= now_s:
+                self._remove(candidate.digest)
+                continue
+            entry.expires_at_s = now_s + self._ttl_s
+            self._entries.move_to_end(candidate.digest)
+            return Hit(entry.turn, candidate.bytes_after)
+        return None
+
+    def record(self, chain: PrefixChain, turn: Turn, now_s: float) -> None:
+        """Remember a finished request, in place of an earlier one with the same input."""
+        digest = chain.end
+        if digest in self._entries:
+            self._remove(digest)
+        while len(self._entries) >= self._capacity:
+            self._remove(next(iter(self._entries)))
+        anchor = chain.anchor
+        self._entries[digest] = _Entry(turn, anchor, now_s + self._ttl_s)
+        if anchor is not None:
+            tails = self._tails.setdefault(anchor.block, {})
+            tails[anchor.tail_bytes] = tails.get(anchor.tail_bytes, 0) + 1
+
+    def _tails_of(self, block: Digest) -> Iterable[int]:
+        return self._tails.get(block, ())
+
+    def _remove(self, digest: Digest) -> None:
+        anchor = self._entries.pop(digest).anchor
+        if anchor is None:
+            return
+        tails = self._tails[anchor.block]
+        tails[anchor.tail_bytes] -= 1
+        if not tails[anchor.tail_bytes]:
+            del tails[anchor.tail_bytes]
+        if not tails:
+            del self._tails[anchor.block]

@@ -1,0 +1,70 @@
+"""What the router counts, in Prometheus' form. Label values are the words of ``ppd.decision``."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.turns = Counter(
+            "ppd_turns",
+            "Requests by route and reason (a turn refused locally counts once, as remote)",
+            ["endpoint", "route", "reason"],
+            registry=self.registry,
+        )
+        self.finished = Counter(
+            "ppd_finished",
+            "Requests by outcome: ok, rejected (before any worker), worker_error, truncated, "
+            "disconnected",
+            ["endpoint", "outcome"],
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "ppd_local_refused",
+            "Local turns that a decode worker refused, by its reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.ttft = Histogram(
+            "ppd_ttft_seconds",
+            "From the request's arrival to the first event (streaming) or the answer",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.cached_predicted = Counter(
+            "ppd_cached_tokens_predicted",
+            "Tokens of local turns that the decode worker was believed to hold",
+            registry=self.registry,
+        )
+        self.cached_actual = Counter(
+            "ppd_cached_tokens_actual",
+            "Tokens of local turns that the decode worker reported as cached",
+            registry=self.registry,
+        )
+        self.cache_misses = Counter(
+            "ppd_cache_mispredictions",
+            "Local turns that found fewer tokens cached than predicted",
+            registry=self.registry,
+        )
+        self.prefill_errors = Counter(
+            "ppd_prefill_errors",
+            "Prefill legs that failed, also those whose turn was served all the same",
+            registry=self.registry,
+        )
+        self.sessions = Gauge(
+            "ppd_known_turns", "Finished turns that can be continued", registry=self.registry
+        )
+        self.in_flight = Gauge(
+            "ppd_worker_in_flight", "Legs under way", ["role", "worker"], registry=self.registry
+        )
+        self.alive = Gauge(
+            "ppd_worker_alive",
+            "1 if the worker answers",
+            ["role", "worker"],
+            registry=self.registry,
+        )

@@ -1,0 +1,195 @@
+"""The aiohttp application: routes, error answers, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from ppd import __version__
+from ppd.decision import POLICIES
+from ppd.errors import RequestError, WorkerError
+from ppd.sessions import SessionIndex
+
+from .config import RouterConfig
+from .legs import LegFailed
+from .metrics import Metrics
+from .requests import Endpoint
+from .turns import TurnServer
+from .workers import WorkerPool, connect
+
+logger = logging.getLogger("ppd.router")
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_INVALID = "invalid_request_error"  # OpenAI's type of a client's error
+
+_POOL = web.AppKey("pool", WorkerPool)
+_TURNS = web.AppKey("turns", TurnServer)
+_METRICS = web.AppKey("metrics", Metrics)
+_INDEX = web.AppKey("index", SessionIndex)
+
+
+async def serve(config: RouterConfig) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises:
+        WorkerError: a worker does not answer, or is not what it was given as.
+        OSError: the address is taken.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as url:
+        logger.info("sglang-ppd %s: policy %s, listening on %s", __version__, config.policy, url)
+        await stop.wait()
+        logger.info("stopping")
+
+
+@asynccontextmanager
+async def running(config: RouterConfig) -> AsyncIterator[str]:
+    """A router that serves while the context is open; gives its base URL."""
+    config.check()
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=config.connect_timeout_s, sock_read=config.idle_timeout_s
+    )
+    async with (
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), timeout=timeout
+        ) as client,
+        # Short limits of its own: a probe must not wait for as long as a generation may.
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as control,
+    ):
+        pool = await connect(control, config.prefill, config.decode, config.startup_timeout_s)
+        probes = asyncio.create_task(pool.probe_forever(control, config.probe_interval_s))
+        runner = web.AppRunner(
+            make_app(config, pool, client), handler_cancellation=True, access_log=None
+        )
+        try:
+            await runner.setup()
+            site = web.TCPSite(runner, config.host, config.port, shutdown_timeout=10.0)
+            await site.start()
+            host, port = runner.addresses[0][:2]
+            yield f"http://{host}:{port}"
+        finally:
+            await runner.cleanup()
+            probes.cancel()
+            await asyncio.gather(probes, return_exceptions=True)
+
+
+def make_app(
+    config: RouterConfig, pool: WorkerPool, client: aiohttp.ClientSession
+) -> web.Application:
+    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_answer_errors])
+    metrics = Metrics()
+    index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
+    app[_POOL], app[_METRICS], app[_INDEX] = pool, metrics, index
+    app[_TURNS] = TurnServer(
+        client=client,
+        pool=pool,
+        index=index,
+        policy=POLICIES[config.policy],
+        metrics=metrics,
+        clock=time.monotonic,
+        new_room=lambda: random.getrandbits(63),
+        new_session=lambda: uuid.uuid4().hex[:12],
+    )
+    for endpoint in Endpoint:
+        app.router.add_post(endpoint, _turn_handler(endpoint))
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/health", _health)
+    app.router.add_get("/metrics", _show_metrics)
+    return app
+
+
+def _turn_handler(endpoint: Endpoint) -> _Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await request.app[_TURNS].serve(request, endpoint)
+
+    return handler
+
+
+async def _models(request: web.Request) -> web.Response:
+    handshake = request.app[_POOL].workers[0].handshake
+    cards = [
+        {
+            "id": model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "sglang",
+            "max_model_len": handshake.max_model_tokens,
+        }
+        for model in handshake.models
+    ]
+    return web.json_response({"object": "list", "data": cards})
+
+
+async def _health(request: web.Request) -> web.Response:
+    """200 if a prefill and a decode worker live."""
+    workers = request.app[_POOL].workers
+    living = {w.role for w in workers if w.alive}
+    healthy = living == {w.role for w in workers}
+    states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
+    return web.json_response(
+        {"status": "ok" if healthy else "degraded", "workers": states},
+        status=200 if healthy else 503,
+    )
+
+
+async def _show_metrics(request: web.Request) -> web.Response:
+    metrics = request.app[_METRICS]
+    metrics.sessions.set(len(request.app[_INDEX]))
+    for worker in request.app[_POOL].workers:
+        metrics.in_flight.labels(worker.role, worker.url).set(worker.in_flight)
+        metrics.alive.labels(worker.role, worker.url).set(worker.alive)
+    return web.Response(
+        body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+    )
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Every error as OpenAI's error object."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        _count(request, "rejected")
+        return _error(error.status, str(error), _INVALID, error.param, error.code)
+    except LegFailed as failure:
+        rejected = 400 <= failure.error.status < 500
+        _count(request, "rejected" if rejected else "worker_error")
+        kind = _INVALID if rejected else failure.error.kind
+        return _error(failure.error.status, failure.error.message, kind)
+    except WorkerError as error:
+        _count(request, "worker_error")
+        return _error(503, str(error), "worker_error")
+    except web.HTTPRequestEntityTooLarge as error:
+        _count(request, "rejected")
+        return _error(413, f"the body is too large: {error.text}", _INVALID)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _error(405, f"{request.method} {request.path}: use {allowed}", _INVALID)
+    except web.HTTPNotFound:
+        paths = ", ".join(sorted({r.canonical for r in request.app.router.resources()}))
+        return _error(404, f"no such path: {request.path}; there are {paths}", _INVALID)
+
+
+def _count(request: web.Request, outcome: str) -> None:
+    request.app[_METRICS].finished.labels(request.path, outcome).inc()
+
+
+def _error(
+    status: int, message: str, kind: str, param: str | None = None, code: str | None = None
+) -> web.Response:
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return web.json_response({"error": error}, status=status)

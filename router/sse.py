@@ -1,0 +1,168 @@
+"""Server-sent events of an engine, read only where routing needs it.
+
+A stream's bytes are cut at event boundaries and passed on. Events are parsed only at
+the head (an error before the first token) and at the tail (usage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+_BOUNDARY = b"\n\n"
+# As SGLang's serializers write it. Inside a JSON string the quotes would be escaped, so
+# generated text cannot forge it.
+_USAGE = b'"usage":{'
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the engine reports them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineError:
+    status: int
+    message: str
+    kind: str
+
+
+def usage_of_openai(answer: Mapping[str, Any]) -> Usage | None:
+    """Usage of an OpenAI-style body or event. ``prompt_tokens_details`` is null for 0 cached."""
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens") or 0,
+        cached_tokens=details.get("cached_tokens") or 0,
+    )
+
+
+def usage_of_generate(answer: Mapping[str, Any]) -> Usage | None:
+    """Usage of a ``/generate`` body or event."""
+    meta = answer.get("meta_info")
+    if not isinstance(meta, dict):
+        return None
+    return Usage(
+        prompt_tokens=meta.get("prompt_tokens") or 0,
+        completion_tokens=meta.get("completion_tokens") or 0,
+        cached_tokens=meta.get("cached_tokens") or 0,
+    )
+
+
+def error_of(answer: object, status: int) -> EngineError | None:
+    """The error in an engine's body or event: OpenAI's nested form, SGLang's flat one, or the
+    abort in a ``/generate`` answer; None if it is no error."""
+    match answer:
+        case {"error": {"message": str(message), **rest}}:
+            return _error(message, rest.get("code"), rest.get("type"), status)
+        case {"object": "error", "message": str(message), **rest}:
+            return _error(message, rest.get("code"), rest.get("type"), status)
+        case {"detail": str(message)}:
+            return _error(message, None, None, status)
+        case {"meta_info": {"finish_reason": {"type": "abort", "message": message, **rest}}}:
+            return _error(str(message), rest.get("status_code"), rest.get("err_type"), status)
+        case _:
+            return None
+
+
+def _error(message: str, code: object, kind: object, status: int) -> EngineError:
+    is_http = isinstance(code, int) and 400 <= code <= 599
+    return EngineError(
+        status=code if is_http and isinstance(code, int) else max(status, 500),
+        message=message,
+        kind=kind if isinstance(kind, str) and not kind.isdigit() else "engine_error",
+    )
+
+
+def parse_event(event: bytes) -> Any:
+    """The JSON of one event, or None if it carries none (``[DONE]``, a comment)."""
+    lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
+    try:
+        return orjson.loads(b"\n".join(lines))
+    except orjson.JSONDecodeError:
+        return None
+
+
+@dataclass(slots=True)
+class EventCutter:
+    """Cuts a byte stream into blocks of whole events."""
+
+    _rest: bytes = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole events that ``data`` completes (maybe none)."""
+        if self._rest:
+            data = self._rest + data
+        end = data.rfind(_BOUNDARY)
+        if end < 0:
+            self._rest = data
+            return b""
+        end += len(_BOUNDARY)
+        self._rest = data[end:]
+        return data[:end]
+
+    @property
+    def rest(self) -> bytes:
+        return self._rest
+
+
+def split_events(block: bytes) -> list[bytes]:
+    """The events of a block, each with its boundary."""
+    return [event + _BOUNDARY for event in block.split(_BOUNDARY) if event]
+
+
+@dataclass(slots=True)
+class Tail:
+    """Watches a stream's blocks for usage and the end.
+
+    Attributes:
+        hide_usage: drop the final usage event: the router asked for it, not the client.
+        native: a ``/generate`` stream, where every event carries counts.
+    """
+
+    hide_usage: bool
+    native: bool
+    usage: Usage | None = None
+    done: bool = False
+    _last: bytes = field(default=b"")
+
+    def pass_on(self, block: bytes) -> bytes:
+        """What of ``block`` the client gets."""
+        if block.endswith(DONE):
+            self.done = True
+        if self.native:
+            if self.done:
+                self._read_last_event(self._last + block)
+            self._last = block
+            return block
+        if _USAGE not in block:
+            return block
+        return b"".join(event for event in split_events(block) if self._passes(event))
+
+    def _read_last_event(self, block: bytes) -> None:
+        for event in reversed(split_events(block)):
+            answer = parse_event(event)
+            if isinstance(answer, dict):
+                self.usage = usage_of_generate(answer)
+                return
+
+    def _passes(self, event: bytes) -> bool:
+        if _USAGE not in event:
+            return True
+        answer = parse_event(event)
+        if not isinstance(answer, dict):
+            return True
+        self.usage = usage_of_openai(answer) or self.usage
+        # Continuous usage stands in events with choices; those are the client's.
+        return bool(answer.get("choices")) or not self.hide_usage
