@@ -1,0 +1,2 @@
+"""Evaluation: clusters on this machine, the demo, benchmarks. Relative imports only: the
+wheel installs this folder as ``ppd_eval``."""

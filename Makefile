@@ -1,0 +1,56 @@
+# make demo: the main job, end to end.  make test: everything that must hold.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?=
+POLICY ?= full
+PORT ?= 0
+
+.PHONY: help setup demo serve test check wheel bench-hash clean
+
+help:
+	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
+	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=pd|full)"
+	@echo "make test         checks and tests, on the real engine"
+	@echo "make check        ruff, mypy, import-linter"
+	@echo "make wheel        build dist/*.whl"
+	@echo "make bench-hash   what recognising a conversation costs the router"
+	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
+
+# The stamp is newer than everything the environment is made from, or the environment is remade.
+setup: $(VENV)/ppd-ready
+
+$(VENV)/ppd-ready: pyproject.toml sglang_patches/cpu/install.py sglang_patches/cpu/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit("sglang-ppd needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	if command -v nvidia-smi >/dev/null; then \
+	  $(BIN)/python -m pip install --quiet -e '.[engine,eval,dev]'; \
+	else \
+	  $(BIN)/python sglang_patches/cpu/install.py && \
+	  $(BIN)/python -m pip install --quiet -e '.[eval,dev]'; \
+	fi
+	@touch $@
+
+demo: setup
+	@$(BIN)/ppd-eval demo --model '$(MODEL)'
+
+serve: setup
+	@$(BIN)/ppd-eval serve --model '$(MODEL)' --policy $(POLICY) --port $(PORT)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest
+
+wheel: setup
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+bench-hash: setup
+	@$(BIN)/ppd-eval bench-hash
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

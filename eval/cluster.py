@@ -1,0 +1,183 @@
+"""Real clusters on this machine: SGLang workers and the router as processes, on free ports.
+
+Owns starting, waiting, logs and stopping. Everything it started dies with it, also when it
+is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ppd.errors import PpdError
+from sglang_patches.worker import Role
+
+_PR_SET_PDEATHSIG = 1
+_STOP_AFTER_S = 15.0
+
+
+class ClusterError(PpdError):
+    """A process of the cluster did not start, or died."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One process of a cluster, with its log."""
+
+    name: str
+    url: str
+    log: Path
+    popen: subprocess.Popen[bytes]
+
+    def wait_ready(self, path: str, deadline_s: float) -> None:
+        """Wait until ``path`` answers 200.
+
+        Raises:
+            ClusterError: the process ended, or the deadline (``time.monotonic``) has passed.
+        """
+        while True:
+            if self.popen.poll() is not None:
+                raise ClusterError(f"{self.name} ended with {self.popen.returncode}{self.tail()}")
+            try:
+                with urllib.request.urlopen(self.url + path, timeout=2.0) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                pass  # not listening yet, or listening but not ready
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"{self.name} is not ready in time{self.tail()}")
+            time.sleep(0.2)
+
+    def tail(self, lines: int = 15) -> str:
+        text = self.log.read_text(errors="replace").splitlines()[-lines:]
+        return f"; the end of {self.log}:\n  " + "\n  ".join(text)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+    def stop(self) -> None:
+        """End it in good order; after a while at once, with whatever it started."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.popen.wait(_STOP_AFTER_S)
+        with suppress(ProcessLookupError):  # the group is gone: nothing was left behind
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+
+@dataclass(slots=True)
+class Launcher:
+    """Starts processes whose logs go to one folder; ``stack`` stops them."""
+
+    logs: Path
+    stack: ExitStack
+    started: list[Process] = field(default_factory=list)
+
+    def worker(self, role: Role, model: str | Path, *flags: str, name: str = "") -> Process:
+        """A worker, still starting."""
+        port = free_port()
+        argv = [
+            *(_script("ppd-worker"), "--role", role.value, "--model-path", str(model)),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ]
+        if role is Role.PREFILL:
+            argv += ["--disaggregation-bootstrap-port", str(free_port())]
+        return self._start(name or role.value, port, [*argv, *flags])
+
+    def router(
+        self,
+        prefill: Sequence[Process],
+        decode: Sequence[Process],
+        *flags: str,
+        port: int | None = None,
+    ) -> Process:
+        """A router, still starting; it waits for its workers itself."""
+        port = port or free_port()
+        argv = [
+            *(_script("ppd-router"), "--port", str(port)),
+            *("--prefill", *(p.url for p in prefill)),
+            *("--decode", *(d.url for d in decode)),
+        ]
+        return self._start("router", port, [*argv, *flags])
+
+    def _start(self, name: str, port: int, argv: Sequence[str]) -> Process:
+        log = self.logs / f"{name}-{port}.log"
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                argv,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        process = Process(name, f"http://127.0.0.1:{port}", log, popen)
+        self.started.append(process)
+        self.stack.callback(process.stop)
+        return process
+
+
+@contextmanager
+def launching(logs: Path) -> Iterator[Launcher]:
+    """A launcher whose processes are stopped when the context ends, the newest first."""
+    logs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        yield Launcher(logs, stack)
+
+
+def wait_all(processes: Sequence[Process], timeout_s: float = 300.0) -> None:
+    """Wait until all are ready to serve.
+
+    Raises:
+        ClusterError: one did not become ready.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    for process in processes:
+        path = "/health" if process.name == "router" else "/ready"
+        process.wait_ready(path, deadline_s)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def gpu_flags(index: int, workers: int) -> list[str]:
+    """SGLang flags that share this machine's GPUs among ``workers`` servers of one GPU each.
+
+    Empty on a machine without GPU.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        return []
+    on_one_gpu = -(-workers // gpus)
+    fraction = f"{0.85 / on_one_gpu:.2f}"
+    return ["--base-gpu-id", str(index % gpus), "--mem-fraction-static", fraction]
+
+
+def _script(name: str) -> str:
+    """A console script of the environment that runs us."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def _die_with_parent() -> Callable[[], None]:
+    libc = ctypes.CDLL(None)  # loaded here: the child must not import between fork and exec
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None

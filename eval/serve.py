@@ -1,0 +1,61 @@
+"""``ppd-eval serve``: the demo's cluster, left up to chat with."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from sglang_patches.worker import Role
+
+from . import tiny_model
+from .cluster import ClusterError, gpu_flags, launching, wait_all
+
+_HOW_TO = """
+Ready. Chat with it:
+
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\
+    '{{"model": "default", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="any")
+  client.chat.completions.create(model="default", max_tokens=32,
+                                 messages=[{{"role": "user", "content": "Hello"}}])
+
+What happened to each turn: curl {url}/metrics, and the log {log}
+Stop it: Ctrl-C here, or kill {pid}
+"""
+
+
+def run(model: str | None, policy: str, port: int, logs: Path) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ClusterError: a process did not start, or died while serving.
+    """
+    import os
+
+    path = model or str(tiny_model.ensure())
+    print(f"starting workers for {path} ...", flush=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with launching(logs) as launch:
+        try:
+            prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 2))
+            decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 2))
+            wait_all([prefill, decode])
+            router = launch.router([prefill], [decode], "--policy", policy, port=port or None)
+            wait_all([router])
+            print(_HOW_TO.format(url=router.url, log=router.log, pid=os.getpid()), flush=True)
+            while True:
+                for process in launch.started:
+                    if process.popen.poll() is not None:
+                        raise ClusterError(f"{process.name} died{process.tail()}")
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            print("stopping ...", flush=True)
+    return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

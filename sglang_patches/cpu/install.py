@@ -1,0 +1,78 @@
+"""Installs the CPU engine into the environment of the Python that runs this file.
+
+    python sglang_patches/cpu/install.py
+
+An extra cannot do it: SGLang's own requirements are CUDA packages, so SGLang goes in without
+them and what a CPU server imports goes in by name. Uses the standard library only. A second
+run finds its stamp and does nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+SGLANG = "sglang==0.5.21"  # the version the hooks are checked against
+# On PyPI this is the CUDA build (several GB, works too); point pip at PyTorch's index of CPU
+# wheels (PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS) for the small one.
+TORCH = "torch==2.13.0"
+TORCHVISION = "torchvision==0.28.0"  # goes with that torch; imported by transformers, never used
+# Mooncake's engine links against these: Debian package -> library.
+LIBRARIES = {
+    "libibverbs1": "libibverbs.so.1",
+    "librdmacm1": "librdmacm.so.1",
+    "libnuma1": "libnuma.so.1",
+}
+
+
+def main() -> None:
+    _install_libraries()
+    digest = hashlib.sha256(
+        "\n".join([SGLANG, TORCH, TORCHVISION, REQUIREMENTS.read_text()]).encode()
+    ).hexdigest()
+    stamp = Path(sys.prefix) / "ppd-cpu-engine"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    _pip(TORCH)
+    _pip("-r", str(REQUIREMENTS))
+    _pip("--no-deps", SGLANG, TORCHVISION)
+    stamp.write_text(digest)
+
+
+def _install_libraries() -> None:
+    missing = [package for package, library in LIBRARIES.items() if not _loads(library)]
+    if not missing:
+        return
+    if os.geteuid() != 0:
+        sys.exit(
+            f"Mooncake needs {', '.join(missing)}. Type:\n"
+            f"  sudo apt-get install {' '.join(missing)}"
+        )
+    print(f"installing {', '.join(missing)} for Mooncake", flush=True)
+    subprocess.run(["apt-get", "update", "-qq"], check=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "install", "-y", "-qq", *missing], check=True, env=environment)
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _pip(*arguments: str) -> None:
+    print(f"pip install {' '.join(arguments)}", flush=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", *arguments]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"could not install {' '.join(arguments)}; pip's message stands above")
+
+
+if __name__ == "__main__":
+    main()
