@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ppd import __version__
-from ppd.decision import POLICIES
+from ppd.decision import POLICIES, Policy
 from ppd.errors import RequestError, WorkerError
 from ppd.sessions import SessionIndex
 
@@ -57,9 +57,14 @@ async def serve(config: RouterConfig) -> None:
 
 
 @asynccontextmanager
-async def running(config: RouterConfig) -> AsyncIterator[str]:
-    """A router that serves while the context is open; gives its base URL."""
+async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIterator[str]:
+    """A router that serves while the context is open; gives its base URL.
+
+    Args:
+        policy: in place of the one that ``config`` names.
+    """
     config.check()
+    policy = policy or POLICIES[config.policy]
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=config.connect_timeout_s, sock_read=config.idle_timeout_s
     )
@@ -73,11 +78,14 @@ async def running(config: RouterConfig) -> AsyncIterator[str]:
         pool = await connect(control, config.prefill, config.decode, config.startup_timeout_s)
         probes = asyncio.create_task(pool.probe_forever(control, config.probe_interval_s))
         runner = web.AppRunner(
-            make_app(config, pool, client), handler_cancellation=True, access_log=None
+            make_app(config, policy, pool, client),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=10.0,
         )
         try:
             await runner.setup()
-            site = web.TCPSite(runner, config.host, config.port, shutdown_timeout=10.0)
+            site = web.TCPSite(runner, config.host, config.port)
             await site.start()
             host, port = runner.addresses[0][:2]
             yield f"http://{host}:{port}"
@@ -88,7 +96,7 @@ async def running(config: RouterConfig) -> AsyncIterator[str]:
 
 
 def make_app(
-    config: RouterConfig, pool: WorkerPool, client: aiohttp.ClientSession
+    config: RouterConfig, policy: Policy, pool: WorkerPool, client: aiohttp.ClientSession
 ) -> web.Application:
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_answer_errors])
     metrics = Metrics()
@@ -98,7 +106,7 @@ def make_app(
         client=client,
         pool=pool,
         index=index,
-        policy=POLICIES[config.policy],
+        policy=policy,
         metrics=metrics,
         clock=time.monotonic,
         new_room=lambda: random.getrandbits(63),

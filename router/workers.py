@@ -114,9 +114,7 @@ class WorkerPool:
     async def _probe(self, client: aiohttp.ClientSession, worker: Worker) -> None:
         try:
             if worker.alive:
-                async with client.get(f"{worker.url}/v1/models") as response:
-                    if response.status >= 500:
-                        self.mark_dead(worker, f"/v1/models answered {response.status}")
+                await _check_ready(client, worker.url)
                 return
             handshake = await shake_hands(client, worker.url)
             _check_role(worker.url, worker.role, handshake)
@@ -144,6 +142,7 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
         aiohttp.ClientError, TimeoutError, OSError: nothing answers.
     """
     try:
+        await _check_ready(client, url)
         info = await _get_json(client, f"{url}/server_info")
         models = await _get_json(client, f"{url}/v1/models")
         plugin: dict[str, Any] = info["internal_states"][0].get("ppd") or {}
@@ -160,6 +159,12 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
+
+
+async def _check_ready(client: aiohttp.ClientSession, url: str) -> None:
+    async with client.get(f"{url}/ready") as response:
+        if response.status == 503:
+            raise aiohttp.ClientError("it is still starting, or shutting down")
 
 
 async def _get_json(client: aiohttp.ClientSession, url: str) -> Any:

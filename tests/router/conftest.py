@@ -1,0 +1,100 @@
+"""A router before fake workers, in this process, on real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from router.config import RouterConfig
+from router.server import running
+
+from .fake_engine import DONE, MODEL, FakeEngine
+
+
+@dataclass(slots=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def route(self) -> tuple[str, str]:
+        return self.headers["X-PPD-Route"], self.headers["X-PPD-Reason"]
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The events' JSON; the last must be ``[DONE]``, and only the last."""
+        assert self.body.endswith(DONE)
+        parts = self.body.removesuffix(DONE).split(b"\n\n")
+        return [orjson.loads(part.removeprefix(b"data: ")) for part in parts if part]
+
+
+@dataclass(slots=True)
+class Client:
+    """Talks to a router as a chat client would."""
+
+    url: str
+    http: aiohttp.ClientSession
+
+    async def post(
+        self, path: str, body: object, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        async with self.http.post(self.url + path, data=data, headers=headers) as response:
+            return Reply(response.status, response.headers, await response.read())
+
+    async def chat(self, *contents: str, **fields: Any) -> Reply:
+        messages = [
+            {"role": "assistant" if i % 2 else "user", "content": content}
+            for i, content in enumerate(contents)
+        ]
+        body = {"model": MODEL, "messages": messages, **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        async with self.http.get(f"{self.url}/metrics") as response:
+            text = await response.text()
+        inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        wanted = f"{name}{{{inside}}}" if labels else name
+        for line in text.splitlines():
+            if line.startswith(wanted + " "):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+
+Cluster = Callable[..., AbstractAsyncContextManager[Client]]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """``async with cluster(prefill, decode, ...) as client``: workers and router, running."""
+
+    @asynccontextmanager
+    async def start(*engines: FakeEngine, **options: Any) -> AsyncIterator[Client]:
+        from contextlib import AsyncExitStack
+
+        async with AsyncExitStack() as stack:
+            for engine in engines:
+                if not engine.url:
+                    await stack.enter_async_context(engine.serving())
+            config = RouterConfig(
+                prefill=tuple(e.url for e in engines if e.role == "prefill"),
+                decode=tuple(e.url for e in engines if e.role == "decode"),
+                port=0,
+                **{"startup_timeout_s": 5.0, "probe_interval_s": 0.05, **options},
+            )
+            url = await stack.enter_async_context(running(config))
+            http = await stack.enter_async_context(aiohttp.ClientSession())
+            yield Client(url, http)
+
+    return start

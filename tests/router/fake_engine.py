@@ -1,0 +1,180 @@
+"""A fake SGLang worker: real sockets, scripted answers. For faults, not for correctness."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+Script = Callable[["FakeEngine", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+MODEL = "fake"
+PAGE = 16
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    """One worker. ``script`` answers every generation; the rest is as SGLang's."""
+
+    role: str
+    script: Script
+    local_prefill: bool = True
+    model: str = MODEL
+    ready: bool = True
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        self.bodies.append(body)
+        self.headers.append({k.lower(): v for k, v in request.headers.items()})
+        self.arrived.set()
+        try:
+            return await self.script(self, request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.hung_up.set()
+            raise
+
+    async def server_info(self, _request: web.Request) -> web.Response:
+        state = {"ppd": {"version": "0", "local_prefill": True}} if self.local_prefill else {}
+        return web.json_response(
+            {
+                "disaggregation_mode": self.role,
+                "disaggregation_bootstrap_port": 4321,
+                "page_size": PAGE,
+                "version": "0.5.21",
+                "internal_states": [state],
+            }
+        )
+
+    async def models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": self.model, "max_model_len": 1000}]})
+
+    async def is_ready(self, _request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.ready else 503)
+
+    @asynccontextmanager
+    async def serving(self, port: int = 0) -> AsyncIterator[FakeEngine]:
+        app = web.Application()
+        for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+            app.router.add_post(path, self.generate)
+        app.router.add_get("/server_info", self.server_info)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/ready", self.is_ready)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+def event(value: object) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    details = {"cached_tokens": cached} if cached else None
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": details,
+    }
+
+
+async def start_stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    return response
+
+
+def token(text: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"content": text}}]})
+
+
+def answering(prompt: int = 100, cached: int = 0, words: int = 3) -> Script:
+    """A whole answer: ``words`` chunks, usage, the end."""
+
+    async def script(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        counts = usage(prompt, words, cached)
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": "w" * words}
+            return web.json_response({"choices": [{"message": message}], "usage": counts})
+        response = await start_stream(request)
+        for i in range(words):
+            await response.write(token(f"w{i}"))
+        if body["stream_options"]["include_usage"]:
+            await response.write(event({"choices": [], "usage": counts}))
+        await response.write(DONE)
+        return response
+
+    return script
+
+
+def failing(status: int, message: str) -> Script:
+    """An error before anything else, in the form SGLang gives it."""
+
+    async def script(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        flat = {"object": "error", "message": message, "type": "x", "code": status}
+        if not body.get("stream"):
+            return web.json_response(flat, status=status)
+        response = await start_stream(request)
+        await response.write(event({"error": flat}) + DONE)
+        return response
+
+    return script
+
+
+async def hanging(
+    engine: FakeEngine, request: web.Request, body: dict[str, Any]
+) -> web.StreamResponse:
+    """Never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+async def resetting(
+    engine: FakeEngine, request: web.Request, body: dict[str, Any]
+) -> web.StreamResponse:
+    """Resets the connection after two chunks."""
+    response = await start_stream(request)
+    await response.write(token("one") + token("two"))
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def ending_early(
+    engine: FakeEngine, request: web.Request, body: dict[str, Any]
+) -> web.StreamResponse:
+    """A clean end of file without ``[DONE]``."""
+    response = await start_stream(request)
+    await response.write(token("one"))
+    return response
+
+
+async def streaming_forever(
+    engine: FakeEngine, request: web.Request, body: dict[str, Any]
+) -> web.StreamResponse:
+    """One chunk, then nothing until somebody hangs up."""
+    response = await start_stream(request)
+    await response.write(token("one"))
+    await asyncio.Event().wait()
+    return response

@@ -1,0 +1,116 @@
+"""What a client may send, and what a worker gets of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from ppd.contract import FORBIDDEN_FIELDS
+from ppd.errors import RequestError
+from router.requests import Endpoint, Inbound, parse, tenant_of
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def read(endpoint: Endpoint, body: object, tenant: str = "") -> Inbound:
+    return parse(endpoint, orjson.dumps(body), tenant, ("m",))
+
+
+@pytest.mark.parametrize("name", sorted(FORBIDDEN_FIELDS))
+def test_routing_fields_never_pass(name: str) -> None:
+    assert name not in read(Endpoint.CHAT, {**CHAT, name: 1}).body
+
+
+def test_marks_never_pass() -> None:
+    marks = {"do_local_prefill": True, "min_cached_tokens": 0, "mine": 1}
+    body = read(Endpoint.CHAT, {**CHAT, "custom_params": marks}).body
+    assert body["custom_params"] == {"mine": 1}
+    native = {"text": "hi", "sampling_params": {"custom_params": marks, "temperature": 0}}
+    sampling = read(Endpoint.GENERATE, native).body["sampling_params"]
+    assert sampling == {"custom_params": {"mine": 1}, "temperature": 0}
+    batch = {"text": ["a", "b"], "sampling_params": [{"custom_params": marks}] * 2}
+    assert (
+        read(Endpoint.GENERATE, batch).body["sampling_params"]
+        == [{"custom_params": {"mine": 1}}] * 2
+    )
+
+
+def test_tenants_have_their_own_cache_and_ids() -> None:
+    body = read(Endpoint.CHAT, {**CHAT, "rid": "r", "cache_salt": "s"}, "t").body
+    assert (body["rid"], body["cache_salt"]) == ("t-r", "t/s")
+    assert "cache_salt" not in read(Endpoint.CHAT, CHAT).body
+    one, two = tenant_of("Bearer one"), tenant_of("Bearer two")
+    assert one != two
+    assert "one" not in one
+    assert tenant_of(None) == ""
+
+
+def test_what_stands_before_the_messages_separates_conversations() -> None:
+    def end(**more: Any) -> bytes:
+        chain = read(Endpoint.CHAT, {**CHAT, **more}).chain
+        assert chain is not None
+        return chain.end
+
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert end() != end(tools=[tool]) != end(chat_template_kwargs={"x": 1})
+    assert end() == end(temperature=0.5, max_tokens=9)
+
+
+@pytest.mark.parametrize("stream_options", [None, {"include_usage": False}])
+def test_the_router_always_asks_for_usage(stream_options: object) -> None:
+    inbound = read(Endpoint.CHAT, {**CHAT, "stream": True, "stream_options": stream_options})
+    assert inbound.body["stream_options"] == {"include_usage": True}
+    assert not inbound.asks_usage
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "status", "named"),
+    [
+        (Endpoint.CHAT, [], 400, "must be a JSON object, got a list"),
+        (Endpoint.CHAT, {"model": "m"}, 400, "messages must be a list, got null"),
+        (Endpoint.CHAT, {**CHAT, "messages": []}, 400, "messages is empty"),
+        (Endpoint.CHAT, {**CHAT, "messages": ["x"]}, 400, r"messages\[0\] must be an object"),
+        (Endpoint.CHAT, {**CHAT, "messages": [{}]}, 400, r"messages\[0\].role must be a string"),
+        (
+            Endpoint.CHAT,
+            {**CHAT, "messages": [{"role": "user", "content": 3}]},
+            400,
+            r"messages\[0\].content must be a string or a list of parts, got an integer",
+        ),
+        (Endpoint.CHAT, {**CHAT, "model": "other"}, 404, "'other' does not exist; available: m"),
+        (Endpoint.CHAT, {**CHAT, "model": 7}, 400, "model must be a string, got an integer"),
+        (Endpoint.CHAT, {**CHAT, "stream": "yes"}, 400, "stream must be a boolean"),
+        (Endpoint.CHAT, {**CHAT, "n": 2}, 400, "n must be 1, got 2"),
+        (Endpoint.COMPLETIONS, {"model": "m"}, 400, "prompt must be a text"),
+        (Endpoint.COMPLETIONS, {"model": "m", "prompt": ""}, 400, "not empty"),
+        (Endpoint.COMPLETIONS, {"model": "m", "prompt": ["a", 1]}, 400, "prompt must be"),
+        (Endpoint.COMPLETIONS, {"model": "m", "prompt": [1, "a"]}, 400, "token ids"),
+        (Endpoint.GENERATE, {}, 400, "give one of text and input_ids"),
+        (Endpoint.GENERATE, {"text": "a", "input_ids": [1]}, 400, "give one of"),
+        (Endpoint.GENERATE, {"input_ids": [-1]}, 400, "input_ids must hold token ids"),
+        (Endpoint.GENERATE, {"input_ids": "a"}, 400, "input_ids must be a list of token ids"),
+        (Endpoint.GENERATE, {"text": "a", "sampling_params": 1}, 400, "an object or a list"),
+    ],
+)
+def test_bad_requests_are_named(endpoint: Endpoint, body: object, status: int, named: str) -> None:
+    with pytest.raises(RequestError, match=named) as caught:
+        read(endpoint, body)
+    assert caught.value.status == status
+
+
+def test_bad_json_is_named() -> None:
+    with pytest.raises(RequestError, match="no valid JSON"):
+        parse(Endpoint.CHAT, b'{"model": ', "", ("m",))
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2, 3]]])
+def test_several_prompts_have_no_chain(prompt: object) -> None:
+    inbound = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": prompt})
+    assert (inbound.chain, inbound.prompts) == (None, 2)
+
+
+@pytest.mark.parametrize("model", ["default", "m", "m:adapter"])
+def test_served_names(model: str) -> None:
+    assert read(Endpoint.CHAT, {**CHAT, "model": model}).chain is not None

@@ -1,0 +1,110 @@
+"""The session index: longest prefix, expiry, size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.prefix import MessageChain, hash_messages, hash_text
+from ppd.sessions import SessionIndex, Turn
+
+TURN = Turn(
+    session="s",
+    number=1,
+    home="d",
+    prompt_tokens=10,
+    completion_tokens=5,
+    prefill_worker="p",
+    prefill_tokens=10,
+)
+
+
+def chain(*contents: str) -> MessageChain:
+    return hash_messages(b"", [{"role": "user", "content": content} for content in contents])
+
+
+def index(capacity: int = 100, ttl_s: float = 60.0) -> SessionIndex:
+    return SessionIndex(capacity=capacity, ttl_s=ttl_s)
+
+
+def test_unknown() -> None:
+    assert index().find(chain("a"), 0.0) is None
+
+
+def test_longest_prefix_wins() -> None:
+    known = index()
+    known.record(chain("a"), TURN, 0.0)
+    known.record(chain("a", "reply", "b"), replace(TURN, number=2), 0.0)
+    hit = known.find(chain("a", "reply", "b", "reply", "c"), 0.0)
+    assert hit is not None
+    assert hit.turn.number == 2
+    assert hit.bytes_after == len("useruser" + "replyc")
+
+
+def test_fork_and_edit_find_what_they_share() -> None:
+    known = index()
+    known.record(chain("a"), TURN, 0.0)
+    known.record(chain("a", "reply", "b"), replace(TURN, number=2), 0.0)
+    for contents in (("a", "reply", "other"), ("a", "edited reply", "b")):
+        hit = known.find(chain(*contents), 0.0)
+        assert hit is not None
+        assert hit.turn.number == 1
+
+
+def test_regeneration_is_a_hit_with_nothing_after() -> None:
+    known = index()
+    known.record(chain("a", "reply", "b"), replace(TURN, number=2), 0.0)
+    hit = known.find(chain("a", "reply", "b"), 0.0)
+    assert hit is not None
+    assert (hit.turn.number, hit.bytes_after) == (2, 0)
+
+
+def test_a_shared_system_prompt_is_no_conversation() -> None:
+    known = index()
+    known.record(chain("system " * 1000, "mine"), TURN, 0.0)
+    assert known.find(chain("system " * 1000, "yours"), 0.0) is None
+
+
+def test_expiry_counts_from_last_use() -> None:
+    known = index(ttl_s=10.0)
+    known.record(chain("a"), TURN, 0.0)
+    assert known.find(chain("a", "x"), 9.0) is not None
+    assert known.find(chain("a", "x"), 18.0) is not None
+    assert known.find(chain("a", "x"), 28.0) is None
+    assert len(known) == 0
+
+
+def test_least_recently_used_go_first() -> None:
+    known = index(capacity=2)
+    known.record(chain("a"), TURN, 0.0)
+    known.record(chain("b"), TURN, 1.0)
+    known.find(chain("a"), 2.0)
+    known.record(chain("c"), TURN, 3.0)
+    assert known.find(chain("b"), 4.0) is None
+    assert known.find(chain("a"), 4.0) is not None
+
+
+def test_kv_tokens_leave_out_the_last_generated_one() -> None:
+    assert TURN.kv_tokens == 14
+    assert replace(TURN, completion_tokens=0).kv_tokens == 10
+
+
+@given(st.lists(st.tuples(st.text(max_size=3000), st.booleans()), max_size=30), st.integers(1, 8))
+def test_prompts_are_found_and_nothing_is_left_behind(
+    steps: list[tuple[str, bool]], capacity: int
+) -> None:
+    known = index(capacity=capacity)
+    for i, (text, grow) in enumerate(steps):
+        prompt = hash_text(b"", text)
+        known.record(prompt, replace(TURN, number=i), float(i))
+        longer = hash_text(b"", text + "more") if grow else prompt
+        hit = known.find(longer, float(i))
+        assert hit is not None
+        assert hit.bytes_after == longer.total_bytes - prompt.total_bytes
+        assert hit.turn.number == i
+        assert len(known) <= capacity
+    assert sum(sum(t.values()) for t in known._tails.values()) == len(known)
+    known_after_ttl = known.find(hash_text(b"", "never seen"), 1e9)
+    assert known_after_ttl is None

@@ -1,0 +1,46 @@
+"""The command that ``ppd-worker`` becomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_patches.worker import Launch, Role, main, plan_launch
+
+
+def plan(role: Role, *passed: str, cpu: bool = True, **environment: str) -> Launch:
+    return plan_launch(role, passed, cpu=cpu, environment=environment)
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_roles(cpu: bool) -> None:
+    prefill, decode, replica = (plan(role, cpu=cpu) for role in Role)
+    assert "--disaggregation-mode" not in replica.argv
+    assert prefill.argv[prefill.argv.index("--disaggregation-mode") + 1] == "prefill"
+    assert "--disaggregation-decode-enable-radix-cache" in decode.argv
+    assert decode.environment["PPD_ENABLE"] == "1"
+    assert "PPD_ENABLE" not in {**prefill.environment, **replica.environment}
+    for launch in (prefill, decode, replica):
+        assert "--enable-cache-report" in launch.argv
+        assert ("sglang_patches.cpu.launch" in launch.argv) is cpu
+        assert ("--device" in launch.argv) is cpu
+
+
+def test_the_callers_flags_and_variables_win() -> None:
+    launch = plan(Role.DECODE, "--page-size", "16", "--chunked-prefill-size=64", PPD_ENABLE="0")
+    assert "--chunked-prefill-size" not in launch.argv
+    assert "--chunked-prefill-size=64" in launch.argv
+    assert "PPD_ENABLE" not in launch.environment
+
+
+def test_the_command_can_be_read_and_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--role", "decode", "--model", "/m o", "--device", "cpu", "--port", "7", "--dry-run"])
+    printed = capsys.readouterr().err
+    assert printed.startswith("ppd-worker: PPD_ENABLE=1 ")
+    assert "--model-path '/m o' --device cpu --port 7" in printed
+
+
+@pytest.mark.parametrize("argv", [["--role", "decode"], ["--role", "x", "--model-path", "m"]])
+def test_wrong_flags_end_with_a_message(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
