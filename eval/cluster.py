@@ -81,10 +81,14 @@ class Process:
 
 @dataclass(slots=True)
 class Launcher:
-    """Starts processes whose logs go to one folder; ``stack`` stops them."""
+    """Starts processes whose logs go to one folder; ``stack`` stops them.
+
+    ``environment`` is added to each process's own.
+    """
 
     logs: Path
     stack: ExitStack
+    environment: dict[str, str] = field(default_factory=dict)
     started: list[Process] = field(default_factory=list)
 
     def worker(self, role: Role, model: str | Path, *flags: str, name: str = "") -> Process:
@@ -123,6 +127,7 @@ class Launcher:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                env={**os.environ, **self.environment},
                 preexec_fn=_die_with_parent(),
             )
         process = Process(name, f"http://127.0.0.1:{port}", log, popen)

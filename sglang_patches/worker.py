@@ -9,12 +9,14 @@ replaces the one this module would add.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 
 class Role(StrEnum):
@@ -44,7 +46,12 @@ _MOONCAKE_TCP = {
 
 
 def plan_launch(
-    role: Role, passed: Sequence[str], *, cpu: bool, environment: Mapping[str, str]
+    role: Role,
+    passed: Sequence[str],
+    *,
+    cpu: bool,
+    environment: Mapping[str, str],
+    float32: bool = False,
 ) -> Launch:
     """The server's command for ``role``.
 
@@ -52,8 +59,11 @@ def plan_launch(
         passed: SGLang flags from the caller, in SGLang's own spelling.
         cpu: run on a machine without GPU.
         environment: the caller's variables, which win over the ones added here.
+        float32: the model's weights are; SGLang's ``--dtype auto`` would halve them.
     """
     flags: dict[str, str | None] = {"--enable-cache-report": None}
+    if float32:
+        flags["--dtype"] = "float32"
     added: dict[str, str] = {}
     if role is not Role.REPLICA:
         flags |= {
@@ -97,6 +107,15 @@ def plan_launch(
     )
 
 
+def _is_float32(model_path: str) -> bool:
+    """Whether a local model says its weights are float32; False for one still to be fetched."""
+    config = Path(model_path) / "config.json"
+    if not config.is_file():
+        return False
+    fields = json.loads(config.read_text())
+    return "float32" in (fields.get("dtype"), fields.get("torch_dtype"))
+
+
 def _has_gpu() -> bool:
     import torch
 
@@ -125,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ["--model-path", options.model_path, *passed],
         cpu=cpu,
         environment=os.environ,
+        float32=_is_float32(options.model_path),
     )
     print(f"ppd-worker: {launch}", file=sys.stderr, flush=True)
     if not options.dry_run:

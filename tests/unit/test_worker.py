@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from sglang_patches.worker import Launch, Role, main, plan_launch
@@ -44,3 +47,10 @@ def test_wrong_flags_end_with_a_message(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
+
+
+def test_float32_weights_stay_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for dtype, kept in (("float32", True), ("bfloat16", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"dtype": dtype}))
+        main(["--role", "replica", "--model", str(tmp_path), "--device=cpu", "--dry-run"])
+        assert ("--dtype float32" in capsys.readouterr().err) is kept

@@ -1,0 +1,123 @@
+"""A chat client for tests: one conversation, turn after turn, on whatever URL."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from ppd.decision import Decision, Features, Reason, Route
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    route: str
+    reason: str
+    ids: list[int]
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + len(self.ids)
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation held over one URL. Turns alternate between streaming and not."""
+
+    http: aiohttp.ClientSession
+    url: str
+    max_tokens: int = 16
+    messages: list[dict[str, str]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    async def say(self, text: str) -> Turn:
+        self.messages.append({"role": "user", "content": text})
+        stream = len(self.turns) % 2 == 0
+        body = {
+            "model": "default",
+            "messages": self.messages,
+            "max_tokens": self.max_tokens,
+            "temperature": 0,
+            "stream": stream,
+            "return_output_ids_in_sglext": True,
+        }
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        url = f"{self.url}/v1/chat/completions"
+        async with self.http.post(url, json=body) as response:
+            data = await response.read()
+            assert response.status == 200, data.decode()
+            turn = _read_stream(response, data) if stream else _read_body(response, data)
+        self.messages.append({"role": "assistant", "content": turn.text})
+        self.turns.append(turn)
+        return turn
+
+
+def events(data: bytes) -> Iterator[Any]:
+    parts = data.split(b"\n\n")
+    assert parts[-2:] == [b"data: [DONE]", b""], data[-300:]
+    for part in parts[:-2]:
+        yield orjson.loads(part.partition(b"data: ")[2])
+
+
+def _read_stream(response: aiohttp.ClientResponse, data: bytes) -> Turn:
+    text, usage = "", None
+    ids: list[int] = []
+    for event in events(data):
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            text += choice["delta"].get("content") or ""
+        ids = ((event.get("sglext") or {}).get("output_ids") or [ids])[0]
+        usage = event.get("usage") or usage
+    assert usage is not None
+    return _turn(response, text, ids, usage)
+
+
+def _read_body(response: aiohttp.ClientResponse, data: bytes) -> Turn:
+    answer = orjson.loads(data)
+    text = answer["choices"][0]["message"]["content"]
+    return _turn(response, text, answer["sglext"]["output_ids"][0], answer["usage"])
+
+
+def _turn(
+    response: aiohttp.ClientResponse, text: str, ids: list[int], usage: dict[str, Any]
+) -> Turn:
+    return Turn(
+        route=response.headers.get("X-PPD-Route", ""),
+        reason=response.headers.get("X-PPD-Reason", ""),
+        ids=ids,
+        text=text,
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=(usage["prompt_tokens_details"] or {}).get("cached_tokens", 0),
+    )
+
+
+def script(seed: int, turns: int, first_chars: int = 600) -> list[str]:
+    """What a user says in one conversation: a long opening, then short ones."""
+    source = random.Random(seed)
+
+    def words(chars: int) -> str:
+        return "".join(source.choices(string.ascii_letters + " .,?", k=chars))
+
+    return [words(first_chars), *(words(source.randint(8, 120)) for _ in range(turns - 1))]
+
+
+@dataclass(slots=True)
+class Coin:
+    """A policy that tosses a coin for every later turn."""
+
+    source: random.Random
+    name: str = "coin"
+
+    def choose(self, features: Features) -> Decision:
+        if self.source.random() < 0.5:
+            return Decision(Route.LOCAL, Reason.POLICY_FULL)
+        return Decision(Route.REMOTE, Reason.POLICY_PD)

@@ -1,0 +1,176 @@
+"""The plugin itself: off unless enabled, all hooks or none, and workers that die whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import aiohttp
+import psutil
+import pytest
+
+from eval import tiny_model
+from eval.cluster import Launcher, Process, wait_all
+from ppd.decision import POLICIES
+from router.config import RouterConfig
+from router.server import running
+from sglang_patches.worker import Role
+
+from .conftest import Workers
+from .talk import Talk
+
+PRELUDE = """
+from sglang_patches.cpu import stand_ins
+stand_ins.install()
+import warnings
+warnings.simplefilter("ignore")
+from sglang.srt.plugins import load_plugins
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.disaggregation.decode import DecodePreallocQueue
+from sglang_patches.hooks import HOOKS
+from sglang_patches.targets import check_applied
+"""
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_enabled_all_hooks_are_applied() -> None:
+    ran = run_python("load_plugins(); check_applied(HOOKS); print('applied')", PPD_ENABLE="1")
+    assert ran.stdout.endswith("applied\n"), ran.stderr
+
+
+def test_not_enabled_nothing_is_touched() -> None:
+    ran = run_python("""
+        import pkgutil
+        before = [pkgutil.resolve_name(h.target) for h in HOOKS]
+        load_plugins()
+        assert before == [pkgutil.resolve_name(h.target) for h in HOOKS]
+        print("untouched")
+    """)
+    assert ran.stdout.endswith("untouched\n"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            "del DecodePreallocQueue.hold_rebootstrap",
+            "DecodePreallocQueue.hold_rebootstrap is missing",
+        ),
+        (
+            "Scheduler.abort_request = lambda self, request, force: None",
+            "Scheduler.abort_request takes (self, request, force), expected (self, recv_req)",
+        ),
+    ],
+)
+def test_a_target_that_does_not_fit_ends_the_server_unpatched(change: str, named: str) -> None:
+    ran = run_python(
+        f"""
+        {change}
+        before = Scheduler.handle_generate_request
+        try:
+            load_plugins()
+        finally:
+            assert Scheduler.handle_generate_request is before
+        print("served on")
+        """,
+        PPD_ENABLE="1",
+    )
+    assert ran.returncode == 1
+    assert "served on" not in ran.stdout
+    assert ran.stderr.splitlines()[-1].startswith("sglang-ppd: the hooks fit SGLang 0.5.21")
+    assert named in ran.stderr
+
+
+def test_a_hook_that_was_not_applied_is_noticed() -> None:
+    ran = run_python(
+        """
+        from ppd.errors import ConfigError
+        load_plugins()
+        Scheduler.abort_request = Scheduler.abort_request.__wrapped__
+        try:
+            check_applied(HOOKS)
+        except ConfigError as error:
+            print(error)
+        """,
+        PPD_ENABLE="1",
+    )
+    assert "did not apply the hooks on sglang.srt.managers.scheduler.Scheduler.abort" in ran.stdout
+
+
+def test_the_stand_ins_do_not_shadow_real_packages(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sgl_kernel.py").write_text("REAL = True\n")
+    code = "from sglang_patches.cpu import stand_ins; stand_ins.install(); import sgl_kernel"
+    ran = subprocess.run(
+        [sys.executable, "-c", code + "; print(sgl_kernel.REAL, stand_ins.is_installed())"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout == "True False\n", ran.stderr
+
+
+@pytest.fixture(scope="module")
+def unpatched(launcher: Launcher) -> Iterator[Process]:
+    """A decode server in the same environment, without ``PPD_ENABLE``."""
+    launcher.environment["PPD_ENABLE"] = "0"
+    flags = ("--page-size", "1")
+    worker = launcher.worker(Role.DECODE, tiny_model.ensure(), *flags, name="unpatched")
+    del launcher.environment["PPD_ENABLE"]
+    wait_all([worker])
+    yield worker
+    worker.stop()
+
+
+async def test_an_unpatched_decode_server_serves_remote_turns(
+    workers: Workers, unpatched: Process, http: aiohttp.ClientSession
+) -> None:
+    if workers.page_size != 1:
+        pytest.skip("one page size is enough here, and both servers need the same")
+    async with http.get(f"{unpatched.url}/server_info") as answer:
+        assert "ppd" not in (await answer.json())["internal_states"][0]
+    marked = {
+        "text": "x",
+        "sampling_params": {"custom_params": {"do_local_prefill": True}},
+    }
+    async with http.post(f"{unpatched.url}/generate", json=marked) as answer:
+        assert answer.status == 400
+        assert "without bootstrap room" in await answer.text()
+    config = RouterConfig(prefill=(workers.prefill.url,), decode=(unpatched.url,), port=0)
+    async with running(config, POLICIES["full"]) as url:
+        talk = Talk(http, url)
+        await talk.say("An opening. " * 10)
+        turn = await talk.say("And a second turn.")
+        assert (turn.route, turn.reason) == ("remote", "home_unpatched")
+
+
+@pytest.mark.parametrize("victim", ["server", "scheduler"])
+def test_a_worker_dies_whole(launcher: Launcher, victim: str) -> None:
+    worker = launcher.worker(Role.REPLICA, tiny_model.ensure(), name=f"dying-{victim}")
+    wait_all([worker])
+    server = psutil.Process(worker.popen.pid)
+    family = server.children(recursive=True)
+    schedulers = [p for p in family if "scheduler" in " ".join(p.cmdline()) + p.name()]
+    assert schedulers
+    (server if victim == "server" else schedulers[0]).send_signal(signal.SIGKILL)
+    worker.popen.wait(60)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
