@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -144,7 +145,7 @@ def launching(logs: Path) -> Iterator[Launcher]:
         yield Launcher(logs, stack)
 
 
-def wait_all(processes: Sequence[Process], timeout_s: float = 300.0) -> None:
+def wait_all(processes: Sequence[Process], timeout_s: float = 240.0) -> None:
     """Wait until all are ready to serve.
 
     Raises:
@@ -157,10 +158,17 @@ def wait_all(processes: Sequence[Process], timeout_s: float = 300.0) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that nobody listens on at the moment.
+
+    From below the range the kernel hands out to clients: a worker takes half a minute to bind
+    its port, and any connection made meanwhile could have taken it.
+    """
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, first_ephemeral)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def gpu_flags(index: int, workers: int) -> list[str]:

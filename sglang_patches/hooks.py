@@ -156,7 +156,11 @@ def abort_request(original: Any, self: Any, recv_req: Any) -> Any:
 def is_fully_idle(
     result: bool, self: Any, for_health_check: bool = False, ignore_waiting: bool = False
 ) -> bool:
-    return result and (ignore_waiting or not self.ppd.queue)
+    if not (result and _is_decode(self)):
+        return result
+    if self.disagg_decode_transfer_queue.has_pending_deferred_releases():
+        return False
+    return ignore_waiting or not self.ppd.queue
 
 
 def get_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
@@ -254,7 +258,8 @@ HOOKS: tuple[Hook, ...] = (
         "self, for_health_check, ignore_waiting",
         "after",
         is_fully_idle,
-        "a waiting local request is work",
+        "a waiting local request is work; and so are pages of an aborted transfer that the "
+        "prefill server may still write to: 0.5.21 lets flush_cache free them twice and dies",
     ),
     Hook(
         f"{_SCHEDULER}.get_internal_state",
