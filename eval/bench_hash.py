@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import random
 import statistics
 import string
@@ -12,6 +11,8 @@ import time
 import orjson
 
 from ppd.prefix import hash_messages
+
+from .provenance import provenance
 
 
 def run(history_kb: int, rounds: int, seed: int) -> int:
@@ -43,9 +44,7 @@ def run(history_kb: int, rounds: int, seed: int) -> int:
                 "parse_and_hash_ms": round(statistics.median(both_ms), 3),
                 "parse_and_hash_p99_ms": round(statistics.quantiles(both_ms, n=100)[98], 3),
                 "rounds": rounds,
-                "seed": seed,
-                "python": platform.python_version(),
-                "machine": platform.processor() or platform.machine(),
+                **provenance(seed),
             }
         )
     )

@@ -25,6 +25,7 @@ from router.config import RouterConfig
 from router.server import running
 from sglang_patches.worker import Role
 
+BPE = ModelSpec(vocabulary=Vocabulary.BPE)
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
 
 
@@ -111,8 +112,7 @@ def workers(
 @pytest.fixture(scope="session")
 def bpe_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """Prefill and decode of a model whose replies tokenize differently than they were made."""
-    spec = ModelSpec(vocabulary=Vocabulary.BPE)
-    yield from start(spec, tmp_path_factory.mktemp("bpe"), 1, monolithic=False)
+    yield from start(BPE, tmp_path_factory.mktemp("bpe"), 1, monolithic=False)
 
 
 @pytest.fixture

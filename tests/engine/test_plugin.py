@@ -20,7 +20,7 @@ from router.config import RouterConfig
 from router.server import running
 from sglang_patches.worker import Role
 
-from .conftest import Workers
+from .conftest import BPE, Workers
 from .talk import Talk
 
 PRELUDE = """
@@ -128,12 +128,11 @@ def test_the_stand_ins_do_not_shadow_real_packages(
     assert ran.stdout == "True False\n", ran.stderr
 
 
-@pytest.fixture(scope="module")
-def unpatched(launcher: Launcher) -> Iterator[Process]:
+@pytest.fixture
+def unpatched(launcher: Launcher, bpe_workers: Workers) -> Iterator[Process]:
     """A decode server in the same environment, without ``PPD_ENABLE``."""
     launcher.environment["PPD_ENABLE"] = "0"
-    flags = ("--page-size", "1")
-    worker = launcher.worker(Role.DECODE, tiny_model.ensure(), *flags, name="unpatched")
+    worker = launcher.worker(Role.DECODE, tiny_model.ensure(BPE), "--page-size", "1")
     del launcher.environment["PPD_ENABLE"]
     wait_all([worker])
     yield worker
@@ -141,10 +140,8 @@ def unpatched(launcher: Launcher) -> Iterator[Process]:
 
 
 async def test_an_unpatched_decode_server_serves_remote_turns(
-    workers: Workers, unpatched: Process, http: aiohttp.ClientSession
+    bpe_workers: Workers, unpatched: Process, http: aiohttp.ClientSession
 ) -> None:
-    if workers.page_size != 1:
-        pytest.skip("one page size is enough here, and both servers need the same")
     async with http.get(f"{unpatched.url}/server_info") as answer:
         assert "ppd" not in (await answer.json())["internal_states"][0]
     marked = {
@@ -154,7 +151,7 @@ async def test_an_unpatched_decode_server_serves_remote_turns(
     async with http.post(f"{unpatched.url}/generate", json=marked) as answer:
         assert answer.status == 400
         assert "without bootstrap room" in await answer.text()
-    config = RouterConfig(prefill=(workers.prefill.url,), decode=(unpatched.url,), port=0)
+    config = RouterConfig(prefill=(bpe_workers.prefill.url,), decode=(unpatched.url,), port=0)
     async with running(config, POLICIES["full"]) as url:
         talk = Talk(http, url)
         await talk.say("An opening. " * 10)

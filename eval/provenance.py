@@ -1,0 +1,41 @@
+"""Where a measurement comes from: what every raw result row carries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def provenance(seed: int) -> dict[str, object]:
+    """Commit, hardware, versions, time and seed of a measurement made now."""
+    return {
+        "commit": _commit(),
+        "hardware": _hardware(),
+        "python": platform.python_version(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+    }
+
+
+def _commit() -> str:
+    """Of the checkout this file is in, ``+`` if it has changes; "unknown" if it is in none."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def _hardware() -> str:
+    cpu = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return f"{len(os.sched_getaffinity(0))} cores of {cpu}"
