@@ -1,0 +1,68 @@
+"""What a newcomer types: ``make demo`` and ``make serve``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+PPD_EVAL = Path(sys.executable).with_name("ppd-eval")
+
+
+def descendants_with(log_folder: Path) -> list[psutil.Process]:
+    """Processes that write into ``log_folder``."""
+    return [p for p in psutil.process_iter() if _writes_into(p, log_folder)]
+
+
+def _writes_into(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{process.pid}/fd/1").readlink().is_relative_to(folder)
+    except OSError:
+        return False
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [PPD_EVAL, "demo", "--logs", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["routes"] == ["remote", "local", "local", "local", "local"]
+    assert result["identical_to_monolithic"] is True
+    assert result["cached_tokens"][0] == 0
+    for cached, context in zip(result["cached_tokens"], result["context_tokens"], strict=True):
+        assert max(0, context - 1) <= cached <= context
+    assert all(new > 0 for new in result["new_tokens"])
+    assert len(result["ttft_ms"]) == 5
+    assert not descendants_with(tmp_path)
+
+
+def test_serve_says_how_to_chat_and_stops_when_told(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [PPD_EVAL, "serve", "--logs", tmp_path], stdout=subprocess.PIPE, text=True
+    ) as serving:
+        assert serving.stdout is not None
+        url = ""
+        for line in serving.stdout:
+            if found := re.search(r"curl (http://\S+)/v1/chat/completions", line):
+                url = found[1]
+            if line.startswith("Stop it"):
+                break
+        body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
+        os.kill(serving.pid, signal.SIGTERM)
+        assert serving.wait(60) == 0
+    assert not descendants_with(tmp_path)

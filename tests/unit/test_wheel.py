@@ -1,0 +1,51 @@
+"""The wheel: package names, scripts and entry point."""
+
+from __future__ import annotations
+
+import configparser
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's files, as an installation has them."""
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
+    subprocess.run([*build, str(out), str(ROOT)], check=True, timeout=120)
+    (wheel,) = out.glob("sglang_ppd-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(out / "site")
+    return out / "site"
+
+
+def test_names_that_would_collide_are_not_taken(site: Path) -> None:
+    packages = {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")}
+    assert packages == {"ppd", "sglang_patches", "ppd_router", "ppd_eval", "ppd_tables"}
+    assert (site / "sglang_patches/cpu/requirements.txt").is_file()
+
+
+def test_every_script_and_entry_point_leads_somewhere(site: Path) -> None:
+    (entry_points,) = site.glob("*.dist-info/entry_points.txt")
+    groups = configparser.ConfigParser()
+    groups.read(entry_points)
+    assert dict(groups["sglang.srt.plugins"]) == {"ppd": "sglang_patches:register"}
+    assert set(groups["console_scripts"]) == {"ppd-router", "ppd-worker", "ppd-eval"}
+    targets = [t for group in groups.values() for t in group.values()]
+    code = "import importlib\n" + "".join(
+        f"getattr(importlib.import_module({t.split(':')[0]!r}), {t.split(':')[1]!r})\n"
+        for t in targets
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=site,
+        env={"PYTHONPATH": str(site)},
+        check=True,
+        timeout=60,
+    )
