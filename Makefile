@@ -47,6 +47,7 @@ test: check
 	$(BIN)/python -m pytest
 
 wheel: setup
+	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 bench-hash: setup

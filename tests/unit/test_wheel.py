@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel's files, as an installation has them."""
     out = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    subprocess.run([*build, str(out), str(ROOT)], check=True, timeout=120)
+    # A copy: a build leaves its intermediate files in the source folder.
+    source = out / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist"))
+    subprocess.run([*build, str(out), str(source)], check=True, timeout=120)
     (wheel,) = out.glob("sglang_ppd-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(out / "site")
