@@ -21,6 +21,8 @@ from ppd.errors import RequestError, WorkerError
 from ppd.sessions import SessionIndex
 
 from .config import RouterConfig
+from .dispatch import Dispatcher
+from .ledger import Ledger
 from .legs import LegFailed
 from .metrics import Metrics
 from .requests import Endpoint
@@ -102,15 +104,25 @@ def make_app(
     metrics = Metrics()
     index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
     app[_POOL], app[_METRICS], app[_INDEX] = pool, metrics, index
+    clock = time.monotonic
     app[_TURNS] = TurnServer(
-        client=client,
         pool=pool,
         index=index,
         policy=policy,
-        metrics=metrics,
-        clock=time.monotonic,
-        new_room=lambda: random.getrandbits(63),
-        new_session=lambda: uuid.uuid4().hex[:12],
+        dispatcher=Dispatcher(
+            client=client,
+            pool=pool,
+            metrics=metrics,
+            clock=clock,
+            new_room=lambda: random.getrandbits(63),
+        ),
+        ledger=Ledger(
+            index=index,
+            metrics=metrics,
+            clock=clock,
+            new_session=lambda: uuid.uuid4().hex[:12],
+        ),
+        clock=clock,
     )
     for endpoint in Endpoint:
         app.router.add_post(endpoint, _turn_handler(endpoint))

@@ -1,0 +1,178 @@
+"""Sending a request to its workers, on the decided route or on what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+
+from ppd.contract import LocalTerms, parse_refusal
+from ppd.decision import Decision, Reason, Route, least_cached_tokens
+
+from .course import Course
+from .legs import Answer, LegFailed, open_leg
+from .metrics import Metrics
+from .requests import Endpoint, Inbound
+from .workers import Role, Worker, WorkerPool
+
+logger = logging.getLogger("ppd.router.turns")
+
+# How SGLang 0.5.21 refuses what is neither remote nor, for want of the plugin, local.
+_UNPATCHED = "without bootstrap room"
+
+
+class Dispatcher:
+    """Opens the legs of a request.
+
+    Args:
+        clock: seconds, monotonic.
+        new_room: a random bootstrap room below 2**63.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: aiohttp.ClientSession,
+        pool: WorkerPool,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        new_room: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._metrics = metrics
+        self._clock = clock
+        self._new_room = new_room
+
+    @asynccontextmanager
+    async def answer(self, course: Course) -> AsyncIterator[Answer]:
+        """The decode worker's answer, on whichever route gives one."""
+        async with AsyncExitStack() as legs:
+            answer: Answer | None = None
+            if course.decision.route is Route.LOCAL:
+                answer = await self._local(course, legs)
+            while answer is None:
+                answer = await self._remote(course, legs)
+            course.first_byte_s = self._clock()
+            yield answer
+
+    async def _local(self, course: Course, legs: AsyncExitStack) -> Answer | None:
+        """The answer of an append-prefill on the home worker; None: the turn goes remote."""
+        assert course.hit is not None
+        turn = course.hit.turn
+        home = self._pool.by_identity(turn.home)
+        if home is None:
+            course.decision = Decision(Route.REMOTE, Reason.HOME_GONE)
+            return None
+        terms = LocalTerms(least_cached_tokens(turn.prompt_tokens, home.handshake.page_size))
+        body = _with_terms(course.inbound, terms)
+        try:
+            return await legs.enter_async_context(
+                open_leg(self._client, home, course.inbound.endpoint, body, course.headers)
+            )
+        except LegFailed as failure:
+            course.decision = Decision(Route.REMOTE, self._why_not_local(failure))
+            return None
+
+    def _why_not_local(self, failure: LegFailed) -> Reason:
+        """Raises: ``failure`` itself, if another route would meet the same error."""
+        if failure.unreachable:
+            self._pool.mark_dead(failure.worker, failure.error.message)
+            return Reason.HOME_GONE
+        if refusal := parse_refusal(failure.error.message):
+            self._metrics.refused.labels(refusal.reason).inc()
+            logger.warning("local turn refused by %s: %s", failure.worker.url, refusal)
+            return Reason.REFUSED_BY_WORKER
+        if _UNPATCHED in failure.error.message:
+            logger.error("%s no longer offers local prefill", failure.worker.url)
+            worker = failure.worker
+            worker.handshake = replace(worker.handshake, local_prefill=False)
+            return Reason.HOME_UNPATCHED
+        raise failure
+
+    async def _remote(self, course: Course, legs: AsyncExitStack) -> Answer | None:
+        """The decode worker's answer after a transfer; None: a worker was lost, try others.
+
+        Both legs start at once. The decode stream is not held back by the prefill
+        worker's answer, which is only checked; but a failed prefill would leave the decode
+        leg waiting for KV that never comes, so then the decode leg is given up.
+        """
+        hit = course.hit
+        prefill = self._pool.pick(
+            Role.PREFILL, self._pool.by_identity(hit.turn.prefill_worker) if hit else None
+        )
+        decode = self._pool.pick(
+            Role.DECODE, self._pool.by_identity(hit.turn.home) if hit else None
+        )
+        body = _with_room(course.inbound, prefill, self._new_room)
+        async with AsyncExitStack() as attempt:
+            prefill_leg = asyncio.create_task(self._prefill(prefill, course, body))
+            attempt.push_async_callback(_cancel, prefill_leg)
+            decode_leg = asyncio.create_task(
+                attempt.enter_async_context(
+                    open_leg(self._client, decode, course.inbound.endpoint, body, course.headers)
+                )
+            )
+            attempt.push_async_callback(_cancel, decode_leg)
+            try:
+                await asyncio.wait({prefill_leg, decode_leg}, return_when=asyncio.FIRST_COMPLETED)
+                if not decode_leg.done():
+                    await prefill_leg  # raises if the prefill failed
+                answer = await decode_leg
+            except LegFailed as failure:
+                if not failure.unreachable:
+                    raise
+                self._pool.mark_dead(failure.worker, failure.error.message)
+                return None
+            course.prefill = prefill
+            legs.push_async_exit(attempt.pop_all())
+            return answer
+
+    async def _prefill(self, worker: Worker, course: Course, body: dict[str, Any]) -> None:
+        body = {k: v for k, v in body.items() if k != "stream_options"} | {"stream": False}
+        try:
+            async with open_leg(
+                self._client, worker, course.inbound.endpoint, body, course.headers
+            ):
+                pass
+        except LegFailed as failure:
+            self._metrics.prefill_errors.inc()
+            logger.warning("prefill leg failed on %s: %s", worker.url, failure)
+            raise
+
+
+def _with_terms(inbound: Inbound, terms: LocalTerms) -> dict[str, Any]:
+    """The body of a local leg. ``/generate`` carries the marker in its sampling parameters."""
+    body = inbound.body
+    if inbound.endpoint is not Endpoint.GENERATE:
+        custom = (body.get("custom_params") or {}) | terms.to_custom_params()
+        return {**body, "custom_params": custom}
+    sampling = body.get("sampling_params") or {}
+    custom = (sampling.get("custom_params") or {}) | terms.to_custom_params()
+    return {**body, "sampling_params": {**sampling, "custom_params": custom}}
+
+
+def _with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -> dict[str, Any]:
+    """The body of both legs of a remote turn."""
+    host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
+    if inbound.chain is not None:
+        address = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": new_room()}
+    else:
+        n = inbound.prompts
+        address = {
+            "bootstrap_host": [host] * n,
+            "bootstrap_port": [port] * n,
+            "bootstrap_room": [new_room() for _ in range(n)],
+        }
+    return inbound.body | address
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError, LegFailed):
+        await task
