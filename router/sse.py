@@ -112,10 +112,6 @@ class EventCutter:
         self._rest = data[end:]
         return data[:end]
 
-    @property
-    def rest(self) -> bytes:
-        return self._rest
-
 
 def split_events(block: bytes) -> list[bytes]:
     """The events of a block, each with its boundary."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,7 +74,6 @@ class WorkerPool:
     """All workers, fixed at start."""
 
     workers: list[Worker]
-    _probes: set[asyncio.Task[None]] = field(default_factory=set)
 
     def of(self, role: Role) -> list[Worker]:
         return [w for w in self.workers if w.role is role]

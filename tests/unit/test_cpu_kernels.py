@@ -25,7 +25,7 @@ def reference(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), min_size=1, max_size=4))
 def test_only_the_new_rows_are_computed_and_rightly(sizes: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)
