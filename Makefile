@@ -22,8 +22,8 @@ setup: $(VENV)/ppd-ready
 
 $(VENV)/ppd-ready: pyproject.toml sglang_patches/cpu/install.py sglang_patches/cpu/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit("sglang-ppd needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	if command -v nvidia-smi >/dev/null; then \
+	@test -x $(BIN)/python || { echo "first run: making $(VENV), a minute or two"; $(PYTHON) -m venv $(VENV); }
+	@if command -v nvidia-smi >/dev/null; then \
 	  $(BIN)/python -m pip install --quiet -e '.[engine,eval,dev]'; \
 	else \
 	  $(BIN)/python sglang_patches/cpu/install.py && \

@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 )
             case _:
                 status = bench_hash.run(options.history_kb, options.rounds, options.seed)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except PpdError as error:
         sys.exit(f"ppd-eval: {error}")
     sys.exit(status)

@@ -26,6 +26,7 @@ from sglang_patches.worker import Role
 
 _PR_SET_PDEATHSIG = 1
 _STOP_AFTER_S = 15.0
+_NOISE = ("nanobind:", " - leaked", " - ...", "See https://nanobind")
 
 
 class ClusterError(PpdError):
@@ -49,7 +50,7 @@ class Process:
         """
         while True:
             if self.popen.poll() is not None:
-                raise ClusterError(f"{self.name} ended with {self.popen.returncode}{self.tail()}")
+                raise ClusterError(f"{self.name} {self.ending()}")
             try:
                 with urllib.request.urlopen(self.url + path, timeout=2.0) as answer:
                     if answer.status == 200:
@@ -60,9 +61,17 @@ class Process:
                 raise ClusterError(f"{self.name} is not ready in time{self.tail()}")
             time.sleep(0.2)
 
-    def tail(self, lines: int = 15) -> str:
-        text = self.log.read_text(errors="replace").splitlines()[-lines:]
-        return f"; the end of {self.log}:\n  " + "\n  ".join(text)
+    def ending(self) -> str:
+        """How it ended, in words, with the end of its log."""
+        code = self.popen.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        return how + self.tail()
+
+    def tail(self, lines: int = 20) -> str:
+        """The end of its log, less the noise that native libraries make on exit."""
+        text = self.log.read_text(errors="replace").splitlines()
+        told = [line for line in text if not line.startswith(_NOISE)][-lines:]
+        return f"; the end of {self.log}:\n  " + "\n  ".join(told)
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
@@ -163,12 +172,28 @@ def free_port() -> int:
     From below the range the kernel hands out to clients: a worker takes half a minute to bind
     its port, and any connection made meanwhile could have taken it.
     """
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    # Where the range begins low, what is above it, or in the worst case any port, must do.
+    ports = range(10_000, low) or range(high + 1, 65_536) or range(10_000, 65_536)
     while True:
-        port = random.randrange(10_000, first_ephemeral)
+        port = random.choice(ports)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def require_free(port: int) -> None:
+    """Find out before half a minute of starting workers has passed.
+
+    Raises:
+        ClusterError: something listens on that port.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ClusterError(f"port {port} cannot be used: {error.strerror}") from error
 
 
 def gpu_flags(index: int, workers: int) -> list[str]:

@@ -128,7 +128,7 @@ def _print_row(number: int, seen: Transcript) -> None:
 
 def run(model: str | None, max_tokens: int, logs: Path) -> int:
     """The demo. Returns the exit status; its last line on stdout is one JSON object."""
-    path = model or str(tiny_model.ensure())
+    path = tiny_model.resolve(model)
     print(f"model: {path}" + ("" if model else " (random weights: its words mean nothing)"))
     print("starting a prefill worker, a decode worker, the router and a monolithic server ...")
     started_s = time.monotonic()
@@ -143,8 +143,9 @@ def run(model: str | None, max_tokens: int, logs: Path) -> int:
         print(_ROW.format(*_HEADER))
         ours = converse(router.url, TURNS, max_tokens, show=True)
         alone = converse(monolithic.url, TURNS, max_tokens, show=False)
-    identical = ours.output_ids == alone.output_ids
-    print(f"\ntoken ids identical to the monolithic server's: {'yes' if identical else 'NO'}")
+        identical = ours.output_ids == alone.output_ids
+        print(f"\ntoken ids identical to the monolithic server's: {'yes' if identical else 'NO'}")
+        print("stopping ...", flush=True)
     print(
         json.dumps(
             {

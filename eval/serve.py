@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import FrameType
 from sglang_patches.worker import Role
 
 from . import tiny_model
-from .cluster import ClusterError, gpu_flags, launching, wait_all
+from .cluster import ClusterError, gpu_flags, launching, require_free, wait_all
 
 _HOW_TO = """
 Ready. Chat with it:
@@ -34,9 +35,9 @@ def run(model: str | None, policy: str, port: int, logs: Path) -> int:
     Raises:
         ClusterError: a process did not start, or died while serving.
     """
-    import os
-
-    path = model or str(tiny_model.ensure())
+    path = tiny_model.resolve(model)
+    if port:
+        require_free(port)
     print(f"starting workers for {path} ...", flush=True)
     signal.signal(signal.SIGTERM, _interrupt)
     with launching(logs) as launch:
@@ -50,7 +51,7 @@ def run(model: str | None, policy: str, port: int, logs: Path) -> int:
             while True:
                 for process in launch.started:
                     if process.popen.poll() is not None:
-                        raise ClusterError(f"{process.name} died{process.tail()}")
+                        raise ClusterError(f"{process.name} {process.ending()}")
                 time.sleep(1.0)
         except KeyboardInterrupt:
             print("stopping ...", flush=True)

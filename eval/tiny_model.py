@@ -19,6 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
 
+from ppd.errors import ConfigError
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>"
     "{% if message['content'] is string %}{{ message['content'] }}"
@@ -90,6 +92,19 @@ def ensure(spec: ModelSpec | None = None, root: Path | None = None) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def resolve(model: str | None) -> str:
+    """The model to serve: the caller's, else the small default one.
+
+    Raises:
+        ConfigError: it looks like a folder, and there is none.
+    """
+    if model is None:
+        return str(ensure())
+    if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
+        raise ConfigError(f"no such model folder: {model}")
+    return model
 
 
 def _write(spec: ModelSpec, folder: Path) -> None:

@@ -35,6 +35,15 @@ FORBIDDEN_FIELDS = frozenset(
         "data_parallel_rank",
         "data_parallel_rank_decode",
         "pd_rebootstrap_prefill_url",
+        # Upstream reserves these for orchestrators ("never by an application client").
+        "kv_hints",
+        "encoder_urls",
+        "need_wait_for_mm_inputs",
+        "num_items_assigned",
+        "routing_key",
+        # Engine-side sessions live on one worker, and their names are not a tenant's own.
+        "session_id",
+        "session_params",
     }
 )
 FORBIDDEN_CUSTOM_PARAMS = frozenset({LOCAL_MARKER, MIN_CACHED_TOKENS})
@@ -57,12 +66,14 @@ def is_marked(custom_params: object) -> bool:
     return isinstance(custom_params, Mapping) and bool(custom_params.get(LOCAL_MARKER))
 
 
-def parse_terms(custom_params: Mapping[str, object]) -> LocalTerms:
+def parse_terms(custom_params: object) -> LocalTerms:
     """The terms of a marked request.
 
     Raises:
         ContractError: the marker is not ``true``, or the precondition is no token count.
     """
+    if not isinstance(custom_params, Mapping):
+        raise ContractError(f"custom_params must be an object, got {custom_params!r}")
     if custom_params.get(LOCAL_MARKER) is not True:
         raise ContractError(f"{LOCAL_MARKER} must be true, got {custom_params.get(LOCAL_MARKER)!r}")
     least = custom_params.get(MIN_CACHED_TOKENS, 0)
@@ -99,12 +110,14 @@ class Refusal:
 
 
 def parse_refusal(message: str) -> Refusal | None:
-    """The refusal in an engine's error message, or None if it is some other error."""
-    _, found, tail = message.partition(_REFUSAL_PREFIX)
-    if not found:
+    """The refusal that an engine's error message is, or None if it is some other error.
+
+    Only at the start of a message: validation errors repeat what a client has sent.
+    """
+    if not message.startswith(_REFUSAL_PREFIX):
         return None
     try:
-        fields, _ = json.JSONDecoder().raw_decode(tail)
+        fields, _ = json.JSONDecoder().raw_decode(message, len(_REFUSAL_PREFIX))
         return Refusal(
             reason=RefusalReason(fields["reason"]),
             cached_tokens=int(fields["cached_tokens"]),

@@ -23,7 +23,8 @@ class Reason(StrEnum):
 
     FIRST_TURN = "first_turn"  # no earlier request is a prefix of this one
     BATCH = "batch"  # several prompts in one request have no one home
-    HOME_GONE = "home_gone"  # the worker with the KV is down, or has restarted
+    SHORT_PREFIX = "short_prefix"  # too little is known of it to be worth a home
+    HOME_GONE = "home_gone"  # the worker with the KV is down, has restarted, or dropped the turn
     HOME_UNPATCHED = "home_unpatched"  # its handshake does not offer local prefill
     REFUSED_BY_WORKER = "refused_by_worker"  # it no longer held the prefix
     POLICY_PD = "policy_pd"
@@ -43,6 +44,7 @@ class Features:
     Attributes:
         turn: from 1.
         context_tokens: KV of the conversation that the home worker is believed to hold.
+        least_cached_tokens: what it must still hold for a local turn.
         new_tokens: estimate of the input that follows.
         prefill_tokens: how much of the conversation the prefill worker has computed.
         page_size: of the home worker's KV cache.
@@ -50,6 +52,7 @@ class Features:
 
     turn: int
     context_tokens: int
+    least_cached_tokens: int
     new_tokens: int
     prefill_tokens: int
     page_size: int
@@ -104,6 +107,10 @@ def decide(features: Features | None, policy: Policy) -> Decision:
         case HomeState.UNPATCHED:
             return Decision(Route.REMOTE, Reason.HOME_UNPATCHED)
         case HomeState.READY:
+            if features.least_cached_tokens == 0:
+                # "Hello" begins thousands of prompts. Without a precondition a local turn could
+                # be a whole first prefill, and all of them would meet on one worker.
+                return Decision(Route.REMOTE, Reason.SHORT_PREFIX)
             return policy.choose(features)
         case _:
             assert_never(features.home)

@@ -139,8 +139,8 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
             value = message.get(field)
             if value is None:
                 continue
-            data = _canonical(value)
-            hasher.update(b"%s %d " % (field.encode(), len(data)))
+            kind, data = _canonical(value)
+            hasher.update(b"%s %s %d " % (field.encode(), kind, len(data)))
             hasher.update(data)
             size += len(data)
         hasher.update(b"\n")
@@ -173,12 +173,13 @@ def _hash_blocks(salt: bytes, data: bytes) -> BlockChain:
     return BlockChain(data, tuple(blocks))
 
 
-def _canonical(value: object) -> bytes:
+def _canonical(value: object) -> tuple[bytes, bytes]:
+    """What kind of value it is, and bytes that stand for it among its kind."""
     match value:
         case str():
-            return value.encode(errors="surrogatepass")
+            return b"text", value.encode(errors="surrogatepass")
         case [{"type": "text", "text": str(text), **rest}] if not rest:
             # Some clients wrap a string in one text part; templates render both alike.
-            return text.encode(errors="surrogatepass")
+            return b"text", text.encode(errors="surrogatepass")
         case _:
-            return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+            return b"json", orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

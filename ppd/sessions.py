@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from ppd.prefix import Anchor, Digest, PrefixChain
+
+# Bounds a lookup: a prompt has a candidate for each length at which known prompts end.
+_MOST_CANDIDATES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class SessionIndex:
 
     def find(self, chain: PrefixChain, now_s: float) -> Hit | None:
         """The longest known prefix of ``chain``."""
-        for candidate in chain.candidates(self._tails_of):
+        for candidate in islice(chain.candidates(self._tails_of), _MOST_CANDIDATES):
             entry = self._entries.get(candidate.digest)
             if entry is None:
                 continue

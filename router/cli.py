@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     try:
         config.check()
+        _raise_file_limit()
         uvloop.run(serve(config))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
@@ -66,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"ppd-router: cannot listen on {config.host}:{config.port}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _raise_file_limit() -> None:
+    """Three connections a remote turn: the usual soft limit of 1024 is soon reached."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

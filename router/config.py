@@ -49,7 +49,7 @@ class RouterConfig:
             wrong.append(f"--port must be 0..65535, got {self.port}")
         for name in ("max_body_bytes", "session_capacity", "session_ttl_s", "startup_timeout_s"):
             value = getattr(self, name)
-            if value <= 0:
+            if not value > 0:  # also for NaN
                 wrong.append(f"--{name.replace('_', '-')} must be above 0, got {value}")
         if wrong:
             raise ConfigError("; ".join(wrong))

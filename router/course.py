@@ -21,6 +21,7 @@ class Course:
         hit, features: the conversation it continues, and what the decision saw of it.
         decision: the route as it now is; a refused local turn becomes a remote one.
         prefill: the prefill worker of a remote turn.
+        retried: it has been sent a second time after a worker was lost.
     """
 
     inbound: Inbound
@@ -30,6 +31,7 @@ class Course:
     features: Features | None
     decision: Decision
     prefill: Worker | None = None
+    retried: bool = False
     first_byte_s: float | None = None
 
     @property

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import aiohttp
 
 from ppd.contract import LocalTerms, parse_refusal
-from ppd.decision import Decision, Reason, Route, least_cached_tokens
+from ppd.decision import Decision, Reason, Route
+from ppd.errors import RequestError
 
 from .course import Course
-from .legs import Answer, LegFailed, open_leg
+from .legs import Answer, Cause, LegFailed, open_leg
 from .metrics import Metrics
 from .requests import Endpoint, Inbound
 from .workers import Role, Worker, WorkerPool
 
 logger = logging.getLogger("ppd.router.turns")
 
-# How SGLang 0.5.21 refuses what is neither remote nor, for want of the plugin, local.
-_UNPATCHED = "without bootstrap room"
+# How SGLang 0.5.21 refuses what is neither remote nor, for want of the plugin, local. Only at
+# the start of a message: validation errors repeat what a client has sent.
+_UNPATCHED = "Invalid request: Disaggregated request received without bootstrap room"
 
 
 class Dispatcher:
@@ -64,31 +66,29 @@ class Dispatcher:
     async def _local(self, course: Course, legs: AsyncExitStack) -> Answer | None:
         """The answer of an append-prefill on the home worker; None: the turn goes remote."""
         assert course.hit is not None
-        turn = course.hit.turn
-        home = self._pool.by_identity(turn.home)
+        assert course.features is not None
+        home = self._pool.by_identity(course.hit.turn.home)
         if home is None:
             course.decision = Decision(Route.REMOTE, Reason.HOME_GONE)
             return None
-        terms = LocalTerms(least_cached_tokens(turn.prompt_tokens, home.handshake.page_size))
-        body = _with_terms(course.inbound, terms)
+        body = _with_terms(course.inbound, LocalTerms(course.features.least_cached_tokens))
         try:
             return await legs.enter_async_context(
                 open_leg(self._client, home, course.inbound.endpoint, body, course.headers)
             )
         except LegFailed as failure:
-            course.decision = Decision(Route.REMOTE, self._why_not_local(failure))
+            course.decision = Decision(Route.REMOTE, await self._why_not_local(course, failure))
             return None
 
-    def _why_not_local(self, failure: LegFailed) -> Reason:
+    async def _why_not_local(self, course: Course, failure: LegFailed) -> Reason:
         """Raises: ``failure`` itself, if another route would meet the same error."""
-        if failure.unreachable:
-            self._pool.mark_dead(failure.worker, failure.error.message)
+        if await self._may_retry(course, failure):
             return Reason.HOME_GONE
         if refusal := parse_refusal(failure.error.message):
             self._metrics.refused.labels(refusal.reason).inc()
             logger.warning("local turn refused by %s: %s", failure.worker.url, refusal)
             return Reason.REFUSED_BY_WORKER
-        if _UNPATCHED in failure.error.message:
+        if failure.error.message.startswith(_UNPATCHED):
             logger.error("%s no longer offers local prefill", failure.worker.url)
             worker = failure.worker
             worker.handshake = replace(worker.handshake, local_prefill=False)
@@ -125,13 +125,31 @@ class Dispatcher:
                     await prefill_leg  # raises if the prefill failed
                 answer = await decode_leg
             except LegFailed as failure:
-                if not failure.unreachable:
+                if not await self._may_retry(course, failure):
                     raise
-                self._pool.mark_dead(failure.worker, failure.error.message)
                 return None
             course.prefill = prefill
             legs.push_async_exit(attempt.pop_all())
             return answer
+
+    async def _may_retry(self, course: Course, failure: LegFailed) -> bool:
+        """Whether the request may be sent once more, to whichever workers are left.
+
+        As often as there are workers if nothing was sent. Once if it was: it may have been
+        what killed the worker.
+        """
+        match failure.cause:
+            case Cause.UNCONNECTED:
+                self._pool.mark_dead(failure.worker, failure.error.message)
+                return True
+            case Cause.LOST:
+                await self._pool.check(failure.worker)
+                retry, course.retried = not course.retried, True
+                return retry
+            case Cause.ANSWERED | Cause.SILENT:
+                return False
+            case _:
+                assert_never(failure.cause)
 
     async def _prefill(self, worker: Worker, course: Course, body: dict[str, Any]) -> None:
         body = {k: v for k, v in body.items() if k != "stream_options"} | {"stream": False}
@@ -141,8 +159,9 @@ class Dispatcher:
             ):
                 pass
         except LegFailed as failure:
-            self._metrics.prefill_errors.inc()
-            logger.warning("prefill leg failed on %s: %s", worker.url, failure)
+            if failure.error.status >= 500:
+                self._metrics.prefill_errors.inc()
+                logger.warning("prefill leg failed on %s: %s", worker.url, failure)
             raise
 
 
@@ -174,5 +193,7 @@ def _with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -
 
 async def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError, LegFailed):
-        await task
+    await asyncio.wait({task})  # not ``await task``: that could not tell its end from our own
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, LegFailed | RequestError):
+        raise error

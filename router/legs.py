@@ -5,30 +5,39 @@ A leg knows its worker and the wire, not why it was sent there.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import aiohttp
 import orjson
 
+from ppd.errors import RequestError
+
 from .sse import EngineError, EventCutter, error_of, parse_event, split_events
 from .workers import Worker, describe
 
 
+class Cause(StrEnum):
+    """How a leg failed, which decides what may be tried next."""
+
+    ANSWERED = "answered"  # the worker said no, or spoke nonsense
+    UNCONNECTED = "unconnected"  # nothing was sent
+    LOST = "lost"  # the connection broke with the request in the worker's hands
+    SILENT = "silent"  # connected, but nothing came for too long
+
+
 class LegFailed(Exception):
-    """A leg ended before anything of it could be passed on.
+    """A leg ended before anything of it could be passed on."""
 
-    Attributes:
-        unreachable: no connection, or it broke: the worker itself may be gone.
-    """
-
-    def __init__(self, worker: Worker, error: EngineError, *, unreachable: bool = False) -> None:
+    def __init__(self, worker: Worker, error: EngineError, cause: Cause = Cause.ANSWERED) -> None:
         super().__init__(error.message)
         self.worker = worker
         self.error = error
-        self.unreachable = unreachable
+        self.cause = cause
 
 
 class StreamBroken(Exception):
@@ -76,22 +85,30 @@ async def open_leg(
 
     Raises:
         LegFailed: the worker is unreachable or refused, also as the first event of a stream.
+        RequestError: the body is nested too deeply to be written again.
     """
+    try:
+        data = orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        raise RequestError(f"the body cannot be forwarded: {error}") from error
     worker.in_flight += 1
     try:
         try:
             response = await client.post(
                 worker.url + path,
-                data=orjson.dumps(body),
+                data=data,
                 headers={**headers, "Content-Type": "application/json"},
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise LegFailed(worker, _unreachable(worker, error), unreachable=True) from error
+            raise _failed(worker, error) from error
         async with response:
             try:
                 answer = await _head(worker, response)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise LegFailed(worker, _unreachable(worker, error), unreachable=True) from error
+                raise _failed(worker, error) from error
+            finally:
+                if response.status >= 500:
+                    response.close()  # uvicorn closes it too, and the next request would find out
             try:
                 yield answer
             finally:
@@ -121,7 +138,7 @@ async def _head(worker: Worker, response: aiohttp.ClientResponse) -> Answer:
             raise LegFailed(worker, error)
         return Answer(worker, response, block, cutter)
     message = f"{worker.role} worker ended its stream before the first event"
-    raise LegFailed(worker, EngineError(502, message, "worker_error"), unreachable=True)
+    raise LegFailed(worker, EngineError(502, message, "worker_error"))
 
 
 def _json(body: bytes) -> Any:
@@ -131,7 +148,16 @@ def _json(body: bytes) -> Any:
         return None
 
 
-def _unreachable(worker: Worker, error: BaseException) -> EngineError:
-    return EngineError(
-        502, f"{worker.role} worker did not answer: {describe(error)}", "worker_error"
-    )
+def _failed(worker: Worker, error: Exception) -> LegFailed:
+    """What an error of the connection means."""
+    status, cause = 502, Cause.LOST
+    match error:
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            message = "the router has no file descriptors left"
+            return LegFailed(worker, EngineError(503, message, "worker_error"))
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            cause = Cause.UNCONNECTED
+        case TimeoutError():
+            status, cause = 504, Cause.SILENT
+    message = f"{worker.role} worker did not answer: {describe(error)}"
+    return LegFailed(worker, EngineError(status, message, "worker_error"), cause)

@@ -18,8 +18,8 @@ class Metrics:
         )
         self.finished = Counter(
             "ppd_finished",
-            "Requests by outcome: ok, rejected (before any worker), worker_error, truncated, "
-            "disconnected",
+            "Requests by outcome: ok, rejected (the client's error), worker_error, truncated, "
+            "disconnected, internal_error",
             ["endpoint", "outcome"],
             registry=self.registry,
         )
@@ -53,7 +53,7 @@ class Metrics:
         )
         self.prefill_errors = Counter(
             "ppd_prefill_errors",
-            "Prefill legs that failed, also those whose turn was served all the same",
+            "Prefill legs that failed by no fault of the client",
             registry=self.registry,
         )
         self.sessions = Gauge(

@@ -53,12 +53,14 @@ async def relay_stream(
         try:
             async for block in answer.blocks():
                 passed = tail.pass_on(block)
-                if tail.done:
+                if tail.done and not tail.failed:
                     # Before the client sees the end, so that its next turn finds this one.
                     ledger.learn(course, answer.worker, tail.usage)
                 if passed:
                     await response.write(passed)
             trouble = "the decode worker ended its stream early"
+            if tail.failed:
+                outcome = "worker_error"
         except StreamBroken as broken:
             trouble = str(broken)
         if not tail.done:

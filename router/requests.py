@@ -1,11 +1,10 @@
-"""Client requests: what each endpoint accepts, and what is taken off before a worker sees it.
+"""Client requests: what each endpoint accepts.
 
 Parses and checks only what routing needs; the rest of a body is the engine's to judge.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,9 +12,11 @@ from typing import Any, assert_never
 
 import orjson
 
-from ppd.contract import FORBIDDEN_CUSTOM_PARAMS, FORBIDDEN_FIELDS
 from ppd.errors import RequestError
 from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
+
+from .fields import kind_of, sampling_of, typed
+from .scrub import isolate, without_routing
 
 
 class Endpoint(StrEnum):
@@ -23,10 +24,6 @@ class Endpoint(StrEnum):
     COMPLETIONS = "/v1/completions"
     GENERATE = "/generate"
 
-
-# The only client headers a worker sees: engines obey others (x-override-*,
-# x-data-parallel-rank, x-smg-routing-key).
-FORWARDED_HEADERS = ("Authorization", "X-Request-Id", "Traceparent", "Tracestate", "Baggage")
 
 # Fields that change the prompt in front of the messages.
 _PROMPT_FIELDS = (
@@ -38,7 +35,16 @@ _PROMPT_FIELDS = (
     "cache_salt",
     "extra_key",
     "reasoning_effort",
+    "continue_final_message",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the workers serve; ``vocab_size`` is None if none of them told."""
+
+    models: Sequence[str]
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +66,7 @@ class Inbound:
     prompts: int
 
 
-def tenant_of(authorization: str | None) -> str:
-    """A name for whoever holds this key, from which the key cannot be told; "" without one."""
-    if not authorization:
-        return ""
-    return hashlib.blake2b(authorization.encode(), digest_size=8, person=b"ppd-tenant").hexdigest()
-
-
-def parse(endpoint: Endpoint, raw: bytes, tenant: str, models: Sequence[str]) -> Inbound:
+def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inbound:
     """Check a request body.
 
     Raises:
@@ -78,13 +77,21 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, models: Sequence[str]) ->
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is no valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, got {_kind(body)}")
-    _check_model(body, models)
-    stream = _typed(body, "stream", bool, False)
-    options = _typed(body, "stream_options", dict, {})
-    body = _without_routing(body)
-    _isolate(body, tenant)
-    salt = _salt(endpoint, body, tenant, models)
+        raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
+    try:
+        return _parse_object(endpoint, body, tenant, served)
+    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
+        raise RequestError(f"the body cannot be forwarded: {error}") from error
+
+
+def _parse_object(endpoint: Endpoint, body: dict[str, Any], tenant: str, served: Served) -> Inbound:
+    _check_model(body, served.models)
+    stream = typed(body, "stream", bool, False)
+    options = typed(body, "stream_options", dict, {})
+    body = without_routing(body)
+    isolate(body, tenant)
+    _check_ids(body, served.vocab_size)
+    salt = _salt(endpoint, body, tenant, served.models)
 
     chain: PrefixChain | None
     prompts = 1
@@ -97,13 +104,14 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, models: Sequence[str]) ->
             _refuse_parallel(body, "best_of")
             chain, prompts = _prompt_chain(salt, body, "prompt")
         case Endpoint.GENERATE:
-            sampling = _typed(body, "sampling_params", (dict, list), {})
-            for params in sampling if isinstance(sampling, list) else [sampling]:
+            for params in sampling_of(body):
                 _refuse_parallel(params, "n")
             names = [name for name in ("text", "input_ids") if body.get(name) is not None]
             if len(names) != 1:
                 raise RequestError("give one of text and input_ids", param="text")
             chain, prompts = _prompt_chain(salt, body, names[0])
+            if chain is not None:
+                _unwrap_sampling(body)
         case _:
             assert_never(endpoint)
     if stream and endpoint is not Endpoint.GENERATE:
@@ -119,7 +127,7 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, models: Sequence[str]) ->
 
 
 def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
-    model = _typed(body, "model", str, "default")
+    model = typed(body, "model", str, "default")
     # "default" is SGLang's name for whatever is served; "base:adapter" names a LoRA adapter.
     if model != "default" and model not in models and model.rpartition(":")[0] not in models:
         raise RequestError(
@@ -130,41 +138,29 @@ def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
         )
 
 
-def _without_routing(body: dict[str, Any]) -> dict[str, Any]:
-    """``body`` without what would aim KV transfers or pass for the router's own marks."""
-    body = {name: value for name, value in body.items() if name not in FORBIDDEN_FIELDS}
-    sampling = body.get("sampling_params")
-    if isinstance(sampling, dict):
-        body["sampling_params"] = _without_marks(sampling)
-    elif isinstance(sampling, list):
-        body["sampling_params"] = [
-            _without_marks(p) if isinstance(p, dict) else p for p in sampling
-        ]
-    return _without_marks(body)
+_MOST_LOGPROBS = 20  # OpenAI's limit; SGLang 0.5.21 dies of more than the vocabulary has
 
 
-def _without_marks(params: dict[str, Any]) -> dict[str, Any]:
-    custom = params.get("custom_params")
-    if not isinstance(custom, dict) or not FORBIDDEN_CUSTOM_PARAMS & custom.keys():
-        return params
-    kept = {name: value for name, value in custom.items() if name not in FORBIDDEN_CUSTOM_PARAMS}
-    return {**params, "custom_params": kept or None}
-
-
-def _isolate(body: dict[str, Any], tenant: str) -> None:
-    """Keep tenants out of each other's cache and request ids."""
-    if not tenant:
+def _check_ids(body: Mapping[str, Any], vocab_size: int | None) -> None:
+    """Refuse token ids that no embedding has: SGLang 0.5.21 looks them up, and dies."""
+    if typed(body, "top_logprobs", int, 0) > _MOST_LOGPROBS:
+        raise RequestError(f"top_logprobs must be at most {_MOST_LOGPROBS}", param="top_logprobs")
+    if vocab_size is None:
         return
-    salt = body.get("cache_salt")
-    if isinstance(salt, list):
-        body["cache_salt"] = [f"{tenant}/{one or ''}" for one in salt]
-    else:
-        body["cache_salt"] = f"{tenant}/{salt}" if salt else tenant
-    rid = body.get("rid")
-    if isinstance(rid, list):
-        body["rid"] = [f"{tenant}-{one}" for one in rid]
-    elif rid is not None:
-        body["rid"] = f"{tenant}-{rid}"
+    fields = [(name, body.get(name)) for name in ("prompt", "input_ids", "stop_token_ids")]
+    fields += [("stop_token_ids", one.get("stop_token_ids")) for one in sampling_of(body)]
+    for name, value in fields:
+        for ids in value if isinstance(value, list) and _holds_lists(value) else [value]:
+            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+                continue  # no ids; whether it should be is checked elsewhere
+            if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+                raise RequestError(
+                    f"{name} must hold token ids from 0 to {vocab_size - 1}", param=name
+                )
+
+
+def _holds_lists(value: list[Any]) -> bool:
+    return bool(value) and isinstance(value[0], list)
 
 
 def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequence[str]) -> bytes:
@@ -178,19 +174,19 @@ def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequ
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     messages = body.get("messages")
     if not isinstance(messages, list):
-        raise RequestError(f"messages must be a list, got {_kind(messages)}", param="messages")
+        raise RequestError(f"messages must be a list, got {kind_of(messages)}", param="messages")
     if not messages:
         raise RequestError("messages is empty: at least one message is needed", param="messages")
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         if not isinstance(message, dict):
-            raise RequestError(f"{where} must be an object, got {_kind(message)}", param=where)
+            raise RequestError(f"{where} must be an object, got {kind_of(message)}", param=where)
         if not isinstance(message.get("role"), str):
             raise RequestError(f"{where}.role must be a string", param=f"{where}.role")
         content = message.get("content")
         if content is not None and not isinstance(content, str | list):
             raise RequestError(
-                f"{where}.content must be a string or a list of parts, got {_kind(content)}",
+                f"{where}.content must be a string or a list of parts, got {kind_of(content)}",
                 param=f"{where}.content",
             )
     return messages
@@ -222,37 +218,22 @@ def _prompt_chain(
             raise RequestError(f"{name} must be {allowed}, and not empty", param=name)
 
 
+def _unwrap_sampling(body: dict[str, Any]) -> None:
+    """One prompt has one set of sampling parameters, also if they come in a list."""
+    several = sampling_of(body)
+    if len(several) != 1:
+        raise RequestError(
+            f"sampling_params has {len(several)} entries for one prompt", param="sampling_params"
+        )
+    if "sampling_params" in body:
+        body["sampling_params"] = several[0]
+
+
 def _refuse_parallel(params: Mapping[str, Any], name: str) -> None:
-    value = _typed(params, name, int, 1)
+    value = typed(params, name, int, 1)
     if value != 1:
         raise RequestError(
             f"{name} must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples "
             "between prefill and decode workers",
             param=name,
         )
-
-
-def _typed(params: Mapping[str, Any], name: str, kind: Any, default: Any) -> Any:
-    value = params.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        allowed = " or ".join(_NAMES[k] for k in kinds)
-        raise RequestError(f"{name} must be {allowed}, got {_kind(value)}", param=name)
-    return value
-
-
-_NAMES = {
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
-
-
-def _kind(value: object) -> str:
-    return _NAMES[type(value)]

@@ -49,10 +49,10 @@ async def serve(config: RouterConfig) -> None:
         OSError: the address is taken.
     """
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     async with running(config) as url:
+        # Not before: a signal while workers are waited for ends the process at once.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         logger.info("sglang-ppd %s: policy %s, listening on %s", __version__, config.policy, url)
         await stop.wait()
         logger.info("stopping")
@@ -74,11 +74,13 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
         aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), timeout=timeout
         ) as client,
-        # Short limits of its own: a probe must not wait for as long as a generation may.
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as control,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True),
+            timeout=aiohttp.ClientTimeout(total=5.0),
+        ) as control,
     ):
         pool = await connect(control, config.prefill, config.decode, config.startup_timeout_s)
-        probes = asyncio.create_task(pool.probe_forever(control, config.probe_interval_s))
+        probes = asyncio.create_task(pool.probe_forever(config.probe_interval_s))
         runner = web.AppRunner(
             make_app(config, policy, pool, client),
             handler_cancellation=True,
@@ -202,6 +204,13 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
     except web.HTTPNotFound:
         paths = ", ".join(sorted({r.canonical for r in request.app.router.resources()}))
         return _error(404, f"no such path: {request.path}; there are {paths}", _INVALID)
+    except web.RequestPayloadError as error:
+        _count(request, "rejected")
+        return _error(400, f"the body cannot be read: {error}", _INVALID)
+    except Exception as error:  # the process edge: a bug of ours must not cost the connection
+        logger.exception("%s %s failed", request.method, request.path)
+        _count(request, "internal_error")
+        return _error(500, f"internal error of the router ({type(error).__name__})", "router_error")
 
 
 def _count(request: web.Request, outcome: str) -> None:

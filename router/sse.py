@@ -17,6 +17,7 @@ _BOUNDARY = b"\n\n"
 # As SGLang's serializers write it. Inside a JSON string the quotes would be escaped, so
 # generated text cannot forge it.
 _USAGE = b'"usage":{'
+_ERROR = b'data: {"error"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +99,19 @@ def parse_event(event: bytes) -> Any:
 class EventCutter:
     """Cuts a byte stream into blocks of whole events."""
 
-    _rest: bytes = b""
+    _rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that ``data`` completes (maybe none)."""
-        if self._rest:
-            data = self._rest + data
-        end = data.rfind(_BOUNDARY)
+        searched = max(0, len(self._rest) - 1)  # the old rest holds no boundary, but maybe half
+        self._rest += data
+        end = self._rest.rfind(_BOUNDARY, searched)
         if end < 0:
-            self._rest = data
             return b""
         end += len(_BOUNDARY)
-        self._rest = data[end:]
-        return data[:end]
+        block = bytes(self._rest[:end])
+        del self._rest[:end]
+        return block
 
 
 def split_events(block: bytes) -> list[bytes]:
@@ -125,12 +126,14 @@ class Tail:
     Attributes:
         hide_usage: drop the final usage event: the router asked for it, not the client.
         native: a ``/generate`` stream, where every event carries counts.
+        failed: the engine has ended it with an error.
     """
 
     hide_usage: bool
     native: bool
     usage: Usage | None = None
     done: bool = False
+    failed: bool = False
     _last: bytes = field(default=b"")
 
     def pass_on(self, block: bytes) -> bytes:
@@ -142,6 +145,8 @@ class Tail:
                 self._read_last_event(self._last + block)
             self._last = block
             return block
+        if _ERROR in block:
+            self.failed = True
         if _USAGE not in block:
             return block
         return b"".join(event for event in split_events(block) if self._passes(event))
@@ -151,6 +156,7 @@ class Tail:
             answer = parse_event(event)
             if isinstance(answer, dict):
                 self.usage = usage_of_generate(answer)
+                self.failed = error_of(answer, 200) is not None
                 return
 
     def _passes(self, event: bytes) -> bool:

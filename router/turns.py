@@ -11,14 +11,24 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from ppd.decision import Decision, Features, HomeState, Policy, Reason, Route, decide
+from ppd.decision import (
+    Decision,
+    Features,
+    HomeState,
+    Policy,
+    Reason,
+    Route,
+    decide,
+    least_cached_tokens,
+)
 from ppd.sessions import Hit, SessionIndex
 
 from .course import Course
 from .dispatch import Dispatcher
 from .ledger import Ledger
 from .relay import relay_body, relay_stream
-from .requests import FORWARDED_HEADERS, Endpoint, Inbound, parse, tenant_of
+from .requests import Endpoint, Inbound, Served, parse
+from .scrub import FORWARDED_HEADERS, tenant_of
 from .workers import WorkerPool
 
 
@@ -54,7 +64,8 @@ class TurnServer:
         """
         arrived_s = self._clock()
         tenant = tenant_of(request.headers.get("Authorization"))
-        inbound = parse(endpoint, await request.read(), tenant, self._pool.models)
+        served = Served(self._pool.models, self._pool.vocab_size)
+        inbound = parse(endpoint, await request.read(), tenant, served)
         course = self._decide(inbound, request, arrived_s)
         try:
             async with self._dispatcher.answer(course) as answer:
@@ -92,6 +103,7 @@ class TurnServer:
         return Features(
             turn=hit.turn.number + 1,
             context_tokens=hit.turn.kv_tokens,
+            least_cached_tokens=least_cached_tokens(hit.turn.prompt_tokens, page_size),
             new_tokens=max(1, tokens_after - hit.turn.completion_tokens),
             prefill_tokens=hit.turn.prefill_tokens,
             page_size=page_size,

@@ -41,6 +41,8 @@ class Handshake:
     local_prefill: bool
     engine_version: str
     plugin_version: str | None
+    boot_id: str | None  # of the plugin's process; None without it
+    vocab_size: int | None
 
 
 @dataclass(slots=True)
@@ -71,9 +73,14 @@ class Worker:
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All workers, fixed at start."""
+    """All workers, fixed at start.
+
+    ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
+    that none of them meets one that the worker has closed.
+    """
 
     workers: list[Worker]
+    control: aiohttp.ClientSession
 
     def of(self, role: Role) -> list[Worker]:
         return [w for w in self.workers if w.role is role]
@@ -99,23 +106,29 @@ class WorkerPool:
     def models(self) -> tuple[str, ...]:
         return self.workers[0].handshake.models
 
+    @property
+    def vocab_size(self) -> int | None:
+        """Of the one model that all workers serve, if one of them told."""
+        return next((w.handshake.vocab_size for w in self.workers if w.handshake.vocab_size), None)
+
     def mark_dead(self, worker: Worker, why: str) -> None:
         if worker.alive:
             logger.warning("worker down: %s %s (%s)", worker.role, worker.url, why)
             worker.alive = False
 
-    async def probe_forever(self, client: aiohttp.ClientSession, interval_s: float) -> None:
+    async def probe_forever(self, interval_s: float) -> None:
         """Ask every worker for its health again and again; revive it by a new handshake."""
         while True:
-            await asyncio.gather(*(self._probe(client, worker) for worker in self.workers))
             await asyncio.sleep(interval_s)
+            await asyncio.gather(*(self.check(worker) for worker in self.workers))
 
-    async def _probe(self, client: aiohttp.ClientSession, worker: Worker) -> None:
+    async def check(self, worker: Worker) -> None:
+        """Find out now whether a worker lives."""
         try:
             if worker.alive:
-                await _check_ready(client, worker.url)
+                await _check_ready(self.control, worker.url)
                 return
-            handshake = await shake_hands(client, worker.url)
+            handshake = await shake_hands(self.control, worker.url)
             _check_role(worker.url, worker.role, handshake)
             _check_same_models([*(w for w in self.workers if w is not worker)], handshake)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -123,9 +136,15 @@ class WorkerPool:
         except WorkerError as error:
             logger.warning("worker stays down: %s", error)
         else:
+            restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
             worker.handshake, worker.alive = handshake, True
-            worker.epoch += 1
-            logger.info("worker up again: %s %s", worker.role, worker.url)
+            worker.epoch += restarted
+            logger.info(
+                "worker up again: %s %s (%s)",
+                worker.role,
+                worker.url,
+                "restarted" if restarted else "the same process",
+            )
 
 
 def describe(error: BaseException) -> str:
@@ -155,6 +174,8 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
             local_prefill=bool(plugin.get("local_prefill")),
             engine_version=str(info["version"]),
             plugin_version=plugin.get("version"),
+            boot_id=plugin.get("boot_id"),
+            vocab_size=plugin.get("vocab_size"),
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
@@ -192,7 +213,7 @@ def _check_same_models(others: Iterable[Worker], handshake: Handshake) -> None:
 
 
 async def connect(
-    client: aiohttp.ClientSession,
+    control: aiohttp.ClientSession,
     prefill: Iterable[str],
     decode: Iterable[str],
     timeout_s: float,
@@ -204,8 +225,8 @@ async def connect(
     """
     wanted = [(Role.PREFILL, url) for url in prefill] + [(Role.DECODE, url) for url in decode]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
-    shakes = (_connect_one(client, role, url, deadline_s) for role, url in wanted)
-    pool = WorkerPool(list(await asyncio.gather(*shakes)))
+    shakes = (_connect_one(control, role, url, deadline_s) for role, url in wanted)
+    pool = WorkerPool(list(await asyncio.gather(*shakes)), control)
     for worker in pool.workers:
         _check_same_models(pool.workers, worker.handshake)
         if worker.role is Role.DECODE and not worker.handshake.local_prefill:

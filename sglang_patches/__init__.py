@@ -21,15 +21,13 @@ def register() -> None:
 
     from ppd.errors import ConfigError
     from sglang_patches.cpu import stand_ins
-
-    if stand_ins.is_installed():
-        from sglang_patches.cpu import kernels
-
-        kernels.install()
-
     from sglang_patches.settings import read_settings
 
     try:
+        if stand_ins.is_installed():
+            from sglang_patches.cpu import kernels
+
+            kernels.install()
         settings = read_settings(os.environ)
         if settings is None:
             return
@@ -39,3 +37,5 @@ def register() -> None:
         register_all(HOOKS)
     except ConfigError as error:
         raise SystemExit(f"sglang-ppd: {error}") from error
+    except Exception as error:  # process edge: see above
+        raise SystemExit(f"sglang-ppd: could not be loaded: {error!r}") from error

@@ -32,6 +32,8 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
         check_applied(HOOKS)
         if _is_decode(self):
             refuse_untried(self.server_args)
+            if self.require_mlp_sync:
+                raise ConfigError("steps synchronized over ranks are not supported")
     except ConfigError as error:
         raise SystemExit(f"sglang-ppd: {error}") from error
     self.ppd = LocalPrefills(self)
@@ -39,6 +41,11 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
     self.tree_cache.ppd = self.ppd
     if _is_decode(self):
         logger.info("sglang-ppd %s: this decode server takes local append-prefills", __version__)
+        if self.prefill_decode_interval == 0:
+            logger.warning(
+                "--prefill-decode-interval is 0: while local requests wait, no decode step runs; "
+                "1 alternates"
+            )
 
 
 def refuse_untried(server_args: Any) -> None:
@@ -52,6 +59,7 @@ def refuse_untried(server_args: Any) -> None:
         wrong.append("--disaggregation-decode-enable-radix-cache is missing: nothing to append to")
     for name, allowed in (
         ("enable_dp_attention", False),
+        ("dp_size", 1),  # a turn must reach the rank that holds its KV
         ("pp_size", 1),
         ("enable_hisparse", False),
         ("enable_mixed_chunk", False),
@@ -67,12 +75,13 @@ def refuse_untried(server_args: Any) -> None:
 def handle_generate_request(
     original: Any, self: Any, recv_req: Any, *, mm_input_error: Any = None
 ) -> Any:
-    if (
-        _is_decode(self)
-        and recv_req.bootstrap_room is None
-        and is_marked(recv_req.sampling_params.custom_params)
-    ):
-        recv_req.bootstrap_room = LOCAL_ROOM
+    if _is_decode(self):
+        room = recv_req.bootstrap_room
+        if room is not None and room < 0:
+            room = None  # only we give such rooms; upstream refuses a request without one
+        if room is None and is_marked(recv_req.sampling_params.custom_params):
+            room = LOCAL_ROOM
+        recv_req.bootstrap_room = room
     return original(self, recv_req, mm_input_error=mm_input_error)
 
 
@@ -80,7 +89,7 @@ def add_request_to_queue(original: Any, self: Any, req: Any, is_retracted: bool 
     if not (_is_decode(self) and is_local(req)):
         return original(self, req, is_retracted=is_retracted)
     if is_retracted:
-        if req.output_ids:
+        if req.output_ids and not self.ppd.is_being_written(req):
             # Backed up with its KV like a transferred request: upstream restores it.
             return original(self, req, is_retracted=True)
         _drop_backup(self, req)
@@ -104,6 +113,7 @@ def _drop_backup(scheduler: Any, req: Any) -> None:
 def get_next_disagg_decode_batch_to_run(original: Any, self: Any, running_batch: Any) -> Any:
     local: LocalPrefills = self.ppd
     if not local.has_work():
+        local.just_merged = ()
         return original(self, running_batch=running_batch)
 
     from sglang.srt.managers.schedule_batch import NextBatchPlan
@@ -158,7 +168,10 @@ def is_fully_idle(
 ) -> bool:
     if not (result and _is_decode(self)):
         return result
-    if self.disagg_decode_transfer_queue.has_pending_deferred_releases():
+    transfers = self.disagg_decode_transfer_queue
+    if self._engine_paused:  # a paused loop does not come by where upstream resolves them
+        transfers.resolve_deferred_releases()
+    if transfers.has_pending_deferred_releases():
         return False
     return ignore_waiting or not self.ppd.queue
 
@@ -167,6 +180,7 @@ def get_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     result.internal_state["ppd"] = {
         "version": __version__,
         "local_prefill": _is_decode(self),
+        "vocab_size": self.model_config.vocab_size,
         **self.ppd.state(),
     }
     return result

@@ -11,6 +11,7 @@ Engine objects (scheduler, request, batch) are SGLang 0.5.21's and untyped here.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -52,6 +53,10 @@ class LocalPrefills:
     scheduler: Any
     queue: list[Any] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
+    # Names this process: a router tells a restart from a pause by it.
+    boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    # Requests of the extend batch that the coming step runs beside, or directly after.
+    just_merged: tuple[Any, ...] = ()
     # Upstream's waiting_queue while ours stands in its place.
     _received: list[Any] | None = None
 
@@ -113,7 +118,7 @@ class LocalPrefills:
 
         logger.info("local prefill refused: rid=%s %s", req.rid, refusal)
         prepare_abort(req, refusal.to_message(), status_code=status)
-        self.scheduler.output_streamer.stream_output([req], req.return_logprob)
+        self.scheduler.retire_unadmitted_request(req)
 
     def abort(self, rid_prefix: str, abort_all: bool, reason: Any) -> None:
         """Drop waiting requests; they hold no KV. Upstream aborts the others."""
@@ -142,6 +147,13 @@ class LocalPrefills:
             launched += [r for r in last.reqs if r is not chunked and not r.finished()]
         return launched
 
+    def is_being_written(self, req: Any) -> bool:
+        """Whether the forward that writes this request's KV may still be running.
+
+        With overlap scheduling a backup taken now could miss it.
+        """
+        return any(r is req for r in self.just_merged)
+
     def chunk_rest_tokens(self) -> int:
         """Tokens that the request in mid-prefill still needs KV for."""
         req = self.scheduler.chunked_req
@@ -160,6 +172,7 @@ class LocalPrefills:
         return {
             "waiting": len(self.queue),
             "prefilling": 0 if chunked is None else 1,
+            "boot_id": self.boot_id,
             **asdict(self.counters),
         }
 
@@ -193,6 +206,8 @@ class LocalPrefills:
             not self.queue or scheduler.disagg_decode_prealloc_queue.retracted_queue
         ):
             return None, running_batch  # memory is short: retracted requests come first
+        if not self._next_chunk_fits():
+            return None, running_batch  # decodes free some by ending, or by being retracted
         running_batch.batch_is_full = False  # upstream's decode loop never clears it
         with self._in_place_of_waiting_queue():
             plan = scheduler.get_new_batch_prefill(running_batch)
@@ -201,10 +216,26 @@ class LocalPrefills:
             scheduler._arm_prefill_decode_interval(plan.batch_to_run)
         return plan.batch_to_run, plan.running_batch
 
+    def _next_chunk_fits(self) -> bool:
+        """Whether the request in mid-prefill can go on now.
+
+        Its KV was there when it was admitted, but decode steps between its chunks take more
+        than the share that admission expects of them; and upstream ends the process if the
+        allocation of a chunk fails (mem_cache/allocation.py:169).
+        """
+        scheduler = self.scheduler
+        size = scheduler.chunked_prefill_size
+        if scheduler.chunked_req is None or size is None:
+            return True
+        free = scheduler.token_to_kv_pool_allocator.available_size()
+        free += scheduler.disagg_decode_prealloc_queue._radix_full_evictable()
+        return bool(free >= min(size, self.chunk_rest_tokens()) + 2 * scheduler.page_size)
+
     def _merge_last_extend(self, running_batch: Any) -> Any:
         scheduler = self.scheduler
         chunked, last = scheduler.chunked_req, scheduler.last_batch
         exclude = []
+        self.just_merged = ()
         if chunked is not None:
             exclude.append(chunked)
             if chunked.extend_range.end > len(chunked.prefix_indices):
@@ -214,6 +245,7 @@ class LocalPrefills:
         if last.chunked_req is not None:
             exclude.append(last.chunked_req)
         last.filter_batch(chunked_req_to_exclude=exclude)
+        self.just_merged = tuple(last.reqs)
         if last.is_empty():
             return running_batch
         if running_batch.is_empty():

@@ -80,6 +80,9 @@ def check_applied(hooks: Sequence[Hook]) -> None:
     Raises:
         ConfigError: naming the targets that were left as they were.
     """
-    left = [h.target for h in hooks if not hasattr(pkgutil.resolve_name(h.target), "__wrapped__")]
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    # The registry's own account: ``__wrapped__`` stands on upstream's decorated functions too.
+    left = [hook.target for hook in hooks if hook.target not in HookRegistry._patched]
     if left:
         raise ConfigError(f"SGLang did not apply the hooks on {', '.join(left)}")

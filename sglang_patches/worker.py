@@ -110,14 +110,21 @@ def plan_launch(
 def _is_float32(model_path: str) -> bool:
     """Whether a local model says its weights are float32; False for one still to be fetched."""
     config = Path(model_path) / "config.json"
-    if not config.is_file():
-        return False
-    fields = json.loads(config.read_text())
+    try:
+        fields = json.loads(config.read_text())
+    except (OSError, ValueError):
+        return False  # SGLang will read it too, and say what is wrong with it
     return "float32" in (fields.get("dtype"), fields.get("torch_dtype"))
 
 
 def _has_gpu() -> bool:
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise SystemExit(
+            "ppd-worker: SGLang is not installed here; install sglang-ppd[engine], or the CPU "
+            "engine (sglang_patches/cpu/install.py)"
+        ) from error
 
     return bool(torch.cuda.is_available())
 
@@ -129,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "sglang.launch_server unchanged, e.g. --port 30000 --tp-size 2.",
         allow_abbrev=False,
     )
-    parser.add_argument("--role", required=True, type=Role, choices=list(Role))
+    parser.add_argument("--role", required=True, choices=[role.value for role in Role])
     parser.add_argument("--model-path", "--model", required=True, help="as sglang.launch_server")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     options, passed = parser.parse_known_args(argv)
@@ -139,8 +146,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "--device" in passed
         else not _has_gpu()
     )
+    if any(flag.partition("=")[0] == "--disaggregation-mode" for flag in passed):
+        parser.error("--role says what --disaggregation-mode would; give only --role")
     launch = plan_launch(
-        options.role,
+        Role(options.role),
         ["--model-path", options.model_path, *passed],
         cpu=cpu,
         environment=os.environ,

@@ -26,6 +26,7 @@ class FakeEngine:
     local_prefill: bool = True
     model: str = MODEL
     ready: bool = True
+    boot_id: str = "1"
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -44,7 +45,8 @@ class FakeEngine:
             raise
 
     async def server_info(self, _request: web.Request) -> web.Response:
-        state = {"ppd": {"version": "0", "local_prefill": True}} if self.local_prefill else {}
+        plugin = {"version": "0", "local_prefill": True, "boot_id": self.boot_id}
+        state = {"ppd": plugin} if self.local_prefill else {}
         return web.json_response(
             {
                 "disaggregation_mode": self.role,

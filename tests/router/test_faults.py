@@ -7,17 +7,22 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from .conftest import Client, Cluster
 from .fake_engine import (
+    DONE,
     FakeEngine,
     Script,
     answering,
     ending_early,
+    event,
     failing,
     hanging,
     resetting,
+    start_stream,
     streaming_forever,
+    token,
 )
 
 
@@ -66,7 +71,7 @@ async def test_a_failed_prefill_is_told_and_ends_the_decode_leg(
         assert reply.json["error"]["message"] == "no prefill for you"
         assert reply.json["error"]["type"] == kind
         await asyncio.wait_for(d.hung_up.wait(), 5.0)
-        assert await client.metric("ppd_prefill_errors_total") == 1
+        assert await client.metric("ppd_prefill_errors_total") == (status >= 500)
 
 
 async def test_a_failed_decode_is_told_and_ends_the_prefill_leg(cluster: Cluster) -> None:
@@ -149,16 +154,23 @@ async def test_a_dead_decode_worker_is_passed_over(cluster: Cluster) -> None:
         await serving.__aexit__(None, None, None)
 
 
-async def test_a_restarted_home_has_lost_its_conversations(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("boot_id", "route"),
+    [("1", ("local", "policy_full")), ("2", ("remote", "home_gone"))],
+    ids=["same-process", "restarted"],
+)
+async def test_only_a_restarted_home_has_lost_its_conversations(
+    cluster: Cluster, boot_id: str, route: tuple[str, str]
+) -> None:
     p, d = workers(answering(), answering())
     async with cluster(p, d) as client:
         await client.chat("hello")
         d.ready = False
         await until_alive(client, d, 0.0)
-        d.ready = True
+        d.ready, d.boot_id = True, boot_id
         await until_alive(client, d, 1.0)
         reply = await client.chat("hello", "www", "and")
-        assert reply.route == ("remote", "home_gone")
+        assert reply.route == route
 
 
 async def until_alive(client: Client, engine: FakeEngine, value: float) -> None:
@@ -185,3 +197,85 @@ async def test_a_home_lost_between_turns_sends_the_turn_elsewhere(cluster: Clust
         assert len(other.bodies) == 1
     finally:
         await serving.__aexit__(None, None, None)
+
+
+async def dropping(
+    engine: FakeEngine, request: web.Request, body: dict[str, Any]
+) -> web.StreamResponse:
+    """Takes the request and drops the connection without a word."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def test_a_request_that_kills_is_sent_twice_at_most(cluster: Cluster) -> None:
+    p = FakeEngine("prefill", answering())
+    decoders = [FakeEngine("decode", dropping) for _ in range(4)]
+    async with cluster(p, *decoders) as client:
+        reply = await client.chat("poison")
+        assert reply.status == 502
+        assert sum(len(d.bodies) for d in decoders) == 2
+
+
+async def test_a_worker_that_dropped_a_connection_but_lives_keeps_its_conversations(
+    cluster: Cluster,
+) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d) as client:
+        await client.chat("hello")
+        whole, d.script = d.script, dropping
+        assert (await client.chat("other")).status == 502
+        assert await client.metric("ppd_worker_alive", role="decode", worker=d.url) == 1
+        d.script = whole
+        assert (await client.chat("hello", "www", "and")).route == ("local", "policy_full")
+
+
+async def test_a_silent_worker_is_neither_dead_nor_asked_again(cluster: Cluster) -> None:
+    p, d = workers(answering(), hanging)
+    async with cluster(p, d, idle_timeout_s=0.2) as client:
+        assert (await client.chat("hello")).status == 504
+        assert len(d.bodies) == 1
+        assert await client.metric("ppd_worker_alive", role="decode", worker=d.url) == 1
+
+
+async def test_an_error_inside_a_stream_is_no_success(cluster: Cluster) -> None:
+    async def out_of_memory(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one") + event({"error": {"message": "oom", "code": 500}}))
+        await response.write(DONE)
+        return response
+
+    p, d = workers(answering(), out_of_memory)
+    async with cluster(p, d) as client:
+        reply = await client.chat("hello", stream=True)
+        assert reply.events[-1]["error"]["message"] == "oom"
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "worker_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+async def test_our_own_bug_is_an_openai_error_too(cluster: Cluster) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d) as client:
+        d.script = p.script = None  # type: ignore[assignment]  # answers 500 in plain text
+        reply = await client.chat("hello")
+        assert reply.status == 500
+        assert "message" in reply.json["error"]
+
+
+@pytest.mark.parametrize("levels", [300, 2000])
+async def test_deep_nesting_is_refused(cluster: Cluster, levels: int) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d) as client:
+        nested = b"[" * levels + b"]" * levels
+        body = b'{"messages": [{"role": "user", "content": "x"}], "unknown": ' + nested + b"}"
+        assert (await client.post("/v1/chat/completions", body)).status == 400
+
+
+async def test_a_body_that_is_not_what_it_says_is_refused(cluster: Cluster) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d) as client:
+        headers = {"Content-Encoding": "gzip"}
+        reply = await client.post("/v1/chat/completions", b"not gzip", headers)
+        assert reply.status == 400

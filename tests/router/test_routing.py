@@ -160,7 +160,9 @@ async def test_a_plugin_lost_at_run_time_is_noticed(cluster: Cluster) -> None:
     async with cluster(prefill(), d) as client:
         await client.chat("hello")
         whole = d.script
-        upstream = failing(400, "Disaggregated request received without bootstrap room id.")
+        upstream = failing(
+            400, "Invalid request: Disaggregated request received without bootstrap room id."
+        )
 
         async def unpatched(engine, request, body):  # type: ignore[no-untyped-def]
             script = whole if "bootstrap_room" in body else upstream
@@ -172,6 +174,26 @@ async def test_a_plugin_lost_at_run_time_is_noticed(cluster: Cluster) -> None:
             assert reply.route == ("remote", "home_unpatched")
         local = [body for body in d.bodies if "bootstrap_room" not in body]
         assert len(local) == 1
+
+
+@pytest.mark.parametrize("text", ["without bootstrap room", REFUSAL.to_message()])
+async def test_a_client_cannot_forge_a_workers_refusal(cluster: Cluster, text: str) -> None:
+    """Validation errors repeat what the client has sent."""
+    d = decode()
+    async with cluster(prefill(), d) as client:
+        await client.chat("hello")
+        whole, d.script = d.script, failing(400, f"1 validation error: {text}")
+        assert (await client.chat("hello", "www", "x", temperature=text)).status == 400
+        d.script = whole
+        assert (await client.chat("hello", "www", "y")).route == ("local", "policy_full")
+        assert await client.metric("ppd_local_refused_total", reason="too_few_cached_tokens") == 0
+
+
+async def test_a_short_opening_makes_no_home(cluster: Cluster) -> None:
+    d = FakeEngine("decode", answering(prompt=20))
+    async with cluster(prefill(), d) as client:
+        await client.chat("hi")
+        assert (await client.chat("hi", "www", "and")).route == ("remote", "short_prefix")
 
 
 async def test_a_misprediction_is_counted(cluster: Cluster) -> None:

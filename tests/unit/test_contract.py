@@ -35,13 +35,14 @@ def test_unmarked(params: object) -> None:
 @pytest.mark.parametrize(
     ("params", "named"),
     [
+        (None, "custom_params must be an object, got None"),
         ({LOCAL_MARKER: "yes"}, "do_local_prefill must be true, got 'yes'"),
         ({LOCAL_MARKER: True, "min_cached_tokens": -1}, "min_cached_tokens"),
         ({LOCAL_MARKER: True, "min_cached_tokens": True}, "min_cached_tokens"),
         ({LOCAL_MARKER: True, "min_cached_tokens": "9"}, "got '9'"),
     ],
 )
-def test_malformed_terms_are_named(params: dict[str, object], named: str) -> None:
+def test_malformed_terms_are_named(params: object, named: str) -> None:
     with pytest.raises(ContractError, match=named):
         parse_terms(params)
 
@@ -56,8 +57,10 @@ def test_malformed_terms_are_named(params: dict[str, object], named: str) -> Non
     ),
     st.text(max_size=20),
 )
-def test_a_refusal_is_found_in_any_message(refusal: Refusal, around: str) -> None:
-    assert parse_refusal(f"Aborted: {refusal.to_message()}{around}") == refusal
+def test_a_refusal_is_read_at_the_start_of_a_message_only(refusal: Refusal, around: str) -> None:
+    message = refusal.to_message()
+    assert parse_refusal(message + around) == refusal
+    assert parse_refusal(f"1 validation error: {around}{message}") is None
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from ppd.decision import (
 FEATURES = Features(
     turn=2,
     context_tokens=1000,
+    least_cached_tokens=896,
     new_tokens=20,
     prefill_tokens=900,
     page_size=16,
@@ -39,6 +40,11 @@ def test_no_policy_is_asked_what_it_cannot_choose(policy: object) -> None:
     ):
         features = replace(FEATURES, home=state)
         assert decide(features, policy) == Decision(Route.REMOTE, reason)  # type: ignore[arg-type]
+
+
+def test_a_short_prefix_makes_no_home() -> None:
+    features = replace(FEATURES, least_cached_tokens=0)
+    assert decide(features, POLICIES["full"]) == Decision(Route.REMOTE, Reason.SHORT_PREFIX)
 
 
 def test_static_policies() -> None:

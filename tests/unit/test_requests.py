@@ -9,13 +9,20 @@ import pytest
 
 from ppd.contract import FORBIDDEN_FIELDS
 from ppd.errors import RequestError
-from router.requests import Endpoint, Inbound, parse, tenant_of
+from router.requests import Endpoint, Inbound, Served, parse
+from router.scrub import tenant_of
 
+SERVED = Served(("m",), vocab_size=100)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
+def deep(levels: int) -> Any:
+    """Nested lists, as raw JSON: orjson does not write them so deep."""
+    return orjson.Fragment(b"[" * levels + b"]" * levels)
+
+
 def read(endpoint: Endpoint, body: object, tenant: str = "") -> Inbound:
-    return parse(endpoint, orjson.dumps(body), tenant, ("m",))
+    return parse(endpoint, orjson.dumps(body), tenant, SERVED)
 
 
 @pytest.mark.parametrize("name", sorted(FORBIDDEN_FIELDS))
@@ -41,10 +48,13 @@ def test_tenants_have_their_own_cache_and_ids() -> None:
     body = read(Endpoint.CHAT, {**CHAT, "rid": "r", "cache_salt": "s"}, "t").body
     assert (body["rid"], body["cache_salt"]) == ("t-r", "t/s")
     assert "cache_salt" not in read(Endpoint.CHAT, CHAT).body
+    posing = read(Endpoint.CHAT, {**CHAT, "cache_salt": "t"}).body
+    assert posing["cache_salt"] == "anonymous/t"
     one, two = tenant_of("Bearer one"), tenant_of("Bearer two")
     assert one != two
     assert "one" not in one
     assert tenant_of(None) == ""
+    assert tenant_of("Bearer \udcff")
 
 
 def test_what_stands_before_the_messages_separates_conversations() -> None:
@@ -92,6 +102,20 @@ def test_the_router_always_asks_for_usage(stream_options: object) -> None:
         (Endpoint.GENERATE, {"input_ids": [-1]}, 400, "input_ids must hold token ids"),
         (Endpoint.GENERATE, {"input_ids": "a"}, 400, "input_ids must be a list of token ids"),
         (Endpoint.GENERATE, {"text": "a", "sampling_params": 1}, 400, "an object or a list"),
+        (Endpoint.GENERATE, {"text": "a", "sampling_params": [1]}, 400, r"params\[0\] must be an"),
+        (Endpoint.GENERATE, {"text": "a", "sampling_params": [{}, {}]}, 400, "2 entries for one"),
+        (Endpoint.GENERATE, {"input_ids": [5, 100]}, 400, "token ids from 0 to 99"),
+        (Endpoint.GENERATE, {"input_ids": [[5], [100]]}, 400, "token ids from 0 to 99"),
+        (
+            Endpoint.GENERATE,
+            {"text": "a", "sampling_params": {"stop_token_ids": [100]}},
+            400,
+            "stop_token_ids must hold token ids from 0 to 99",
+        ),
+        (Endpoint.CHAT, {**CHAT, "stop_token_ids": [-1]}, 400, "stop_token_ids must hold"),
+        (Endpoint.CHAT, {**CHAT, "top_logprobs": 21}, 400, "at most 20"),
+        (Endpoint.CHAT, {**CHAT, "custom_params": "x"}, 400, "custom_params must be an object"),
+        (Endpoint.CHAT, {**CHAT, "tools": deep(300)}, 400, "cannot be forwarded"),
     ],
 )
 def test_bad_requests_are_named(endpoint: Endpoint, body: object, status: int, named: str) -> None:
@@ -102,7 +126,7 @@ def test_bad_requests_are_named(endpoint: Endpoint, body: object, status: int, n
 
 def test_bad_json_is_named() -> None:
     with pytest.raises(RequestError, match="no valid JSON"):
-        parse(Endpoint.CHAT, b'{"model": ', "", ("m",))
+        parse(Endpoint.CHAT, b'{"model": ', "", SERVED)
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2, 3]]])
@@ -114,3 +138,8 @@ def test_several_prompts_have_no_chain(prompt: object) -> None:
 @pytest.mark.parametrize("model", ["default", "m", "m:adapter"])
 def test_served_names(model: str) -> None:
     assert read(Endpoint.CHAT, {**CHAT, "model": model}).chain is not None
+
+
+def test_one_set_of_sampling_params_may_come_in_a_list() -> None:
+    inbound = read(Endpoint.GENERATE, {"text": "a", "sampling_params": [{"temperature": 0}]})
+    assert inbound.body["sampling_params"] == {"temperature": 0}

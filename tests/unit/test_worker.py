@@ -42,7 +42,14 @@ def test_the_command_can_be_read_and_typed(capsys: pytest.CaptureFixture[str]) -
     assert "--model-path '/m o' --device cpu --port 7" in printed
 
 
-@pytest.mark.parametrize("argv", [["--role", "decode"], ["--role", "x", "--model-path", "m"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--role", "decode"],
+        ["--role", "x", "--model-path", "m"],
+        ["--role", "decode", "--model-path", "m", "--device=cpu", "--disaggregation-mode=null"],
+    ],
+)
 def test_wrong_flags_end_with_a_message(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
