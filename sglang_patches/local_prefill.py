@@ -39,6 +39,7 @@ class Counters:
     accepted: int = 0
     refused_too_few_cached: int = 0
     refused_malformed: int = 0
+    evicted_while_waiting: int = 0  # accepted, then refused after all
     aborted_in_queue: int = 0
     requeued: int = 0
     chunks: int = 0
@@ -69,33 +70,48 @@ class LocalPrefills:
         into an HTTP status (1802-1826), the one that says "not here, not now".
         """
         from sglang.srt.disaggregation.utils import is_unadmitted_reject
-        from sglang.srt.managers.schedule_policy import match_prefix_for_req
 
         if is_unadmitted_reject(req):  # e.g. too long a prompt: upstream has the message
             self.scheduler.retire_unadmitted_request(req)
             return
         try:
-            terms = parse_terms(req.sampling_params.custom_params)
+            least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
         except ContractError as error:
             self.counters.refused_malformed += 1
             refusal = Refusal(RefusalReason.MALFORMED_TERMS, detail=str(error))
             self._refuse(req, refusal, HTTPStatus.BAD_REQUEST)
             return
-        match_prefix_for_req(self.scheduler.tree_cache, req, req.origin_input_ids, include_req=True)
-        cached = req.num_matched_prefix_tokens
-        if cached < terms.min_cached_tokens:
+        cached = self._cached_tokens(req)
+        if cached < least:
             self.counters.refused_too_few_cached += 1
-            refusal = Refusal(
-                RefusalReason.TOO_FEW_CACHED_TOKENS,
-                cached_tokens=cached,
-                min_cached_tokens=terms.min_cached_tokens,
-            )
-            self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE)
+            self._refuse_uncached(req, cached, least)
             return
         self.counters.accepted += 1
         self.counters.cached_tokens += cached
         self.counters.uncached_tokens += len(req.origin_input_ids) - cached
         self._queue(req)
+
+    def _cached_tokens(self, req: Any) -> int:
+        from sglang.srt.managers.schedule_policy import match_prefix_for_req
+
+        match_prefix_for_req(self.scheduler.tree_cache, req, req.origin_input_ids, include_req=True)
+        return int(req.num_matched_prefix_tokens)
+
+    def _refuse_evicted(self) -> None:
+        """Check the precondition again: waiting requests hold no lock on their prefix.
+
+        A lock would let a long queue pin the cache that running requests need.
+        """
+        kept = []
+        for req in self.queue:
+            least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
+            # A requeued request has begun to answer: it must be finished here, whatever it costs.
+            if req.retraction_count == 0 and (cached := self._cached_tokens(req)) < least:
+                self.counters.evicted_while_waiting += 1
+                self._refuse_uncached(req, cached, least)
+            else:
+                kept.append(req)
+        self.queue = kept
 
     def requeue(self, req: Any) -> None:
         """Prefill ``req`` again from its tokens, ahead of newer requests.
@@ -112,6 +128,12 @@ class LocalPrefills:
         req.time_stats.disagg_mode = DisaggregationMode.NULL
         req.time_stats.set_wait_queue_entry_time()
         self.queue.insert(0 if first else len(self.queue), req)
+
+    def _refuse_uncached(self, req: Any, cached: int, least: int) -> None:
+        refusal = Refusal(
+            RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=cached, min_cached_tokens=least
+        )
+        self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _refuse(self, req: Any, refusal: Refusal, status: HTTPStatus) -> None:
         from sglang.srt.disaggregation.utils import prepare_abort
@@ -208,6 +230,7 @@ class LocalPrefills:
             return None, running_batch  # memory is short: retracted requests come first
         if not self._next_chunk_fits():
             return None, running_batch  # decodes free some by ending, or by being retracted
+        self._refuse_evicted()
         running_batch.batch_is_full = False  # upstream's decode loop never clears it
         with self._in_place_of_waiting_queue():
             plan = scheduler.get_new_batch_prefill(running_batch)

@@ -42,6 +42,7 @@ class Workers:
     decode: Process
     monolithic: Process | None
     page_size: int
+    model: Path
 
     @asynccontextmanager
     async def routed(self, policy: Policy) -> AsyncIterator[str]:
@@ -96,7 +97,7 @@ def start(spec: ModelSpec, logs: Path, page_size: int, *, monolithic: bool) -> I
         decode = launch.worker(Role.DECODE, model, *flags)
         alone = launch.worker(Role.REPLICA, model, *flags) if monolithic else None
         wait_all(launch.started)
-        yield Workers(prefill, decode, alone, page_size)
+        yield Workers(prefill, decode, alone, page_size, model)
 
 
 @pytest.fixture(scope="session", params=[1, 16], ids=["llama-page1", "qwen3-page16"])
