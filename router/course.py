@@ -22,6 +22,7 @@ class Course:
         decision: the route as it now is; a refused local turn becomes a remote one.
         prefill: the prefill worker of a remote turn.
         retried: it has been sent a second time after a worker was lost.
+        outcome: how it ended; None while it is served.
     """
 
     inbound: Inbound
@@ -32,6 +33,7 @@ class Course:
     decision: Decision
     prefill: Worker | None = None
     retried: bool = False
+    outcome: str | None = None
     first_byte_s: float | None = None
 
     @property

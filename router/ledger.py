@@ -45,6 +45,13 @@ class Ledger:
         self._metrics.ttft.labels(decision.route).observe(course.ttft_s)
 
     def finished(self, course: Course, outcome: str) -> None:
+        """The request has ended; what comes after is not another end.
+
+        A client may well hang up on the last byte, while the legs are still being closed.
+        """
+        if course.outcome is not None:
+            return
+        course.outcome = outcome
         self._metrics.finished.labels(course.inbound.endpoint, outcome).inc()
 
     def learn(self, course: Course, home: Worker, usage: Usage | None) -> None:
