@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 MODEL ?=
 POLICY ?= full
 PORT ?= 0
+RECORD ?=
 
 .PHONY: help setup demo serve test check wheel bench-hash clean
 
@@ -32,7 +33,7 @@ $(VENV)/ppd-ready: pyproject.toml sglang_patches/cpu/install.py sglang_patches/c
 	@touch $@
 
 demo: setup
-	@$(BIN)/ppd-eval demo --model '$(MODEL)'
+	@$(BIN)/ppd-eval demo --model '$(MODEL)' $(if $(RECORD),--record $(RECORD))
 
 serve: setup
 	@$(BIN)/ppd-eval serve --model '$(MODEL)' --policy $(POLICY) --port $(PORT)

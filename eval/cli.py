@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cluster.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     one = commands.add_parser("demo", parents=[cluster], help="five turns, compared")
     one.add_argument("--max-tokens", type=int, default=32, help="of each reply")
+    one.add_argument("--record", type=Path, help="append the result to this JSONL file")
     two = commands.add_parser("serve", parents=[cluster], help="leave a cluster up")
     two.add_argument("--policy", default="full", choices=POLICIES)
     two.add_argument("--port", type=int, default=0, help="of the router; 0: any free one")
@@ -34,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         match options.command:
             case "demo":
-                status = demo.run(options.model or None, options.max_tokens, options.logs)
+                status = demo.run(
+                    options.model or None, options.max_tokens, options.logs, options.record
+                )
             case "serve":
                 status = serve.run(
                     options.model or None, options.policy, options.port, options.logs

@@ -49,8 +49,6 @@ class Process:
             ClusterError: the process ended, or the deadline (``time.monotonic``) has passed.
         """
         while True:
-            if self.popen.poll() is not None:
-                raise ClusterError(f"{self.name} {self.ending()}")
             try:
                 with urllib.request.urlopen(self.url + path, timeout=2.0) as answer:
                     if answer.status == 200:
@@ -59,7 +57,9 @@ class Process:
                 pass  # not listening yet, or listening but not ready
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"{self.name} is not ready in time{self.tail()}")
-            time.sleep(0.2)
+            with suppress(subprocess.TimeoutExpired):
+                self.popen.wait(0.2)
+                raise ClusterError(f"{self.name} {self.ending()}")
 
     def ending(self) -> str:
         """How it ended, in words, with the end of its log."""
@@ -72,11 +72,6 @@ class Process:
         text = self.log.read_text(errors="replace").splitlines()
         told = [line for line in text if not line.startswith(_NOISE)][-lines:]
         return f"; the end of {self.log}:\n  " + "\n  ".join(told)
-
-    def kill(self) -> None:
-        """End it at once, as a crash would."""
-        os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
 
     def stop(self) -> None:
         """End it in good order; after a while at once, with whatever it started."""

@@ -17,6 +17,7 @@ from sglang_patches.worker import Role
 
 from . import tiny_model
 from .cluster import gpu_flags, launching, wait_all
+from .provenance import provenance
 
 DOCUMENT = """\
 Field notes, tide station on the north mole. The gauge was cleaned on Monday and has drifted
@@ -126,8 +127,12 @@ def _print_row(number: int, seen: Transcript) -> None:
     print(_ROW.format(number, *(column[-1] for column in columns), ttft), flush=True)
 
 
-def run(model: str | None, max_tokens: int, logs: Path) -> int:
-    """The demo. Returns the exit status; its last line on stdout is one JSON object."""
+def run(model: str | None, max_tokens: int, logs: Path, record: Path | None) -> int:
+    """The demo. Returns the exit status; its last line on stdout is one JSON object.
+
+    Args:
+        record: append that object, with where it was measured, to this file.
+    """
     path = tiny_model.resolve(model)
     print(f"model: {path}" + ("" if model else " (random weights: its words mean nothing)"))
     print("starting a prefill worker, a decode worker, the router and a monolithic server ...")
@@ -146,18 +151,18 @@ def run(model: str | None, max_tokens: int, logs: Path) -> int:
         identical = ours.output_ids == alone.output_ids
         print(f"\ntoken ids identical to the monolithic server's: {'yes' if identical else 'NO'}")
         print("stopping ...", flush=True)
-    print(
-        json.dumps(
-            {
-                "routes": ours.routes,
-                "cached_tokens": ours.cached_tokens,
-                "context_tokens": ours.context_tokens,
-                "new_tokens": ours.new_tokens,
-                "ttft_ms": ours.ttft_ms,
-                "identical_to_monolithic": identical,
-            }
-        )
-    )
+    result = {
+        "routes": ours.routes,
+        "cached_tokens": ours.cached_tokens,
+        "context_tokens": ours.context_tokens,
+        "new_tokens": ours.new_tokens,
+        "ttft_ms": ours.ttft_ms,
+        "identical_to_monolithic": identical,
+    }
+    if record is not None:
+        with record.open("a") as rows:
+            rows.write(json.dumps({**result, "model": Path(path).name, **provenance(0)}) + "\n")
+    print(json.dumps(result))
     expected = ["remote"] + ["local"] * (len(TURNS) - 1)
     # A model of the caller's choice may well run in bf16, where remote and monolithic differ.
     return 0 if ours.routes == expected and (identical or model is not None) else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from types import FrameType
 
@@ -48,11 +47,9 @@ def run(model: str | None, policy: str, port: int, logs: Path) -> int:
             router = launch.router([prefill], [decode], "--policy", policy, port=port or None)
             wait_all([router])
             print(_HOW_TO.format(url=router.url, log=router.log, pid=os.getpid()), flush=True)
-            while True:
-                for process in launch.started:
-                    if process.popen.poll() is not None:
-                        raise ClusterError(f"{process.name} {process.ending()}")
-                time.sleep(1.0)
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # until one of them ends
+            ended = next(p for p in launch.started if p.popen.poll() is not None)
+            raise ClusterError(f"{ended.name} {ended.ending()}")
         except KeyboardInterrupt:
             print("stopping ...", flush=True)
     return 0

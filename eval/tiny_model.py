@@ -66,9 +66,9 @@ class ModelSpec:
 
 
 def cache_folder() -> Path:
-    """``$PPD_CACHE``, else the user's cache folder."""
-    root = os.environ.get("PPD_CACHE") or Path.home() / ".cache" / "sglang-ppd"
-    return Path(root) / "models"
+    """In the user's cache folder (``XDG_CACHE_HOME``)."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "sglang-ppd" / "models"
 
 
 def ensure(spec: ModelSpec | None = None, root: Path | None = None) -> Path:

@@ -90,7 +90,7 @@ def _parse_object(endpoint: Endpoint, body: dict[str, Any], tenant: str, served:
     options = typed(body, "stream_options", dict, {})
     body = without_routing(body)
     isolate(body, tenant)
-    _check_ids(body, served.vocab_size)
+    _check_vocabulary(body, served.vocab_size)
     salt = _salt(endpoint, body, tenant, served.models)
 
     chain: PrefixChain | None
@@ -138,29 +138,43 @@ def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
         )
 
 
-_MOST_LOGPROBS = 20  # OpenAI's limit; SGLang 0.5.21 dies of more than the vocabulary has
+_ID_FIELDS = ("prompt", "input_ids", "stop_token_ids", "token_ids_logprob")
+_RANK_FIELDS = ("top_logprobs", "top_logprobs_num", "logprobs")
 
 
-def _check_ids(body: Mapping[str, Any], vocab_size: int | None) -> None:
-    """Refuse token ids that no embedding has: SGLang 0.5.21 looks them up, and dies."""
-    if typed(body, "top_logprobs", int, 0) > _MOST_LOGPROBS:
-        raise RequestError(f"top_logprobs must be at most {_MOST_LOGPROBS}", param="top_logprobs")
+def _check_vocabulary(body: Mapping[str, Any], vocab_size: int | None) -> None:
+    """Refuse what lies outside the vocabulary: SGLang 0.5.21 looks it up, and dies."""
     if vocab_size is None:
         return
-    fields = [(name, body.get(name)) for name in ("prompt", "input_ids", "stop_token_ids")]
-    fields += [("stop_token_ids", one.get("stop_token_ids")) for one in sampling_of(body)]
-    for name, value in fields:
-        for ids in value if isinstance(value, list) and _holds_lists(value) else [value]:
-            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-                continue  # no ids; whether it should be is checked elsewhere
+    for fields in (body, *sampling_of(body)):
+        for name in _ID_FIELDS:
+            ids = _integers(fields.get(name))
             if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
                 raise RequestError(
                     f"{name} must hold token ids from 0 to {vocab_size - 1}", param=name
                 )
+        for name in _RANK_FIELDS:
+            if max(_integers(fields.get(name)), default=0) > vocab_size:
+                raise RequestError(f"{name} must be at most {vocab_size}", param=name)
+        biased = typed(fields, "logit_bias", dict, {})
+        if not all(_is_id(key, vocab_size) for key in biased):
+            raise RequestError(
+                f"logit_bias must be keyed by token ids from 0 to {vocab_size - 1}",
+                param="logit_bias",
+            )
 
 
-def _holds_lists(value: list[Any]) -> bool:
-    return bool(value) and isinstance(value[0], list)
+def _is_id(key: str, vocab_size: int) -> bool:
+    """Whether a JSON key is a token id (a short one: long ones cost ``int`` quadratic time)."""
+    return key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size
+
+
+def _integers(value: Any) -> list[int]:
+    """The integers of a field, alone, in a list, or in a list of lists; [] if it holds others."""
+    flat = value if isinstance(value, list) else [value]
+    if flat and isinstance(flat[0], list):
+        flat = [one for ids in flat if isinstance(ids, list) for one in ids]
+    return flat if all(type(one) is int for one in flat) else []
 
 
 def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequence[str]) -> bytes:

@@ -39,8 +39,6 @@ class Handshake:
     page_size: int
     bootstrap_port: int
     local_prefill: bool
-    engine_version: str
-    plugin_version: str | None
     boot_id: str | None  # of the plugin's process; None without it
     vocab_size: int | None
 
@@ -172,8 +170,6 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
             page_size=int(info["page_size"]),
             bootstrap_port=int(info["disaggregation_bootstrap_port"]),
             local_prefill=bool(plugin.get("local_prefill")),
-            engine_version=str(info["version"]),
-            plugin_version=plugin.get("version"),
             boot_id=plugin.get("boot_id"),
             vocab_size=plugin.get("vocab_size"),
         )

@@ -1,7 +1,8 @@
 """SGLang plugin: lets a decode server take local append-prefills.
 
 SGLang calls :func:`register` in each of its processes (entry point group
-``sglang.srt.plugins``). Without ``PPD_ENABLE=1`` it changes nothing.
+``sglang.srt.plugins``). Without ``PPD_ENABLE=1`` it changes nothing, but for the kernels of a
+process that was started through the CPU launcher, which could not compute without them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ def register() -> None:
 
     from ppd.errors import ConfigError
     from sglang_patches.cpu import stand_ins
-    from sglang_patches.settings import read_settings
+    from sglang_patches.settings import is_enabled
 
     try:
         if stand_ins.is_installed():
             from sglang_patches.cpu import kernels
 
             kernels.install()
-        settings = read_settings(os.environ)
-        if settings is None:
+        if not is_enabled(os.environ):
             return
         from sglang_patches.hooks import HOOKS
         from sglang_patches.targets import register_all

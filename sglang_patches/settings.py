@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ppd.errors import ConfigError
 
 _KNOWN = ("PPD_ENABLE",)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Options of an enabled plugin. None yet: sizes come from SGLang's own flags."""
-
-
-def read_settings(environment: Mapping[str, str]) -> Settings | None:
-    """The plugin's options, or None where it is not enabled.
+def is_enabled(environment: Mapping[str, str]) -> bool:
+    """Whether the plugin shall change anything; sizes come from SGLang's own flags.
 
     Raises:
         ConfigError: ``PPD_ENABLE`` is neither 0 nor 1, or a ``PPD_*`` name is unknown.
@@ -25,8 +19,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
     if enabled not in ("0", "1"):
         raise ConfigError(f"PPD_ENABLE must be 0 or 1, got {enabled!r}")
     if enabled == "0":
-        return None
+        return False
     unknown = sorted(n for n in environment if n.startswith("PPD_") and n not in _KNOWN)
     if unknown:
         raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
-    return Settings()
+    return True

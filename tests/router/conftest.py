@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
+from ppd.decision import Policy
 from router.config import RouterConfig
 from router.server import running
 
@@ -80,9 +81,9 @@ def cluster() -> Cluster:
     """``async with cluster(prefill, decode, ...) as client``: workers and router, running."""
 
     @asynccontextmanager
-    async def start(*engines: FakeEngine, **options: Any) -> AsyncIterator[Client]:
-        from contextlib import AsyncExitStack
-
+    async def start(
+        *engines: FakeEngine, choosing: Policy | None = None, **options: Any
+    ) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
             for engine in engines:
                 if not engine.url:
@@ -93,7 +94,7 @@ def cluster() -> Cluster:
                 port=0,
                 **{"startup_timeout_s": 5.0, "probe_interval_s": 0.05, **options},
             )
-            url = await stack.enter_async_context(running(config))
+            url = await stack.enter_async_context(running(config, choosing))
             http = await stack.enter_async_context(aiohttp.ClientSession())
             yield Client(url, http)
 

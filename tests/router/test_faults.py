@@ -9,6 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from ppd.decision import Decision, Features
+
 from .conftest import Client, Cluster
 from .fake_engine import (
     DONE,
@@ -255,13 +257,36 @@ async def test_an_error_inside_a_stream_is_no_success(cluster: Cluster) -> None:
         assert await client.metric("ppd_finished_total", **labels) == 1
 
 
-async def test_our_own_bug_is_an_openai_error_too(cluster: Cluster) -> None:
-    p, d = workers(answering(), answering())
+async def test_a_workers_bare_500_becomes_an_openai_error(cluster: Cluster) -> None:
+    async def bare(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        return web.Response(status=500, text="Internal Server Error")
+
+    p, d = workers(bare, bare)
     async with cluster(p, d) as client:
-        d.script = p.script = None  # type: ignore[assignment]  # answers 500 in plain text
         reply = await client.chat("hello")
         assert reply.status == 500
-        assert "message" in reply.json["error"]
+        assert reply.json["error"]["message"] == "Internal Server Error"
+
+
+class Broken:
+    """A policy with a bug."""
+
+    name = "broken"
+
+    def choose(self, features: Features) -> Decision:
+        raise ZeroDivisionError
+
+
+async def test_a_bug_of_ours_is_an_openai_error_too_and_counted(cluster: Cluster) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d, choosing=Broken()) as client:
+        await client.chat("hello")
+        reply = await client.chat("hello", "www", "and")
+        assert (reply.status, reply.json["error"]["type"]) == (500, "router_error")
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "internal_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
 
 
 @pytest.mark.parametrize("levels", [300, 2000])

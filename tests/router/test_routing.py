@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ppd.contract import Refusal, RefusalReason
 from ppd.errors import WorkerError
@@ -77,9 +79,9 @@ async def test_tenants_do_not_share_sessions(cluster: Cluster) -> None:
 async def test_the_marker_of_native_requests_is_in_their_sampling_params(
     cluster: Cluster,
 ) -> None:
-    async def native(engine, request, body):  # type: ignore[no-untyped-def]
-        from aiohttp import web
-
+    async def native(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
         meta = {"prompt_tokens": 100, "completion_tokens": 3, "cached_tokens": 96}
         return web.json_response({"text": "www", "meta_info": meta})
 
@@ -133,7 +135,9 @@ async def test_a_refused_local_turn_goes_remote_at_once(cluster: Cluster, stream
         await client.chat("hello", stream=stream)
         whole, refuse = d.script, failing(503, REFUSAL.to_message())
 
-        async def refusing_local(engine, request, body):  # type: ignore[no-untyped-def]
+        async def refusing_local(
+            engine: FakeEngine, request: web.Request, body: dict[str, Any]
+        ) -> web.StreamResponse:
             script = whole if "bootstrap_room" in body else refuse
             return await script(engine, request, body)
 
@@ -164,7 +168,9 @@ async def test_a_plugin_lost_at_run_time_is_noticed(cluster: Cluster) -> None:
             400, "Invalid request: Disaggregated request received without bootstrap room id."
         )
 
-        async def unpatched(engine, request, body):  # type: ignore[no-untyped-def]
+        async def unpatched(
+            engine: FakeEngine, request: web.Request, body: dict[str, Any]
+        ) -> web.StreamResponse:
             script = whole if "bootstrap_room" in body else upstream
             return await script(engine, request, body)
 

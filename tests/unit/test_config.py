@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from ppd.errors import ConfigError
 from router.cli import main, parse_config
 from router.config import RouterConfig
-from sglang_patches.settings import read_settings
+from sglang_patches.settings import is_enabled
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
@@ -31,10 +34,9 @@ def test_a_sound_command_line() -> None:
         ({"max_body_bytes": 0}, "--max-body-bytes must be above 0"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, object], named: str) -> None:
-    fields: dict[str, object] = {"prefill": (P,), "decode": (D,), **changes}
+def test_what_is_wrong_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
-        RouterConfig(**fields).check()  # type: ignore[arg-type]
+        replace(RouterConfig(prefill=(P,), decode=(D,)), **changes).check()
 
 
 def test_all_errors_at_once() -> None:
@@ -55,7 +57,7 @@ def test_a_dead_worker_at_start_is_named() -> None:
 
 @pytest.mark.parametrize("environment", [{}, {"PPD_ENABLE": "0", "PPD_TYPO": "1"}])
 def test_the_plugin_is_off_unless_enabled(environment: dict[str, str]) -> None:
-    assert read_settings(environment) is None
+    assert not is_enabled(environment)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +69,4 @@ def test_the_plugin_is_off_unless_enabled(environment: dict[str, str]) -> None:
 )
 def test_wrong_plugin_options_are_named(environment: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        read_settings(environment)
+        is_enabled(environment)

@@ -13,6 +13,7 @@ from ppd.decision import (
     Decision,
     Features,
     HomeState,
+    Policy,
     Reason,
     Route,
     decide,
@@ -32,14 +33,14 @@ FEATURES = Features(
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=lambda p: p.name)
-def test_no_policy_is_asked_what_it_cannot_choose(policy: object) -> None:
-    assert decide(None, policy) == Decision(Route.REMOTE, Reason.FIRST_TURN)  # type: ignore[arg-type]
+def test_no_policy_is_asked_what_it_cannot_choose(policy: Policy) -> None:
+    assert decide(None, policy) == Decision(Route.REMOTE, Reason.FIRST_TURN)
     for state, reason in (
         (HomeState.GONE, Reason.HOME_GONE),
         (HomeState.UNPATCHED, Reason.HOME_UNPATCHED),
     ):
         features = replace(FEATURES, home=state)
-        assert decide(features, policy) == Decision(Route.REMOTE, reason)  # type: ignore[arg-type]
+        assert decide(features, policy) == Decision(Route.REMOTE, reason)
 
 
 def test_a_short_prefix_makes_no_home() -> None:

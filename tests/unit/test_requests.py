@@ -113,7 +113,12 @@ def test_the_router_always_asks_for_usage(stream_options: object) -> None:
             "stop_token_ids must hold token ids from 0 to 99",
         ),
         (Endpoint.CHAT, {**CHAT, "stop_token_ids": [-1]}, 400, "stop_token_ids must hold"),
-        (Endpoint.CHAT, {**CHAT, "top_logprobs": 21}, 400, "at most 20"),
+        (Endpoint.CHAT, {**CHAT, "top_logprobs": 101}, 400, "top_logprobs must be at most 100"),
+        (Endpoint.COMPLETIONS, {"prompt": "a", "logprobs": 101}, 400, "logprobs must be at most"),
+        (Endpoint.GENERATE, {"text": "a", "top_logprobs_num": [101]}, 400, "at most 100"),
+        (Endpoint.GENERATE, {"text": "a", "token_ids_logprob": [100]}, 400, "from 0 to 99"),
+        (Endpoint.CHAT, {**CHAT, "logit_bias": {"100": 1}}, 400, "keyed by token ids from 0 to 99"),
+        (Endpoint.CHAT, {**CHAT, "logit_bias": {"x": 1}}, 400, "keyed by token ids"),
         (Endpoint.CHAT, {**CHAT, "custom_params": "x"}, 400, "custom_params must be an object"),
         (Endpoint.CHAT, {**CHAT, "tools": deep(300)}, 400, "cannot be forwarded"),
     ],
@@ -138,6 +143,12 @@ def test_several_prompts_have_no_chain(prompt: object) -> None:
 @pytest.mark.parametrize("model", ["default", "m", "m:adapter"])
 def test_served_names(model: str) -> None:
     assert read(Endpoint.CHAT, {**CHAT, "model": model}).chain is not None
+
+
+def test_what_is_in_the_vocabulary_passes() -> None:
+    fields = {"logprobs": True, "top_logprobs": 100, "logit_bias": {"99": -100}}
+    assert read(Endpoint.CHAT, {**CHAT, **fields, "stop_token_ids": [0, 99]}).chain is not None
+    assert read(Endpoint.COMPLETIONS, {"prompt": [[1], [99]], "logprobs": 5}).prompts == 2
 
 
 def test_one_set_of_sampling_params_may_come_in_a_list() -> None:
