@@ -3,19 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?=
-POLICY ?= full
+POLICY ?= ppd
+TABLE ?= tables/cpu-tiny-llama-1P1D.json
 PORT ?= 0
 RECORD ?=
 
-.PHONY: help setup demo serve test check wheel bench-hash clean
+.PHONY: help setup demo serve test check wheel bench-hash bench-decision clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
-	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=pd|full)"
+	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
 	@echo "make test         checks and tests, on the real engine"
 	@echo "make check        ruff, mypy, import-linter"
 	@echo "make wheel        build dist/*.whl"
 	@echo "make bench-hash   what recognising a conversation costs the router"
+	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
 # The stamp is newer than everything the environment is made from, or the environment is remade.
@@ -53,6 +55,9 @@ wheel: setup
 
 bench-hash: setup
 	@$(BIN)/ppd-eval bench-hash
+
+bench-decision: setup
+	@$(BIN)/ppd-eval bench-decision --table $(TABLE)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -17,6 +17,11 @@ from .provenance import provenance
 
 def run(history_kb: int, rounds: int, seed: int) -> int:
     """Parse and hash one chat request of ``history_kb`` again and again; print one JSON line."""
+    print(json.dumps({**measure(history_kb, rounds, seed), **provenance(seed)}))
+    return 0
+
+
+def measure(history_kb: int, rounds: int, seed: int) -> dict[str, float]:
     source = random.Random(seed)
     letters = string.ascii_letters + string.digits + ' .,\n"'
     messages: list[dict[str, str]] = []
@@ -35,17 +40,11 @@ def run(history_kb: int, rounds: int, seed: int) -> int:
         hash_messages(b"salt", parsed["messages"])
         both_ms.append(1e3 * (time.perf_counter() - start_s))
         parse_ms.append(1e3 * (parsed_s - start_s))
-    print(
-        json.dumps(
-            {
-                "body_bytes": len(body),
-                "messages": len(messages),
-                "parse_ms": round(statistics.median(parse_ms), 3),
-                "parse_and_hash_ms": round(statistics.median(both_ms), 3),
-                "parse_and_hash_p99_ms": round(statistics.quantiles(both_ms, n=100)[98], 3),
-                "rounds": rounds,
-                **provenance(seed),
-            }
-        )
-    )
-    return 0
+    return {
+        "body_bytes": len(body),
+        "messages": len(messages),
+        "parse_ms": round(statistics.median(parse_ms), 3),
+        "parse_and_hash_ms": round(statistics.median(both_ms), 3),
+        "parse_and_hash_p99_ms": round(statistics.quantiles(both_ms, n=100)[98], 3),
+        "rounds": rounds,
+    }

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppd.decision import POLICIES
-from ppd.errors import PpdError
+from ppd.errors import ConfigError, PpdError
+from ppd.score import Objective, Targets, Weights
+from ppd.table_policy import Correction
 
-from . import bench_hash, demo, serve
+from . import bench_decision, bench_hash, demo, replay_decisions, serve, sweep, table_build, weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -24,31 +25,124 @@ def main(argv: Sequence[str] | None = None) -> None:
     one.add_argument("--max-tokens", type=int, default=32, help="of each reply")
     one.add_argument("--record", type=Path, help="append the result to this JSONL file")
     two = commands.add_parser("serve", parents=[cluster], help="leave a cluster up")
-    two.add_argument("--policy", default="full", choices=POLICIES)
+    two.add_argument("--policy", default="ppd", help="as of ppd-router")
     two.add_argument("--port", type=int, default=0, help="of the router; 0: any free one")
     three = commands.add_parser("bench-hash", help="cost of recognising a conversation")
     three.add_argument("--history-kb", type=int, default=400)
     three.add_argument("--rounds", type=int, default=500)
     three.add_argument("--seed", type=int, default=0)
 
+    four = commands.add_parser("bench-decision", help="cost of one decision")
+    four.add_argument("--table", type=Path, required=True)
+    four.add_argument("--sessions", type=int, default=1_000_000)
+    four.add_argument("--rounds", type=int, default=5000)
+    four.add_argument("--seed", type=int, default=0)
+    five = commands.add_parser("sweep", parents=[cluster], help="measure both routes in a grid")
+    five.add_argument("config", type=Path, help="a TOML file, see eval/cpu-sweep.toml")
+    five.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
+    table = commands.add_parser("table", help="decision tables").add_subparsers(
+        dest="table_command", required=True
+    )
+    six = table.add_parser("build", help="from a sweep's raw rows")
+    six.add_argument("config", type=Path, help="of the sweep")
+    six.add_argument("raw", type=Path, help="what the sweep wrote")
+    six.add_argument("--out", type=Path, required=True)
+    seven = table.add_parser("show", help="what each cell says")
+    seven.add_argument("file", type=Path)
+    _add_weights(seven)
+    nine = commands.add_parser(
+        "weights", parents=[cluster], help="share of local turns as the weights move"
+    )
+    nine.add_argument("config", type=Path, help="of a sweep: the mix is drawn from its cells")
+    nine.add_argument("--table", type=Path, help="default: the shipped one of the model")
+    nine.add_argument("--conversations", type=int, default=40)
+    nine.add_argument("--qps", type=float, default=3.0, help="turns a second")
+    nine.add_argument("--seed", type=int, default=0)
+    nine.add_argument("--out", type=Path, required=True, help="JSONL; is continued")
+    eight = commands.add_parser(
+        "replay-decisions", help="a decision log under another table, weights or policy"
+    )
+    eight.add_argument("log", type=Path)
+    eight.add_argument("--table", type=Path)
+    eight.add_argument("--policy", help="in place of the log's")
+    eight.add_argument(
+        "--corrections", nargs="*", choices=[*Correction], help="in place of the log's"
+    )
+    eight.add_argument("--show", type=int, default=20, help="changed decisions to print")
+    _add_weights(eight)
+    eight.add_argument("--slo-ttft-ms", type=float)
+    eight.add_argument("--slo-tpot-ms", type=float)
+
     options = parser.parse_args(argv)
     try:
-        match options.command:
-            case "demo":
-                status = demo.run(
-                    options.model or None, options.max_tokens, options.logs, options.record
-                )
-            case "serve":
-                status = serve.run(
-                    options.model or None, options.policy, options.port, options.logs
-                )
-            case _:
-                status = bench_hash.run(options.history_kb, options.rounds, options.seed)
+        status = _run(options)
     except KeyboardInterrupt:
         sys.exit(130)
     except PpdError as error:
         sys.exit(f"ppd-eval: {error}")
     sys.exit(status)
+
+
+def _run(options: argparse.Namespace) -> int:
+    match options.command:
+        case "demo":
+            model = options.model or None
+            return demo.run(model, options.max_tokens, options.logs, options.record)
+        case "serve":
+            return serve.run(options.model or None, options.policy, options.port, options.logs)
+        case "bench-hash":
+            return bench_hash.run(options.history_kb, options.rounds, options.seed)
+        case "bench-decision":
+            return bench_decision.run(options.table, options.sessions, options.rounds, options.seed)
+        case "sweep":
+            config = sweep.load_config(options.config)
+            return sweep.sweep(config, options.model or None, options.out, options.logs)
+        case "weights":
+            config = sweep.load_config(options.config)
+            grid = options.config.name
+            mix = weights.Mix(grid, options.conversations, options.qps, options.seed)
+            model = options.model or None
+            return weights.run(config, model, options.table, mix, options.out, options.logs)
+        case "table" if options.table_command == "build":
+            config = sweep.load_config(options.config)
+            return table_build.build(config, options.raw, options.out)
+        case "table":
+            given = _objective(options) or Weights()
+            assert isinstance(given, Weights)
+            return table_build.show(options.file, given)
+        case _:
+            corrections = options.corrections
+            changes = replay_decisions.Changes(
+                table=options.table,
+                policy=options.policy,
+                corrections=None if corrections is None else frozenset(corrections),
+                objective=_objective(options),
+            )
+            return replay_decisions.run(options.log, changes, options.show)
+
+
+def _add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--w-ttft", type=float)
+    parser.add_argument("--w-tpot", type=float)
+
+
+def _objective(options: argparse.Namespace) -> Objective | None:
+    """Raises:
+    ConfigError: weights or targets make no sense, or both are given.
+    """
+    given = vars(options)
+    weights = [given.get("w_ttft"), given.get("w_tpot")]
+    targets = [given.get("slo_ttft_ms"), given.get("slo_tpot_ms")]
+    objective: Objective | None = None
+    if weights != [None, None]:
+        objective = Weights(*(1.0 if weight is None else weight for weight in weights))
+    if targets != [None, None]:
+        if objective is not None:
+            raise ConfigError("give weights or targets, not both")
+        objective = Targets(*targets)
+    if objective is not None and (problem := objective.problem()):
+        raise ConfigError(problem)
+    return objective
 
 
 if __name__ == "__main__":

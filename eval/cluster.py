@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ppd.contract import Role
 from ppd.errors import PpdError
-from sglang_patches.worker import Role
 
 _PR_SET_PDEATHSIG = 1
 _STOP_AFTER_S = 15.0
@@ -96,8 +96,15 @@ class Launcher:
     environment: dict[str, str] = field(default_factory=dict)
     started: list[Process] = field(default_factory=list)
 
-    def worker(self, role: Role, model: str | Path, *flags: str, name: str = "") -> Process:
-        """A worker, still starting."""
+    def worker(
+        self,
+        role: Role,
+        model: str | Path,
+        *flags: str,
+        name: str = "",
+        core: int | None = None,
+    ) -> Process:
+        """A worker, still starting; on one ``core`` alone, if given."""
         port = free_port()
         argv = [
             *(_script("ppd-worker"), "--role", role.value, "--model-path", str(model)),
@@ -105,7 +112,7 @@ class Launcher:
         ]
         if role is Role.PREFILL:
             argv += ["--disaggregation-bootstrap-port", str(free_port())]
-        return self._start(name or role.value, port, [*argv, *flags])
+        return self._start(name or role.value, port, [*argv, *flags], core)
 
     def router(
         self,
@@ -123,7 +130,7 @@ class Launcher:
         ]
         return self._start("router", port, [*argv, *flags])
 
-    def _start(self, name: str, port: int, argv: Sequence[str]) -> Process:
+    def _start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
         log = self.logs / f"{name}-{port}.log"
         with log.open("wb") as output:
             popen = subprocess.Popen(
@@ -133,7 +140,7 @@ class Launcher:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env={**os.environ, **self.environment},
-                preexec_fn=_die_with_parent(),
+                preexec_fn=_in_child(core),
             )
         process = Process(name, f"http://127.0.0.1:{port}", log, popen)
         self.started.append(process)
@@ -211,6 +218,12 @@ def _script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def _die_with_parent() -> Callable[[], None]:
+def _in_child(core: int | None) -> Callable[[], None]:
     libc = ctypes.CDLL(None)  # loaded here: the child must not import between fork and exec
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None
+
+    def settle_in() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # it dies with us
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+
+    return settle_in

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_patches.worker import Role
+from ppd.contract import Role
 
 from . import tiny_model
 from .cluster import gpu_flags, launching, wait_all

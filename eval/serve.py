@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-from sglang_patches.worker import Role
+from ppd.contract import Role
 
 from . import tiny_model
 from .cluster import ClusterError, gpu_flags, launching, require_free, wait_all

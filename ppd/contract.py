@@ -17,6 +17,16 @@ from enum import StrEnum
 
 from ppd.errors import ContractError
 
+
+class Role(StrEnum):
+    """What a worker does; SGLang's words, as in ``--disaggregation-mode``, and ``replica`` for a
+    server that does both."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    REPLICA = "replica"
+
+
 LOCAL_MARKER = "do_local_prefill"
 MIN_CACHED_TOKENS = "min_cached_tokens"
 
@@ -86,6 +96,7 @@ def parse_terms(custom_params: object) -> LocalTerms:
 
 class RefusalReason(StrEnum):
     TOO_FEW_CACHED_TOKENS = "too_few_cached_tokens"
+    TOO_MANY_TOKENS = "too_many_tokens"  # with those that wait there already
     MALFORMED_TERMS = "malformed_terms"
 
 

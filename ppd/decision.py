@@ -1,4 +1,4 @@
-"""Where a turn is prefilled: the decision, its reasons, and the policies.
+"""Where a turn is prefilled: routes, reasons, what a policy sees and what it answers.
 
 ``decide`` is the only way in. It settles what no policy may choose (a first turn has
 nothing to append to), and asks the policy for the rest.
@@ -6,16 +6,24 @@ nothing to append to), and asks the policy for the rest.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, assert_never
+from typing import assert_never
+
+from ppd.score import Objective, Score
+from ppd.table import Costs
 
 
 class Route(StrEnum):
-    """``REMOTE`` is the paper's x=0 (prefill worker, then KV transfer), ``LOCAL`` its x=1."""
+    """``REMOTE`` is the paper's x=0 (prefill worker, then KV transfer), ``LOCAL`` its x=1.
+
+    ``REPLICA`` is a worker that does both, as without disaggregation (the paper's R).
+    """
 
     REMOTE = "remote"
     LOCAL = "local"
+    REPLICA = "replica"
 
 
 class Reason(StrEnum):
@@ -26,9 +34,21 @@ class Reason(StrEnum):
     SHORT_PREFIX = "short_prefix"  # too little is known of it to be worth a home
     HOME_GONE = "home_gone"  # the worker with the KV is down, has restarted, or dropped the turn
     HOME_UNPATCHED = "home_unpatched"  # its handshake does not offer local prefill
-    REFUSED_BY_WORKER = "refused_by_worker"  # it no longer held the prefix
+    REFUSED_BY_WORKER = "refused_by_worker"  # it no longer held the prefix, or was too busy
+    POLICY_REPLICA = "policy_replica"
     POLICY_PD = "policy_pd"
     POLICY_FULL = "policy_full"
+    POLICY_PARTIAL = "policy_partial"
+    POLICY_THRESHOLD = "policy_threshold"
+    TABLE = "table"  # the measured cell says so
+    UNKNOWN_CELL = "unknown_cell"  # the table does not reach so far: its fallback says so
+    # What turned the table's answer:
+    INTERPOLATION = "interpolation"  # the cells around, taken together, say otherwise
+    STALE_PREFIX = "stale_prefix"  # the prefill worker has missed turns and must catch up
+    LOAD = "load"  # queues and batches are not what they were when it was measured
+    OBSERVED = "observed"  # what was seen since says otherwise
+    APPEND_BUDGET = "append_budget"  # with it the home would have more appends than its budget
+    HOME_FULL = "home_full"  # no KV is left there for the turn
 
 
 class HomeState(StrEnum):
@@ -42,76 +62,123 @@ class Features:
     """What is known of a turn when its route is decided. All sizes in tokens.
 
     Attributes:
+        session: names the conversation.
         turn: from 1.
         context_tokens: KV of the conversation that the home worker is believed to hold.
-        least_cached_tokens: what it must still hold for a local turn.
+        earlier_prompt_tokens: the part of it that was the last turn's prompt.
         new_tokens: estimate of the input that follows.
-        prefill_tokens: how much of the conversation the prefill worker has computed.
+        output_tokens: forecast of the reply (``ppd.forecast``).
+        prefill_cached_tokens: of the conversation, on the prefill worker of a remote turn.
+        prefill_queue_tokens: that worker has been sent and not yet answered.
+        qps: turns a second for each decode worker (``ppd.arrivals``).
+        home: whether the worker that holds the KV can take the turn.
         page_size: of the home worker's KV cache.
+        home_running: requests decoding there.
+        home_append_tokens: reserved there by local turns that wait or prefill.
+        home_free_tokens: KV it has left, evictable cache counted as free; None if not told.
     """
 
+    session: str
     turn: int
     context_tokens: int
-    least_cached_tokens: int
+    earlier_prompt_tokens: int
     new_tokens: int
-    prefill_tokens: int
-    page_size: int
+    output_tokens: int
+    prefill_cached_tokens: int
+    prefill_queue_tokens: int
+    qps: float
     home: HomeState
+    page_size: int
+    home_running: int
+    home_append_tokens: int
+    home_free_tokens: int | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.context_tokens + self.new_tokens
+
+    @property
+    def uncached_at_home(self) -> int:
+        """Tokens of the prompt that a local turn computes."""
+        return self.prompt_tokens - predicted_cached_tokens(self.context_tokens, self.page_size)
+
+    @property
+    def uncached_at_prefill(self) -> int:
+        """Tokens of the prompt that a remote turn computes."""
+        return self.prompt_tokens - min(self.prefill_cached_tokens, self.context_tokens)
+
+    @property
+    def fits_at_home(self) -> bool:
+        """Whether the home has KV for the turn, as far as it has told.
+
+        For all of it: the context, too, counts as free there until a request holds it. The
+        appends under way may not be in what it has told yet.
+        """
+        needed = self.home_append_tokens + self.prompt_tokens + self.output_tokens
+        return self.home_free_tokens is None or needed <= self.home_free_tokens
+
+    @property
+    def missed_tokens(self) -> int:
+        """Of those, the ones it would have if no earlier turn had been local."""
+        return max(0, self.earlier_prompt_tokens - self.prefill_cached_tokens)
+
+    @property
+    def least_cached_tokens(self) -> int:
+        """What the home must still hold for a local turn."""
+        return least_cached_tokens(self.earlier_prompt_tokens, self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What the table said of a turn: the costs as they were compared, after corrections."""
+
+    cell: str
+    remote: Costs
+    local: Costs
+    score: Score
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """``assessment`` is None where no table was asked, or it did not know."""
+
     route: Route
     reason: Reason
+    assessment: Assessment | None = None
 
 
-class Policy(Protocol):
-    """Chooses the route of a turn 2+ whose home worker is ready."""
+class Policy(ABC):
+    """Chooses the route of a turn 2+ whose home worker is ready.
 
-    @property
-    def name(self) -> str: ...
+    ``opening`` is the route of turns that nobody can continue.
+    """
 
-    def choose(self, features: Features) -> Decision: ...
+    opening: Route = Route.REMOTE
 
+    @abstractmethod
+    def choose(self, features: Features, objective: Objective) -> Decision: ...
 
-@dataclass(frozen=True, slots=True)
-class AlwaysRemote:
-    """``pd``: every turn through the prefill worker (x=0)."""
-
-    name: str = "pd"
-
-    def choose(self, features: Features) -> Decision:
-        return Decision(Route.REMOTE, Reason.POLICY_PD)
+    def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
+        """Told what a turn took on the route that was chosen for it. Static policies learn
+        nothing."""
+        return
 
 
-@dataclass(frozen=True, slots=True)
-class AlwaysLocal:
-    """``full``: every later turn on the decode worker that holds its KV (x=1)."""
-
-    name: str = "full"
-
-    def choose(self, features: Features) -> Decision:
-        return Decision(Route.LOCAL, Reason.POLICY_FULL)
-
-
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (AlwaysRemote(), AlwaysLocal())}
-
-
-def decide(features: Features | None, policy: Policy) -> Decision:
+def decide(features: Features | None, policy: Policy, objective: Objective) -> Decision:
     """The route of a turn; ``features`` is None if no earlier request is a prefix of it."""
     if features is None:
-        return Decision(Route.REMOTE, Reason.FIRST_TURN)
+        return Decision(policy.opening, Reason.FIRST_TURN)
     match features.home:
         case HomeState.GONE:
-            return Decision(Route.REMOTE, Reason.HOME_GONE)
+            return Decision(policy.opening, Reason.HOME_GONE)
         case HomeState.UNPATCHED:
-            return Decision(Route.REMOTE, Reason.HOME_UNPATCHED)
+            return Decision(policy.opening, Reason.HOME_UNPATCHED)
         case HomeState.READY:
             if features.least_cached_tokens == 0:
                 # "Hello" begins thousands of prompts. Without a precondition a local turn could
                 # be a whole first prefill, and all of them would meet on one worker.
-                return Decision(Route.REMOTE, Reason.SHORT_PREFIX)
-            return policy.choose(features)
+                return Decision(policy.opening, Reason.SHORT_PREFIX)
+            return policy.choose(features, objective)
         case _:
             assert_never(features.home)
 

@@ -4,6 +4,7 @@ PpdError
 ├── ConfigError      an option or environment variable is wrong
 ├── ContractError    a local-prefill marker in a request is malformed
 ├── RequestError     a client's request is wrong (becomes HTTP 4xx)
+├── TableError       a decision table is malformed, or of another model
 └── WorkerError      a worker is unreachable, or is not what the router needs
 """
 
@@ -38,6 +39,10 @@ class RequestError(PpdError):
         self.status = status
         self.param = param
         self.code = code
+
+
+class TableError(PpdError):
+    pass
 
 
 class WorkerError(PpdError):

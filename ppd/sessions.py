@@ -29,6 +29,9 @@ class Turn:
         prompt_tokens, completion_tokens: as the engine counted them.
         prefill_worker: the prefill worker that last saw the conversation, if any.
         prefill_tokens: how many of its tokens that worker has computed.
+        usual_reply_tokens: running mean of the conversation's replies (``ppd.forecast``).
+        loses_replies: its replies come back other than they were generated: the engine found
+            the prompt before one cached, but not the reply.
     """
 
     session: str
@@ -38,6 +41,8 @@ class Turn:
     completion_tokens: int
     prefill_worker: str | None
     prefill_tokens: int
+    usual_reply_tokens: float
+    loses_replies: bool = False
 
     @property
     def kv_tokens(self) -> int:
@@ -49,6 +54,11 @@ class Turn:
 class Hit:
     turn: Turn
     bytes_after: int  # of the request's input: the reply of ``turn`` and what is new
+
+    @property
+    def next_turn(self) -> int:
+        """The number of the request's turn: the same input again is the same turn, made anew."""
+        return self.turn.number + (self.bytes_after > 0)
 
 
 @dataclass(slots=True)

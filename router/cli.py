@@ -8,64 +8,69 @@ import resource
 import sys
 from collections.abc import Sequence
 
+import msgspec
 import uvloop
 
 from ppd import __version__
-from ppd.decision import POLICIES
 from ppd.errors import PpdError
+from ppd.policies import NAMES
 
-from .config import RouterConfig
+from .config import TABLE_POLICY, RouterConfig, read_config
 from .server import serve
 
 
 def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, str]:
-    """The configuration and the log level of a command line."""
-    default = RouterConfig(prefill=(), decode=())
+    """The configuration and the log level of a command line.
+
+    Raises:
+        ConfigError: the configuration file is wrong.
+    """
+    default = RouterConfig()
     parser = argparse.ArgumentParser(
         prog="ppd-router",
         description="Route multi-turn OpenAI requests over SGLang prefill and decode workers: "
         "first turns remote (prefill worker, then KV transfer), later turns where the policy "
-        "says.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        "says. Options that have no flag stand in the configuration file; flags win over it.",
+        argument_default=argparse.SUPPRESS,  # what is not given is the file's, or the default
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--prefill", nargs="+", required=True, metavar="URL", help="prefill workers")
-    add("--decode", nargs="+", required=True, metavar="URL", help="decode workers")
-    add("--policy", default=default.policy, choices=POLICIES, help="route of later turns")
-    add("--host", default=default.host, help="address to listen on")
-    add("--port", type=int, default=default.port, help="port to listen on; 0: any free one")
-    add("--max-body-bytes", type=int, default=default.max_body_bytes, help="largest request")
-    add("--session-capacity", type=int, default=default.session_capacity, help="known turns")
-    add("--session-ttl-s", type=float, default=default.session_ttl_s, help="forget after")
-    add(
-        "--startup-timeout-s",
-        type=float,
-        default=default.startup_timeout_s,
-        help="wait for workers",
-    )
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add("--config", metavar="FILE", help="TOML, see docs/REFERENCE.md")
+    add("--prefill", nargs="+", metavar="URL", help="prefill workers")
+    add("--decode", nargs="+", metavar="URL", help="decode workers")
+    add("--replica", nargs="+", metavar="URL", help="workers that do both (--policy replica)")
+    policies = ", ".join((TABLE_POLICY, *NAMES))
+    add("--policy", help=f"route of later turns: {policies} (default: {default.policy})")
+    add("--table", metavar="FILE", help="decision table (default: the shipped one of the model)")
+    add("--decision-log", metavar="FILE", help="append each decision and its outcome")
+    add("--host", help=f"address to listen on (default: {default.host})")
+    add("--port", type=int, help=f"0: any free one (default: {default.port})")
+    add("--startup-timeout-s", type=float, help=f"default: {default.startup_timeout_s:g}")
+    add("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
     add("--version", action="version", version=__version__)
     options = vars(parser.parse_args(argv))
-    log_level = str(options.pop("log_level"))
-    for role in ("prefill", "decode"):
-        options[role] = tuple(url.rstrip("/") for url in options[role])
-    return RouterConfig(**options), log_level
+    log_level = str(options.pop("log_level", "info"))
+    path = options.pop("config", None)
+    base = default if path is None else read_config(path)
+    config = msgspec.structs.replace(base, **options)
+    urls = {
+        role: tuple(url.rstrip("/") for url in getattr(config, role))
+        for role in ("prefill", "decode", "replica")
+    }
+    return msgspec.structs.replace(config, **urls), log_level
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    config, log_level = parse_config(argv)
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
     try:
+        config, log_level = parse_config(argv)
+        logging.basicConfig(
+            level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
         config.check()
         _raise_file_limit()
         uvloop.run(serve(config))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
-    except OSError as error:
-        sys.exit(f"ppd-router: cannot listen on {config.host}:{config.port}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
 

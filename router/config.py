@@ -1,26 +1,57 @@
-"""The router's options, checked as a whole before anything starts."""
+"""The router's options: one file and a few flags, checked as a whole before anything starts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from ppd.decision import POLICIES
+import msgspec
+
 from ppd.errors import ConfigError
+from ppd.policies import static_policy
+from ppd.score import Objective, Targets, Weights
+from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correction
+
+TABLE_POLICY = "ppd"
 
 
-@dataclass(frozen=True, slots=True)
-class RouterConfig:
+class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a tenant wants: weights, or targets in their place."""
+
+    weights: Weights = Weights()
+    targets: Targets | None = None
+
+    @property
+    def objective(self) -> Objective:
+        return self.targets or self.weights
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attributes:
-    prefill, decode: base URLs of the workers, scheme and host only.
+    prefill, decode, replica: base URLs of the workers, scheme and host only.
+    policy: ``ppd`` (the table's), or one of ``ppd.policies``.
+    table: a decision table; "": the shipped one of the model that is served, if there is one.
+    corrections: of the table policy.
+    append_budget_tokens: of its ``reservation`` correction, for each decode worker.
+    weights, targets: of tenants that ``tenants`` does not name; targets win over weights.
+    tenants: by the name that ``/explain`` shows for their key.
+    decision_log: append every decision and its outcome to this file.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
     idle_timeout_s: a leg that sends nothing for so long has failed.
     """
 
-    prefill: tuple[str, ...]
-    decode: tuple[str, ...]
-    policy: str = "full"
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    replica: tuple[str, ...] = ()
+    policy: str = TABLE_POLICY
+    table: str = ""
+    corrections: frozenset[Correction] = DEFAULT_CORRECTIONS
+    append_budget_tokens: int = DEFAULT_APPEND_BUDGET
+    weights: Weights = Weights()
+    targets: Targets | None = None
+    tenants: dict[str, Wishes] = {}
+    decision_log: str = ""
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = 64 * 1024 * 1024
@@ -35,24 +66,70 @@ class RouterConfig:
         """Raises:
         ConfigError: listing everything that is wrong.
         """
-        wrong: list[str] = []
-        for role, urls in (("prefill", self.prefill), ("decode", self.decode)):
-            if not urls:
-                wrong.append(f"at least one --{role} URL is needed")
-            wrong += [problem for url in urls if (problem := _url_problem(role, url))]
-        given = [*self.prefill, *self.decode]
-        for url in sorted({url for url in given if given.count(url) > 1}):
-            wrong.append(f"two workers on one URL: {url}")
-        if self.policy not in POLICIES:
-            wrong.append(f"--policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        wrong = [*self._worker_problems(), *self._policy_problems()]
         if not 0 <= self.port <= 65535:
-            wrong.append(f"--port must be 0..65535, got {self.port}")
-        for name in ("max_body_bytes", "session_capacity", "session_ttl_s", "startup_timeout_s"):
+            wrong.append(f"port must be 0..65535, got {self.port}")
+        for name in (
+            "append_budget_tokens",
+            "max_body_bytes",
+            "session_capacity",
+            "session_ttl_s",
+            "startup_timeout_s",
+            "connect_timeout_s",
+            "idle_timeout_s",
+            "probe_interval_s",
+        ):
             value = getattr(self, name)
             if not value > 0:  # also for NaN
-                wrong.append(f"--{name.replace('_', '-')} must be above 0, got {value}")
+                wrong.append(f"{name} must be above 0, got {value}")
         if wrong:
             raise ConfigError("; ".join(wrong))
+
+    def _worker_problems(self) -> list[str]:
+        wrong: list[str] = []
+        needed = ("replica",) if self.policy == "replica" else ("prefill", "decode")
+        for role in ("prefill", "decode", "replica"):
+            urls: tuple[str, ...] = getattr(self, role)
+            if role in needed and not urls:
+                wrong.append(f"at least one --{role} URL is needed with policy {self.policy}")
+            if role not in needed and urls:
+                wrong.append(f"policy {self.policy} uses no --{role} workers")
+            wrong += [problem for url in urls if (problem := _url_problem(role, url))]
+        given = [*self.prefill, *self.decode, *self.replica]
+        for url in sorted({url for url in given if given.count(url) > 1}):
+            wrong.append(f"two workers on one URL: {url}")
+        return wrong
+
+    def _policy_problems(self) -> list[str]:
+        wrong: list[str] = []
+        if self.policy != TABLE_POLICY:
+            try:
+                static_policy(self.policy)
+            except ConfigError as error:
+                wrong.append(str(error))
+            if self.table:
+                wrong.append(f"policy {self.policy} uses no table")
+        everyone = {"": Wishes(self.weights, self.targets)} | self.tenants
+        for name, wishes in everyone.items():
+            where = f"tenants.{name}: " if name else ""
+            wrong += [
+                where + problem
+                for objective in (wishes.weights, wishes.targets)
+                if objective is not None and (problem := objective.problem())
+            ]
+        return wrong
+
+
+def read_config(path: str) -> RouterConfig:
+    """A TOML file with the fields of ``RouterConfig``.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        return msgspec.toml.decode(Path(path).read_bytes(), type=RouterConfig)
+    except (OSError, ValueError) as error:  # of TOML's syntax, and of msgspec's types
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _url_problem(role: str, url: str) -> str | None:

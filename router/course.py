@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ppd.decision import Decision, Features
+from ppd.judge import Judgement
 from ppd.sessions import Hit
 
 from .requests import Inbound
@@ -16,32 +17,43 @@ class Course:
     """One request on its way.
 
     Attributes:
+        number: of the request, in the decision log.
         headers: of the client, as the workers get them.
         arrived_s, first_byte_s: by the router's clock.
-        hit, features: the conversation it continues, and what the decision saw of it.
+        judged: what the decision saw, and what it was.
         decision: the route as it now is; a refused local turn becomes a remote one.
         prefill: the prefill worker of a remote turn.
         retried: it has been sent a second time after a worker was lost.
         outcome: how it ended; None while it is served.
+        client_waits_s: time in which the client did not take what was there for it.
+        recorded: its end stands in the decision log.
     """
 
+    number: int
     inbound: Inbound
+    tenant: str
     headers: dict[str, str]
     arrived_s: float
-    hit: Hit | None
-    features: Features | None
+    judged: Judgement
     decision: Decision
     prefill: Worker | None = None
     retried: bool = False
     outcome: str | None = None
     first_byte_s: float | None = None
+    client_waits_s: float = 0.0
+    recorded: bool = False
+
+    @property
+    def hit(self) -> Hit | None:
+        return self.judged.hit
+
+    @property
+    def features(self) -> Features | None:
+        return self.judged.features
 
     @property
     def turn(self) -> int:
-        if self.hit is None:
-            return 1
-        # The same input again is the same turn, generated anew.
-        return self.hit.turn.number + (self.hit.bytes_after > 0)
+        return 1 if self.hit is None else self.hit.next_turn
 
     @property
     def ttft_s(self) -> float:

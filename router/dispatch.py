@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, assert_never
 
 import aiohttp
 
-from ppd.contract import LocalTerms, parse_refusal
+from ppd.backlog import Backlog
+from ppd.contract import LocalTerms, Role, parse_refusal
 from ppd.decision import Decision, Reason, Route
 from ppd.errors import RequestError
 
@@ -19,7 +20,7 @@ from .course import Course
 from .legs import Answer, Cause, LegFailed, open_leg
 from .metrics import Metrics
 from .requests import Endpoint, Inbound
-from .workers import Role, Worker, WorkerPool
+from .workers import Worker, WorkerPool
 
 logger = logging.getLogger("ppd.router.turns")
 
@@ -41,12 +42,14 @@ class Dispatcher:
         *,
         client: aiohttp.ClientSession,
         pool: WorkerPool,
+        backlog: Backlog,
         metrics: Metrics,
         clock: Callable[[], float],
         new_room: Callable[[], int],
     ) -> None:
         self._client = client
         self._pool = pool
+        self._backlog = backlog
         self._metrics = metrics
         self._clock = clock
         self._new_room = new_room
@@ -59,7 +62,10 @@ class Dispatcher:
             if course.decision.route is Route.LOCAL:
                 answer = await self._local(course, legs)
             while answer is None:
-                answer = await self._remote(course, legs)
+                if course.decision.route is Route.REPLICA:
+                    answer = await self._replica(course, legs)
+                else:
+                    answer = await self._remote(course, legs)
             course.first_byte_s = self._clock()
             yield answer
 
@@ -68,17 +74,16 @@ class Dispatcher:
         assert course.hit is not None
         assert course.features is not None
         home = self._pool.by_identity(course.hit.turn.home)
-        if home is None:
-            course.decision = Decision(Route.REMOTE, Reason.HOME_GONE)
-            return None
+        assert home is not None, "it was ready when this was decided, and nothing has been awaited"
         body = _with_terms(course.inbound, LocalTerms(course.features.least_cached_tokens))
-        try:
-            return await legs.enter_async_context(
-                open_leg(self._client, home, course.inbound.endpoint, body, course.headers)
-            )
-        except LegFailed as failure:
-            course.decision = Decision(Route.REMOTE, await self._why_not_local(course, failure))
-            return None
+        # In the same step as the decision, which counted on it: nothing has been awaited since.
+        with self._queued(home, course.features.uncached_at_home):
+            try:
+                return await self._open(home, course, body, legs)
+            except LegFailed as failure:
+                reason = await self._why_not_local(course, failure)
+        course.decision = Decision(Route.REMOTE, reason)
+        return None
 
     async def _why_not_local(self, course: Course, failure: LegFailed) -> Reason:
         """Raises: ``failure`` itself, if another route would meet the same error."""
@@ -95,6 +100,34 @@ class Dispatcher:
             return Reason.HOME_UNPATCHED
         raise failure
 
+    async def _replica(self, course: Course, legs: AsyncExitStack) -> Answer | None:
+        """The answer of a worker that does both; None: it was lost, try another."""
+        hit = course.hit
+        home = self._pool.by_identity(hit.turn.home) if hit else None
+        replica = self._pool.pick(Role.REPLICA, home)
+        try:
+            return await self._open(replica, course, course.inbound.body, legs)
+        except LegFailed as failure:
+            if not await self._may_retry(course, failure):
+                raise
+            return None
+
+    async def _open(
+        self, worker: Worker, course: Course, body: dict[str, Any], legs: AsyncExitStack
+    ) -> Answer:
+        leg = open_leg(self._client, worker, course.inbound.endpoint, body, course.headers)
+        return await legs.enter_async_context(leg)
+
+    @contextmanager
+    def _queued(self, worker: Worker, tokens: int) -> Iterator[None]:
+        """Tokens in a worker's queue until it has spoken, or never will."""
+        identity = worker.identity
+        self._backlog.add(identity, tokens)
+        try:
+            yield
+        finally:
+            self._backlog.remove(identity, tokens)
+
     async def _remote(self, course: Course, legs: AsyncExitStack) -> Answer | None:
         """The decode worker's answer after a transfer; None: a worker was lost, try others.
 
@@ -103,21 +136,21 @@ class Dispatcher:
         leg waiting for KV that never comes, so then the decode leg is given up.
         """
         hit = course.hit
-        prefill = self._pool.pick(
-            Role.PREFILL, self._pool.by_identity(hit.turn.prefill_worker) if hit else None
-        )
-        decode = self._pool.pick(
-            Role.DECODE, self._pool.by_identity(hit.turn.home) if hit else None
-        )
+        seen_by = self._pool.by_identity(hit.turn.prefill_worker) if hit else None
+        prefill = self._pool.pick(Role.PREFILL, seen_by)
+        home = self._pool.by_identity(hit.turn.home) if hit else None
+        if course.decision.reason is Reason.HOME_FULL:
+            decode = self._pool.pick(Role.DECODE, None, avoid=home)
+        else:
+            decode = self._pool.pick(Role.DECODE, home)
         body = _with_room(course.inbound, prefill, self._new_room)
         async with AsyncExitStack() as attempt:
-            prefill_leg = asyncio.create_task(self._prefill(prefill, course, body))
+            # Now, not in the task: turns that are decided before it runs shall see it.
+            queued = attempt.enter_context(ExitStack())
+            queued.enter_context(self._queued(prefill, course.judged.remote_tokens))
+            prefill_leg = asyncio.create_task(self._prefill(prefill, course, body, queued))
             attempt.push_async_callback(_cancel, prefill_leg)
-            decode_leg = asyncio.create_task(
-                attempt.enter_async_context(
-                    open_leg(self._client, decode, course.inbound.endpoint, body, course.headers)
-                )
-            )
+            decode_leg = asyncio.create_task(self._open(decode, course, body, attempt))
             attempt.push_async_callback(_cancel, decode_leg)
             try:
                 await asyncio.wait({prefill_leg, decode_leg}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,13 +184,16 @@ class Dispatcher:
             case _:
                 assert_never(failure.cause)
 
-    async def _prefill(self, worker: Worker, course: Course, body: dict[str, Any]) -> None:
+    async def _prefill(
+        self, worker: Worker, course: Course, body: dict[str, Any], queued: ExitStack
+    ) -> None:
+        """The prefill leg; ``queued`` is closed when the worker has done its part."""
         body = {k: v for k, v in body.items() if k != "stream_options"} | {"stream": False}
         try:
             async with open_leg(
                 self._client, worker, course.inbound.endpoint, body, course.headers
             ):
-                pass
+                queued.close()
         except LegFailed as failure:
             if failure.error.status >= 500:
                 self._metrics.prefill_errors.inc()

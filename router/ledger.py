@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ppd.decision import Route, predicted_cached_tokens
+from ppd.decision import Decision, Policy, Route, predicted_cached_tokens
+from ppd.forecast import Forecast, blend
+from ppd.journal import Finished
 from ppd.sessions import SessionIndex, Turn
 
 from .course import Course
+from .journal import Journal
 from .metrics import Metrics
 from .sse import Usage
 from .workers import Worker
+
+_MOST_WAITING = 0.1  # for the client, of the time of decoding, for a turn to be worth observing
 
 logger = logging.getLogger("ppd.router.turns")
 
@@ -28,11 +33,17 @@ class Ledger:
         self,
         *,
         index: SessionIndex,
+        policy: Policy,
+        forecast: Forecast,
+        journal: Journal,
         metrics: Metrics,
         clock: Callable[[], float],
         new_session: Callable[[], str],
     ) -> None:
         self._index = index
+        self._policy = policy
+        self._forecast = forecast
+        self._journal = journal
         self._metrics = metrics
         self._clock = clock
         self._new_session = new_session
@@ -54,17 +65,42 @@ class Ledger:
         course.outcome = outcome
         self._metrics.finished.labels(course.inbound.endpoint, outcome).inc()
 
+    def closed(self, course: Course, outcome: str) -> None:
+        """Nothing is left of the request: the decision log shall say how it ended."""
+        if course.recorded:
+            return
+        course.recorded = True
+        spoke = course.first_byte_s is not None
+        self._journal.finished(
+            Finished(
+                number=course.number,
+                at_s=self._clock(),
+                route=course.decision.route,
+                reason=course.decision.reason,
+                outcome=outcome,
+                ttft_ms=1e3 * course.ttft_s if spoke else None,
+            )
+        )
+
     def learn(self, course: Course, home: Worker, usage: Usage | None) -> None:
         """Remember where the conversation now is, and compare prediction and truth."""
-        if usage is None or course.inbound.chain is None:
+        chain = course.inbound.chain
+        if usage is None or chain is None:
             return
+        now_s = self._clock()
         turn = self._turn(course, home, usage)
-        self._index.record(course.inbound.chain, turn, self._clock())
+        self._index.record(chain, turn, now_s)
         if course.decision.route is Route.LOCAL:
             self._compare(course, turn, usage)
+        self._forecast.learn_prompt(course.inbound.endpoint, chain.total_bytes, usage.prompt_tokens)
+        predicted = course.features.output_tokens if course.features else None
+        off = self._forecast.learn_reply(course.tenant, predicted, usage.completion_tokens)
+        if off is not None:
+            self._metrics.output_off.observe(off)
+        self._observe(course, usage, now_s)
         logger.info(
             "turn session=%s turn=%d route=%s reason=%s prompt=%d cached=%d completion=%d "
-            "ttft_ms=%.1f",
+            "ttft_ms=%.1f%s",
             turn.session,
             turn.number,
             course.decision.route,
@@ -73,6 +109,41 @@ class Ledger:
             usage.cached_tokens,
             usage.completion_tokens,
             1e3 * course.ttft_s,
+            _as_assessed(course.decision),
+        )
+
+    def _observe(self, course: Course, usage: Usage, now_s: float) -> None:
+        """Tell the policy, and the decision log, what the turn took.
+
+        Of an answer that did not stream, came on another route than decided or had to wait for
+        its client the policy learns nothing.
+        """
+        ttft_ms = 1e3 * course.ttft_s
+        tpot_ms = None
+        decoding_s = now_s - course.arrived_s - course.ttft_s
+        if course.inbound.stream and usage.completion_tokens > 1:
+            tpot_ms = 1e3 * decoding_s / (usage.completion_tokens - 1)
+        observed = False
+        if course.features is not None and tpot_ms is not None:
+            as_decided = course.decision == course.judged.decision and not course.retried
+            observed = as_decided and course.client_waits_s <= _MOST_WAITING * decoding_s
+            if observed:
+                self._policy.observe(course.features, course.decision.route, ttft_ms, tpot_ms)
+        course.recorded = True
+        self._journal.finished(
+            Finished(
+                number=course.number,
+                at_s=now_s,
+                route=course.decision.route,
+                reason=course.decision.reason,
+                outcome="answered",
+                observed=observed,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                ttft_ms=ttft_ms,
+                tpot_ms=tpot_ms,
+            )
         )
 
     def _turn(self, course: Course, home: Worker, usage: Usage) -> Turn:
@@ -80,9 +151,10 @@ class Ledger:
         if course.prefill is not None:
             prefill_worker: str | None = course.prefill.identity
             prefill_tokens = usage.prompt_tokens
-        else:
-            assert before is not None, "a local turn continues a known one"
+        elif before is not None:
             prefill_worker, prefill_tokens = before.prefill_worker, before.prefill_tokens
+        else:
+            prefill_worker, prefill_tokens = None, 0  # a replica's first turn
         return Turn(
             session=before.session if before else self._new_session(),
             number=course.turn,
@@ -91,6 +163,10 @@ class Ledger:
             completion_tokens=usage.completion_tokens,
             prefill_worker=prefill_worker,
             prefill_tokens=prefill_tokens,
+            usual_reply_tokens=blend(
+                before.usual_reply_tokens if before else None, usage.completion_tokens
+            ),
+            loses_replies=_loses_replies(course, home, usage),
         )
 
     def _compare(self, course: Course, turn: Turn, usage: Usage) -> None:
@@ -111,3 +187,28 @@ class Ledger:
                 usage.cached_tokens,
                 usage.prompt_tokens,
             )
+
+
+def _loses_replies(course: Course, home: Worker, usage: Usage) -> bool:
+    """Whether the engine found the earlier prompt cached, but not half of the reply after it."""
+    hit, seen = course.hit, course.features
+    if hit is None or seen is None or hit.bytes_after == 0 or hit.turn.home != home.identity:
+        return False
+    least = predicted_cached_tokens(
+        hit.turn.prompt_tokens + hit.turn.completion_tokens // 2, seen.page_size
+    )
+    if usage.cached_tokens < seen.least_cached_tokens:  # evicted: that says nothing of replies
+        return hit.turn.loses_replies
+    return usage.cached_tokens < least
+
+
+def _as_assessed(decision: Decision) -> str:
+    """What the table said, for the log line."""
+    seen = decision.assessment
+    if seen is None:
+        return ""
+    return (
+        f' cell="{seen.cell}" ttft_saved={seen.score.ttft_saved:.3f} '
+        f"tpot_lost={seen.score.tpot_lost:.3f} score_remote={seen.score.remote:.3f} "
+        f"score_local={seen.score.local:.3f}"
+    )

@@ -17,8 +17,9 @@ import orjson
 
 from ppd.errors import RequestError
 
+from .handshake import describe
 from .sse import EngineError, EventCutter, error_of, parse_event, split_events
-from .workers import Worker, describe
+from .workers import Worker
 
 
 class Cause(StrEnum):
@@ -38,6 +39,11 @@ class LegFailed(Exception):
         self.worker = worker
         self.error = error
         self.cause = cause
+
+    @property
+    def outcome(self) -> str:
+        """In the words of ``ppd_finished``: a 4xx is the client's error."""
+        return "rejected" if 400 <= self.error.status < 500 else "worker_error"
 
 
 class StreamBroken(Exception):
@@ -109,9 +115,12 @@ async def open_leg(
             finally:
                 if response.status >= 500:
                     response.close()  # uvicorn closes it too, and the next request would find out
+            decodes = answer.cutter is not None  # a whole answer has already been decoded
+            worker.running += decodes
             try:
                 yield answer
             finally:
+                worker.running -= decodes
                 if not response.content.at_eof():
                     response.close()
     finally:

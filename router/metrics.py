@@ -36,6 +36,35 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.decision = Histogram(
+            "ppd_decision_seconds",
+            "Time to look a conversation up and decide its route",
+            buckets=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2),
+            registry=self.registry,
+        )
+        self.output_off = Histogram(
+            "ppd_output_prediction_factor",
+            "Predicted reply length against the actual one, the larger through the smaller",
+            buckets=(1.1, 1.25, 1.5, 2, 3, 5, 10, 30),
+            registry=self.registry,
+        )
+        self.observed_factor = Gauge(
+            "ppd_observed_factor",
+            "By which factor a cell's cost is taken to differ from the table (shrinkage)",
+            ["cell", "route", "value"],
+            registry=self.registry,
+        )
+        self.qps = Gauge(
+            "ppd_qps",
+            "Turns a second for each decode worker, in the window that decisions see",
+            registry=self.registry,
+        )
+        self.backlog = Gauge(
+            "ppd_worker_backlog_tokens",
+            "Tokens sent to a worker to prefill and not answered yet",
+            ["role", "worker"],
+            registry=self.registry,
+        )
         self.cached_predicted = Counter(
             "ppd_cached_tokens_predicted",
             "Tokens of local turns that the decode worker was believed to hold",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import orjson
 from aiohttp import web
@@ -57,7 +58,9 @@ async def relay_stream(
                     # Before the client sees the end, so that its next turn finds this one.
                     ledger.learn(course, answer.worker, tail.usage)
                 if passed:
+                    started_s = time.perf_counter()
                     await response.write(passed)
+                    course.client_waits_s += time.perf_counter() - started_s
             trouble = "the decode worker ended its stream early"
             if tail.failed:
                 outcome = "worker_error"

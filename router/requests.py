@@ -56,6 +56,7 @@ class Inbound:
         chain: prefixes of its input; None if it holds several prompts.
         prompts: how many prompts it holds.
         asks_usage: the client wants the usage event of a stream.
+        most_tokens: its limit on the reply, SGLang's own default where it gives none.
     """
 
     endpoint: Endpoint
@@ -64,6 +65,7 @@ class Inbound:
     asks_usage: bool
     chain: PrefixChain | None
     prompts: int
+    most_tokens: int | None
 
 
 def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inbound:
@@ -123,7 +125,22 @@ def _parse_object(endpoint: Endpoint, body: dict[str, Any], tenant: str, served:
         asks_usage=bool(options.get("include_usage")),
         chain=chain,
         prompts=prompts,
+        most_tokens=_most_tokens(endpoint, body),
     )
+
+
+def _most_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:
+    """The limit on a reply; whether it is a sensible one the engine judges."""
+    match endpoint:
+        case Endpoint.CHAT:
+            given, default = body.get("max_completion_tokens") or body.get("max_tokens"), None
+        case Endpoint.COMPLETIONS:
+            given, default = body.get("max_tokens"), 16
+        case Endpoint.GENERATE:
+            given, default = sampling_of(body)[0].get("max_new_tokens"), 128
+        case _:
+            assert_never(endpoint)
+    return given if type(given) is int and given > 0 else default
 
 
 def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:

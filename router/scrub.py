@@ -14,6 +14,9 @@ from .fields import sampling_of, typed
 FORWARDED_HEADERS = ("Authorization", "X-Request-Id", "Traceparent", "Tracestate", "Baggage")
 
 
+ANONYMOUS = "anonymous"  # the tenant of all who have no key
+
+
 def tenant_of(authorization: str | None) -> str:
     """A name for whoever holds this key, from which the key cannot be told; "" without one."""
     if not authorization:
@@ -47,7 +50,7 @@ def _without_marks(params: dict[str, Any]) -> dict[str, Any]:
 
 def isolate(body: dict[str, Any], tenant: str) -> None:
     """Keep tenants out of each other's cache and request ids; who has no key is one of them."""
-    name = tenant or "anonymous"
+    name = tenant or ANONYMOUS
     salt = body.get("cache_salt")
     if isinstance(salt, list):
         body["cache_salt"] = [f"{name}/{one or ''}" for one in salt]

@@ -10,23 +10,34 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import aiohttp
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ppd import __version__
-from ppd.decision import POLICIES, Policy
-from ppd.errors import RequestError, WorkerError
+from ppd.arrivals import ArrivalRate
+from ppd.backlog import Backlog
+from ppd.contract import Role
+from ppd.decision import Policy
+from ppd.errors import ConfigError, RequestError, WorkerError
+from ppd.forecast import Forecast
+from ppd.journal import VERSION as JOURNAL_VERSION
+from ppd.journal import Opened
+from ppd.judge import Judge
 from ppd.sessions import SessionIndex
 
+from .admin import Admin
 from .config import RouterConfig
 from .dispatch import Dispatcher
+from .journal import Journal
 from .ledger import Ledger
 from .legs import LegFailed
 from .metrics import Metrics
 from .requests import Endpoint
+from .tables import TableFile, make_policy
 from .turns import TurnServer
+from .wishes import WishBook
 from .workers import WorkerPool, connect
 
 logger = logging.getLogger("ppd.router")
@@ -38,16 +49,10 @@ _INVALID = "invalid_request_error"  # OpenAI's type of a client's error
 _POOL = web.AppKey("pool", WorkerPool)
 _TURNS = web.AppKey("turns", TurnServer)
 _METRICS = web.AppKey("metrics", Metrics)
-_INDEX = web.AppKey("index", SessionIndex)
 
 
 async def serve(config: RouterConfig) -> None:
-    """Run until SIGTERM or SIGINT.
-
-    Raises:
-        WorkerError: a worker does not answer, or is not what it was given as.
-        OSError: the address is taken.
-    """
+    """Run until SIGTERM or SIGINT; raises as ``running`` does."""
     stop = asyncio.Event()
     async with running(config) as url:
         # Not before: a signal while workers are waited for ends the process at once.
@@ -64,9 +69,13 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
 
     Args:
         policy: in place of the one that ``config`` names.
+
+    Raises:
+        ConfigError: the options are wrong, or the address is taken.
+        TableError: the decision table is.
+        WorkerError: a worker does not answer, or is not what it was given as.
     """
     config.check()
-    policy = policy or POLICIES[config.policy]
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=config.connect_timeout_s, sock_read=config.idle_timeout_s
     )
@@ -79,58 +88,114 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
             timeout=aiohttp.ClientTimeout(total=5.0),
         ) as control,
     ):
-        pool = await connect(control, config.prefill, config.decode, config.startup_timeout_s)
+        urls = {
+            Role.PREFILL: config.prefill,
+            Role.DECODE: config.decode,
+            Role.REPLICA: config.replica,
+        }
+        pool = await connect(control, urls, config.startup_timeout_s)
+        table: TableFile | None = None
+        if policy is None:
+            policy, table = make_policy(config, pool.models, pool.shape)
+        journal = open_journal(config, table)
         probes = asyncio.create_task(pool.probe_forever(config.probe_interval_s))
         runner = web.AppRunner(
-            make_app(config, policy, pool, client),
+            make_app(config, policy, table, pool, journal, client),
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=10.0,
         )
         try:
             await runner.setup()
-            site = web.TCPSite(runner, config.host, config.port)
-            await site.start()
+            try:
+                await web.TCPSite(runner, config.host, config.port).start()
+            except OSError as error:
+                where = f"{config.host}:{config.port}"
+                raise ConfigError(f"cannot listen on {where}: {error}") from error
             host, port = runner.addresses[0][:2]
             yield f"http://{host}:{port}"
         finally:
             await runner.cleanup()
             probes.cancel()
             await asyncio.gather(probes, return_exceptions=True)
+            journal.close()
+
+
+def open_journal(config: RouterConfig, table: TableFile | None) -> Journal:
+    opened = Opened(
+        version=JOURNAL_VERSION,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        policy=config.policy,
+        corrections=tuple(sorted(config.corrections)),
+        append_budget_tokens=config.append_budget_tokens,
+        table=table.digest if table else "",
+    )
+    return Journal(config.decision_log, opened)
 
 
 def make_app(
-    config: RouterConfig, policy: Policy, pool: WorkerPool, client: aiohttp.ClientSession
+    config: RouterConfig,
+    policy: Policy,
+    table: TableFile | None,
+    pool: WorkerPool,
+    journal: Journal,
+    client: aiohttp.ClientSession,
 ) -> web.Application:
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_answer_errors])
-    metrics = Metrics()
-    index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
-    app[_POOL], app[_METRICS], app[_INDEX] = pool, metrics, index
     clock = time.monotonic
-    app[_TURNS] = TurnServer(
+    metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
+    index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
+    turns = TurnServer(
         pool=pool,
-        index=index,
-        policy=policy,
+        judge=Judge(
+            policy=policy,
+            cluster=pool,
+            index=index,
+            arrivals=arrivals,
+            forecast=forecast,
+            backlog=backlog,
+        ),
+        arrivals=arrivals,
+        wishes=WishBook(config),
         dispatcher=Dispatcher(
             client=client,
             pool=pool,
+            backlog=backlog,
             metrics=metrics,
             clock=clock,
             new_room=lambda: random.getrandbits(63),
         ),
         ledger=Ledger(
             index=index,
+            policy=policy,
+            forecast=forecast,
+            journal=journal,
             metrics=metrics,
             clock=clock,
             new_session=lambda: uuid.uuid4().hex[:12],
         ),
+        journal=journal,
+        metrics=metrics,
         clock=clock,
     )
+    app[_POOL], app[_TURNS], app[_METRICS] = pool, turns, metrics
+    Admin(
+        policy_spec=config.policy,
+        policy=policy,
+        table=table,
+        pool=pool,
+        turns=turns,
+        index=index,
+        arrivals=arrivals,
+        backlog=backlog,
+        forecast=forecast,
+        journal=journal,
+        metrics=metrics,
+        clock=clock,
+    ).add_routes(app)
     for endpoint in Endpoint:
         app.router.add_post(endpoint, _turn_handler(endpoint))
     app.router.add_get("/v1/models", _models)
-    app.router.add_get("/health", _health)
-    app.router.add_get("/metrics", _show_metrics)
     return app
 
 
@@ -156,29 +221,6 @@ async def _models(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": cards})
 
 
-async def _health(request: web.Request) -> web.Response:
-    """200 if a prefill and a decode worker live."""
-    workers = request.app[_POOL].workers
-    living = {w.role for w in workers if w.alive}
-    healthy = living == {w.role for w in workers}
-    states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
-    return web.json_response(
-        {"status": "ok" if healthy else "degraded", "workers": states},
-        status=200 if healthy else 503,
-    )
-
-
-async def _show_metrics(request: web.Request) -> web.Response:
-    metrics = request.app[_METRICS]
-    metrics.sessions.set(len(request.app[_INDEX]))
-    for worker in request.app[_POOL].workers:
-        metrics.in_flight.labels(worker.role, worker.url).set(worker.in_flight)
-        metrics.alive.labels(worker.role, worker.url).set(worker.alive)
-    return web.Response(
-        body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-    )
-
-
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Every error as OpenAI's error object."""
@@ -188,9 +230,8 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         _count(request, "rejected")
         return _error(error.status, str(error), _INVALID, error.param, error.code)
     except LegFailed as failure:
-        rejected = 400 <= failure.error.status < 500
-        _count(request, "rejected" if rejected else "worker_error")
-        kind = _INVALID if rejected else failure.error.kind
+        _count(request, failure.outcome)
+        kind = _INVALID if failure.outcome == "rejected" else failure.error.kind
         return _error(failure.error.status, failure.error.message, kind)
     except WorkerError as error:
         _count(request, "worker_error")

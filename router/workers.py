@@ -1,54 +1,40 @@
 """The workers the router knows: who they are, whether they live, how busy they are.
 
-Owns the handshake and the health probe. Which worker a turn should go to beyond "alive
-and least busy" is not decided here.
+Owns the health probe; what is asked of a worker is ``handshake.py``'s. Which worker a turn
+should go to beyond "alive and least busy" is not decided here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import orjson
 
+from ppd.contract import Role
 from ppd.errors import WorkerError
+from ppd.judge import HomeView
+
+from .handshake import Handshake, Load, ask_load, check_ready, describe, shake_hands
 
 logger = logging.getLogger("ppd.router.workers")
 
-
-class Role(StrEnum):
-    """SGLang's words, as in ``--disaggregation-mode``."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class Handshake:
-    """What a worker says of itself (``/server_info`` and ``/v1/models``)."""
-
-    role: str
-    models: tuple[str, ...]
-    max_model_tokens: int | None
-    page_size: int
-    bootstrap_port: int
-    local_prefill: bool
-    boot_id: str | None  # of the plugin's process; None without it
-    vocab_size: int | None
+_SAYS = {role: role.value for role in Role} | {Role.REPLICA: "null"}  # --disaggregation-mode
 
 
 @dataclass(slots=True)
 class Worker:
     """One worker process behind a URL.
 
-    ``epoch`` counts its restarts as seen from here: a restarted worker has lost its KV, so
-    sessions remember ``identity``, not the URL.
+    Attributes:
+        epoch: counts its restarts as seen from here: a restarted worker has lost its KV, so
+            sessions remember ``identity``, not the URL.
+        in_flight: legs under way; ``running``: those of them that stream.
+        load: what it said when it was last asked.
     """
 
     url: str
@@ -57,6 +43,8 @@ class Worker:
     alive: bool = True
     epoch: int = 0
     in_flight: int = 0
+    running: int = 0
+    load: Load | None = None
 
     @property
     def identity(self) -> str:
@@ -71,7 +59,7 @@ class Worker:
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All workers, fixed at start.
+    """All workers, fixed at start; what ``ppd.judge`` sees of the cluster.
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
     that none of them meets one that the worker has closed.
@@ -87,8 +75,8 @@ class WorkerPool:
         """The worker of that identity, if it lives and has not restarted since."""
         return next((w for w in self.workers if w.identity == identity and w.alive), None)
 
-    def pick(self, role: Role, prefer: Worker | None) -> Worker:
-        """``prefer`` if it lives (its caches are warm), else the least busy one.
+    def pick(self, role: Role, prefer: Worker | None, avoid: Worker | None = None) -> Worker:
+        """``prefer`` if it lives (its caches are warm), else the least busy one; ``avoid`` last.
 
         Raises:
             WorkerError: no worker of that role lives.
@@ -98,7 +86,37 @@ class WorkerPool:
         living = [w for w in self.of(role) if w.alive]
         if not living:
             raise WorkerError(f"no {role} worker is alive")
-        return min(living, key=lambda w: w.in_flight)
+        return min(living, key=lambda w: (w is avoid, w.in_flight))
+
+    def home(self, identity: str) -> HomeView | None:
+        worker = self.by_identity(identity)
+        if worker is None:
+            return None
+        handshake = worker.handshake
+        return HomeView(
+            takes_appends=handshake.local_prefill,
+            page_size=handshake.page_size,
+            # Answers that do not stream are seen by the worker only.
+            running=max(worker.running, worker.load.running if worker.load else 0),
+            free_tokens=worker.load.free_tokens if worker.load else None,
+        )
+
+    def prefill(self, identity: str | None) -> str | None:
+        try:
+            return self.pick(Role.PREFILL, self.by_identity(identity)).identity
+        except WorkerError:
+            return None
+
+    @property
+    def decode_workers(self) -> int:
+        """Living ones; replicas decode too."""
+        return sum(w.alive for w in self.workers if w.role is not Role.PREFILL)
+
+    @property
+    def shape(self) -> str:
+        """As tables name it: ``1P3D``."""
+        count = Counter(worker.role for worker in self.workers)
+        return "".join(f"{count[role]}{role.value[0].upper()}" for role in Role if count[role])
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -124,7 +142,9 @@ class WorkerPool:
         """Find out now whether a worker lives."""
         try:
             if worker.alive:
-                await _check_ready(self.control, worker.url)
+                await check_ready(self.control, worker.url)
+                if worker.role is Role.DECODE:
+                    worker.load = await ask_load(self.control, worker.url, worker.load)
                 return
             handshake = await shake_hands(self.control, worker.url)
             _check_role(worker.url, worker.role, handshake)
@@ -135,7 +155,7 @@ class WorkerPool:
             logger.warning("worker stays down: %s", error)
         else:
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
-            worker.handshake, worker.alive = handshake, True
+            worker.handshake, worker.alive, worker.load = handshake, True, None
             worker.epoch += restarted
             logger.info(
                 "worker up again: %s %s (%s)",
@@ -145,55 +165,8 @@ class WorkerPool:
             )
 
 
-def describe(error: BaseException) -> str:
-    """An error in words; many of aiohttp's and asyncio's have an empty message."""
-    return str(error) or type(error).__name__
-
-
-async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
-    """Ask a worker who it is.
-
-    Raises:
-        WorkerError: something answers there, but not an SGLang server.
-        aiohttp.ClientError, TimeoutError, OSError: nothing answers.
-    """
-    try:
-        await _check_ready(client, url)
-        info = await _get_json(client, f"{url}/server_info")
-        models = await _get_json(client, f"{url}/v1/models")
-        plugin: dict[str, Any] = info["internal_states"][0].get("ppd") or {}
-        cards = models["data"]
-        return Handshake(
-            role=info["disaggregation_mode"],
-            models=tuple(card["id"] for card in cards),
-            max_model_tokens=cards[0].get("max_model_len"),
-            page_size=int(info["page_size"]),
-            bootstrap_port=int(info["disaggregation_bootstrap_port"]),
-            local_prefill=bool(plugin.get("local_prefill")),
-            boot_id=plugin.get("boot_id"),
-            vocab_size=plugin.get("vocab_size"),
-        )
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
-
-
-async def _check_ready(client: aiohttp.ClientSession, url: str) -> None:
-    async with client.get(f"{url}/ready") as response:
-        if response.status == 503:
-            raise aiohttp.ClientError("it is still starting, or shutting down")
-
-
-async def _get_json(client: aiohttp.ClientSession, url: str) -> Any:
-    async with client.get(url) as response:
-        if response.status >= 500:
-            raise aiohttp.ClientError(f"{url} answered {response.status}")
-        if response.status != 200:
-            raise WorkerError(f"{url} answered {response.status}, expected 200")
-        return orjson.loads(await response.read())
-
-
 def _check_role(url: str, role: Role, handshake: Handshake) -> None:
-    if handshake.role != role:
+    if handshake.role != _SAYS[role]:
         raise WorkerError(
             f"{url} was given as --{role}, but runs with --disaggregation-mode {handshake.role}"
         )
@@ -210,8 +183,7 @@ def _check_same_models(others: Iterable[Worker], handshake: Handshake) -> None:
 
 async def connect(
     control: aiohttp.ClientSession,
-    prefill: Iterable[str],
-    decode: Iterable[str],
+    urls: Mapping[Role, Iterable[str]],
     timeout_s: float,
 ) -> WorkerPool:
     """Shake hands with all workers, waiting for those that are still starting.
@@ -219,7 +191,7 @@ async def connect(
     Raises:
         WorkerError: a worker did not answer in time, or is not what it was given as.
     """
-    wanted = [(Role.PREFILL, url) for url in prefill] + [(Role.DECODE, url) for url in decode]
+    wanted = [(role, url) for role, of_role in urls.items() for url in of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     shakes = (_connect_one(control, role, url, deadline_s) for role, url in wanted)
     pool = WorkerPool(list(await asyncio.gather(*shakes)), control)

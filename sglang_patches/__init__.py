@@ -22,14 +22,14 @@ def register() -> None:
 
     from ppd.errors import ConfigError
     from sglang_patches.cpu import stand_ins
-    from sglang_patches.settings import is_enabled
+    from sglang_patches.settings import read_settings
 
     try:
         if stand_ins.is_installed():
             from sglang_patches.cpu import kernels
 
             kernels.install()
-        if not is_enabled(os.environ):
+        if read_settings(os.environ) is None:
             return
         from sglang_patches.hooks import HOOKS
         from sglang_patches.targets import register_all

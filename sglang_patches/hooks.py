@@ -9,12 +9,14 @@ that is not local, takes the original path.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from ppd import __version__
 from ppd.contract import is_marked
 from ppd.errors import ConfigError
 from sglang_patches.local_prefill import LOCAL_ROOM, LocalPrefills, is_local
+from sglang_patches.settings import read_settings
 from sglang_patches.targets import Hook, check_applied
 
 logger = logging.getLogger("ppd.engine")
@@ -36,7 +38,9 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
                 raise ConfigError("steps synchronized over ranks are not supported")
     except ConfigError as error:
         raise SystemExit(f"sglang-ppd: {error}") from error
-    self.ppd = LocalPrefills(self)
+    settings = read_settings(os.environ)
+    assert settings is not None, "no hook is in a process where the plugin is off"
+    self.ppd = LocalPrefills(self, settings.max_append_tokens)
     # PrefillAdder knows the cache but not the scheduler.
     self.tree_cache.ppd = self.ppd
     if _is_decode(self):

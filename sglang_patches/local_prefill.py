@@ -38,6 +38,7 @@ class Counters:
 
     accepted: int = 0
     refused_too_few_cached: int = 0
+    refused_too_many_tokens: int = 0
     refused_malformed: int = 0
     evicted_while_waiting: int = 0  # accepted, then refused after all
     aborted_in_queue: int = 0
@@ -52,6 +53,7 @@ class LocalPrefills:
     """Local requests of one scheduler, from arrival until their prefill is launched."""
 
     scheduler: Any
+    max_append_tokens: int
     queue: list[Any] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     # Names this process: a router tells a restart from a pause by it.
@@ -86,9 +88,16 @@ class LocalPrefills:
             self.counters.refused_too_few_cached += 1
             self._refuse_uncached(req, cached, least)
             return
+        uncached, under_way = len(req.origin_input_ids) - cached, self.append_tokens()
+        if under_way + uncached > self.max_append_tokens:
+            self.counters.refused_too_many_tokens += 1
+            detail = f"{uncached} after {under_way}, at most {self.max_append_tokens}"
+            refusal = Refusal(RefusalReason.TOO_MANY_TOKENS, cached, least, detail)
+            self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE)
+            return
         self.counters.accepted += 1
         self.counters.cached_tokens += cached
-        self.counters.uncached_tokens += len(req.origin_input_ids) - cached
+        self.counters.uncached_tokens += uncached
         self._queue(req)
 
     def _cached_tokens(self, req: Any) -> int:
@@ -183,6 +192,11 @@ class LocalPrefills:
             return 0
         return max(0, int(len(req.origin_input_ids) + len(req.output_ids) - req.extend_range.end))
 
+    def append_tokens(self) -> int:
+        """Uncached tokens of local requests, waiting or in mid-prefill."""
+        waiting = sum(len(r.origin_input_ids) - r.num_matched_prefix_tokens for r in self.queue)
+        return int(waiting) + self.chunk_rest_tokens()
+
     def about_to_decode(self) -> list[Any]:
         """Transferred requests that will decode soon, and need room to grow."""
         scheduler = self.scheduler
@@ -193,6 +207,7 @@ class LocalPrefills:
         chunked = self.scheduler.chunked_req
         return {
             "waiting": len(self.queue),
+            "append_tokens": self.append_tokens(),
             "prefilling": 0 if chunked is None else 1,
             "boot_id": self.boot_id,
             **asdict(self.counters),

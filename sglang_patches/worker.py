@@ -15,14 +15,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
-
-class Role(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-    REPLICA = "replica"  # one monolithic server: prefill and decode in one engine
+from ppd.contract import Role
 
 
 @dataclass(frozen=True, slots=True)

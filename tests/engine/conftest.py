@@ -20,10 +20,10 @@ import pytest
 from eval import tiny_model
 from eval.cluster import Launcher, Process, launching, wait_all
 from eval.tiny_model import Family, ModelSpec, Vocabulary
+from ppd.contract import Role
 from ppd.decision import Policy
 from router.config import RouterConfig
 from router.server import running
-from sglang_patches.worker import Role
 
 BPE = ModelSpec(vocabulary=Vocabulary.BPE)
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}

@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from ppd.decision import Decision, Features, Reason, Route
+from ppd.decision import Decision, Features, Policy, Reason, Route
+from ppd.score import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,12 @@ def script(seed: int, turns: int, first_chars: int = 600) -> list[str]:
 
 
 @dataclass(slots=True)
-class Coin:
+class Coin(Policy):
     """A policy that tosses a coin for every later turn."""
 
     source: random.Random
-    name: str = "coin"
 
-    def choose(self, features: Features) -> Decision:
+    def choose(self, features: Features, objective: Objective) -> Decision:
         if self.source.random() < 0.5:
             return Decision(Route.LOCAL, Reason.POLICY_FULL)
         return Decision(Route.REMOTE, Reason.POLICY_PD)

@@ -11,7 +11,8 @@ import aiohttp
 import orjson
 import pytest
 
-from ppd.decision import POLICIES, Policy
+from ppd.decision import Policy
+from ppd.policies import static_policy
 
 from .conftest import Workers
 from .talk import Coin, Talk, Turn, events, script
@@ -39,7 +40,7 @@ async def test_token_ids_do_not_depend_on_the_route(
     workers: Workers, http: aiohttp.ClientSession, name: str
 ) -> None:
     await workers.settle(http)
-    policy: Policy = Coin(random.Random(7)) if name == "coin" else POLICIES[name]
+    policy: Policy = Coin(random.Random(7)) if name == "coin" else static_policy(name)
     routes: list[str] = []
     async with workers.routed(policy) as url:
         assert workers.monolithic is not None
@@ -108,7 +109,7 @@ async def test_growing_prompts_are_recognised_too(
         return [source.randrange(10, 90) for _ in range(n)] if ids else script(n, 1, n)[0]
 
     prompt = piece(300)
-    async with workers.routed(POLICIES["full"]) as url:
+    async with workers.routed(static_policy("full")) as url:
         for turn in range(4):
             route, ours = await prompt_turn(http, url, path, field, prompt, stream)
             _, alone = await prompt_turn(http, workers.monolithic.url, path, field, prompt, stream)
@@ -119,7 +120,7 @@ async def test_growing_prompts_are_recognised_too(
 
 
 async def test_a_batch_is_served(workers: Workers, http: aiohttp.ClientSession) -> None:
-    async with workers.routed(POLICIES["full"]) as url:
+    async with workers.routed(static_policy("full")) as url:
         body = {"text": ["one two", "three"], "sampling_params": {"max_new_tokens": 4}}
         async with http.post(f"{url}/generate", json=body) as response:
             assert response.headers["X-PPD-Reason"] == "batch"
@@ -137,7 +138,7 @@ async def test_logprobs_of_a_local_turn_are_those_of_a_monolithic_one(
     ids = [10 + i % 70 for i in range(200)]
     sampling = {"max_new_tokens": 4, "temperature": 0}
     body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
-    async with workers.routed(POLICIES["full"]) as url:
+    async with workers.routed(static_policy("full")) as url:
         await prompt_turn(http, url, "/generate", "input_ids", ids[:150], False)
         answers = []
         for server in (url, workers.monolithic.url):

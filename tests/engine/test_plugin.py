@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,12 +16,12 @@ import pytest
 
 from eval import tiny_model
 from eval.cluster import Launcher, Process, wait_all
-from ppd.decision import POLICIES
+from ppd.contract import Role
+from ppd.policies import static_policy
 from router.config import RouterConfig
 from router.server import running
-from sglang_patches.worker import Role
 
-from .conftest import BPE, Workers
+from .conftest import BPE, Workers, plugin_state
 from .talk import Talk
 
 PRELUDE = """
@@ -153,11 +154,48 @@ async def test_an_unpatched_decode_server_serves_remote_turns(
         assert answer.status == 400
         assert "without bootstrap room" in await answer.text()
     config = RouterConfig(prefill=(bpe_workers.prefill.url,), decode=(unpatched.url,), port=0)
-    async with running(config, POLICIES["full"]) as url:
+    async with running(config, static_policy("full")) as url:
         talk = Talk(http, url)
         await talk.say("An opening. " * 10)
         turn = await talk.say("And a second turn.")
         assert (turn.route, turn.reason) == ("remote", "home_unpatched")
+
+
+@pytest.fixture
+def strict(launcher: Launcher, bpe_workers: Workers) -> Iterator[Process]:
+    """A decode server that takes no more than 200 append tokens at a time."""
+    launcher.environment["PPD_MAX_APPEND_TOKENS"] = "200"
+    worker = launcher.worker(Role.DECODE, tiny_model.ensure(BPE), "--page-size", "1")
+    del launcher.environment["PPD_MAX_APPEND_TOKENS"]
+    wait_all([worker])
+    yield worker
+    worker.stop()
+
+
+async def test_a_stampede_is_refused_before_any_work(
+    bpe_workers: Workers, strict: Process, http: aiohttp.ClientSession
+) -> None:
+    """Whatever routers believe: turns beyond the bound go remote, and all are answered."""
+    config = RouterConfig(
+        prefill=(bpe_workers.prefill.url,), decode=(strict.url,), policy="full", port=0
+    )
+
+    async def hold(url: str, number: int) -> list[tuple[str, str]]:
+        talk = Talk(http, url)
+        for text in (f"{number} opens. " * 20, "Short.", "a b c d e f g h " * 40):
+            await talk.say(text)
+        return [(turn.route, turn.reason) for turn in talk.turns]
+
+    async with running(config) as url:
+        held = await asyncio.gather(*(hold(url, number) for number in range(8)))
+    for routes in held:
+        assert routes[0] == ("remote", "first_turn")
+        assert routes[2] == ("remote", "refused_by_worker"), "longer than the bound by itself"
+    assert ("local", "policy_full") in [routes[1] for routes in held]
+    state = await plugin_state(http, strict)
+    assert state["refused_too_many_tokens"] >= 8
+    assert (state["waiting"], state["append_tokens"]) == (0, 0)
+    await Workers(bpe_workers.prefill, strict, None, 1, bpe_workers.model).settle(http)
 
 
 @pytest.mark.parametrize("victim", ["server", "scheduler"])

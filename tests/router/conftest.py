@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,7 @@ from router.config import RouterConfig
 from router.server import running
 
 from .fake_engine import DONE, MODEL, FakeEngine
+from .scene import local_unless_long, write_table
 
 
 @dataclass(slots=True)
@@ -91,11 +93,23 @@ def cluster() -> Cluster:
             config = RouterConfig(
                 prefill=tuple(e.url for e in engines if e.role == "prefill"),
                 decode=tuple(e.url for e in engines if e.role == "decode"),
+                replica=tuple(e.url for e in engines if e.role == "null"),
                 port=0,
-                **{"startup_timeout_s": 5.0, "probe_interval_s": 0.05, **options},
+                **{
+                    "policy": "full",
+                    "startup_timeout_s": 5.0,
+                    "probe_interval_s": 0.05,
+                    **options,
+                },
             )
             url = await stack.enter_async_context(running(config, choosing))
             http = await stack.enter_async_context(aiohttp.ClientSession())
             yield Client(url, http)
 
     return start
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table in which local turns win unless their input is long."""
+    return write_table(tmp_path / "table.json", local_unless_long)

@@ -27,6 +27,11 @@ class FakeEngine:
     model: str = MODEL
     ready: bool = True
     boot_id: str = "1"
+    free_tokens: int | None = None
+    running: int = 0
+    loads_fail: bool = False
+    load_written_at: float = 0.0
+    load_asks: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -60,6 +65,28 @@ class FakeEngine:
     async def models(self, _request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": self.model, "max_model_len": 1000}]})
 
+    async def loads(self, request: web.Request) -> web.Response:
+        self.load_asks.put_nowait(None)
+        if self.loads_fail:
+            assert request.transport is not None
+            request.transport.abort()
+        if self.free_tokens is None:
+            return web.Response(status=404)
+        load = {
+            "max_total_num_tokens": 10_000,
+            "num_total_tokens": 10_000 - self.free_tokens,
+            "num_running_reqs": self.running,
+            "timestamp": self.load_written_at,
+        }
+        return web.json_response({"loads": [load]})
+
+    async def load_is_known(self) -> None:
+        """Wait until the router has read what the load is now."""
+        while not self.load_asks.empty():
+            self.load_asks.get_nowait()
+        await self.load_asks.get()
+        await self.load_asks.get()  # it asks again only when it has read the answer
+
     async def is_ready(self, _request: web.Request) -> web.Response:
         return web.Response(status=200 if self.ready else 503)
 
@@ -71,6 +98,7 @@ class FakeEngine:
         app.router.add_get("/server_info", self.server_info)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/ready", self.is_ready)
+        app.router.add_get("/v1/loads", self.loads)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ppd.decision import Decision, Features
+from ppd.decision import Decision, Features, Policy
+from ppd.score import Objective
 
 from .conftest import Client, Cluster
 from .fake_engine import (
@@ -270,12 +271,10 @@ async def test_a_workers_bare_500_becomes_an_openai_error(cluster: Cluster) -> N
         assert reply.json["error"]["message"] == "Internal Server Error"
 
 
-class Broken:
+class Broken(Policy):
     """A policy with a bug."""
 
-    name = "broken"
-
-    def choose(self, features: Features) -> Decision:
+    def choose(self, features: Features, objective: Objective) -> Decision:
         raise ZeroDivisionError
 
 

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from ppd.decision import Decision, Reason, Route
+from ppd.forecast import Forecast
+from ppd.judge import Judgement
+from ppd.policies import static_policy
 from ppd.sessions import SessionIndex
+from router.config import RouterConfig
 from router.course import Course
 from router.ledger import Ledger
 from router.metrics import Metrics
 from router.requests import Endpoint, Served, parse
+from router.server import open_journal
 
 
 def test_a_request_ends_once() -> None:
     metrics = Metrics()
     index = SessionIndex(capacity=1, ttl_s=1.0)
-    ledger = Ledger(index=index, metrics=metrics, clock=lambda: 0.0, new_session=lambda: "s")
+    ledger = Ledger(
+        index=index,
+        policy=static_policy("full"),
+        forecast=Forecast(),
+        journal=open_journal(RouterConfig(), None),
+        metrics=metrics,
+        clock=lambda: 0.0,
+        new_session=lambda: "s",
+    )
+    decision = Decision(Route.REMOTE, Reason.FIRST_TURN)
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     course = Course(
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
+        number=1,
+        tenant="t",
         headers={},
         arrived_s=0.0,
-        hit=None,
-        features=None,
-        decision=Decision(Route.REMOTE, Reason.FIRST_TURN),
+        judged=Judgement(None, None, decision, 0),
+        decision=decision,
     )
     ledger.finished(course, "ok")
     ledger.finished(course, "disconnected")  # hung up on the last byte

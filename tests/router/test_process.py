@@ -18,7 +18,7 @@ async def test_it_serves_and_stops_on_sigterm() -> None:
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
     async with p.serving(), d.serving():
         process = await asyncio.create_subprocess_exec(
-            *(PPD_ROUTER, "--prefill", p.url, "--decode", d.url, "--port", "0"),
+            *(PPD_ROUTER, "--prefill", p.url, "--decode", d.url, "--port", "0", "--policy", "pd"),
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ppd.errors import ConfigError
+from ppd.score import Targets, Weights
+from ppd.table_policy import Correction
 from router.cli import main, parse_config
-from router.config import RouterConfig
-from sglang_patches.settings import is_enabled
+from router.config import RouterConfig, Wishes
+from sglang_patches.settings import Settings, read_settings
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
@@ -29,14 +33,63 @@ def test_a_sound_command_line() -> None:
         ({"decode": ("localhost:30000",)}, "--decode must be http://HOST:PORT"),
         ({"decode": ("http://h:99999",)}, "--decode 'http://h:99999'"),
         ({"prefill": ("http://h:1/v1",)}, "no path"),
-        ({"policy": "best"}, "one of pd, full"),
-        ({"port": 70000}, "--port must be 0..65535"),
-        ({"max_body_bytes": 0}, "--max-body-bytes must be above 0"),
+        ({"policy": "best"}, "no such policy: 'best'; there are ppd, replica, pd, full"),
+        ({"port": 70000}, "port must be 0..65535"),
+        ({"policy": "partial:2"}, "SHARE must be a number from 0 to 1, got '2'"),
+        ({"policy": "threshold:uncached=many"}, "TOKENS must be a whole number, got 'many'"),
+        ({"policy": "full", "table": "t.json"}, "policy full uses no table"),
+        ({"policy": "replica"}, "policy replica uses no --prefill workers"),
+        ({"replica": (P,)}, "policy ppd uses no --replica workers"),
+        ({"weights": Weights(-1, 1)}, "weights must be numbers from 0 to"),
+        ({"targets": Targets()}, "one of the targets ttft_ms and tpot_ms must be given"),
+        ({"tenants": {"t": Wishes(Weights(0, 0))}}, "tenants.t: one of the weights must be"),
+        ({"append_budget_tokens": 0}, "append_budget_tokens must be above 0"),
+        ({"max_body_bytes": 0}, "max_body_bytes must be above 0"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
-        replace(RouterConfig(prefill=(P,), decode=(D,)), **changes).check()
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        msgspec.structs.replace(RouterConfig(prefill=(P,), decode=(D,)), **changes).check()
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(
+        f"""
+        prefill = ["{P}/"]
+        decode = ["{D}"]
+        policy = "full"
+        corrections = ["load", "shrinkage"]
+        weights = {{ ttft = 2, tpot = 0.5 }}
+        [tenants.abc.targets]
+        ttft_ms = 300
+        """
+    )
+    config, _ = parse_config(["--config", str(file), "--policy", "ppd"])
+    config.check()
+    assert (config.policy, config.prefill, config.weights) == ("ppd", (P,), Weights(2, 0.5))
+    assert config.corrections == {Correction.LOAD, Correction.SHRINKAGE}
+    assert config.tenants["abc"].objective == Targets(ttft_ms=300)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("polcy = 'pd'", "unknown field `polcy`"),
+        ("corrections = ['luck']", "Invalid enum value 'luck'"),
+        ("policy = ", "router.toml: "),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        parse_config(["--config", str(file)])
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"^ppd-router: nowhere\.toml: .*No such file"):
+        main(["--config", "nowhere.toml"])
 
 
 def test_all_errors_at_once() -> None:
@@ -57,16 +110,29 @@ def test_a_dead_worker_at_start_is_named() -> None:
 
 @pytest.mark.parametrize("environment", [{}, {"PPD_ENABLE": "0", "PPD_TYPO": "1"}])
 def test_the_plugin_is_off_unless_enabled(environment: dict[str, str]) -> None:
-    assert not is_enabled(environment)
+    assert read_settings(environment) is None
 
 
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
         ({"PPD_ENABLE": "yes"}, "PPD_ENABLE must be 0 or 1, got 'yes'"),
-        ({"PPD_ENABLE": "1", "PPD_TYPO": "1"}, "unknown option PPD_TYPO; known: PPD_ENABLE"),
+        (
+            {"PPD_ENABLE": "1", "PPD_TYPO": "1"},
+            "unknown option PPD_TYPO; known: PPD_ENABLE, PPD_MAX",
+        ),
+        (
+            {"PPD_ENABLE": "1", "PPD_MAX_APPEND_TOKENS": "0"},
+            "PPD_MAX_APPEND_TOKENS must be a whole number above 0, got '0'",
+        ),
     ],
 )
 def test_wrong_plugin_options_are_named(environment: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        is_enabled(environment)
+        read_settings(environment)
+
+
+def test_plugin_options() -> None:
+    assert read_settings({"PPD_ENABLE": "1"}) == Settings()
+    given = {"PPD_ENABLE": "1", "PPD_MAX_APPEND_TOKENS": "200"}
+    assert read_settings(given) == Settings(max_append_tokens=200)

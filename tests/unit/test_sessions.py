@@ -18,6 +18,7 @@ TURN = Turn(
     completion_tokens=5,
     prefill_worker="p",
     prefill_tokens=10,
+    usual_reply_tokens=5.0,
 )
 
 

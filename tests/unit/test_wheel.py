@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from eval.tiny_model import ModelSpec
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +35,24 @@ def test_names_that_would_collide_are_not_taken(site: Path) -> None:
     packages = {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")}
     assert packages == {"ppd", "sglang_patches", "ppd_router", "ppd_eval", "ppd_tables"}
     assert (site / "sglang_patches/cpu/requirements.txt").is_file()
+
+
+def test_an_installed_router_finds_the_shipped_tables(site: Path) -> None:
+    code = (
+        "from ppd_router.config import RouterConfig\n"
+        "from ppd_router.tables import make_policy\n"
+        f"print(make_policy(RouterConfig(), [{ModelSpec().name!r}], '1P1D')[1].path)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=site,
+        env={"PYTHONPATH": str(site)},
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert Path(told.stdout.strip()).parent == site / "ppd_tables"
 
 
 def test_every_script_and_entry_point_leads_somewhere(site: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.worker import Launch, Role, main, plan_launch
+from ppd.contract import Role
+from sglang_patches.worker import Launch, main, plan_launch
 
 
 def plan(role: Role, *passed: str, cpu: bool = True, **environment: str) -> Launch:

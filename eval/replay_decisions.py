@@ -1,0 +1,119 @@
+"""``ppd-eval replay-decisions``: a router's decision log under another table, weights or policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppd.decision import Decision, Policy, Route
+from ppd.errors import ConfigError, TableError
+from ppd.journal import Opened, Replayed, read, replay
+from ppd.policies import static_policy
+from ppd.score import Objective
+from ppd.table import Table
+from ppd.table_policy import Correction, TablePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What to replay with in place of the log's own; None: as it was."""
+
+    table: Path | None
+    policy: str | None
+    corrections: frozenset[Correction] | None
+    objective: Objective | None
+
+
+def run(log: Path, changes: Changes, most_shown: int) -> int:
+    """Print what would have changed; the last line is one JSON object.
+
+    Raises:
+        ConfigError: the log or the options are wrong.
+        TableError: the table is.
+    """
+    try:
+        with log.open("rb") as lines:
+            result = list(replay(read(lines), _policies(changes), changes.objective))
+    except OSError as error:
+        raise ConfigError(f"{log}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{log}: {error}") from error
+    changed = [one for one in result if one.changed]
+    for one in changed[:most_shown]:
+        print(_line(one))
+    if len(changed) > most_shown:
+        print(f"... and {len(changed) - most_shown} more")
+    print(json.dumps(summary(result)))
+    return 0
+
+
+def summary(result: Iterable[Replayed]) -> dict[str, object]:
+    """Counts of a replay. Shares are of the turns that any policy could have sent either way."""
+    result = list(result)
+    free = [one for one in result if one.was.features is not None]
+    moved = Counter(
+        f"{_told(one.was.decision)} -> {_told(one.now)}" for one in result if one.changed
+    )
+    return {
+        "decisions": len(result),
+        "later_turns": len(free),
+        "changed": sum(one.changed for one in result),
+        "identical": sum(one.same for one in result),
+        "local_share_before": _share(one.was.decision.route for one in free),
+        "local_share_after": _share(one.now.route for one in free),
+        "moves": dict(moved.most_common()),
+    }
+
+
+def _share(routes: Iterable[Route]) -> float | None:
+    routes = list(routes)
+    if not routes:
+        return None
+    return round(sum(route is Route.LOCAL for route in routes) / len(routes), 4)
+
+
+def _line(one: Replayed) -> str:
+    seen = one.was.features
+    told = f"request {one.was.number}: {_told(one.was.decision)} -> {_told(one.now)}"
+    if seen is None:
+        return told
+    return (
+        f"{told}; "
+        f"turn {seen.turn}, context {seen.context_tokens}, new {seen.new_tokens}, "
+        f"output {seen.output_tokens}, {seen.qps:.2f} qps"
+    )
+
+
+def _told(decision: Decision) -> str:
+    return f"{decision.route} ({decision.reason})"
+
+
+def _policies(changes: Changes) -> Callable[[Opened], Policy]:
+    table, digest = None, ""
+    if changes.table is not None:
+        try:
+            data = changes.table.read_bytes()
+            table, digest = Table.parse(data), hashlib.sha256(data).hexdigest()[:16]
+        except (OSError, TableError) as error:
+            raise TableError(f"{changes.table}: {error}") from error
+
+    def new_policy(opened: Opened) -> Policy:
+        spec = changes.policy or opened.policy
+        if spec != "ppd":
+            return static_policy(spec)
+        if changes.table is None and opened.table:
+            raise ConfigError(f"it was made with a table ({opened.table}): give one by --table")
+        print(
+            f"run of {opened.at}: {opened.policy}, table {opened.table or 'none'}; "
+            f"replayed by {spec}, table {digest or 'none'}"
+        )
+        corrections = frozenset(opened.corrections)
+        if changes.corrections is not None:
+            corrections = changes.corrections
+        return TablePolicy(table, corrections, opened.append_budget_tokens)
+
+    return new_policy

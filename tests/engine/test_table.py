@@ -1,0 +1,126 @@
+"""Routes by table, and replicas, on real workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from ppd.errors import TableError
+from ppd.journal import Decided, Finished, Opened, read, replay
+from ppd.table import Table
+from ppd.table_policy import TablePolicy
+from router.config import RouterConfig
+from router.server import running
+from tests.unit.making import CostsOf, table_record
+
+from .conftest import Workers
+from .talk import Talk, Turn, script
+
+
+def local_saves(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+    return 100.0, 10.0, 50.0, 11.0
+
+
+def local_costs(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+    return 100.0, 10.0, 110.0, 20.0
+
+
+def write_table(path: Path, costs: CostsOf, model: str) -> Path:
+    path.write_bytes(msgspec.json.encode(table_record(costs, model=model)))
+    return path
+
+
+@asynccontextmanager
+async def router(workers: Workers, **options: Any) -> AsyncIterator[str]:
+    config = RouterConfig(
+        prefill=(workers.prefill.url,), decode=(workers.decode.url,), port=0, **options
+    )
+    async with running(config) as url:
+        yield url
+
+
+async def hold(http: aiohttp.ClientSession, url: str, seed: int) -> list[Turn]:
+    talk = Talk(http, url)
+    for text in script(seed, 4):
+        await talk.say(text)
+    return talk.turns
+
+
+async def test_a_restart_with_another_table_changes_routes_not_answers(
+    workers: Workers, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    await workers.settle(http)
+    ids = []
+    for costs, route in ((local_saves, "local"), (local_costs, "remote")):
+        path = write_table(tmp_path / f"{route}.json", costs, workers.model.name)
+        log = tmp_path / f"{route}.jsonl"
+        async with router(workers, table=str(path), decision_log=str(log)) as url:
+            turns = await hold(http, url, 50)
+        assert [(t.route, t.reason) for t in turns[1:]] == [(route, "table")] * 3
+        ids.append([t.ids for t in turns])
+        events = list(read(log.read_bytes().splitlines(keepends=True)))
+        assert [type(event) for event in events] == [Opened, *([Decided, Finished] * 4)]
+
+        table = Table.parse(path.read_bytes())
+        again = list(replay(events, partial(_policy, table)))
+        assert [one.now for one in again] == [one.was.decision for one in again]
+    assert ids[0] == ids[1]
+    await workers.settle(http)
+
+
+def _policy(table: Table, opened: Opened) -> TablePolicy:
+    return TablePolicy(table, frozenset(opened.corrections), opened.append_budget_tokens)
+
+
+async def test_a_table_of_another_model_is_refused(workers: Workers, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "other.json", local_saves, "Llama-3.1-8B")
+    named = rf"other\.json: .*with Llama-3.1-8B, the workers serve .*{workers.model.name}"
+    with pytest.raises(TableError, match=named):
+        async with router(workers, table=str(path)):
+            pass
+
+
+async def test_what_a_worker_has_left_is_known(
+    workers: Workers, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """``/v1/loads`` is polled: a turn longer than the whole KV is not sent there."""
+    await workers.settle(http)
+    path = write_table(tmp_path / "table.json", local_saves, workers.model.name)
+    async with router(workers, table=str(path), probe_interval_s=0.05) as url:
+        talk = Talk(http, url)
+        await talk.say("a" * 600)
+        body = {
+            "messages": [*talk.messages, {"role": "user", "content": "b"}],
+            "max_tokens": 10**6,
+        }
+        asked: dict[str, Any] = {"features": {"home_free_tokens": None}}
+        while asked["features"]["home_free_tokens"] is None:  # until the first poll
+            async with http.post(f"{url}/explain/v1/chat/completions", json=body) as answer:
+                asked = await answer.json()
+        assert 60_000 < asked["features"]["home_free_tokens"] <= 65_536
+    await workers.settle(http)
+
+
+async def test_replicas_answer_as_they_do_alone(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    await workers.settle(http)
+    assert workers.monolithic is not None
+    config = RouterConfig(replica=(workers.monolithic.url,), policy="replica", port=0)
+    async with running(config) as url:
+        ours = await hold(http, url, 51)
+    assert [(t.route, t.reason) for t in ours] == [
+        ("replica", "first_turn"),
+        *([("replica", "policy_replica")] * 3),
+    ]
+    await workers.settle(http)
+    alone = await hold(http, workers.monolithic.url, 51)
+    assert [t.ids for t in ours] == [t.ids for t in alone]
+    await workers.settle(http)

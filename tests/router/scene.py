@@ -1,0 +1,41 @@
+"""Workers, requests and decision tables that the tests of decisions share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.unit.making import table_record
+
+from .fake_engine import FakeEngine, Script, answering
+
+CHAT = "/v1/chat/completions"
+LATER = ("hello", "www", "and")
+
+
+def local_unless_long(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+    """Saves half of TTFT, loses a tenth of TPOT; for long inputs it loses everything."""
+    return (100.0, 10.0, 50.0, 11.0) if n == 0 else (100.0, 10.0, 200.0, 20.0)
+
+
+def always_remote(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+    return (100.0, 10.0, 200.0, 20.0)
+
+
+def write_table(path: Path, costs: Any, **fields: Any) -> Path:
+    path.write_bytes(msgspec.json.encode(table_record(costs, **fields)))
+    return path
+
+
+def workers(script: Script | None = None) -> tuple[FakeEngine, FakeEngine]:
+    return FakeEngine("prefill", answering()), FakeEngine(
+        "decode", script or answering(prompt=100, cached=96)
+    )
+
+
+def chat(*contents: str, **fields: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+    return {"model": "fake", "messages": messages, **fields}

@@ -1,0 +1,93 @@
+"""Predicted lengths, and the arrival rate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.arrivals import WINDOW_S, ArrivalRate
+from ppd.forecast import Forecast, blend
+
+
+def test_a_conversation_is_expected_to_go_on_as_it_was() -> None:
+    usual = None
+    for _ in range(20):
+        usual = blend(usual, 400)
+    assert Forecast().reply_tokens("t", usual, None) == 400
+    assert Forecast().reply_tokens("t", usual, 100) == 100, "capped by the request's own limit"
+
+
+def test_a_tenant_says_something_about_its_new_conversations() -> None:
+    forecast = Forecast()
+    before = forecast.reply_tokens("t", None, None)
+    for _ in range(20):
+        forecast.learn_reply("t", None, 10)
+    assert forecast.reply_tokens("t", None, None) == 10
+    assert forecast.reply_tokens("other", None, None) == before
+    assert 10 < forecast.reply_tokens("t", 400.0, None) < 400
+
+
+def test_recent_replies_count_more() -> None:
+    usual = None
+    for tokens in (1000, 1000, 1000, 10, 10, 10, 10, 10, 10):
+        usual = blend(usual, tokens)
+    assert usual is not None
+    assert 10 < usual < 50
+
+
+def test_the_error_is_reported() -> None:
+    forecast = Forecast()
+    assert forecast.typically_off is None
+    assert forecast.learn_reply("t", 100, 50) == 2.0
+    assert forecast.learn_reply("t", 50, 100) == 2.0
+    assert forecast.typically_off == pytest.approx(2.0)
+
+
+@given(st.lists(st.integers(0, 10**5), max_size=30), st.none() | st.integers(1, 10**5))
+def test_a_forecast_is_always_a_length(replies: list[int], most: int | None) -> None:
+    forecast, usual = Forecast(), None
+    for tokens in replies:
+        forecast.learn_reply("t", None, tokens)
+        usual = blend(usual, tokens)
+    tokens = forecast.reply_tokens("t", usual, most)
+    assert 1 <= tokens <= (most or 10**5)
+
+
+def test_bytes_of_a_prompt_become_tokens() -> None:
+    forecast = Forecast()
+    for _ in range(100):
+        forecast.learn_prompt("chat", 1000, 800)
+    assert forecast.prompt_tokens("chat", 5000) == 4000
+    assert forecast.prompt_tokens("ids", 5000) == 1250
+
+
+def test_the_rate_of_a_steady_stream() -> None:
+    rate = ArrivalRate()
+    for i in range(1000):
+        rate.note(0.1 * i)
+    assert rate.per_second(100.0) == pytest.approx(10.0, rel=0.05)
+    assert rate.per_second(100.0 + WINDOW_S + 1) == 0.0
+
+
+def test_a_window_that_has_only_begun() -> None:
+    rate = ArrivalRate()
+    assert rate.per_second(5.0) == 0.0
+    rate.note(5.0)
+    rate.note(5.0)
+    assert rate.per_second(5.0) == 2.0, "two at once are no infinite rate"
+    assert rate.per_second(15.0) == pytest.approx(0.2)
+
+
+@given(st.lists(st.floats(0, 5), max_size=300))
+def test_the_rate_counts_what_the_window_holds(gaps: list[float]) -> None:
+    rate, now_s, arrivals = ArrivalRate(), 0.0, list[float]()
+    for gap in gaps:
+        now_s += gap
+        rate.note(now_s)
+        arrivals.append(now_s)
+        counted = rate.per_second(now_s) * min(WINDOW_S, max(1.0, now_s - arrivals[0]))
+        slot_s = WINDOW_S / 60
+        least = sum(at > now_s - WINDOW_S + slot_s for at in arrivals)
+        most = sum(at > now_s - WINDOW_S - slot_s for at in arrivals)
+        assert least - 1e-6 <= counted <= most + 1e-6

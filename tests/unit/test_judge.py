@@ -1,0 +1,185 @@
+"""What a turn's features are, for each kind of turn; also on a simulated cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from ppd.arrivals import ArrivalRate
+from ppd.backlog import Backlog
+from ppd.decision import Features, HomeState, Policy, Reason, Route
+from ppd.forecast import Forecast
+from ppd.judge import HomeView, Judge, Query
+from ppd.policies import static_policy
+from ppd.prefix import hash_ids
+from ppd.score import Weights
+from ppd.sessions import SessionIndex, Turn
+
+PROMPT = list(range(1000))
+TURN = Turn(
+    session="s",
+    number=3,
+    home="d",
+    prompt_tokens=1000,
+    completion_tokens=101,
+    prefill_worker="p",
+    prefill_tokens=400,
+    usual_reply_tokens=100.0,
+)
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Two prefill workers and whichever homes are put into it."""
+
+    homes: dict[str, HomeView] = field(default_factory=dict)
+    prefill_workers: tuple[str, ...] = ("q", "p")
+    decode_workers: int = 4
+
+    def home(self, identity: str) -> HomeView | None:
+        return self.homes.get(identity)
+
+    def prefill(self, identity: str | None) -> str | None:
+        if identity in self.prefill_workers:
+            return identity
+        return next(iter(self.prefill_workers), None)
+
+
+HOME = HomeView(takes_appends=True, page_size=16, running=7, free_tokens=5000)
+
+
+@dataclass(slots=True)
+class World:
+    policy: Policy = field(default_factory=lambda: static_policy("full"))
+    cluster: Cluster = field(default_factory=lambda: Cluster({"d": HOME}))
+    arrivals: ArrivalRate = field(default_factory=ArrivalRate)
+    forecast: Forecast = field(default_factory=Forecast)
+    backlog: Backlog = field(default_factory=Backlog)
+    known: Turn = TURN
+    remote_tokens: int = -1  # of the last judgement
+
+    def judge(self, ids: list[int], most_tokens: int | None = None) -> Features | None:
+        index = SessionIndex(capacity=10, ttl_s=100.0)
+        index.record(hash_ids(b"", PROMPT), self.known, 0.0)
+        judge = Judge(
+            policy=self.policy,
+            cluster=self.cluster,
+            index=index,
+            arrivals=self.arrivals,
+            forecast=self.forecast,
+            backlog=self.backlog,
+        )
+        query = Query("ids", hash_ids(b"", ids), 0, "t", most_tokens, Weights())
+        judged = judge.judge(query, 10.0)
+        assert judge.judge(query, 10.0) == judged, "to judge twice changes nothing"
+        self.remote_tokens = judged.remote_tokens
+        return judged.features
+
+
+NEXT = [*PROMPT, *range(100, 201), *range(30)]  # the reply and 30 new tokens
+
+
+def test_a_later_turn() -> None:
+    world = World()
+    world.backlog.add("p", 70)
+    world.backlog.add("d", 9)
+    for at_s in range(10):
+        world.arrivals.note(float(at_s))
+    seen = world.judge(NEXT)
+    assert seen == Features(
+        session="s",
+        turn=4,
+        context_tokens=1100,
+        earlier_prompt_tokens=1000,
+        new_tokens=30,
+        output_tokens=100,
+        prefill_cached_tokens=400,
+        prefill_queue_tokens=70,
+        qps=0.25,
+        home=HomeState.READY,
+        page_size=16,
+        home_running=7,
+        home_append_tokens=9,
+        home_free_tokens=5000,
+    )
+    assert seen.uncached_at_home == 1130 - 1088
+    assert seen.uncached_at_prefill == world.remote_tokens == 1130 - 400
+    assert seen.missed_tokens == 600
+    assert seen.least_cached_tokens == 960
+
+
+def test_the_same_input_again() -> None:
+    seen = World().judge(PROMPT)
+    assert seen is not None
+    assert (seen.turn, seen.context_tokens, seen.new_tokens) == (3, 999, 1)
+
+
+def test_a_reply_is_capped_by_the_request() -> None:
+    seen = World().judge(NEXT, most_tokens=8)
+    assert seen is not None
+    assert seen.output_tokens == 8
+
+
+def test_another_prefill_worker_has_seen_nothing() -> None:
+    world = World(known=replace(TURN, prefill_worker="lost"))
+    world.backlog.add("q", 5)
+    seen = world.judge(NEXT)
+    assert seen is not None
+    assert (seen.prefill_cached_tokens, seen.missed_tokens) == (0, 1000)
+    assert seen.prefill_queue_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("homes", "state"),
+    [
+        ({}, HomeState.GONE),
+        ({"d": replace(HOME, takes_appends=False)}, HomeState.UNPATCHED),
+        ({"d": HOME}, HomeState.READY),
+    ],
+)
+def test_homes(homes: dict[str, HomeView], state: HomeState) -> None:
+    seen = World(cluster=Cluster(homes)).judge(NEXT)
+    assert seen is not None
+    assert seen.home is state
+
+
+def test_a_replica_needs_no_plugin() -> None:
+    cluster = Cluster({"d": replace(HOME, takes_appends=False)}, prefill_workers=())
+    seen = World(policy=static_policy("replica"), cluster=cluster).judge(NEXT)
+    assert seen is not None
+    assert seen.home is HomeState.READY
+
+
+def test_an_unknown_prompt_is_counted_by_its_bytes() -> None:
+    world = World()
+    chain = hash_ids(b"", [7] * 500)
+    world.forecast.learn_prompt("ids", chain.total_bytes, 500)
+    assert world.judge([9] * 2000) is None
+    assert world.remote_tokens == 2000
+
+
+def test_several_prompts_have_no_home() -> None:
+    world = World()
+    judge = Judge(
+        policy=world.policy,
+        cluster=world.cluster,
+        index=SessionIndex(capacity=1, ttl_s=1.0),
+        arrivals=world.arrivals,
+        forecast=world.forecast,
+        backlog=world.backlog,
+    )
+    judged = judge.judge(Query("ids", None, 4000, "t", None, Weights()), 0.0)
+    assert (judged.decision.route, judged.decision.reason) == (Route.REMOTE, Reason.BATCH)
+    assert judged.remote_tokens == 1000
+
+
+def test_a_reply_that_does_not_come_back_is_no_context() -> None:
+    reasoned = replace(TURN, completion_tokens=5000)  # of which the client sends 101 again
+    seen = World(known=reasoned).judge(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.new_tokens) == (1000, 131)
+    other = replace(TURN, loses_replies=True)  # or all of it, cut into other tokens
+    seen = World(known=other).judge(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.new_tokens) == (1000, 131)

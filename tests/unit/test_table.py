@@ -1,0 +1,175 @@
+"""The decision table: its file, what is refused, and the lookup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.errors import TableError
+from ppd.table import Costs, Table
+from ppd.table_file import Bin, CellRecord, TableRecord
+
+from .making import AXES, table_record
+
+
+def numbered(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+    return (100.0 + 10 * c + n + 0.1 * q, 5.0, 50.0 + 10 * c + n, 6.0)
+
+
+RECORD = table_record(numbered)
+TABLE = Table(RECORD)
+
+
+def file_of(record: TableRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def test_a_file_gives_the_same_table() -> None:
+    assert Table.parse(file_of(RECORD)).record == RECORD
+
+
+@pytest.mark.parametrize(
+    ("workload", "bins"),
+    [
+        ((0, 0, 0, 0), (0, 0, 0, 0)),
+        ((2047, 255, 1, 1.99), (0, 0, 0, 0)),
+        ((2048, 255, 1, 1.99), (1, 0, 0, 0)),
+        ((0, 256, 1, 0), (0, 1, 0, 0)),
+        ((131071, 16383, 8191, 9999.9), (1, 1, 0, 1)),
+        ((131072, 0, 0, 0), None),
+        ((0, 16384, 0, 0), None),
+        ((0, 0, 8192, 0), None),
+        ((0, 0, 0, 10_000), None),
+        ((-1, 0, 0, 0), None),
+    ],
+)
+def test_the_lookup(
+    workload: tuple[float, float, float, float], bins: tuple[int, int, int, int] | None
+) -> None:
+    cell = TABLE.find(*workload)
+    if bins is None:
+        assert cell is None
+    else:
+        assert cell is not None
+        assert cell.remote.ttft_ms == numbered(*bins)[0]
+        assert cell.local.ttft_ms == numbered(*bins)[2]
+
+
+def test_real_traffic_is_within_bins_that_reach_far_enough() -> None:
+    cell = TABLE.find(27_000, 4_800, 636, 3.0)  # p90 of a production chat trace
+    assert cell is not None
+    assert cell.label == "context=[2048,131072) new=[256,16384) output=[0,8192) qps=[2,10000)"
+
+
+def changed(**changes: Any) -> TableRecord:
+    return msgspec.structs.replace(RECORD, **changes)
+
+
+def with_axis(name: str, *bins: Bin) -> TableRecord:
+    return changed(axes=msgspec.structs.replace(AXES, **{name: bins}))
+
+
+def with_ttft(**changes: Any) -> TableRecord:
+    first = RECORD.cells[0]
+    ttft = msgspec.structs.replace(first.local.ttft_ms, **changes)
+    local = msgspec.structs.replace(first.local, ttft_ms=ttft)
+    return changed(cells=(msgspec.structs.replace(first, local=local), *RECORD.cells[1:]))
+
+
+def moved(cell: CellRecord, *bins: int) -> CellRecord:
+    return msgspec.structs.replace(cell, bins=bins)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        (changed(cells=RECORD.cells[1:]), r"cell \[0, 0, 0, 0\] is missing"),
+        (changed(cells=(*RECORD.cells, RECORD.cells[0])), "stands twice"),
+        (
+            changed(cells=(*RECORD.cells, moved(RECORD.cells[0], 9, 0, 0, 0))),
+            r"cell \[9, 0, 0, 0\] lies outside the axes",
+        ),
+        (with_axis("qps", Bin(0, 2, 1), Bin(1, 16, 4)), "axis qps: bins 0 and 1 overlap"),
+        (with_axis("qps", Bin(0, 2, 1), Bin(3, 16, 4)), "axis qps: a hole between bins 0 and 1"),
+        (with_axis("qps", Bin(0, NAN, 1), Bin(2, 16, 4)), "axis qps, bin 0: 0 <= low <= at < high"),
+        (with_axis("qps"), "axis qps has no bins"),
+        (with_ttft(median=NAN), r"cell \[0, 0, 0, 0\] local: ttft_ms.median must be above 0"),
+        (with_ttft(p99=1.0), "ttft_ms.p99 must be at least the median"),
+        (with_ttft(n=0), "ttft_ms.n must be at least 1"),
+        (changed(prefill_ms_per_token=NAN), "prefill_ms_per_token must be above 0"),
+        (changed(model=""), "model is empty"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(record: TableRecord, named: str) -> None:
+    with pytest.raises(TableError, match=named):
+        Table(record)
+
+
+def test_all_errors_at_once_but_not_endlessly() -> None:
+    with pytest.raises(TableError) as caught:
+        Table(changed(cells=(), prefill_ms_per_token=-1.0))
+    assert str(caught.value).count(";") == len(RECORD.cells)
+    many = with_axis("output_tokens", *(Bin(i, i + 1, i) for i in range(50)))
+    with pytest.raises(TableError, match=r"and .* more$"):
+        Table(many)
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"{", "no decision table"),
+        (b"[]", "no decision table"),
+        (b'{"version": 2}', "version 2, this reads version 1"),
+        (file_of(RECORD).replace(b'"shape"', b'"shap"'), "shap"),
+        (file_of(RECORD).replace(b'"median":5.0', b'"median":null', 1), "Expected `float`"),
+    ],
+)
+def test_what_is_no_table_is_refused(data: bytes, named: str) -> None:
+    with pytest.raises(TableError, match=named):
+        Table.parse(data)
+
+
+def test_a_table_is_for_one_model() -> None:
+    TABLE.require(("other", "/models/fake/"))
+    with pytest.raises(TableError, match="measured with fake, the workers serve /models/fakes"):
+        TABLE.require(("/models/fakes",))
+
+
+def test_interpolation_meets_the_cells_at_their_points() -> None:
+    for cell, record in zip(TABLE.cells, RECORD.cells, strict=True):
+        points = [bins[i].at for (_, bins), i in zip(AXES.each(), record.bins, strict=True)]
+        remote, local = TABLE.interpolate(*points)
+        assert remote.ttft_ms == pytest.approx(cell.remote.ttft_ms)
+        assert local.tpot_ms == pytest.approx(cell.local.tpot_ms)
+
+
+workloads = st.tuples(
+    st.floats(0, 200_000), st.floats(0, 20_000), st.floats(0, 9_000), st.floats(0, 20)
+)
+
+
+@given(workloads)
+def test_interpolated_costs_lie_between_the_cells(
+    workload: tuple[float, float, float, float],
+) -> None:
+    remote, local = TABLE.interpolate(*workload)
+    for costs, of_cells in (
+        (remote, [c.remote for c in TABLE.cells]),
+        (local, [c.local for c in TABLE.cells]),
+    ):
+        assert isinstance(costs, Costs)
+        low, high = min(c.ttft_ms for c in of_cells), max(c.ttft_ms for c in of_cells)
+        assert low * (1 - 1e-9) <= costs.ttft_ms <= high * (1 + 1e-9)
+
+
+def test_costs_grow_steadily_between_two_points() -> None:
+    values = [TABLE.interpolate(c, 64, 128, 1)[0].ttft_ms for c in range(1000, 8001, 500)]
+    assert values == sorted(values)
+    assert values[0] < values[7] < values[-1]

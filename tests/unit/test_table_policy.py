@@ -1,0 +1,252 @@
+"""The table's policy: Algorithm 1 by cell, and each correction by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.backlog import Backlog
+from ppd.decision import Features, Reason, Route, decide
+from ppd.observed import BOUND, Observed
+from ppd.score import Objective, Targets, Weights
+from ppd.table import Costs
+from ppd.table_policy import Correction, TablePolicy
+
+from .making import (
+    FEATURES,
+    TABLE,
+    any_corrections,
+    any_features,
+    any_objectives,
+    any_weights,
+)
+
+SHORT = FEATURES
+LONG = replace(FEATURES, new_tokens=1000)
+
+
+def policy(*corrections: Correction, budget: int = 10_000) -> TablePolicy:
+    return TablePolicy(TABLE, frozenset(corrections), budget)
+
+
+def choose(
+    one: TablePolicy, features: Features, objective: Objective | None = None, **changes: Any
+) -> tuple[Route, Reason]:
+    decision = one.choose(replace(features, **changes), objective or Weights())
+    return decision.route, decision.reason
+
+
+def test_without_corrections_it_is_algorithm_1() -> None:
+    """A hand-worked table: 0.5 - 0.1, 0.5 - 0.2, -0.1 - 0.8, -0.1 - 1.6; context 1 doubles T0."""
+    plain = policy()
+    assert choose(plain, SHORT) == (Route.LOCAL, Reason.TABLE)
+    assert choose(plain, SHORT, qps=5.0) == (Route.LOCAL, Reason.TABLE)
+    assert choose(plain, LONG) == (Route.REMOTE, Reason.TABLE)
+    assert choose(plain, LONG, context_tokens=9000) == (Route.REMOTE, Reason.TABLE)  # 0.45 - 0.8
+    assert choose(plain, LONG, Weights(2, 1), context_tokens=9000)[0] is Route.LOCAL  # 0.9 - 0.8
+    assert choose(plain, SHORT, Weights(1, 6))[0] is Route.REMOTE  # 0.5 - 0.6
+    seen = plain.choose(SHORT, Weights()).assessment
+    assert seen is not None
+    assert seen.cell == "context=[0,2048) new=[0,256) output=[0,8192) qps=[0,2)"
+    assert seen.score.ttft_saved == 0.5
+    assert seen.score.tpot_lost == pytest.approx(0.1)
+
+
+def test_live_state_does_not_move_algorithm_1() -> None:
+    live: dict[str, Any] = {
+        "prefill_cached_tokens": 0,
+        "prefill_queue_tokens": 10**6,
+        "home_running": 60,
+        "home_append_tokens": 10**6,
+        "home_free_tokens": 0,
+    }
+    assert choose(policy(), SHORT, **live) == (Route.LOCAL, Reason.TABLE)
+    assert choose(policy(), LONG, **live) == (Route.REMOTE, Reason.TABLE)
+
+
+def test_targets_choose_by_the_same_cells() -> None:
+    assert choose(policy(), SHORT, Targets(ttft_ms=60, tpot_ms=100))[0] is Route.LOCAL
+    assert choose(policy(), SHORT, Targets(ttft_ms=10**6, tpot_ms=9))[0] is Route.REMOTE
+
+
+@pytest.mark.parametrize("corrections", [(), tuple(Correction)])
+def test_an_unknown_cell_is_said_and_falls_back_on_a_threshold(
+    corrections: tuple[Correction, ...],
+) -> None:
+    far: dict[str, Any] = {"context_tokens": 200_000, "earlier_prompt_tokens": 200_000}
+    assert choose(policy(*corrections), SHORT, **far) == (Route.LOCAL, Reason.UNKNOWN_CELL)
+    far["new_tokens"] = 3000
+    assert choose(policy(*corrections), SHORT, **far) == (Route.REMOTE, Reason.UNKNOWN_CELL)
+    nothing = TablePolicy(None, frozenset(corrections))
+    decision = nothing.choose(SHORT, Weights())
+    assert (decision.reason, decision.assessment) == (Reason.UNKNOWN_CELL, None)
+
+
+def test_a_stale_prefix_makes_remote_dearer() -> None:
+    corrected = policy(Correction.STALE_PREFIX)
+    # Remote 100 ms, local 110 ms and 80 % slower decoding; 9000 missed tokens cost 900 ms.
+    far: dict[str, Any] = {
+        "context_tokens": 1900,
+        "earlier_prompt_tokens": 1800,
+        "prefill_cached_tokens": 1800,
+    }
+    assert choose(corrected, LONG, **far) == (Route.REMOTE, Reason.TABLE)
+    far |= {"earlier_prompt_tokens": 9900, "context_tokens": 10_000, "prefill_cached_tokens": 900}
+    assert choose(corrected, LONG, **far) == (Route.LOCAL, Reason.STALE_PREFIX)
+    assert choose(policy(), LONG, **far) == (Route.REMOTE, Reason.TABLE)
+    seen = corrected.choose(replace(LONG, **far), Weights()).assessment
+    assert seen is not None
+    assert seen.remote.ttft_ms == pytest.approx(200 + 9000 * 0.1)
+
+
+def test_load_counts_what_waits_now() -> None:
+    corrected = policy(Correction.LOAD)
+    # Remote 100 ms, local 110 ms and much slower decoding: a prefill queue of 5 s turns it.
+    assert choose(corrected, LONG) == (Route.REMOTE, Reason.TABLE)
+    assert choose(corrected, LONG, prefill_queue_tokens=50_000) == (Route.LOCAL, Reason.LOAD)
+    # Appends at the home: 600 tokens of 0.2 ms stand before this one.
+    assert choose(corrected, SHORT) == (Route.LOCAL, Reason.TABLE)
+    assert choose(corrected, SHORT, home_append_tokens=600) == (Route.REMOTE, Reason.LOAD)
+
+
+@given(any_features)
+def test_load_says_nothing_where_nothing_waits(seen: Features) -> None:
+    idle = replace(seen, prefill_queue_tokens=0, home_append_tokens=0, home_running=0)
+    idle = replace(idle, home_free_tokens=None)
+    was, now = policy().choose(idle, Weights()), policy(Correction.LOAD).choose(idle, Weights())
+    assert now == was
+
+
+def test_an_append_costs_more_in_a_fuller_batch() -> None:
+    corrected, weights = policy(Correction.LOAD), Weights(1, 4)  # 0.5 - 4 * 0.1 at 2 running
+    assert choose(corrected, SHORT, weights, home_running=2) == (Route.LOCAL, Reason.TABLE)
+    assert choose(corrected, SHORT, weights, home_running=4) == (Route.REMOTE, Reason.LOAD)
+    # But never less than measured, and never more than twice that.
+    assert choose(corrected, SHORT, Weights(1, 6))[0] is Route.REMOTE
+    assert choose(corrected, SHORT, Weights(1, 2), home_running=1000)[0] is Route.LOCAL
+
+
+def test_no_local_turn_without_kv_for_it() -> None:
+    needed = SHORT.prompt_tokens + SHORT.output_tokens
+    corrected = policy(Correction.LOAD)
+    assert choose(corrected, SHORT, home_free_tokens=needed)[0] is Route.LOCAL
+    full = choose(corrected, SHORT, home_free_tokens=needed - 1)
+    assert full == (Route.REMOTE, Reason.HOME_FULL)
+    others = choose(corrected, SHORT, home_free_tokens=needed + 29, home_append_tokens=30)
+    assert others == (Route.REMOTE, Reason.HOME_FULL), "what is under way will need it too"
+    assert choose(policy(), SHORT, home_free_tokens=0)[0] is Route.LOCAL
+
+
+def test_interpolation_looks_at_the_cells_around() -> None:
+    near: dict[str, Any] = {
+        "new_tokens": 255
+    }  # the last of the short bin, nearly as far as the long one's point
+    weights = Weights(1, 2)
+    assert choose(policy(), SHORT, weights, **near) == (Route.LOCAL, Reason.TABLE)
+    corrected = policy(Correction.INTERPOLATION)
+    assert choose(corrected, SHORT, weights, **near) == (Route.REMOTE, Reason.INTERPOLATION)
+
+
+def test_what_is_observed_moves_a_cell_and_can_be_forgotten() -> None:
+    corrected = policy(Correction.SHRINKAGE)
+    for _ in range(100):  # local turns take three times as long as the table says
+        corrected.observe(SHORT, Route.LOCAL, 150.0, 11.0)
+    assert choose(corrected, SHORT) == (Route.REMOTE, Reason.OBSERVED)
+    assert choose(corrected, SHORT, qps=5.0) == (Route.LOCAL, Reason.TABLE), "another cell"
+    corrected.observed.reset()
+    assert choose(corrected, SHORT) == (Route.LOCAL, Reason.TABLE)
+
+
+def test_shrinkage_off_learns_nothing() -> None:
+    plain = policy()
+    plain.observe(SHORT, Route.LOCAL, 1e6, 1e6)
+    assert list(plain.observed.factors()) == []
+
+
+@given(any_features, any_corrections, any_objectives, st.booleans())
+def test_every_turn_gets_a_decision(
+    seen: Features, chosen: frozenset[Correction], objective: Objective, with_table: bool
+) -> None:
+    decision = decide(seen, TablePolicy(TABLE if with_table else None, chosen), objective)
+    assert decision.route in (Route.REMOTE, Route.LOCAL)
+    if decision.reason is Reason.TABLE:
+        assert decision.assessment is not None
+        prefers_local = decision.assessment.score.prefers_local
+        assert (decision.route is Route.LOCAL) is prefers_local
+
+
+@given(any_features, any_weights, st.floats(0, 50))
+def test_more_weight_on_ttft_moves_a_turn_one_way_only(
+    seen: Features, objective: Weights, more: float
+) -> None:
+    """With any live state, towards local where local saves TTFT and away from it elsewhere."""
+    corrected = policy(*Correction)
+    before = corrected.choose(seen, objective)
+    after = corrected.choose(seen, Weights(objective.ttft + more, objective.tpot))
+    if before.assessment is None or before.route is after.route:
+        return
+    saves = before.assessment.score.ttft_saved > 0
+    assert after.route is (Route.LOCAL if saves else Route.REMOTE)
+
+
+sizes = st.lists(st.tuples(st.integers(1, 3000), st.booleans()), min_size=1, max_size=60)
+
+
+@given(sizes, st.integers(1, 6000))
+def test_reservations_never_exceed_a_budget(turns: list[tuple[int, bool]], budget: int) -> None:
+    """Turns arrive and answers come in any order; each is reserved in the step that decides."""
+    careful = policy(Correction.RESERVATION, budget=budget)
+    backlog, under_way = Backlog(), list[int]()
+    refused = 0
+    for new_tokens, one_ends in turns:
+        seen = replace(
+            FEATURES,
+            new_tokens=min(new_tokens, 255),
+            context_tokens=992 - new_tokens % 992,
+            home_append_tokens=backlog.of("d"),
+        )
+        decision = careful.choose(seen, Weights())
+        if decision.route is Route.LOCAL:
+            backlog.add("d", seen.uncached_at_home)
+            under_way.append(seen.uncached_at_home)
+        else:
+            refused += 1
+            assert decision.reason is Reason.APPEND_BUDGET
+            assert backlog.of("d") + seen.uncached_at_home > budget, "refused without need"
+        assert backlog.of("d") == sum(under_way) <= budget
+        if one_ends and under_way:
+            backlog.remove("d", under_way.pop(0))
+    for tokens in under_way:
+        backlog.remove("d", tokens)
+    assert backlog.of("d") == 0
+
+
+times = st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), max_size=300)
+
+
+@given(times, st.sampled_from([Route.REMOTE, Route.LOCAL]))
+def test_shrinkage_is_bounded(seen: list[tuple[float, float]], route: Route) -> None:
+    observed = Observed()
+    expected = Costs(100.0, 10.0, 2.0, 2.0)
+    for ttft_ms, tpot_ms in seen:
+        observed.note(3, route, expected, ttft_ms, tpot_ms)
+    now = observed.correct(3, route, expected)
+    for before, after in ((100.0, now.ttft_ms), (10.0, now.tpot_ms)):
+        assert before / BOUND * 0.999 <= after <= before * BOUND * 1.001
+    other = Route.LOCAL if route is Route.REMOTE else Route.REMOTE
+    assert observed.correct(3, other, expected) == expected
+
+
+def test_shrinkage_is_slow_at_first_and_then_sure() -> None:
+    observed, expected = Observed(), Costs(100.0, 10.0, 2.0, 2.0)
+    seen = []
+    for _ in range(400):
+        observed.note(0, Route.LOCAL, expected, 200.0, 10.0)
+        seen.append(observed.correct(0, Route.LOCAL, expected).ttft_ms)
+    assert seen == sorted(seen)
+    assert seen[0] < 105
+    assert seen[-1] > 185
