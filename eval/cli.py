@@ -11,7 +11,19 @@ from ppd.errors import ConfigError, PpdError
 from ppd.score import Objective, Targets, Weights
 from ppd.table_policy import Correction
 
-from . import bench_decision, bench_hash, demo, replay_decisions, serve, sweep, table_build, weights
+from . import (
+    bench_decision,
+    bench_engine,
+    bench_hash,
+    demo,
+    interference,
+    replay_decisions,
+    serve,
+    soak,
+    sweep,
+    table_build,
+    weights,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -73,6 +85,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     eight.add_argument("--slo-ttft-ms", type=float)
     eight.add_argument("--slo-tpot-ms", type=float)
 
+    ten = commands.add_parser(
+        "bench-engine", parents=[cluster], help="full transfer, delta transfer and local append"
+    )
+    ten.add_argument("--rounds", type=int, default=7, help="of every cell")
+    ten.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="of the loaded part")
+    ten.add_argument("--conversations", type=int, default=24, help="of each loaded run")
+    ten.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    eleven = commands.add_parser(
+        "interference", parents=[cluster], help="decode TPOT beside full and append-prefills"
+    )
+    eleven.add_argument("--rounds", type=int, default=5)
+    eleven.add_argument("--out", type=Path, required=True, help="JSONL of raw rows")
+    eleven.add_argument("--plot", type=Path, help="PNG")
+    twelve = commands.add_parser(
+        "soak", parents=[cluster], help="random turns, aborts and retractions; looks for leaks"
+    )
+    twelve.add_argument("--minutes", type=float, default=20.0)
+    twelve.add_argument("--seed", type=int, default=0)
+    twelve.add_argument("--out", type=Path, help="append the result to this JSONL file")
+
     options = parser.parse_args(argv)
     try:
         status = _run(options)
@@ -94,6 +126,23 @@ def _run(options: argparse.Namespace) -> int:
             return bench_hash.run(options.history_kb, options.rounds, options.seed)
         case "bench-decision":
             return bench_decision.run(options.table, options.sessions, options.rounds, options.seed)
+        case "bench-engine":
+            return bench_engine.run(
+                options.model or None,
+                options.rounds,
+                options.seeds,
+                options.conversations,
+                options.out,
+                options.logs,
+            )
+        case "interference":
+            plot = options.plot
+            model = options.model or None
+            return interference.run(model, options.rounds, options.out, plot, options.logs)
+        case "soak":
+            return soak.run(
+                options.model or None, options.minutes, options.seed, options.out, options.logs
+            )
         case "sweep":
             config = sweep.load_config(options.config)
             return sweep.sweep(config, options.model or None, options.out, options.logs)

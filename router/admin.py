@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
+from ppd.contract import Role
 from ppd.decision import Policy
 from ppd.errors import RequestError
 from ppd.forecast import Forecast
@@ -38,6 +39,7 @@ class Admin:
     """Answers operators; reads what the rest of the router keeps."""
 
     policy_spec: str
+    roles: frozenset[Role]
     policy: Policy
     table: TableFile | None
     pool: WorkerPool
@@ -52,6 +54,7 @@ class Admin:
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/health", self.health)
+        app.router.add_get("/workers", self.workers)
         app.router.add_get("/metrics", self.show_metrics)
         app.router.add_get("/explain", self.recent)
         for endpoint in Endpoint:
@@ -63,11 +66,28 @@ class Admin:
         """200 if a worker of each role lives."""
         workers = self.pool.workers
         living = {w.role for w in workers if w.alive}
-        healthy = living == {w.role for w in workers}
+        healthy = living == self.roles
         states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
         return web.json_response(
             {"status": "ok" if healthy else "degraded", "workers": states},
             status=200 if healthy else 503,
+        )
+
+    async def workers(self, request: web.Request) -> web.Response:
+        """Every worker: what it is, and what it said last."""
+        return _json(
+            [
+                {
+                    "url": worker.url,
+                    "role": worker.role,
+                    "alive": worker.alive,
+                    "in_flight": worker.in_flight,
+                    "backlog_tokens": self.backlog.of(worker.identity),
+                    "handshake": worker.handshake,
+                    "announced": worker.said,
+                }
+                for worker in self.pool.workers
+            ]
         )
 
     async def show_metrics(self, request: web.Request) -> web.Response:

@@ -39,6 +39,12 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, str]:
     add("--prefill", nargs="+", metavar="URL", help="prefill workers")
     add("--decode", nargs="+", metavar="URL", help="decode workers")
     add("--replica", nargs="+", metavar="URL", help="workers that do both (--policy replica)")
+    add(
+        "--accept-workers",
+        action="store_true",
+        help="let workers announce themselves (ppd-worker --ppd-routers); only those that know "
+        "$PPD_WORKER_TOKEN, if it is set",
+    )
     policies = ", ".join((TABLE_POLICY, *NAMES))
     add("--policy", help=f"route of later turns: {policies} (default: {default.policy})")
     add("--table", metavar="FILE", help="decision table (default: the shipped one of the model)")

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ppd.contract import Role
 from ppd.errors import ConfigError
 from ppd.policies import static_policy
 from ppd.score import Objective, Targets, Weights
@@ -36,6 +37,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weights, targets: of tenants that ``tenants`` does not name; targets win over weights.
     tenants: by the name that ``/explain`` shows for their key.
     decision_log: append every decision and its outcome to this file.
+    accept_workers: let workers announce themselves; then none need be given.
+    worker_token: a secret that announcements must carry; "": $PPD_WORKER_TOKEN, or none.
+    heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
     idle_timeout_s: a leg that sends nothing for so long has failed.
@@ -52,6 +56,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     targets: Targets | None = None
     tenants: dict[str, Wishes] = {}
     decision_log: str = ""
+    accept_workers: bool = False
+    worker_token: str = ""
+    heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = 64 * 1024 * 1024
@@ -71,6 +78,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wrong.append(f"port must be 0..65535, got {self.port}")
         for name in (
             "append_budget_tokens",
+            "heartbeat_budget_s",
             "max_body_bytes",
             "session_capacity",
             "session_ttl_s",
@@ -85,14 +93,21 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if wrong:
             raise ConfigError("; ".join(wrong))
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of the workers that the policy uses."""
+        return (Role.REPLICA,) if self.policy == "replica" else (Role.PREFILL, Role.DECODE)
+
     def _worker_problems(self) -> list[str]:
         wrong: list[str] = []
-        needed = ("replica",) if self.policy == "replica" else ("prefill", "decode")
-        for role in ("prefill", "decode", "replica"):
+        for role in Role:
             urls: tuple[str, ...] = getattr(self, role)
-            if role in needed and not urls:
-                wrong.append(f"at least one --{role} URL is needed with policy {self.policy}")
-            if role not in needed and urls:
+            if role in self.roles and not urls and not self.accept_workers:
+                wrong.append(
+                    f"at least one --{role} URL is needed with policy {self.policy}, or "
+                    "--accept-workers"
+                )
+            if role not in self.roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")
             wrong += [problem for url in urls if (problem := _url_problem(role, url))]
         given = [*self.prefill, *self.decode, *self.replica]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import signal
+import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -33,6 +36,7 @@ from .dispatch import Dispatcher
 from .journal import Journal
 from .ledger import Ledger
 from .legs import LegFailed
+from .membership import Membership
 from .metrics import Metrics
 from .requests import Endpoint
 from .tables import TableFile, make_policy
@@ -93,32 +97,85 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
             Role.DECODE: config.decode,
             Role.REPLICA: config.replica,
         }
-        pool = await connect(control, urls, config.startup_timeout_s)
-        table: TableFile | None = None
-        if policy is None:
-            policy, table = make_policy(config, pool.models, pool.shape)
-        journal = open_journal(config, table)
-        probes = asyncio.create_task(pool.probe_forever(config.probe_interval_s))
-        runner = web.AppRunner(
-            make_app(config, policy, table, pool, journal, client),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=10.0,
-        )
-        try:
-            await runner.setup()
-            try:
-                await web.TCPSite(runner, config.host, config.port).start()
-            except OSError as error:
-                where = f"{config.host}:{config.port}"
-                raise ConfigError(f"cannot listen on {where}: {error}") from error
-            host, port = runner.addresses[0][:2]
+        listener = bind(config)
+        async with AsyncExitStack() as stack:
+            stack.callback(listener.close)
+            pool = await connect(control, urls, config.startup_timeout_s)
+            membership = Membership(
+                pool,
+                roles=config.roles,
+                token=config.worker_token or os.environ.get("PPD_WORKER_TOKEN", ""),
+                budget_s=config.heartbeat_budget_s,
+                clock=time.monotonic,
+            )
+            if config.accept_workers:
+                async with serving(lobby(membership), listener.dup()):
+                    await membership.complete()
+            table: TableFile | None = None
+            if policy is None:
+                policy, table = make_policy(config, pool.models, pool.shape)
+            journal = open_journal(config, table)
+            stack.callback(journal.close)
+            await stack.enter_async_context(owned(pool.probe_forever(config.probe_interval_s)))
+            app = make_app(config, policy, table, pool, journal, client)
+            if config.accept_workers:
+                membership.add_routes(app)
+                await stack.enter_async_context(owned(membership.watch_forever()))
+            await stack.enter_async_context(serving(app, listener))
+            host, port = listener.getsockname()[:2]
             yield f"http://{host}:{port}"
-        finally:
-            await runner.cleanup()
-            probes.cancel()
-            await asyncio.gather(probes, return_exceptions=True)
-            journal.close()
+
+
+def bind(config: RouterConfig) -> socket.socket:
+    """Takes the address; nobody can connect before it is served.
+
+    Raises:
+    ConfigError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
+    return listener
+
+
+@asynccontextmanager
+async def serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def owned(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """``work`` goes on while the context is open."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def lobby(membership: Membership) -> web.Application:
+    """What is served until there is a worker of each role: only they are let in."""
+
+    async def refuse(request: web.Request) -> web.Response:
+        return _error(503, "no workers have announced themselves yet", "worker_error")
+
+    app = web.Application(middlewares=[_answer_errors])
+    membership.add_routes(app)
+    app.router.add_route("*", "/{path:.*}", refuse)
+    app[_METRICS] = Metrics()
+    return app
 
 
 def open_journal(config: RouterConfig, table: TableFile | None) -> Journal:
@@ -181,6 +238,7 @@ def make_app(
     app[_POOL], app[_TURNS], app[_METRICS] = pool, turns, metrics
     Admin(
         policy_spec=config.policy,
+        roles=frozenset(config.roles),
         policy=policy,
         table=table,
         pool=pool,
@@ -207,7 +265,7 @@ def _turn_handler(endpoint: Endpoint) -> _Handler:
 
 
 async def _models(request: web.Request) -> web.Response:
-    handshake = request.app[_POOL].workers[0].handshake
+    handshake = request.app[_POOL].first
     cards = [
         {
             "id": model,

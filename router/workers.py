@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from ppd.announcement import Announcement
 from ppd.contract import Role
 from ppd.errors import WorkerError
 from ppd.judge import HomeView
@@ -35,6 +36,8 @@ class Worker:
             sessions remember ``identity``, not the URL.
         in_flight: legs under way; ``running``: those of them that stream.
         load: what it said when it was last asked.
+        heard_at_s: when it last announced itself; None for a worker given at start.
+        said: its last announcement.
     """
 
     url: str
@@ -45,10 +48,13 @@ class Worker:
     in_flight: int = 0
     running: int = 0
     load: Load | None = None
+    heard_at_s: float | None = None
+    said: Announcement | None = None
 
     @property
     def identity(self) -> str:
-        return f"{self.url}#{self.epoch}"
+        """The plugin's process where it is told; a worker that left and came back kept its KV."""
+        return f"{self.url}#{self.handshake.boot_id or self.epoch}"
 
     @property
     def bootstrap_host(self) -> str:
@@ -59,17 +65,42 @@ class Worker:
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All workers, fixed at start; what ``ppd.judge`` sees of the cluster.
+    """All workers; what ``ppd.judge`` sees of the cluster.
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
     that none of them meets one that the worker has closed.
     """
 
-    workers: list[Worker]
     control: aiohttp.ClientSession
+    workers: list[Worker] = field(default_factory=list)
+    _first: Handshake | None = None
 
     def of(self, role: Role) -> list[Worker]:
         return [w for w in self.workers if w.role is role]
+
+    def at(self, url: str) -> Worker | None:
+        return next((w for w in self.workers if w.url == url), None)
+
+    def join(self, worker: Worker) -> None:
+        """Raises:
+        WorkerError: it does not serve what the others do.
+        """
+        self._check_models(worker)
+        _warn_if_unpatched(worker)
+        self._first = self._first or worker.handshake
+        self.workers.append(worker)
+
+    def _check_models(self, worker: Worker) -> None:
+        if self._first is not None and worker.handshake.models != self._first.models:
+            raise WorkerError(
+                f"workers serve different models: {', '.join(worker.handshake.models)} on "
+                f"{worker.url}, {', '.join(self._first.models)} elsewhere"
+            )
+
+    def leave(self, worker: Worker) -> None:
+        """It gets no new work; legs under way are left to end."""
+        worker.alive = False
+        self.workers.remove(worker)
 
     def by_identity(self, identity: str | None) -> Worker | None:
         """The worker of that identity, if it lives and has not restarted since."""
@@ -119,8 +150,14 @@ class WorkerPool:
         return "".join(f"{count[role]}{role.value[0].upper()}" for role in Role if count[role])
 
     @property
+    def first(self) -> Handshake:
+        """Of the first worker that joined; the others serve the same."""
+        assert self._first is not None, "a router serves when its pool is complete"
+        return self._first
+
+    @property
     def models(self) -> tuple[str, ...]:
-        return self.workers[0].handshake.models
+        return self.first.models
 
     @property
     def vocab_size(self) -> int | None:
@@ -143,17 +180,17 @@ class WorkerPool:
         try:
             if worker.alive:
                 await check_ready(self.control, worker.url)
-                if worker.role is Role.DECODE:
+                if worker.role is Role.DECODE and worker.heard_at_s is None:
                     worker.load = await ask_load(self.control, worker.url, worker.load)
                 return
-            handshake = await shake_hands(self.control, worker.url)
-            _check_role(worker.url, worker.role, handshake)
-            _check_same_models([*(w for w in self.workers if w is not worker)], handshake)
+            again = await meet(self.control, worker.role, worker.url)
+            self._check_models(again)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.mark_dead(worker, describe(error))
         except WorkerError as error:
             logger.warning("worker stays down: %s", error)
         else:
+            handshake = again.handshake
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
             worker.handshake, worker.alive, worker.load = handshake, True, None
             worker.epoch += restarted
@@ -168,17 +205,9 @@ class WorkerPool:
 def _check_role(url: str, role: Role, handshake: Handshake) -> None:
     if handshake.role != _SAYS[role]:
         raise WorkerError(
-            f"{url} was given as --{role}, but runs with --disaggregation-mode {handshake.role}"
+            f"{url} was given as a {role} worker, but runs with --disaggregation-mode "
+            f"{handshake.role}"
         )
-
-
-def _check_same_models(others: Iterable[Worker], handshake: Handshake) -> None:
-    for other in others:
-        if other.handshake.models != handshake.models:
-            raise WorkerError(
-                f"workers serve different models: {', '.join(other.handshake.models)} on "
-                f"{other.url}, {', '.join(handshake.models)} elsewhere"
-            )
 
 
 async def connect(
@@ -194,16 +223,31 @@ async def connect(
     wanted = [(role, url) for role, of_role in urls.items() for url in of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     shakes = (_connect_one(control, role, url, deadline_s) for role, url in wanted)
-    pool = WorkerPool(list(await asyncio.gather(*shakes)), control)
-    for worker in pool.workers:
-        _check_same_models(pool.workers, worker.handshake)
-        if worker.role is Role.DECODE and not worker.handshake.local_prefill:
-            logger.warning(
-                "decode worker %s does not offer local prefill (start it by ppd-worker, or with "
-                "PPD_ENABLE=1 where sglang-ppd is installed): its turns stay remote",
-                worker.url,
-            )
+    pool = WorkerPool(control)
+    for worker in await asyncio.gather(*shakes):
+        pool.join(worker)
     return pool
+
+
+async def meet(control: aiohttp.ClientSession, role: Role, url: str) -> Worker:
+    """Shake hands once.
+
+    Raises:
+        WorkerError: it is not what it was given as.
+        aiohttp.ClientError, TimeoutError, OSError: it does not answer.
+    """
+    handshake = await shake_hands(control, url)
+    _check_role(url, role, handshake)
+    return Worker(url, role, handshake)
+
+
+def _warn_if_unpatched(worker: Worker) -> None:
+    if worker.role is Role.DECODE and not worker.handshake.local_prefill:
+        logger.warning(
+            "decode worker %s does not offer local prefill (start it by ppd-worker, or with "
+            "PPD_ENABLE=1 where sglang-ppd is installed): its turns stay remote",
+            worker.url,
+        )
 
 
 async def _connect_one(
@@ -212,13 +256,10 @@ async def _connect_one(
     loop = asyncio.get_running_loop()
     while True:
         try:
-            handshake = await shake_hands(client, url)
+            return await meet(client, role, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if loop.time() >= deadline_s:
                 raise WorkerError(
                     f"{role} worker {url} does not answer ({describe(error)})"
                 ) from error
             await asyncio.sleep(min(0.5, max(0.0, deadline_s - loop.time())))
-        else:
-            _check_role(url, role, handshake)
-            return Worker(url, role, handshake)

@@ -1,6 +1,6 @@
 """The hooks on SGLang, each with its target and its reason.
 
-Every function here is thin: read engine state, call ``LocalPrefills``, write back.
+Every function here is thin: read engine state, call the scheduler's ``Plugin``, write back.
 Signatures are those of SGLang's hook registry: an *around* hook gets the original first,
 an *after* hook gets the result first. A server that is no decode server, or a request
 that is not local, takes the original path.
@@ -15,7 +15,9 @@ from typing import Any
 from ppd import __version__
 from ppd.contract import is_marked
 from ppd.errors import ConfigError
-from sglang_patches.local_prefill import LOCAL_ROOM, LocalPrefills, is_local
+from sglang_patches.heartbeat import Address, Heartbeat
+from sglang_patches.local_queue import LOCAL_ROOM, is_local
+from sglang_patches.plugin import Plugin, attach
 from sglang_patches.settings import read_settings
 from sglang_patches.targets import Hook, check_applied
 
@@ -40,16 +42,9 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
         raise SystemExit(f"sglang-ppd: {error}") from error
     settings = read_settings(os.environ)
     assert settings is not None, "no hook is in a process where the plugin is off"
-    self.ppd = LocalPrefills(self, settings.max_append_tokens)
-    # PrefillAdder knows the cache but not the scheduler.
-    self.tree_cache.ppd = self.ppd
-    if _is_decode(self):
+    plugin = attach(self, settings)
+    if plugin.takes_appends:
         logger.info("sglang-ppd %s: this decode server takes local append-prefills", __version__)
-        if self.prefill_decode_interval == 0:
-            logger.warning(
-                "--prefill-decode-interval is 0: while local requests wait, no decode step runs; "
-                "1 alternates"
-            )
 
 
 def refuse_untried(server_args: Any) -> None:
@@ -66,7 +61,6 @@ def refuse_untried(server_args: Any) -> None:
         ("dp_size", 1),  # a turn must reach the rank that holds its KV
         ("pp_size", 1),
         ("enable_hisparse", False),
-        ("enable_mixed_chunk", False),
         ("dllm_algorithm", None),
         ("enable_pd_role_switch", False),
     ):
@@ -93,13 +87,13 @@ def add_request_to_queue(original: Any, self: Any, req: Any, is_retracted: bool 
     if not (_is_decode(self) and is_local(req)):
         return original(self, req, is_retracted=is_retracted)
     if is_retracted:
-        if req.output_ids and not self.ppd.is_being_written(req):
+        if req.output_ids and not self.ppd.step.is_being_written(req):
             # Backed up with its KV like a transferred request: upstream restores it.
             return original(self, req, is_retracted=True)
         _drop_backup(self, req)
-        self.ppd.requeue(req)
+        self.ppd.queue.requeue(req)
     elif self._set_or_validate_priority(req):
-        self.ppd.admit(req)
+        self.ppd.queue.admit(req)
     else:
         self._release_aborted_request(req)
     return None
@@ -115,38 +109,45 @@ def _drop_backup(scheduler: Any, req: Any) -> None:
 
 
 def get_next_disagg_decode_batch_to_run(original: Any, self: Any, running_batch: Any) -> Any:
-    local: LocalPrefills = self.ppd
-    if not local.has_work():
-        local.just_merged = ()
-        return original(self, running_batch=running_batch)
+    step = self.ppd.step
+    step.begin()
+    plan = _next_batch(original, self, running_batch)
+    step.scheduled(plan.batch_to_run, plan.running_batch)
+    return plan
+
+
+def _next_batch(original: Any, scheduler: Any, running_batch: Any) -> Any:
+    step = scheduler.ppd.step
+    if not step.has_work():
+        step.just_merged = ()
+        return original(scheduler, running_batch=running_batch)
 
     from sglang.srt.managers.schedule_batch import NextBatchPlan
     from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 
-    batch, running_batch = local.extend(running_batch)
+    batch, running_batch = step.extend(running_batch)
     if batch is not None:
         set_schedule_time_batch(batch)
         return NextBatchPlan(batch_to_run=batch, running_batch=running_batch)
-    with local.chunk_set_aside():
-        return original(self, running_batch=running_batch)
+    with step.chunk_set_aside():
+        return original(scheduler, running_batch=running_batch)
 
 
 def init_prefill_adder(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
-    local: LocalPrefills | None = getattr(self.tree_cache, "ppd", None)
-    if local is not None and _is_decode(local.scheduler):
+    plugin: Plugin | None = getattr(self.tree_cache, "ppd", None)
+    if plugin is not None and plugin.takes_appends:
         self.memory_budget.total_offset += sum(
-            self._get_running_request_total_token_offset(req) for req in local.about_to_decode()
+            self._get_running_request_total_token_offset(req)
+            for req in plugin.step.about_to_decode()
         )
 
 
 def active_req_count(original: Any, self: Any, extra_reserved_reqs: int = 0) -> int:
-    local: LocalPrefills = self.scheduler.ppd
-    return int(original(self, extra_reserved_reqs)) + len(local.launched())
+    return int(original(self, extra_reserved_reqs)) + len(self.scheduler.ppd.step.launched())
 
 
 def allocatable_token_budgets(result: int, self: Any, *_args: Any, **_kwargs: Any) -> int:
-    local: LocalPrefills = self.scheduler.ppd
-    return result - local.chunk_rest_tokens()
+    return result - int(self.scheduler.ppd.queue.chunk_rest_tokens())
 
 
 def hold_rebootstrap(original: Any, self: Any, req: Any) -> Any:
@@ -158,12 +159,12 @@ def hold_rebootstrap(original: Any, self: Any, req: Any) -> Any:
         req.output_ids.append(req.pd_rebootstrap_forced_output_id)
         req.pd_rebootstrap_forced_output_id = None
     req.pd_rebootstrap_in_progress = False
-    self.scheduler.ppd.requeue(req)
+    self.scheduler.ppd.queue.requeue(req)
     return None
 
 
 def abort_request(original: Any, self: Any, recv_req: Any) -> Any:
-    self.ppd.abort(recv_req.rid, recv_req.abort_all, recv_req.finished_reason)
+    self.ppd.queue.abort(recv_req.rid, recv_req.abort_all, recv_req.finished_reason)
     return original(self, recv_req)
 
 
@@ -177,17 +178,21 @@ def is_fully_idle(
         transfers.resolve_deferred_releases()
     if transfers.has_pending_deferred_releases():
         return False
-    return ignore_waiting or not self.ppd.queue
+    return ignore_waiting or not self.ppd.queue.requests
 
 
 def get_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
-    result.internal_state["ppd"] = {
-        "version": __version__,
-        "local_prefill": _is_decode(self),
-        "vocab_size": self.model_config.vocab_size,
-        **self.ppd.state(),
-    }
+    result.internal_state["ppd"] = self.ppd.state()
     return result
+
+
+def poll_timeout_aborts(original: Any, self: Any) -> Any:
+    received = self.waiting_queue
+    self.waiting_queue = [*received, *self.ppd.queue.requests]
+    try:
+        return original(self)
+    finally:
+        self.waiting_queue = received
 
 
 def accept_output(original: Any, self: Any, *, req: Any) -> Any:
@@ -200,6 +205,30 @@ def accept_output(original: Any, self: Any, *, req: Any) -> Any:
         return original(self, req=req)
     finally:
         self.disaggregation_mode = mode
+
+
+def init_tokenizer_manager(
+    _result: None, self: Any, server_args: Any, *_args: Any, **_kwargs: Any
+) -> None:
+    settings = read_settings(os.environ)
+    assert settings is not None, "no hook is in a process where the plugin is off"
+    self.ppd_heartbeat = None
+    if settings.routers and server_args.disaggregation_mode != "null":
+        address = Address(
+            server_args.host,
+            server_args.port,
+            "https" if server_args.ssl_certfile else "http",
+            settings.advertise_url,
+        )
+        self.ppd_heartbeat = Heartbeat(
+            address, settings.routers, settings.worker_token, server_args.api_key
+        )
+        self.ppd_heartbeat.start()
+
+
+def sigterm_handler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
+    if (heartbeat := self.tokenizer_manager.ppd_heartbeat) is not None:
+        heartbeat.leave()
 
 
 HOOKS: tuple[Hook, ...] = (
@@ -272,6 +301,13 @@ HOOKS: tuple[Hook, ...] = (
         "abort requests that wait in the local queue",
     ),
     Hook(
+        f"{_SCHEDULER}._poll_timeout_aborts",
+        "self",
+        "around",
+        poll_timeout_aborts,
+        "SGLANG_REQ_WAITING_TIMEOUT holds for requests in the local queue too",
+    ),
+    Hook(
         f"{_SCHEDULER}.is_fully_idle",
         "self, for_health_check, ignore_waiting",
         "after",
@@ -293,5 +329,19 @@ HOOKS: tuple[Hook, ...] = (
         "around",
         accept_output,
         "a local request has input logprobs, which upstream takes from the prefill server",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__",
+        "self, server_args, port_args, *, start_pd_bootstrap_service",
+        "after",
+        init_tokenizer_manager,
+        "start the heartbeat to the routers of PPD_ROUTERS",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler",
+        "self, signum, frame",
+        "after",
+        sigterm_handler,
+        "say goodbye to them when the server begins to drain",
     ),
 )

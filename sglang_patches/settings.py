@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from ppd.errors import ConfigError
 
-_ENABLE = "PPD_ENABLE"
-_MAX_APPEND_TOKENS = "PPD_MAX_APPEND_TOKENS"
-_KNOWN = (_ENABLE, _MAX_APPEND_TOKENS)
+ENABLE = "PPD_ENABLE"
+MAX_APPEND_TOKENS = "PPD_MAX_APPEND_TOKENS"
+TPOT_TARGET_MS = "PPD_TPOT_TARGET_MS"
+APPEND_CHUNK = "PPD_APPEND_CHUNK"
+ROUTERS = "PPD_ROUTERS"
+ADVERTISE_URL = "PPD_ADVERTISE_URL"
+WORKER_TOKEN = "PPD_WORKER_TOKEN"
+_KNOWN = (
+    ENABLE,
+    MAX_APPEND_TOKENS,
+    TPOT_TARGET_MS,
+    APPEND_CHUNK,
+    ROUTERS,
+    ADVERTISE_URL,
+    WORKER_TOKEN,
+)
+
+_MAX_APPEND_TOKENS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +36,19 @@ class Settings:
     Attributes:
         max_append_tokens: uncached tokens of local requests that wait or prefill at a time. A
             router reserves less for itself; this holds whatever routers there are.
+        tpot_target_ms: TPOT that running decodes shall keep beside local prefill.
+        append_chunk: tokens of each chunk beside running decodes, in place of a target.
+        routers: base URLs of the routers to announce this worker to.
+        advertise_url: where routers reach this worker; else from ``--host`` and ``--port``.
+        worker_token: the routers' shared secret for announcements.
     """
 
-    max_append_tokens: int = 65_536
+    max_append_tokens: int = _MAX_APPEND_TOKENS
+    tpot_target_ms: float | None = None
+    append_chunk: int | None = None
+    routers: tuple[str, ...] = ()
+    advertise_url: str | None = None
+    worker_token: str | None = None
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings | None:
@@ -30,17 +57,60 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
     Raises:
         ConfigError: an option is malformed, or a ``PPD_*`` name is unknown.
     """
-    enabled = environment.get(_ENABLE, "0")
+    enabled = environment.get(ENABLE, "0")
     if enabled not in ("0", "1"):
-        raise ConfigError(f"{_ENABLE} must be 0 or 1, got {enabled!r}")
+        raise ConfigError(f"{ENABLE} must be 0 or 1, got {enabled!r}")
     if enabled == "0":
         return None
     unknown = sorted(n for n in environment if n.startswith("PPD_") and n not in _KNOWN)
     if unknown:
         raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
-    text = environment.get(_MAX_APPEND_TOKENS)
+    settings = Settings(
+        max_append_tokens=_whole(environment, MAX_APPEND_TOKENS) or _MAX_APPEND_TOKENS,
+        tpot_target_ms=_milliseconds(environment, TPOT_TARGET_MS),
+        append_chunk=_whole(environment, APPEND_CHUNK),
+        routers=tuple(
+            _base_url(ROUTERS, url) for url in environment.get(ROUTERS, "").split(",") if url
+        ),
+        advertise_url=(
+            _base_url(ADVERTISE_URL, url) if (url := environment.get(ADVERTISE_URL)) else None
+        ),
+        worker_token=environment.get(WORKER_TOKEN) or None,
+    )
+    if settings.tpot_target_ms is not None and settings.append_chunk is not None:
+        raise ConfigError(f"{TPOT_TARGET_MS} chooses the chunk, {APPEND_CHUNK} fixes it: give one")
+    return settings
+
+
+def _whole(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
     if text is None:
-        return Settings()
+        return None
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
-        raise ConfigError(f"{_MAX_APPEND_TOKENS} must be a whole number above 0, got {text!r}")
-    return Settings(max_append_tokens=int(text))
+        raise ConfigError(f"{name} must be a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def _milliseconds(environment: Mapping[str, str], name: str) -> float | None:
+    text = environment.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.1 <= value <= 1e6:  # also for NaN
+        raise ConfigError(f"{name} must be a number from 0.1 to 1e6, got {text!r}")
+    return value
+
+
+def _base_url(name: str, text: str) -> str:
+    url = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port
+    except ValueError:
+        sound = False
+    if not sound or parts.path or parts.query or parts.fragment or parts.username:
+        raise ConfigError(f"{name} must be http://HOST:PORT, got {text!r}")
+    return url

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppd.contract import Role
+from ppd.errors import ConfigError
+from sglang_patches import settings
+from sglang_patches.settings import read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,36 @@ class Launch:
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join([*variables, shlex.join(self.argv)])
 
+
+# The plugin's options as flags: variable, placeholder, meaning.
+_OPTIONS = {
+    "--ppd-tpot-target-ms": (
+        settings.TPOT_TARGET_MS,
+        "MS",
+        "decode: TPOT that running decodes keep beside local prefill "
+        "(default: at most a quarter longer than without)",
+    ),
+    "--ppd-append-chunk": (
+        settings.APPEND_CHUNK,
+        "TOKENS",
+        "decode: a fixed chunk beside running decodes, in place of a target",
+    ),
+    "--ppd-max-append-tokens": (
+        settings.MAX_APPEND_TOKENS,
+        "TOKENS",
+        "decode: refuse local prefills beyond so many uncached tokens under way",
+    ),
+    "--ppd-routers": (
+        settings.ROUTERS,
+        "URL[,URL...]",
+        "announce this worker to these routers; their secret, if any, is $PPD_WORKER_TOKEN",
+    ),
+    "--ppd-advertise-url": (
+        settings.ADVERTISE_URL,
+        "URL",
+        "where routers reach this worker (default: from --host and --port)",
+    ),
+}
 
 # Small blocks overflow Mooncake's TCP lanes ("lane queue-full") beyond this many a batch.
 _MOONCAKE_TCP = {
@@ -47,6 +80,7 @@ def plan_launch(
     cpu: bool,
     environment: Mapping[str, str],
     float32: bool = False,
+    options: Mapping[str, str] | None = None,
 ) -> Launch:
     """The server's command for ``role``.
 
@@ -55,22 +89,23 @@ def plan_launch(
         cpu: run on a machine without GPU.
         environment: the caller's variables, which win over the ones added here.
         float32: the model's weights are; SGLang's ``--dtype auto`` would halve them.
+        options: variables of the plugin, which win over the caller's.
     """
     flags: dict[str, str | None] = {"--enable-cache-report": None}
     if float32:
         flags["--dtype"] = "float32"
     added: dict[str, str] = {}
     if role is not Role.REPLICA:
+        added["PPD_ENABLE"] = "1"
         flags |= {
             "--disaggregation-mode": role.value,
             "--disaggregation-transfer-backend": "mooncake",
         }
     if role is Role.DECODE:
         flags["--disaggregation-decode-enable-radix-cache"] = None
-        # Local append-prefill has priority over decoding; alternating bounds the stall.
+        # A chunk when nothing decodes; what arrives meanwhile waits for its end.
         flags["--chunked-prefill-size"] = "512" if cpu else "2048"
-        flags["--prefill-decode-interval"] = "1"
-        added["PPD_ENABLE"] = "1"
+        flags["--enable-mixed-chunk"] = None  # chunks run in the forwards of running decodes
     if cpu:
         flags |= {
             "--device": "cpu",
@@ -98,7 +133,10 @@ def plan_launch(
     module = "sglang_patches.cpu.launch" if cpu else "sglang.launch_server"
     return Launch(
         argv=(sys.executable, "-m", module, *passed, *defaults),
-        environment={k: v for k, v in added.items() if k not in environment},
+        environment={
+            **{k: v for k, v in added.items() if k not in environment},
+            **(options or {}),
+        },
     )
 
 
@@ -134,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--role", required=True, choices=[role.value for role in Role])
     parser.add_argument("--model-path", "--model", required=True, help="as sglang.launch_server")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    for flag, (variable, metavar, told) in _OPTIONS.items():
+        parser.add_argument(flag, dest=variable, metavar=metavar, help=told)
     options, passed = parser.parse_known_args(argv)
 
     cpu = "--device=cpu" in passed or (
@@ -143,12 +183,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if any(flag.partition("=")[0] == "--disaggregation-mode" for flag in passed):
         parser.error("--role says what --disaggregation-mode would; give only --role")
+    given = {
+        variable: value
+        for variable, _, _ in _OPTIONS.values()
+        if (value := getattr(options, variable)) is not None
+    }
+    if given and options.role == Role.REPLICA:
+        parser.error("a replica runs without the plugin; --ppd options are for the other roles")
+    try:
+        if options.role != Role.REPLICA:
+            read_settings({settings.ENABLE: "1", **os.environ, **given})
+    except ConfigError as error:
+        parser.error(str(error))
     launch = plan_launch(
         Role(options.role),
         ["--model-path", options.model_path, *passed],
         cpu=cpu,
         environment=os.environ,
         float32=_is_float32(options.model_path),
+        options=given,
     )
     print(f"ppd-worker: {launch}", file=sys.stderr, flush=True)
     if not options.dry_run:

@@ -121,7 +121,10 @@ async def test_growing_prompts_are_recognised_too(
 
 async def test_a_batch_is_served(workers: Workers, http: aiohttp.ClientSession) -> None:
     async with workers.routed(static_policy("full")) as url:
-        body = {"text": ["one two", "three"], "sampling_params": {"max_new_tokens": 4}}
+        body = {
+            "text": ["one two", "three"],
+            "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
+        }
         async with http.post(f"{url}/generate", json=body) as response:
             assert response.headers["X-PPD-Reason"] == "batch"
             answers = await response.json()

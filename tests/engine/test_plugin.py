@@ -193,7 +193,7 @@ async def test_a_stampede_is_refused_before_any_work(
         assert routes[2] == ("remote", "refused_by_worker"), "longer than the bound by itself"
     assert ("local", "policy_full") in [routes[1] for routes in held]
     state = await plugin_state(http, strict)
-    assert state["refused_too_many_tokens"] >= 8
+    assert state["too_many_tokens"] >= 8
     assert (state["waiting"], state["append_tokens"]) == (0, 0)
     await Workers(bpe_workers.prefill, strict, None, 1, bpe_workers.model).settle(http)
 

@@ -78,8 +78,7 @@ Condition = Callable[[aiohttp.ClientSession, Workers], Awaitable[bool]]
 
 
 async def prefilling_on_p(http: aiohttp.ClientSession, workers: Workers) -> bool:
-    load = await load_of(http, workers.prefill)
-    return bool(load["num_running_reqs"] or load["num_waiting_reqs"])
+    return bool((await plugin_state(http, workers.prefill))["prefilling"])
 
 
 async def prefilling_on_d(http: aiohttp.ClientSession, workers: Workers) -> bool:
@@ -117,7 +116,7 @@ async def hang_up(
 @pytest.mark.parametrize(
     ("turn", "new_chars", "phase"),
     [
-        (1, 27_000, prefilling_on_p),  # long enough to be seen: loads are written step by step
+        (1, 27_000, prefilling_on_p),
         (1, 500, decoding_on_d),
         (2, 20_000, prefilling_on_d),
         (2, 500, decoding_on_d),
@@ -159,9 +158,9 @@ async def test_a_client_hangs_up_while_its_local_turn_waits(
             assert not ahead.done()
         behind = [*idle.messages, {"role": "user", "content": "z. " * 2000}]
         task = asyncio.create_task(send(http, url, behind, True))
-        before = (await plugin_state(http, workers.decode))["aborted_in_queue"]
+        before = (await plugin_state(http, workers.decode))["aborted"]
         await hang_up(http, workers, task, waiting_on_d)
-        while (await plugin_state(http, workers.decode))["aborted_in_queue"] == before:
+        while (await plugin_state(http, workers.decode))["aborted"] == before:
             assert not ahead.done(), "the abort came after the queue had moved on"
         ahead.cancel()
         await asyncio.gather(ahead, return_exceptions=True)

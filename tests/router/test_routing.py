@@ -259,7 +259,7 @@ async def test_models_and_health(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("p", "d", "named"),
     [
-        (FakeEngine("decode", answering()), decode(), "given as --prefill, but runs with"),
+        (FakeEngine("decode", answering()), decode(), "given as a prefill worker, but runs with"),
         (FakeEngine("prefill", answering(), model="other"), decode(), "different models"),
     ],
 )

@@ -21,8 +21,8 @@ def test_roles(cpu: bool) -> None:
     assert "--disaggregation-mode" not in replica.argv
     assert prefill.argv[prefill.argv.index("--disaggregation-mode") + 1] == "prefill"
     assert "--disaggregation-decode-enable-radix-cache" in decode.argv
-    assert decode.environment["PPD_ENABLE"] == "1"
-    assert "PPD_ENABLE" not in {**prefill.environment, **replica.environment}
+    assert decode.environment["PPD_ENABLE"] == prefill.environment["PPD_ENABLE"] == "1"
+    assert "PPD_ENABLE" not in replica.environment
     for launch in (prefill, decode, replica):
         assert "--enable-cache-report" in launch.argv
         assert ("sglang_patches.cpu.launch" in launch.argv) is cpu
@@ -55,6 +55,35 @@ def test_wrong_flags_end_with_a_message(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
+
+
+def test_the_plugins_options_become_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--ppd-tpot-target-ms", "30", "--ppd-routers", "http://r:8000,http://s:8000"]
+    main(["--role", "decode", "--model", "m", "--device=cpu", "--dry-run", *options])
+    printed = capsys.readouterr().err
+    assert "PPD_TPOT_TARGET_MS=30 PPD_ROUTERS=http://r:8000,http://s:8000 " in printed
+    assert "--ppd" not in printed
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["decode", "--ppd-tpot-target-ms", "fast"], "PPD_TPOT_TARGET_MS must be a number"),
+        (["decode", "--ppd-append-chunk", "0"], "PPD_APPEND_CHUNK must be a whole number above 0"),
+        (["decode", "--ppd-routers", "here"], "PPD_ROUTERS must be http://HOST:PORT, got 'here'"),
+        (["replica", "--ppd-append-chunk", "64"], "a replica runs without the plugin"),
+        (
+            ["decode", "--ppd-append-chunk", "64", "--ppd-tpot-target-ms", "30"],
+            "PPD_TPOT_TARGET_MS chooses the chunk, PPD_APPEND_CHUNK fixes it: give one",
+        ),
+    ],
+)
+def test_wrong_options_are_named_before_anything_starts(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--model", "m", "--device=cpu", "--role", *argv])
+    assert named in capsys.readouterr().err
 
 
 def test_float32_weights_stay_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

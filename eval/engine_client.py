@@ -1,0 +1,195 @@
+"""Turns sent to a prefill and a decode worker themselves, without a router between.
+
+For measurements of the engine: the caller says which route a turn takes, and each token's
+arrival is kept. Prompts are token ids on ``/generate``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from ppd.contract import LocalTerms
+from ppd.errors import WorkerError
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer; times are ``time.perf_counter`` seconds, one for each event with tokens."""
+
+    sent_s: float
+    arrived_s: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    _grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ttft_ms(self) -> float:
+        return 1e3 * (self.arrived_s[0] - self.sent_s)
+
+    def arrived(self) -> None:
+        """One more event, now."""
+        self.arrived_s.append(time.perf_counter())
+        self._grown.set()
+
+    async def reaches(self, events: int) -> None:
+        """Wait for so many; for one waiter at a time."""
+        while len(self.arrived_s) < events:
+            self._grown.clear()
+            await self._grown.wait()
+
+
+@dataclass(slots=True)
+class EngineClient:
+    """
+    Args:
+        bootstrap_port: of the prefill worker.
+        rooms: bootstrap rooms come from it.
+    """
+
+    http: aiohttp.ClientSession
+    prefill_url: str
+    decode_url: str
+    bootstrap_port: int
+    rooms: random.Random
+
+    async def remote(self, ids: list[int], output: int, *, whole: bool = False) -> Reply:
+        """Through the prefill worker. ``whole``: the decode worker takes all KV anew, whatever
+        it holds; else what it does not hold.
+
+        Raises:
+            WorkerError: a worker answered with an error.
+        """
+        body = _body(ids, output) | {
+            "bootstrap_host": urlsplit(self.prefill_url).hostname,
+            "bootstrap_port": self.bootstrap_port,
+            "bootstrap_room": self.rooms.getrandbits(62),
+        }
+        decode_body = body
+        if whole:  # a cache of its own, in which there is nothing
+            decode_body = body | {"extra_key": f"{self.rooms.getrandbits(62):x}"}
+        prefill = asyncio.create_task(_prefill(self.http, self.prefill_url, body))
+        try:
+            reply = await _stream(self.http, self.decode_url, decode_body, Reply(0.0))
+            await prefill
+        finally:
+            prefill.cancel()
+        return reply
+
+    async def local(self, ids: list[int], output: int, least_cached: int = 0) -> Reply:
+        """An append-prefill on the decode worker.
+
+        Raises:
+            WorkerError: it refused, or failed.
+        """
+        return await _stream(self.http, self.decode_url, _local_body(ids, output, least_cached))
+
+    @asynccontextmanager
+    async def decoding(self, prompts: list[list[int]], most: int) -> AsyncIterator[list[Reply]]:
+        """Requests that decode in the background, all of them past their first token; they are
+        hung up on when the context ends.
+
+        Raises:
+            WorkerError: one of them failed, or ended before the context did.
+        """
+        replies = [Reply(0.0) for _ in prompts]
+        streams = [
+            asyncio.create_task(
+                _stream(self.http, self.decode_url, _local_body(ids, most, 0), reply)
+            )
+            for ids, reply in zip(prompts, replies, strict=True)
+        ]
+        tasks: list[asyncio.Task[Any]] = [*streams]
+        try:
+            begun = [asyncio.create_task(reply.reaches(3)) for reply in replies]
+            tasks += begun
+            await _before_any_ends(streams, begun)
+            yield replies
+            await _before_any_ends(streams, [])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def bootstrap_port_of(http: aiohttp.ClientSession, prefill_url: str) -> int:
+    async with http.get(f"{prefill_url}/server_info") as answer:
+        return int((await answer.json())["disaggregation_bootstrap_port"])
+
+
+async def plugin_state_of(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """What the plugin tells in ``/server_info``."""
+    async with http.get(f"{url}/server_info") as answer:
+        state: dict[str, Any] = (await answer.json())["internal_states"][0]["ppd"]
+    return state
+
+
+def gaps_ms(reply: Reply, from_s: float, to_s: float) -> list[float]:
+    """Times between a reply's tokens, of the gaps that lie in an interval in part or whole."""
+    pairs = zip(reply.arrived_s, reply.arrived_s[1:], strict=False)
+    return [1e3 * (after - before) for before, after in pairs if after > from_s and before < to_s]
+
+
+def _body(ids: list[int], output: int) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
+    return {"input_ids": ids, "sampling_params": sampling, "stream": True}
+
+
+def _local_body(ids: list[int], output: int, least_cached: int) -> dict[str, Any]:
+    body = _body(ids, output)
+    body["sampling_params"]["custom_params"] = LocalTerms(least_cached).to_custom_params()
+    return body
+
+
+async def _before_any_ends(
+    streams: list[asyncio.Task[Reply]], awaited: list[asyncio.Task[None]]
+) -> None:
+    """Wait for ``awaited``.
+
+    Raises:
+        WorkerError: a stream ended before that.
+    """
+    for one in awaited:
+        await asyncio.wait([one, *streams], return_when=asyncio.FIRST_COMPLETED)
+    for stream in streams:
+        if stream.done():
+            stream.result()  # raises what it raised
+            raise WorkerError("a background request ended before the measurement did")
+
+
+async def _prefill(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    data = orjson.dumps(body | {"stream": False})
+    async with http.post(f"{url}/generate", data=data) as response:
+        if response.status != 200:
+            raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
+        await response.read()
+
+
+async def _stream(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], reply: Reply | None = None
+) -> Reply:
+    reply = reply or Reply(0.0)
+    last = b""
+    reply.sent_s = time.perf_counter()
+    async with http.post(f"{url}/generate", data=orjson.dumps(body)) as response:
+        if response.status != 200:
+            raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                reply.arrived()
+                last = line
+    answer = orjson.loads(last[6:]) if last else {}
+    if "meta_info" not in answer:
+        raise WorkerError(f"{url}: {answer.get('error', 'no answer')}")
+    reply.ids = answer["output_ids"]
+    reply.cached_tokens = answer["meta_info"]["cached_tokens"]
+    return reply

@@ -1,0 +1,153 @@
+"""Workers that come and go: announcements, goodbyes, and those that have fallen silent.
+
+What a worker says is a hint. Before it gets work the router shakes hands with it, as with
+workers given at start; who may announce at all is told by a shared secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Collection
+
+import aiohttp
+from aiohttp import web
+
+from ppd.announcement import PATH, Announcement, parse
+from ppd.contract import Role
+from ppd.errors import ContractError, RequestError, WorkerError
+
+from .handshake import Load, describe
+from .workers import Worker, WorkerPool, meet
+
+logger = logging.getLogger("ppd.router.workers")
+
+
+class Membership:
+    """
+    Args:
+        roles: of the workers that the router's policy uses.
+        token: announcements must carry it; "" if any may come.
+        budget_s: an announced worker that is silent for longer is dropped.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        *,
+        roles: Collection[Role],
+        token: str,
+        budget_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._roles = roles
+        self._token = token
+        self._budget_s = budget_s
+        self._clock = clock
+        self._meeting: set[str] = set()  # URLs that hands are being shaken with
+        self._changed = asyncio.Event()
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_post(PATH, self.receive)
+
+    async def receive(self, request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "")
+        if self._token and not hmac.compare_digest(
+            given.encode(), f"Bearer {self._token}".encode()
+        ):
+            raise RequestError("announcements must carry the worker token", status=401)
+        try:
+            announcement = parse(await request.read())
+        except ContractError as error:
+            raise RequestError(str(error)) from error
+        try:
+            await self.hear(announcement)
+        except WorkerError as error:
+            raise RequestError(str(error), status=409) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            told = f"{announcement.url} does not answer the router ({describe(error)})"
+            raise RequestError(told, status=409) from error
+        return web.json_response({"workers": len(self._pool.workers)})
+
+    async def hear(self, said: Announcement) -> None:
+        """Act on one announcement.
+
+        Raises:
+            WorkerError: this worker cannot be of this router's.
+            aiohttp.ClientError, TimeoutError, OSError: it cannot be reached where it says it is.
+        """
+        worker = self._pool.at(said.url)
+        if said.leaving:
+            if worker is not None:
+                self._goodbye(worker)
+        elif worker is None:
+            await self._welcome(said)
+        else:
+            boot_id = worker.handshake.boot_id
+            if worker.alive and boot_id is not None and boot_id != said.boot_id:
+                self._pool.mark_dead(worker, "another process has its place")
+            if not worker.alive:
+                await self._pool.check(worker)
+            if worker.heard_at_s is not None:
+                _note(worker, said, self._clock())
+
+    async def _welcome(self, said: Announcement) -> None:
+        if said.role not in self._roles:
+            used = ", ".join(self._roles)
+            raise WorkerError(f"this router uses no {said.role} workers, only {used}")
+        if said.url in self._meeting:
+            return  # the heartbeat before this one is still being answered
+        self._meeting.add(said.url)
+        try:
+            worker = await meet(self._pool.control, said.role, said.url)
+        finally:
+            self._meeting.discard(said.url)
+        _note(worker, said, self._clock())
+        self._pool.join(worker)
+        logger.info("worker joined: %s %s", worker.role, worker.url)
+        self._changed.set()
+
+    def _goodbye(self, worker: Worker) -> None:
+        """No new work for it; what it has in hand it finishes."""
+        if worker.heard_at_s is None:
+            self._pool.mark_dead(worker, "it said goodbye")
+        else:
+            self._pool.leave(worker)
+            logger.info("worker left: %s %s", worker.role, worker.url)
+
+    def drop_silent(self) -> None:
+        """Drop announced workers whose heartbeats have stayed out."""
+        now_s = self._clock()
+        for worker in list(self._pool.workers):
+            if worker.heard_at_s is None or now_s - worker.heard_at_s <= self._budget_s:
+                continue
+            self._pool.leave(worker)
+            logger.warning(
+                "worker dropped: %s %s (no heartbeat for %.0f s)",
+                worker.role,
+                worker.url,
+                now_s - worker.heard_at_s,
+            )
+
+    async def watch_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._budget_s / 10)
+            self.drop_silent()
+
+    async def complete(self) -> None:
+        """Wait until there is a worker of each role."""
+        while missing := [role for role in self._roles if not self._pool.of(role)]:
+            logger.info("waiting for a %s worker to announce itself", " and a ".join(missing))
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _note(worker: Worker, said: Announcement, now_s: float) -> None:
+    """Take down what an announced worker says of its load; it is not asked then."""
+    worker.heard_at_s, worker.said = now_s, said
+    if said.role is Role.DECODE:
+        free = said.load.kv_total_tokens - said.load.kv_used_tokens
+        worker.load = Load(said.load.running, free, written_at=now_s)

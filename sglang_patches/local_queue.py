@@ -1,0 +1,169 @@
+"""Local requests from arrival until their prefill is launched.
+
+Upstream's decode loop never prefills, and there ``waiting_queue`` means "KV already
+received" (an abort frees the KV of each entry), so local requests wait in a queue of their
+own. This module owns it: the precondition, the bound, aborts. When and how much of it runs
+is ``local_step.py``'s.
+
+Engine objects (scheduler, request) are SGLang's and untyped here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from http import HTTPStatus
+from typing import Any
+
+from ppd.contract import Refusal, RefusalReason, parse_terms
+from ppd.errors import ContractError
+from sglang_patches.telemetry import Outcome, Progress, Telemetry
+
+logger = logging.getLogger("ppd.engine")
+
+# Stands in a local request's ``bootstrap_room``; real rooms are never negative.
+LOCAL_ROOM = -1
+
+
+def is_local(req: Any) -> bool:
+    """Whether ``req`` is (or will be) prefilled on this decode server."""
+    return bool(req.bootstrap_room == LOCAL_ROOM)
+
+
+class LocalQueue:
+    """
+    Args:
+        max_append_tokens: uncached tokens that may be under way, ``launched`` ones included.
+    """
+
+    def __init__(self, scheduler: Any, max_append_tokens: int, telemetry: Telemetry) -> None:
+        self._scheduler = scheduler
+        self._max_append_tokens = max_append_tokens
+        self._telemetry = telemetry
+        self.requests: list[Any] = []
+
+    def admit(self, req: Any) -> None:
+        """Queue a new local request, or refuse it before any work.
+
+        The refusal's status is 503: of the codes that SGLang's tokenizer manager turns
+        into an HTTP status (1802-1826), the one that says "not here, not now".
+        """
+        from sglang.srt.disaggregation.utils import is_unadmitted_reject
+
+        if is_unadmitted_reject(req):  # e.g. too long a prompt: upstream has the message
+            self._scheduler.retire_unadmitted_request(req)
+            return
+        try:
+            least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
+        except ContractError as error:
+            refusal = Refusal(RefusalReason.MALFORMED_TERMS, detail=str(error))
+            self._refuse(req, refusal, HTTPStatus.BAD_REQUEST, Outcome.MALFORMED_TERMS)
+            return
+        cached = self._cached_tokens(req)
+        if cached < least:
+            self._refuse_uncached(req, cached, least, Outcome.TOO_FEW_CACHED_TOKENS)
+            return
+        uncached, under_way = len(req.origin_input_ids) - cached, self.append_tokens()
+        if under_way + uncached > self._max_append_tokens:
+            detail = f"{uncached} after {under_way}, at most {self._max_append_tokens}"
+            refusal = Refusal(RefusalReason.TOO_MANY_TOKENS, cached, least, detail)
+            self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, Outcome.TOO_MANY_TOKENS)
+            return
+        req.ppd_progress = Progress(time.perf_counter(), cached, uncached)
+        self._telemetry.accepted(req.ppd_progress)
+        self._queue(req)
+
+    def requeue(self, req: Any) -> None:
+        """Prefill ``req`` again from its tokens, ahead of newer requests.
+
+        For a request that lost its KV and cannot be restored as a transferred one: it
+        was paused, or (overlap scheduling) retracted before its first token came back.
+        """
+        self._telemetry.requeued()
+        req.ppd_progress = None  # its outcome is known
+        self._queue(req, first=True)
+
+    def _queue(self, req: Any, *, first: bool = False) -> None:
+        from sglang.srt.disaggregation.utils import DisaggregationMode
+
+        req.time_stats.disagg_mode = DisaggregationMode.NULL
+        req.time_stats.set_wait_queue_entry_time()
+        self.requests.insert(0 if first else len(self.requests), req)
+
+    def refuse_evicted(self, tokens: int) -> None:
+        """Check the precondition again, of the requests that the next ``tokens`` belong to.
+
+        Waiting requests hold no lock on their prefix: it would let a long queue pin the cache
+        that running requests need.
+        """
+        policy = self._scheduler.policy
+        in_order = policy.policy.value == "fcfs" and not policy.enable_priority_scheduling
+        kept: list[Any] = []
+        for position, req in enumerate(self.requests):
+            if in_order and tokens <= 0:
+                kept += self.requests[position:]
+                break
+            least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
+            cached = self._cached_tokens(req)
+            # A requeued request has begun to answer: it must be finished here, whatever it costs.
+            if req.retraction_count == 0 and cached < least:
+                self._refuse_uncached(req, cached, least, Outcome.EVICTED_WHILE_WAITING)
+            else:
+                kept.append(req)
+                tokens -= len(req.origin_input_ids) - cached
+        self.requests = kept
+
+    def abort(self, rid_prefix: str, abort_all: bool, reason: Any) -> None:
+        """Drop waiting requests; they hold no KV. Upstream aborts the others."""
+        from sglang.srt.managers.scheduler import _make_abort_req
+
+        scheduler = self._scheduler
+        dropped = [r for r in self.requests if abort_all or r.rid.startswith(rid_prefix)]
+        if not dropped:
+            return
+        self.requests = [r for r in self.requests if r not in dropped]
+        for req in dropped:
+            self.ended_early(req)
+            scheduler._release_aborted_request(req)
+            scheduler.beam_coordinator.retire_group(req)
+            abort = _make_abort_req(req, finished_reason=reason)
+            scheduler.ipc_channels.send_to_tokenizer.send_output(abort, req)
+
+    def ended_early(self, req: Any) -> None:
+        """An accepted request will not be prefilled to its end."""
+        if req.ppd_progress is not None:
+            req.ppd_progress = None
+            self._telemetry.ended(Outcome.ABORTED)
+
+    def append_tokens(self) -> int:
+        """Uncached tokens of local requests, waiting or in mid-prefill."""
+        waiting = sum(len(r.origin_input_ids) - r.num_matched_prefix_tokens for r in self.requests)
+        return int(waiting) + self.chunk_rest_tokens()
+
+    def chunk_rest_tokens(self) -> int:
+        """Tokens that the request in mid-prefill still needs KV for."""
+        req = self._scheduler.chunked_req
+        if req is None:
+            return 0
+        return max(0, int(len(req.origin_input_ids) + len(req.output_ids) - req.extend_range.end))
+
+    def _cached_tokens(self, req: Any) -> int:
+        from sglang.srt.managers.schedule_policy import match_prefix_for_req
+
+        tree_cache = self._scheduler.tree_cache
+        match_prefix_for_req(tree_cache, req, req.origin_input_ids, include_req=True)
+        return int(req.num_matched_prefix_tokens)
+
+    def _refuse_uncached(self, req: Any, cached: int, least: int, outcome: Outcome) -> None:
+        refusal = Refusal(
+            RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=cached, min_cached_tokens=least
+        )
+        self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, outcome)
+
+    def _refuse(self, req: Any, refusal: Refusal, status: HTTPStatus, outcome: Outcome) -> None:
+        from sglang.srt.disaggregation.utils import prepare_abort
+
+        logger.info("local prefill refused: rid=%s %s", req.rid, refusal)
+        self._telemetry.ended(outcome)
+        prepare_abort(req, refusal.to_message(), status_code=status)
+        self._scheduler.retire_unadmitted_request(req)

@@ -1,0 +1,285 @@
+"""The decode server's step while there is local work: which prefill runs, how much, beside what.
+
+Owns the order of things in a step and the room that is kept for others; how large a chunk may
+be is ``ppd.pacing``'s choice, and which requests wait is ``local_queue.py``'s.
+
+Engine objects (scheduler, request, batch) are SGLang's and untyped here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ppd.pacing import Chunk, Pacer
+from sglang_patches.local_queue import LocalQueue
+from sglang_patches.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one scheduler step runs.
+
+    Attributes:
+        tokens: to prefill; 0: decodes alone.
+        context: tokens before each of them, on average.
+        mixed: decodes are in the same forward.
+        decodes_wait: for it to end, if not mixed.
+        completes: requests whose prefill ends with it.
+    """
+
+    tokens: int = 0
+    context: float = 0.0
+    mixed: bool = False
+    decodes_wait: bool = False
+    completes: tuple[Any, ...] = ()
+
+
+_DECODES_ALONE = _Step()
+
+
+class LocalStep:
+    def __init__(
+        self, scheduler: Any, queue: LocalQueue, pacer: Pacer, telemetry: Telemetry
+    ) -> None:
+        self._scheduler = scheduler
+        self._queue = queue
+        self.pacer = pacer
+        self._telemetry = telemetry
+        # Requests of the extend batch that the coming step runs beside, or directly after.
+        self.just_merged: tuple[Any, ...] = ()
+        # Upstream's waiting_queue while ours stands in its place.
+        self._received: list[Any] | None = None
+        # With overlap a step is scheduled while the forward before still runs; but not on a
+        # CPU, whose forwards run in the scheduler's own thread.
+        lag = int(scheduler.enable_overlap and scheduler.device != "cpu")
+        self._steps: deque[_Step] = deque(maxlen=1 + lag)  # without a pause between them
+        self._entered_s = 0.0
+        self._gap_ms = 0.0  # since the last token of decodes that wait
+
+    # -- what the rest of the scheduler must count --------------------------------------
+
+    def launched(self) -> list[Any]:
+        """Requests whose prefill is under way and which no upstream queue holds.
+
+        Running decodes among them, if the last step mixed them in.
+        """
+        scheduler = self._scheduler
+        chunked, last = scheduler.chunked_req, scheduler.last_batch
+        launched = [] if chunked is None else [chunked]
+        if last is not None and last.forward_mode.is_extend():
+            launched += [r for r in last.reqs if r is not chunked and not r.finished()]
+        return launched
+
+    def is_being_written(self, req: Any) -> bool:
+        """Whether the forward that writes this request's KV may still be running.
+
+        With overlap scheduling a backup taken now could miss it.
+        """
+        return any(r is req for r in self.just_merged)
+
+    def about_to_decode(self) -> list[Any]:
+        """Transferred requests that will decode soon, and need room to grow."""
+        scheduler = self._scheduler
+        received = scheduler.waiting_queue if self._received is None else self._received
+        return [*received, *(r.req for r in scheduler.disagg_decode_transfer_queue.queue)]
+
+    # -- the step -----------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        scheduler = self._scheduler
+        return bool(
+            self._queue.requests
+            or scheduler.chunked_req is not None
+            or scheduler._pending_chunked_abort_req is not None
+            or (scheduler.last_batch and scheduler.last_batch.forward_mode.is_extend())
+        )
+
+    def extend(self, running_batch: Any) -> tuple[Any, Any]:
+        """The next local prefill batch, if there is one to run now.
+
+        The order is that of ``Scheduler.get_next_batch_to_run`` (scheduler.py:3641):
+        finish aborts, keep the last chunk's KV, merge the last extend, then prefill.
+
+        Returns:
+            (batch or None, running batch).
+        """
+        scheduler = self._scheduler
+        if scheduler._pending_chunked_abort_req is scheduler.chunked_req is not None:
+            self._queue.ended_early(scheduler.chunked_req)
+        scheduler.process_pending_chunked_abort()
+        running_batch = self._merge_last_extend(running_batch)
+        decodes_wait = bool(not running_batch.is_empty() or scheduler.waiting_queue)
+        if decodes_wait and scheduler._should_defer_prefill():
+            return None, running_batch
+        if scheduler.chunked_req is None and (
+            not self._queue.requests or scheduler.disagg_decode_prealloc_queue.retracted_queue
+        ):
+            return None, running_batch  # memory is short: retracted requests come first
+        chunk = self._next_chunk() if decodes_wait else Chunk(self.pacer.full_chunk, 0)
+        mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
+        if not self._fits(chunk.tokens, mixed):
+            return None, running_batch  # decodes free some by ending, or by being retracted
+        self._queue.refuse_evicted(chunk.tokens)
+        running_batch.batch_is_full = False  # upstream's decode loop never clears it
+        with self._prefill_scheduled_by_upstream(chunk.tokens + mixed):
+            plan = scheduler.get_new_batch_prefill(running_batch)
+        if plan.batch_to_run is not None and decodes_wait:
+            rest = max(chunk.decode_steps, scheduler.prefill_decode_interval)
+            scheduler._prefill_decode_interval_remaining = rest
+        return plan.batch_to_run, plan.running_batch
+
+    def _next_chunk(self) -> Chunk:
+        """Of the request in mid-prefill, or of the first that waits."""
+        chunked = self._scheduler.chunked_req
+        if chunked is not None:
+            return self.pacer.next_chunk(
+                max(1, self._queue.chunk_rest_tokens()), chunked.extend_range.end
+            )
+        first = self._queue.requests[0]
+        cached = first.num_matched_prefix_tokens
+        return self.pacer.next_chunk(max(1, len(first.origin_input_ids) - cached), cached)
+
+    def _fits(self, tokens: int, decodes: int) -> bool:
+        """Whether the next chunk has KV now, and the tokens of decodes in the same forward.
+
+        The KV of a request in mid-prefill was there when it was admitted, but decode steps
+        between its chunks take more than the share that admission expects of them; and upstream
+        ends the process if the allocation of a chunk fails (mem_cache/allocation.py:169).
+        """
+        scheduler = self._scheduler
+        free = scheduler.token_to_kv_pool_allocator.available_size()
+        free += scheduler.disagg_decode_prealloc_queue._radix_full_evictable()
+        if scheduler.chunked_req is not None:
+            tokens = min(tokens, self._queue.chunk_rest_tokens())
+        elif decodes == 0:
+            return True  # upstream's admission looks after it
+        return bool(free >= tokens + (2 + decodes) * scheduler.page_size)
+
+    def _merge_last_extend(self, running_batch: Any) -> Any:
+        scheduler = self._scheduler
+        chunked, last = scheduler.chunked_req, scheduler.last_batch
+        exclude = []
+        self.just_merged = ()
+        if chunked is not None:
+            exclude.append(chunked)
+            if chunked.extend_range.end > len(chunked.prefix_indices):
+                scheduler.stash_chunked_request(chunked)
+        if not (last and last.forward_mode.is_extend()):
+            return running_batch
+        if last.chunked_req is not None:
+            exclude.append(last.chunked_req)
+        last.filter_batch(chunked_req_to_exclude=exclude)
+        self.just_merged = tuple(last.reqs)
+        if last.is_empty():
+            return running_batch
+        if running_batch.is_empty():
+            return last
+        running_batch.merge_batch(last)
+        return running_batch
+
+    @contextmanager
+    def _prefill_scheduled_by_upstream(self, chunk_tokens: int) -> Iterator[None]:
+        """Let upstream's prefill scheduling read our queue, with our chunk.
+
+        Preemption is off meanwhile: it would requeue a running request as a new one.
+        """
+        scheduler, queue = self._scheduler, self._queue
+        preemption, chunk_size = (
+            scheduler.enable_priority_preemption,
+            scheduler.chunked_prefill_size,
+        )
+        self._received, scheduler.waiting_queue = scheduler.waiting_queue, queue.requests
+        scheduler.enable_priority_preemption = False
+        scheduler.chunked_prefill_size = chunk_tokens
+        try:
+            yield
+        finally:
+            scheduler.chunked_prefill_size = chunk_size
+            scheduler.enable_priority_preemption = preemption
+            queue.requests, scheduler.waiting_queue = scheduler.waiting_queue, self._received
+            self._received = None
+
+    @contextmanager
+    def chunk_set_aside(self) -> Iterator[None]:
+        """Let upstream's decode step run while a local request is in mid-prefill.
+
+        Upstream asserts there is no such request; and it must keep one slot free for it.
+        """
+        scheduler = self._scheduler
+        chunked = scheduler.chunked_req
+        scheduler.chunked_req = None
+        scheduler.max_running_requests -= chunked is not None
+        try:
+            yield
+        finally:
+            scheduler.chunked_req = chunked
+            scheduler.max_running_requests += chunked is not None
+
+    # -- what steps take ----------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step is about to be scheduled: an earlier one has ended."""
+        now_s = time.perf_counter()
+        if len(self._steps) == self._steps.maxlen:
+            self._ended(self._steps[0], 1e3 * (now_s - self._entered_s))
+            self._complete(self._steps.popleft(), now_s)
+        self._entered_s = now_s
+
+    def scheduled(self, batch: Any, running_batch: Any) -> None:
+        """``batch`` runs now; None: nothing does, and the next interval is no step."""
+        if batch is None:
+            for step in self._steps:
+                self._complete(step, self._entered_s)
+            self._steps.clear()
+            self._gap_ms = 0.0
+        elif batch.forward_mode.is_extend():
+            self._steps.append(self._prefill_step(batch, running_batch))
+        else:
+            self._steps.append(_DECODES_ALONE)
+
+    def _prefill_step(self, batch: Any, running_batch: Any) -> _Step:
+        mixed = len(batch.decoding_reqs or ())
+        requests = batch.reqs[: len(batch.reqs) - mixed]
+        tokens = sum(r.extend_range.length for r in requests)
+        middles = (
+            r.extend_range.length * (r.extend_range.start + r.extend_range.length / 2)
+            for r in requests
+        )
+        for req in requests:
+            if (progress := req.ppd_progress) is not None:
+                progress.started_s = progress.started_s or self._entered_s
+                progress.chunks += 1
+        self._telemetry.chunk(tokens)
+        return _Step(
+            tokens,
+            context=sum(middles) / max(1, tokens),
+            mixed=mixed > 0,
+            decodes_wait=mixed == 0 and not running_batch.is_empty(),
+            completes=tuple(r for r in requests if r is not self._scheduler.chunked_req),
+        )
+
+    def _ended(self, step: _Step, ms: float) -> None:
+        if step.tokens == 0:
+            self.pacer.decoded(ms)
+        elif step.mixed or not self.pacer.mixed:
+            self.pacer.chunked(step.tokens, step.context, ms)
+        if step.decodes_wait:
+            self._gap_ms += ms
+        else:
+            if step.mixed or self._gap_ms:
+                self._telemetry.decode_gap(self._gap_ms + ms)
+            self._gap_ms = 0.0
+
+    def _complete(self, step: _Step, now_s: float) -> None:
+        for req in step.completes:
+            if (progress := req.ppd_progress) is not None:
+                req.ppd_progress = None
+                self._telemetry.prefilled(req.rid, progress, now_s)
+        if step.tokens:
+            queue = self._queue
+            self._telemetry.load(len(queue.requests), queue.append_tokens(), self.pacer.decode_ms)

@@ -1,0 +1,79 @@
+"""The plugin of one scheduler: its parts, put together, and what they tell together."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ppd import __version__
+from ppd.contract import Role
+from ppd.pacing import Pacer
+from sglang_patches.local_queue import LocalQueue
+from sglang_patches.local_step import LocalStep
+from sglang_patches.settings import Settings
+from sglang_patches.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """What hangs on a scheduler as ``scheduler.ppd``.
+
+    ``boot_id`` names this process: a router tells a restart from a pause by it.
+    """
+
+    scheduler: Any
+    queue: LocalQueue
+    step: LocalStep
+    telemetry: Telemetry
+    boot_id: str
+
+    @property
+    def takes_appends(self) -> bool:
+        return bool(self.scheduler.disaggregation_mode.value == Role.DECODE)
+
+    def state(self) -> dict[str, Any]:
+        """For ``/server_info`` and the heartbeat; ``docs/REFERENCE.md`` says what stands here."""
+        scheduler, pacer = self.scheduler, self.step.pacer
+        used, _share = scheduler.pool_stats_observer.get_pool_stats().get_kv_token_stats()
+        return {
+            "version": __version__,
+            "local_prefill": self.takes_appends,
+            "vocab_size": scheduler.model_config.vocab_size,
+            "boot_id": self.boot_id,
+            "running": len(scheduler.running_batch.reqs),
+            "waiting": len(self.queue.requests),
+            "append_tokens": self.queue.append_tokens(),
+            "prefilling": 0 if scheduler.chunked_req is None else 1,
+            "kv_used_tokens": used,
+            "kv_total_tokens": scheduler.max_total_num_tokens,
+            "decode_step_ms": None if pacer.decode_ms is None else round(pacer.decode_ms, 3),
+            **self.telemetry.state(),
+        }
+
+
+def attach(scheduler: Any, settings: Settings) -> Plugin:
+    """Give ``scheduler`` its plugin."""
+    metrics = scheduler.metrics_collector if scheduler.metrics_reporter.enable_metrics else None
+    telemetry = Telemetry(None if metrics is None else metrics.labels)
+    queue = LocalQueue(scheduler, settings.max_append_tokens, telemetry)
+    pacer = Pacer(
+        full_chunk=scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
+        page_size=scheduler.page_size,
+        mixed=scheduler.is_mixed_chunk,
+        target_ms=settings.tpot_target_ms,
+        fixed_chunk=settings.append_chunk,
+    )
+    plugin = Plugin(
+        scheduler, queue, LocalStep(scheduler, queue, pacer, telemetry), telemetry, uuid.uuid4().hex
+    )
+    scheduler.ppd = plugin
+    # PrefillAdder knows the cache but not the scheduler.
+    scheduler.tree_cache.ppd = plugin
+    if plugin.takes_appends:
+        # /v1/loads counts the local queue as waiting, too.
+        scheduler.load_inquirer = replace(
+            scheduler.load_inquirer,
+            get_waiting_queue=lambda: [*scheduler.waiting_queue, *queue.requests],
+        )
+    return plugin

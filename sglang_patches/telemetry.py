@@ -1,0 +1,178 @@
+"""What the plugin tells: counters in ``/server_info``, SGLang's ``/metrics``, one line a turn.
+
+Knows nothing of queues and steps; they say what happened. The metrics are registered in the
+scheduler process, whose values SGLang's own ``/metrics`` endpoint collects (``--enable-metrics``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+logger = logging.getLogger("ppd.engine")
+
+_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+class Outcome(StrEnum):
+    """What became of a request for a local prefill; each has exactly one."""
+
+    PREFILLED = "prefilled"
+    TOO_FEW_CACHED_TOKENS = "too_few_cached_tokens"  # on arrival
+    EVICTED_WHILE_WAITING = "evicted_while_waiting"  # the same, when its turn came
+    TOO_MANY_TOKENS = "too_many_tokens"
+    MALFORMED_TERMS = "malformed_terms"
+    ABORTED = "aborted"  # waiting or between two chunks
+
+
+@dataclass(slots=True)
+class Progress:
+    """One local prefill under way; times are ``time.perf_counter`` seconds.
+
+    ``uncached_tokens`` as matched on arrival.
+    """
+
+    arrived_s: float
+    cached_tokens: int
+    uncached_tokens: int
+    started_s: float | None = None
+    chunks: int = 0
+
+
+class _Metrics:
+    """Prometheus' side; made only where SGLang collects metrics."""
+
+    def __init__(self, labels: Mapping[str, Any]) -> None:
+        # Not before: SGLang sets PROMETHEUS_MULTIPROC_DIR first.
+        from prometheus_client import Counter as PromCounter
+        from prometheus_client import Gauge, Histogram
+
+        names, values = list(labels), list(labels.values())
+
+        def histogram(name: str, told: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(name, told, names, buckets=buckets).labels(*values)
+
+        def gauge(name: str, told: str) -> Any:
+            return Gauge(name, told, names, multiprocess_mode="mostrecent").labels(*values)
+
+        self._values = values
+        self._prefills = PromCounter(
+            "ppd_engine_local_prefills",
+            "Requests for a local append-prefill, by what became of them",
+            [*names, "outcome"],
+        )
+        for outcome in Outcome:
+            self._prefills.labels(*values, outcome)
+        self.requeued = PromCounter(
+            "ppd_engine_requeued",
+            "Local requests that lost their KV and were prefilled again from their tokens",
+            names,
+        ).labels(*values)
+        self.uncached_tokens = histogram(
+            "ppd_engine_uncached_tokens", "Tokens that a local prefill computed", _TOKENS
+        )
+        self.queue_seconds = histogram(
+            "ppd_engine_queue_seconds", "A local request's wait for its first chunk", _SECONDS
+        )
+        self.prefill_seconds = histogram(
+            "ppd_engine_prefill_seconds", "From the first chunk to the end of the last", _SECONDS
+        )
+        self.chunk_tokens = histogram(
+            "ppd_engine_chunk_tokens", "Tokens of a chunk of local prefill", _TOKENS
+        )
+        self.decode_gap_seconds = histogram(
+            "ppd_engine_decode_gap_seconds",
+            "Between two tokens of running decodes, where a chunk ran",
+            _SECONDS,
+        )
+        self.append_tokens = gauge(
+            "ppd_engine_append_tokens", "Uncached tokens of local requests waiting or in prefill"
+        )
+        self.waiting = gauge("ppd_engine_waiting", "Local requests that wait")
+        self.decode_step_seconds = gauge(
+            "ppd_engine_decode_step_seconds", "A decode step without prefill, moving average"
+        )
+
+    def ended(self, outcome: Outcome) -> None:
+        self._prefills.labels(*self._values, outcome).inc()
+
+
+class Telemetry:
+    """
+    Args:
+        labels: of SGLang's own metrics; None where it collects none.
+    """
+
+    def __init__(self, labels: Mapping[str, Any] | None) -> None:
+        self._metrics = None if labels is None else _Metrics(labels)
+        self._outcomes: Counter[Outcome] = Counter()
+        self._accepted = self._requeued = self._chunks = 0
+        self._cached_tokens = self._uncached_tokens = 0
+        self._longest_gap_ms = 0.0
+
+    def accepted(self, progress: Progress) -> None:
+        self._accepted += 1
+        self._cached_tokens += progress.cached_tokens
+        self._uncached_tokens += progress.uncached_tokens
+
+    def ended(self, outcome: Outcome) -> None:
+        self._outcomes[outcome] += 1
+        if self._metrics:
+            self._metrics.ended(outcome)
+
+    def prefilled(self, rid: str, progress: Progress, now_s: float) -> None:
+        assert progress.started_s is not None, "what was never launched cannot end"
+        queued_s = progress.started_s - progress.arrived_s
+        prefill_s = now_s - progress.started_s
+        logger.info(
+            "local prefill: rid=%s new=%d cached=%d chunks=%d queued=%.1fms prefill=%.1fms",
+            rid,
+            progress.uncached_tokens,
+            progress.cached_tokens,
+            progress.chunks,
+            1e3 * queued_s,
+            1e3 * prefill_s,
+        )
+        self.ended(Outcome.PREFILLED)
+        if self._metrics:
+            self._metrics.uncached_tokens.observe(progress.uncached_tokens)
+            self._metrics.queue_seconds.observe(queued_s)
+            self._metrics.prefill_seconds.observe(prefill_s)
+
+    def requeued(self) -> None:
+        self._requeued += 1
+        if self._metrics:
+            self._metrics.requeued.inc()
+
+    def chunk(self, tokens: int) -> None:
+        self._chunks += 1
+        if self._metrics:
+            self._metrics.chunk_tokens.observe(tokens)
+
+    def decode_gap(self, ms: float) -> None:
+        self._longest_gap_ms = max(self._longest_gap_ms, ms)
+        if self._metrics:
+            self._metrics.decode_gap_seconds.observe(ms / 1e3)
+
+    def load(self, waiting: int, append_tokens: int, decode_ms: float | None) -> None:
+        if self._metrics:
+            self._metrics.waiting.set(waiting)
+            self._metrics.append_tokens.set(append_tokens)
+            if decode_ms is not None:
+                self._metrics.decode_step_seconds.set(decode_ms / 1e3)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "accepted": self._accepted,
+            **{outcome.value: self._outcomes[outcome] for outcome in Outcome},
+            "requeued": self._requeued,
+            "chunks": self._chunks,
+            "cached_tokens": self._cached_tokens,
+            "uncached_tokens": self._uncached_tokens,
+            "longest_decode_gap_ms": round(self._longest_gap_ms, 2),
+        }

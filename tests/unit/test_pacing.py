@@ -1,0 +1,157 @@
+"""Chunks beside running decodes: bounded by what steps are seen to take, never starving."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.pacing import LEAST_SLOWDOWN, ChunkCost, Pacer
+
+
+def cost_ms(tokens: int, context: float) -> float:
+    """A made-up machine: a fixed part, a part for each token, attention."""
+    return 4.0 + 0.1 * tokens + 1e-5 * tokens * context
+
+
+def run(pacer: Pacer, steps: int, *, decode_ms: float = 10.0, context: int = 4000) -> list[float]:
+    """Let a long append run beside decodes; gives each decode token's gap."""
+    gaps: list[float] = []
+    for _ in range(steps):
+        chunk = pacer.next_chunk(100_000, context)
+        alone_ms = cost_ms(chunk.tokens, context)
+        if pacer.mixed:
+            step_ms = decode_ms + alone_ms - 4.0
+            pacer.chunked(chunk.tokens, context, step_ms)
+            gaps.append(step_ms)
+        else:
+            pacer.chunked(chunk.tokens, context, alone_ms)
+            gaps.append(alone_ms + decode_ms)
+        pacer.decoded(decode_ms)
+        gaps += [decode_ms] * (chunk.decode_steps - (not pacer.mixed))
+    return gaps
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("target_ms", [None, 13.0, 20.0, 50.0])
+def test_decodes_keep_the_target(mixed: bool, target_ms: float | None) -> None:
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=mixed, target_ms=target_ms)
+    gaps = run(pacer, 400)[200:]
+    target = max(target_ms or 0.0, LEAST_SLOWDOWN * 10.0)
+    assert sum(gaps) / len(gaps) <= 1.02 * target
+    assert max(gaps) <= 2.05 * target
+
+
+def test_a_looser_target_gives_larger_chunks() -> None:
+    sizes = []
+    for target_ms in (13.0, 20.0, 50.0, 1e5):
+        pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=target_ms)
+        run(pacer, 200)
+        sizes.append(pacer.next_chunk(100_000, 4000).tokens)
+    assert sizes == sorted(sizes)
+    assert sizes[0] < 64
+    assert sizes[-1] == 2048
+
+
+def test_a_longer_context_gives_smaller_chunks() -> None:
+    pacer = Pacer(full_chunk=8192, page_size=1, mixed=True, target_ms=40.0)
+    for context in (1000, 8000, 30_000) * 60:
+        run(pacer, 2, context=context)
+    near, far = (pacer.next_chunk(100_000, context).tokens for context in (1000, 30_000))
+    assert far < 0.6 * near
+
+
+def test_decodes_that_miss_the_target_anyway_are_slowed_by_a_quarter() -> None:
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=5.0)
+    gaps = run(pacer, 300, decode_ms=40.0)[150:]
+    assert 40.0 < sum(gaps) / len(gaps) <= 1.02 * LEAST_SLOWDOWN * 40.0
+
+
+def test_the_first_chunks_feel_their_way() -> None:
+    pacer = Pacer(full_chunk=4096, page_size=1, mixed=True, target_ms=1000.0)
+    sizes = []
+    for _ in range(12):
+        chunk = pacer.next_chunk(100_000, 0)
+        sizes.append(chunk.tokens)
+        pacer.chunked(chunk.tokens, 0, 1.0)
+        pacer.decoded(1.0)
+    assert all(after <= 2 * max(before, 32) for before, after in pairwise(sizes))
+    assert sizes[-1] == 4096
+
+
+def test_a_fixed_chunk_stays() -> None:
+    pacer = Pacer(full_chunk=2048, page_size=16, mixed=False, fixed_chunk=100)
+    run(pacer, 50)
+    chunk = pacer.next_chunk(5000, 0)
+    assert (chunk.tokens, chunk.decode_steps) == (96, 1)
+
+
+def test_decodes_alone_are_seen_again_and_again() -> None:
+    """Mixed steps do not tell what a decode step takes without them."""
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=30.0)
+    pacer.decoded(10.0)
+    for _ in range(100):
+        chunk = pacer.next_chunk(5000, 0)
+        if chunk.decode_steps:
+            break
+        pacer.chunked(chunk.tokens, 0, 12.0)
+    else:
+        pytest.fail("no decode step was left alone")
+
+
+def test_one_step_that_hung_does_not_stop_appends() -> None:
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=30.0)
+    run(pacer, 100)
+    before = pacer.next_chunk(5000, 4000).tokens
+    pacer.chunked(before, 4000, 60_000.0)
+    pacer.decoded(60_000.0)
+    run(pacer, 60)
+    assert pacer.next_chunk(5000, 4000).tokens >= 0.5 * before
+
+
+@given(
+    st.integers(1, 8192),
+    st.sampled_from([1, 16, 64]),
+    st.booleans(),
+    st.one_of(st.none(), st.floats(0.1, 1e6)),
+    st.lists(
+        st.tuples(st.booleans(), st.integers(1, 8192), st.floats(0, 1e5), st.floats(0, 1e6)),
+        max_size=60,
+    ),
+    st.integers(1, 100_000),
+    st.floats(0, 1e6),
+)
+def test_there_is_always_a_chunk_of_whole_pages(
+    full: int,
+    page: int,
+    mixed: bool,
+    target_ms: float | None,
+    steps: list[tuple[bool, int, float, float]],
+    rest: int,
+    context: float,
+) -> None:
+    pacer = Pacer(full_chunk=max(full, page), page_size=page, mixed=mixed, target_ms=target_ms)
+    for is_chunk, tokens, at, ms in steps:
+        if is_chunk:
+            pacer.chunked(tokens, at, ms)
+        else:
+            pacer.decoded(ms)
+    chunk = pacer.next_chunk(rest, context)
+    assert chunk.tokens % page == 0
+    assert page <= chunk.tokens <= max(full, page)
+    assert 0 <= chunk.decode_steps <= 16
+
+
+def test_the_cost_is_learned_and_its_change_too() -> None:
+    cost, source = ChunkCost(), random.Random(0)
+    for scale in (1.0, 3.0):
+        for _ in range(400):
+            tokens, context = source.randint(16, 1024), source.randint(0, 16_000)
+            noise = source.uniform(0.9, 1.1)
+            cost.observe(tokens, context, scale * noise * cost_ms(tokens, context))
+        for tokens, context in ((32, 1000), (256, 8000), (1000, 15_000)):
+            expected = scale * cost_ms(tokens, context)
+            assert cost.ms(tokens, context) == pytest.approx(expected, rel=0.15)
