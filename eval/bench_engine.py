@@ -172,7 +172,7 @@ def start_workers(launch: Launcher, model: str) -> tuple[Process, dict[bool, Pro
     unbounded = launch.worker(
         Role.DECODE,
         model,
-        *(*_KV, *decode_gpu, "--chunked-prefill-size", "16384"),
+        *(*_KV, *decode_gpu, "--ppd-alternate", "--chunked-prefill-size", "16384"),
         name="unbounded",
         core=cores[1],
     )

@@ -21,6 +21,8 @@ import orjson
 from ppd.contract import LocalTerms
 from ppd.errors import WorkerError
 
+_JSON = {"Content-Type": "application/json"}
+
 
 @dataclass(slots=True)
 class Reply:
@@ -168,7 +170,7 @@ async def _before_any_ends(
 
 async def _prefill(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
     data = orjson.dumps(body | {"stream": False})
-    async with http.post(f"{url}/generate", data=data) as response:
+    async with http.post(f"{url}/generate", data=data, headers=_JSON) as response:
         if response.status != 200:
             raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
         await response.read()
@@ -180,7 +182,7 @@ async def _stream(
     reply = reply or Reply(0.0)
     last = b""
     reply.sent_s = time.perf_counter()
-    async with http.post(f"{url}/generate", data=orjson.dumps(body)) as response:
+    async with http.post(f"{url}/generate", data=orjson.dumps(body), headers=_JSON) as response:
         if response.status != 200:
             raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
         async for line in response.content:
@@ -190,6 +192,9 @@ async def _stream(
     answer = orjson.loads(last[6:]) if last else {}
     if "meta_info" not in answer:
         raise WorkerError(f"{url}: {answer.get('error', 'no answer')}")
+    ending = answer["meta_info"]["finish_reason"]
+    if ending and ending["type"] == "abort":
+        raise WorkerError(f"{url}: {ending.get('message', 'aborted')}")
     reply.ids = answer["output_ids"]
     reply.cached_tokens = answer["meta_info"]["cached_tokens"]
     return reply

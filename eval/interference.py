@@ -59,7 +59,7 @@ def run(model: str | None, rounds: int, out: Path, plot: Path | None, logs: Path
             flags = [*_KV, *gpu_flags(0, 1)]
             if not bounded:
                 launch.environment["PPD_APPEND_CHUNK"] = "32768"
-                flags += ["--chunked-prefill-size", "32768"]
+                flags += ["--ppd-alternate", "--chunked-prefill-size", "32768"]
             worker = launch.worker(Role.DECODE, path, *flags, core=None if gpu_flags(0, 1) else 1)
             wait_all([worker])
             rows += asyncio.run(_measure(worker.url, bounded, rounds))

@@ -26,9 +26,10 @@ def register() -> None:
 
     try:
         if stand_ins.is_installed():
-            from sglang_patches.cpu import kernels
+            from sglang_patches.cpu import kernels, transfer
 
             kernels.install()
+            transfer.install()
         if read_settings(os.environ) is None:
             return
         from sglang_patches.hooks import HOOKS

@@ -59,6 +59,8 @@ def refuse_untried(server_args: Any) -> None:
     for name, allowed in (
         ("enable_dp_attention", False),
         ("dp_size", 1),  # a turn must reach the rank that holds its KV
+        ("attn_dp_size", 1),  # what 0.5.23 calls enable_dp_attention
+        ("speculative_algorithm", None),
         ("pp_size", 1),
         ("enable_hisparse", False),
         ("dllm_algorithm", None),

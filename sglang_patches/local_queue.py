@@ -5,7 +5,8 @@ received" (an abort frees the KV of each entry), so local requests wait in a que
 own. This module owns it: the precondition, the bound, aborts. When and how much of it runs
 is ``local_step.py``'s.
 
-Engine objects (scheduler, request) are SGLang's and untyped here.
+Engine objects (scheduler, request) are SGLang's and untyped here; where versions differ in what
+one is called, ``engines.py`` knows. Line numbers are 0.5.21's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from ppd.contract import Refusal, RefusalReason, parse_terms
 from ppd.errors import ContractError
+from sglang_patches.engines import engine
 from sglang_patches.telemetry import Outcome, Progress, Telemetry
 
 logger = logging.getLogger("ppd.engine")
@@ -127,7 +129,7 @@ class LocalQueue:
             scheduler._release_aborted_request(req)
             scheduler.beam_coordinator.retire_group(req)
             abort = _make_abort_req(req, finished_reason=reason)
-            scheduler.ipc_channels.send_to_tokenizer.send_output(abort, req)
+            engine().send_abort(scheduler, abort, req)
 
     def ended_early(self, req: Any) -> None:
         """An accepted request will not be prefilled to its end."""
@@ -145,13 +147,11 @@ class LocalQueue:
         req = self._scheduler.chunked_req
         if req is None:
             return 0
-        return max(0, int(len(req.origin_input_ids) + len(req.output_ids) - req.extend_range.end))
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        return max(0, tokens - engine().extend_end(req))
 
     def _cached_tokens(self, req: Any) -> int:
-        from sglang.srt.managers.schedule_policy import match_prefix_for_req
-
-        tree_cache = self._scheduler.tree_cache
-        match_prefix_for_req(tree_cache, req, req.origin_input_ids, include_req=True)
+        engine().match_prefix(self._scheduler, req)
         return int(req.num_matched_prefix_tokens)
 
     def _refuse_uncached(self, req: Any, cached: int, least: int, outcome: Outcome) -> None:

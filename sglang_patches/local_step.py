@@ -3,7 +3,8 @@
 Owns the order of things in a step and the room that is kept for others; how large a chunk may
 be is ``ppd.pacing``'s choice, and which requests wait is ``local_queue.py``'s.
 
-Engine objects (scheduler, request, batch) are SGLang's and untyped here.
+Engine objects (scheduler, request, batch) are SGLang's and untyped here; where versions differ
+in what one is called, ``engines.py`` knows. Line numbers are 0.5.21's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppd.pacing import Chunk, Pacer
+from sglang_patches.engines import engine
 from sglang_patches.local_queue import LocalQueue
 from sglang_patches.telemetry import Telemetry
 
@@ -52,6 +54,7 @@ class LocalStep:
         self._telemetry = telemetry
         # Requests of the extend batch that the coming step runs beside, or directly after.
         self.just_merged: tuple[Any, ...] = ()
+        self._decode_steps_left = 0  # before the next chunk, while decodes wait
         # Upstream's waiting_queue while ours stands in its place.
         self._received: list[Any] | None = None
         # With overlap a step is scheduled while the forward before still runs; but not on a
@@ -114,7 +117,8 @@ class LocalStep:
         scheduler.process_pending_chunked_abort()
         running_batch = self._merge_last_extend(running_batch)
         decodes_wait = bool(not running_batch.is_empty() or scheduler.waiting_queue)
-        if decodes_wait and scheduler._should_defer_prefill():
+        if decodes_wait and self._decode_steps_left:
+            self._decode_steps_left -= 1
             return None, running_batch
         if scheduler.chunked_req is None and (
             not self._queue.requests or scheduler.disagg_decode_prealloc_queue.retracted_queue
@@ -128,9 +132,9 @@ class LocalStep:
         running_batch.batch_is_full = False  # upstream's decode loop never clears it
         with self._prefill_scheduled_by_upstream(chunk.tokens + mixed):
             plan = scheduler.get_new_batch_prefill(running_batch)
-        if plan.batch_to_run is not None and decodes_wait:
-            rest = max(chunk.decode_steps, scheduler.prefill_decode_interval)
-            scheduler._prefill_decode_interval_remaining = rest
+        if plan.batch_to_run is not None:
+            interval = scheduler.prefill_decode_interval  # the operator's, at least
+            self._decode_steps_left = max(chunk.decode_steps, interval) if decodes_wait else 0
         return plan.batch_to_run, plan.running_batch
 
     def _next_chunk(self) -> Chunk:
@@ -138,7 +142,7 @@ class LocalStep:
         chunked = self._scheduler.chunked_req
         if chunked is not None:
             return self.pacer.next_chunk(
-                max(1, self._queue.chunk_rest_tokens()), chunked.extend_range.end
+                max(1, self._queue.chunk_rest_tokens()), engine().extend_end(chunked)
             )
         first = self._queue.requests[0]
         cached = first.num_matched_prefix_tokens
@@ -167,13 +171,13 @@ class LocalStep:
         self.just_merged = ()
         if chunked is not None:
             exclude.append(chunked)
-            if chunked.extend_range.end > len(chunked.prefix_indices):
+            if engine().extend_end(chunked) > engine().prefix_len(chunked):
                 scheduler.stash_chunked_request(chunked)
         if not (last and last.forward_mode.is_extend()):
             return running_batch
         if last.chunked_req is not None:
             exclude.append(last.chunked_req)
-        last.filter_batch(chunked_req_to_exclude=exclude)
+        engine().filter_batch(last, exclude)
         self.just_merged = tuple(last.reqs)
         if last.is_empty():
             return running_batch
@@ -245,11 +249,10 @@ class LocalStep:
     def _prefill_step(self, batch: Any, running_batch: Any) -> _Step:
         mixed = len(batch.decoding_reqs or ())
         requests = batch.reqs[: len(batch.reqs) - mixed]
-        tokens = sum(r.extend_range.length for r in requests)
-        middles = (
-            r.extend_range.length * (r.extend_range.start + r.extend_range.length / 2)
-            for r in requests
-        )
+        ends = [engine().extend_end(req) for req in requests]
+        sizes = [end - engine().prefix_len(req) for req, end in zip(requests, ends, strict=True)]
+        tokens = sum(sizes)
+        attended = sum(size * (end - size / 2) for size, end in zip(sizes, ends, strict=True))
         for req in requests:
             if (progress := req.ppd_progress) is not None:
                 progress.started_s = progress.started_s or self._entered_s
@@ -257,7 +260,7 @@ class LocalStep:
         self._telemetry.chunk(tokens)
         return _Step(
             tokens,
-            context=sum(middles) / max(1, tokens),
+            context=attended / max(1, tokens),
             mixed=mixed > 0,
             decodes_wait=mixed == 0 and not running_batch.is_empty(),
             completes=tuple(r for r in requests if r is not self._scheduler.chunked_req),

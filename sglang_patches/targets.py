@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppd.errors import ConfigError
-
-SGLANG_VERSION = "0.5.21"  # the version these hooks were written against
+from sglang_patches.engines import VERSIONS, engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Hook:
 
     Attributes:
         target: dotted path of the function, as HookRegistry wants it.
-        parameters: its parameters in SGLANG_VERSION, as ``parameter_names`` gives them.
+        parameters: its parameters in those versions, as ``parameter_names`` gives them.
         kind: "around" or "after" (HookType's values).
         function: our side.
         reason: why the change is needed.
@@ -61,13 +60,14 @@ def register_all(hooks: Sequence[Hook]) -> None:
     Raises:
         ConfigError: naming every target that does not fit; then nothing is registered.
     """
+    engine()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.version import __version__ as installed
 
     problems = [problem for hook in hooks if (problem := hook.problem())]
     if problems:
         raise ConfigError(
-            f"the hooks fit SGLang {SGLANG_VERSION}, not the installed {installed}: "
+            f"the hooks fit SGLang {VERSIONS}, not the installed {installed}: "
             + "; ".join(problems)
         )
     for hook in hooks:

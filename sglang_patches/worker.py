@@ -80,6 +80,7 @@ def plan_launch(
     cpu: bool,
     environment: Mapping[str, str],
     float32: bool = False,
+    alternate: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Launch:
     """The server's command for ``role``.
@@ -89,6 +90,7 @@ def plan_launch(
         cpu: run on a machine without GPU.
         environment: the caller's variables, which win over the ones added here.
         float32: the model's weights are; SGLang's ``--dtype auto`` would halve them.
+        alternate: chunks run between decode steps.
         options: variables of the plugin, which win over the caller's.
     """
     flags: dict[str, str | None] = {"--enable-cache-report": None}
@@ -105,7 +107,8 @@ def plan_launch(
         flags["--disaggregation-decode-enable-radix-cache"] = None
         # A chunk when nothing decodes; what arrives meanwhile waits for its end.
         flags["--chunked-prefill-size"] = "512" if cpu else "2048"
-        flags["--enable-mixed-chunk"] = None  # chunks run in the forwards of running decodes
+        if not alternate:
+            flags["--enable-mixed-chunk"] = None  # chunks run in the forwards of running decodes
     if cpu:
         flags |= {
             "--device": "cpu",
@@ -171,6 +174,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--role", required=True, choices=[role.value for role in Role])
     parser.add_argument("--model-path", "--model", required=True, help="as sglang.launch_server")
+    parser.add_argument(
+        "--ppd-alternate",
+        action="store_true",
+        help="decode: run chunks between the forwards of running decodes, not in them "
+        "(leaves --enable-mixed-chunk out)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     for flag, (variable, metavar, told) in _OPTIONS.items():
         parser.add_argument(flag, dest=variable, metavar=metavar, help=told)
@@ -201,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cpu=cpu,
         environment=os.environ,
         float32=_is_float32(options.model_path),
+        alternate=options.ppd_alternate,
         options=given,
     )
     print(f"ppd-worker: {launch}", file=sys.stderr, flush=True)

@@ -17,9 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-# The names SGLang 0.5.21 imports from sgl_kernel when it runs on a CPU
+# The names SGLang 0.5.21 and 0.5.23 import from sgl_kernel when they run on a CPU
 # (mem_cache, speculative and kernels/ops modules, at import time).
 KERNEL_NAMES = (
+    "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
     "assign_req_to_token_pool_cpu",
     "build_tree_kernel_efficient_cpu",

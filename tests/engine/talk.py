@@ -36,6 +36,7 @@ class Talk:
     http: aiohttp.ClientSession
     url: str
     max_tokens: int = 16
+    extra: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
 
@@ -49,6 +50,7 @@ class Talk:
             "temperature": 0,
             "stream": stream,
             "return_output_ids_in_sglext": True,
+            **self.extra,
         }
         if stream:
             body["stream_options"] = {"include_usage": True}

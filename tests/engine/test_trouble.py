@@ -195,14 +195,14 @@ async def test_a_paused_local_turn_goes_on_as_if_nothing_had_been(
 def pressed(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
     """The same prefill and monolithic servers, with a decode server that is always short of KV.
 
-    For 12 conversations of up to 1,500 tokens it has room for 5,000, and every fifth decode
+    For 8 conversations of up to 1,000 tokens it has room for 3,500, and every fifth decode
     step upstream's own test switch retracts a request.
     """
     retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
     launcher.environment |= retract
     decode = launcher.worker(
         *(Role.DECODE, workers.model, "--page-size", str(workers.page_size)),
-        *("--max-total-tokens", "5008", "--chunked-prefill-size", "128"),
+        *("--max-total-tokens", "3504", "--chunked-prefill-size", "128"),
         *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
         name="pressed",
     )
@@ -217,7 +217,7 @@ async def test_requests_of_both_kinds_are_retracted_and_restored(
     pressed: Workers, http: aiohttp.ClientSession
 ) -> None:
     async def hold(url: str, seed: int) -> list[Turn]:
-        talk = Talk(http, url, max_tokens=100)
+        talk = Talk(http, url, max_tokens=60)
         for text in script(seed, 3):
             await talk.say(text)
         return talk.turns
@@ -225,7 +225,7 @@ async def test_requests_of_both_kinds_are_retracted_and_restored(
     await pressed.settle(http)
     assert pressed.monolithic is not None
     async with pressed.routed(Coin(random.Random(3))) as url:
-        ours = await asyncio.gather(*(hold(url, seed) for seed in range(12)))
+        ours = await asyncio.gather(*(hold(url, seed) for seed in range(8)))
     for seed, turns in enumerate(ours):
         alone = await hold(pressed.monolithic.url, seed)
         assert [t.ids for t in turns] == [t.ids for t in alone], f"conversation {seed}"
