@@ -112,7 +112,7 @@ class Launcher:
         ]
         if role is Role.PREFILL:
             argv += ["--disaggregation-bootstrap-port", str(free_port())]
-        return self._start(name or role.value, port, [*argv, *flags], core)
+        return self.start(name or role.value, port, [*argv, *flags], core)
 
     def router(
         self,
@@ -128,9 +128,10 @@ class Launcher:
             *("--prefill", *(p.url for p in prefill)),
             *("--decode", *(d.url for d in decode)),
         ]
-        return self._start("router", port, [*argv, *flags])
+        return self.start("router", port, [*argv, *flags])
 
-    def _start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
+    def start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
+        """Any process that will listen on ``port``."""
         log = self.logs / f"{name}-{port}.log"
         with log.open("wb") as output:
             popen = subprocess.Popen(

@@ -65,12 +65,7 @@ _OPTIONS = {
     ),
 }
 
-# Small blocks overflow Mooncake's TCP lanes ("lane queue-full") beyond this many a batch.
-_MOONCAKE_TCP = {
-    "MC_FORCE_TCP": "true",
-    "MOONCAKE_PROTOCOL": "tcp",
-    "SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES": "128",
-}
+_MOONCAKE_TCP = {"MC_FORCE_TCP": "true", "MOONCAKE_PROTOCOL": "tcp"}
 
 
 def plan_launch(
@@ -103,6 +98,10 @@ def plan_launch(
             "--disaggregation-mode": role.value,
             "--disaggregation-transfer-backend": "mooncake",
         }
+    if role is Role.PREFILL and not cpu:
+        # With overlap, SGLang sends a cached prefix's KV before the forward that may still be
+        # writing it has ended, and Mooncake's sender does not wait (sgl-project/sglang#39417).
+        added["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"
     if role is Role.DECODE:
         flags["--disaggregation-decode-enable-radix-cache"] = None
         # A chunk when nothing decodes; what arrives meanwhile waits for its end.
@@ -120,7 +119,8 @@ def plan_launch(
             "--sleep-on-idle": None,
         }
         if role is Role.PREFILL:
-            # 0.5.21's overlap loop fails on a prefill server that finds a cached prefix on CPU.
+            # On a CPU a forward blocks the scheduler: with overlap, a finished prompt would wait
+            # for the next prompt's forward before it is sent.
             flags["--disable-overlap-schedule"] = None
         added["SGLANG_USE_CPU_ENGINE"] = "1"
         if role is not Role.REPLICA:

@@ -110,7 +110,7 @@ def test_a_hook_that_was_not_applied_is_noticed() -> None:
         """,
         PPD_ENABLE="1",
     )
-    assert "did not apply the hooks on sglang.srt.managers.scheduler_components" in ran.stdout
+    assert "did not apply the hooks on sglang.srt.managers.tokenizer_manager.Sig" in ran.stdout
 
 
 def test_the_stand_ins_do_not_shadow_real_packages(

@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from eval.client import vocabulary_of
-from eval.cluster import free_port, launching, wait_all
+from eval.cluster import Launcher, Process, free_port, launching, wait_all
 from eval.engine_client import EngineClient, bootstrap_port_of
 from eval.tiny_model import ModelSpec, ensure
 from ppd.contract import LocalTerms, Role
 from ppd.errors import WorkerError
 from router.config import RouterConfig
 from router.server import running
+from sglang_patches.worker import plan_launch
 
 from .conftest import STRICT, Workers, plugin_state
 from .talk import Coin, Talk, Turn, script
@@ -37,12 +39,35 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     herald = ("--ppd-routers", f"http://127.0.0.1:{ROUTER_PORT}")
     with launching(tmp_path_factory.mktemp("odd")) as launch:
         launch.environment |= STRICT
-        prefill = launch.worker(Role.PREFILL, model, *common, *herald)
+        prefill = start_overlapped_prefill(launch, model, common)
         schedule = ("--disable-overlap-schedule", "--enable-priority-scheduling")
         decode = launch.worker(Role.DECODE, model, *common, *herald, *schedule, "--ppd-alternate")
         alone = launch.worker(Role.REPLICA, model, *common, *schedule)
         wait_all(launch.started)
         yield Workers(prefill, decode, alone, 64, model)
+
+
+def start_overlapped_prefill(launch: Launcher, model: Path, flags: Sequence[str]) -> Process:
+    """As ``ppd-worker`` starts one, but with overlap, which it leaves out on a CPU."""
+    port, bootstrap = free_port(), free_port()
+    planned = plan_launch(
+        Role.PREFILL,
+        [
+            *("--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)),
+            *("--disaggregation-bootstrap-port", str(bootstrap), *flags),
+        ],
+        cpu=True,
+        environment={},
+        float32=True,
+        options={"PPD_ROUTERS": f"http://127.0.0.1:{ROUTER_PORT}"},
+    )
+    argv = [part for part in planned.argv if part != "--disable-overlap-schedule"]
+    assert len(argv) == len(planned.argv) - 1
+    before, launch.environment = launch.environment, {**launch.environment, **planned.environment}
+    try:
+        return launch.start("prefill", port, argv)
+    finally:
+        launch.environment = before
 
 
 async def client_of(http: aiohttp.ClientSession, workers: Workers) -> EngineClient:
@@ -238,6 +263,25 @@ async def slow(
         decode = launch.worker(Role.DECODE, bpe_workers.model, *flags)
         wait_all([decode])
         yield Workers(bpe_workers.prefill, decode, None, 1, bpe_workers.model)
+
+
+async def test_a_prefill_server_with_overlap_sends_what_it_held_before(
+    odd: Workers, http: aiohttp.ClientSession
+) -> None:
+    """It holds the opening, the decode server does not: 0.5.21 dies of that on a CPU."""
+    await odd.settle(http)
+    assert odd.monolithic is not None
+    client = await client_of(http, odd)
+    opening = [10 + i % 70 for i in range(500)]
+    await client.remote(opening, 4)
+    for new in ([20, 21], [30, 31, 32]):
+        ids = [*opening, *new]
+        whole = await client.remote(ids, 16, whole=True)
+        alone, _ = await generate(
+            http, odd.monolithic.url, ids, {"max_new_tokens": 16, "ignore_eos": True}
+        )
+        assert whole.ids == alone
+    await odd.settle(http)
 
 
 async def test_workers_announce_themselves_and_say_goodbye(
