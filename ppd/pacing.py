@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import mul
 
 # Decodes that miss the target anyway are not slowed by more than this, nor those of a server
 # without a target.
-LEAST_SLOWDOWN = 1.25
-# A chunk run between decode steps delays one token by all of its time: a token's gap may be so
-# many targets, and the target holds over the decode steps until the next chunk.
+LEAST_SLOWDOWN = 1.5
+# The target holds over a chunk and the decode steps after it; one token's gap may be so many
+# targets. A chunk has a price whatever its size (it reads its context's KV): many small ones
+# would cost decodes more than few with steps between.
 _LONGEST_GAP = 2.0
-_MOST_DECODE_STEPS = 16  # between two chunks: append-prefill must not starve either
+_LAST_CHUNK = 1.5  # it may be so much longer, if that makes it the last: no gap reaches 3 targets
+_LEAST_USE = 1.5  # nor does a chunk cost less than so many times that price
+_MOST_DECODE_STEPS = 16  # from chunk to chunk: append-prefill must not starve either
 _FIRST_TOKENS = 32  # of the first chunk beside decodes; later ones at most twice the largest tried
 _PROBE_EVERY = 16  # mixed steps: then one of decodes alone, or their own time would be unknown
 _DECODE_WEIGHT = 0.1  # of a new decode step in its moving average
 _FORGET = 0.98  # of what chunks are known to cost, at each chunk
+_RIDGE = 1e-3
 _OUTLIER = 4.0  # a step so many times longer than expected counts as that long
 
 
@@ -34,17 +39,19 @@ class Chunk:
 
 
 class ChunkCost:
-    """Milliseconds that a chunk adds: ``a + b * tokens + c * tokens * context``, none negative.
+    """Milliseconds that a chunk adds: ``a + b * context + (c + d * context) * tokens``, no term
+    negative.
 
-    Least squares over exponentially forgotten chunks. The third term is attention's.
+    Least squares over exponentially forgotten chunks. What grows with context is attention's:
+    KV read once a chunk, and products for each token.
     """
 
     _TOKENS, _CONTEXT = 256.0, 4096.0  # scale the terms to about one
 
     def __init__(self) -> None:
-        self._terms = [0.0, 0.0, 0.0]
-        self._products = [[1e-3 * (i == j) for j in range(3)] for i in range(3)]
-        self._targets = [0.0, 0.0, 0.0]
+        self._terms = [0.0] * 4
+        self._products = [[_RIDGE * (i == j) for j in range(4)] for i in range(4)]
+        self._targets = [0.0] * 4
         self.chunks = 0
 
     def ms(self, tokens: int, context: float) -> float:
@@ -52,35 +59,39 @@ class ChunkCost:
         Args:
             context: tokens that each of ``tokens`` attends to, on average.
         """
-        return sum(t * x for t, x in zip(self._terms, self._features(tokens, context), strict=True))
+        return float(sum(map(mul, self._terms, self._features(tokens, context))))
 
     def observe(self, tokens: int, context: float, ms: float) -> None:
         if self.chunks >= 8:
             ms = min(ms, _OUTLIER * max(self.ms(tokens, context), 1.0))
         self.chunks += 1
         features = self._features(tokens, context)
-        for i in range(3):
+        for i, row in enumerate(self._products):
             self._targets[i] = _FORGET * self._targets[i] + features[i] * ms
-            for j in range(3):
-                old = self._products[i][j]
-                ridge = 1e-3 * (1 - _FORGET) * (i == j)  # what is forgotten of it is put back
-                self._products[i][j] = _FORGET * old + ridge + features[i] * features[j]
+            for j in range(4):
+                row[j] = _FORGET * row[j] + features[i] * features[j]
+            row[i] += _RIDGE * (1 - _FORGET)  # what was forgotten of it
+        terms = self._terms
         for _ in range(20):  # coordinate descent: each term its best, or 0
-            for i in range(3):
-                others = sum(self._products[i][j] * self._terms[j] for j in range(3) if j != i)
-                self._terms[i] = max(0.0, (self._targets[i] - others) / self._products[i][i])
+            for i, row in enumerate(self._products):
+                others = sum(map(mul, row, terms)) - row[i] * terms[i]
+                terms[i] = max(0.0, (self._targets[i] - others) / row[i])
+
+    def fixed_ms(self, context: float) -> float:
+        """Of a chunk however small."""
+        return self.ms(0, context)
 
     def most_tokens(self, budget_ms: float, context: float, limit: int) -> int:
         """The largest chunk within a budget; 0 if there is none."""
-        fixed = self._terms[0]
+        fixed = self.fixed_ms(context)
         each = self.ms(1, context) - fixed
         if each <= 0:
             return limit if fixed <= budget_ms else 0
         return max(0, min(limit, math.floor((budget_ms - fixed) / each)))
 
-    def _features(self, tokens: int, context: float) -> tuple[float, float, float]:
-        scaled = tokens / self._TOKENS
-        return 1.0, scaled, scaled * context / self._CONTEXT
+    def _features(self, tokens: int, context: float) -> tuple[float, float, float, float]:
+        tokens_scaled, context_scaled = tokens / self._TOKENS, context / self._CONTEXT
+        return 1.0, context_scaled, tokens_scaled, tokens_scaled * context_scaled
 
 
 class Pacer:
@@ -112,25 +123,39 @@ class Pacer:
         self.cost = ChunkCost()
         self._largest_tried = 0
         self._since_probe = 0
+        self._unsettled: tuple[int, float, float] | None = None
 
     def decoded(self, ms: float) -> None:
-        """A decode step without prefill took ``ms``."""
-        self._since_probe = 0
+        """A decode step without prefill took ``ms``.
+
+        What the first one after a chunk takes longer is the chunk's doing.
+        """
         ms = max(ms, 0.01)
+        self._since_probe = 0
         if self.decode_ms is None:
             self.decode_ms = ms
+        elif self._unsettled is not None:
+            self._settle(max(0.0, ms - self.decode_ms))
         else:
             ms = min(ms, _OUTLIER * self.decode_ms)
             self.decode_ms += _DECODE_WEIGHT * (ms - self.decode_ms)
 
     def chunked(self, tokens: int, context: float, ms: float) -> None:
         """A chunk ran beside decodes in ``ms``, those of their step included if mixed."""
+        self._settle(0.0)
         self._largest_tried = max(self._largest_tried, tokens)
         if not self.mixed:
-            self.cost.observe(tokens, context, ms)
+            self._unsettled = tokens, context, ms
         elif self.decode_ms is not None:
             self._since_probe += 1
-            self.cost.observe(tokens, context, max(0.0, ms - self.decode_ms))
+            self._unsettled = tokens, context, max(0.0, ms - self.decode_ms)
+
+    def _settle(self, later_ms: float) -> None:
+        """Take down the last chunk's cost, with what it did to the step after."""
+        if self._unsettled is not None:
+            tokens, context, ms = self._unsettled
+            self._unsettled = None
+            self.cost.observe(tokens, context, ms + later_ms)
 
     def next_chunk(self, rest: int, context: float) -> Chunk:
         """The next chunk beside running decodes.
@@ -145,9 +170,13 @@ class Pacer:
             return Chunk(self._pages(_FIRST_TOKENS), 0 if self.mixed else 1)
         target_ms = max(self.target_ms or 0.0, LEAST_SLOWDOWN * self.decode_ms)
         budget_ms = target_ms - self.decode_ms
-        gap_ms = budget_ms if self.mixed else _LONGEST_GAP * target_ms - self.decode_ms
+        gap_ms = max(
+            _LONGEST_GAP * target_ms - self.decode_ms, _LEAST_USE * self.cost.fixed_ms(context)
+        )
         limit = min(self.full_chunk, max(_FIRST_TOKENS, 2 * self._largest_tried))
         tokens = self._pages(self.cost.most_tokens(gap_ms, context, limit))
+        if tokens < rest <= min(_LAST_CHUNK * tokens, limit):
+            tokens = self._pages(rest + self.page_size - 1)
         added_ms = self.cost.ms(min(tokens, rest), context)
         steps = max(1, min(_MOST_DECODE_STEPS, math.ceil(added_ms / budget_ms - 0.01)))
         if self.mixed:  # its own step is one of them

@@ -13,8 +13,8 @@ from ppd.pacing import LEAST_SLOWDOWN, ChunkCost, Pacer
 
 
 def cost_ms(tokens: int, context: float) -> float:
-    """A made-up machine: a fixed part, a part for each token, attention."""
-    return 4.0 + 0.1 * tokens + 1e-5 * tokens * context
+    """A made-up machine: a fixed part, KV to read, a part for each token, attention."""
+    return 3.0 + 2.5e-4 * context + 0.1 * tokens + 1e-5 * tokens * context
 
 
 def run(pacer: Pacer, steps: int, *, decode_ms: float = 10.0, context: int = 4000) -> list[float]:
@@ -24,19 +24,22 @@ def run(pacer: Pacer, steps: int, *, decode_ms: float = 10.0, context: int = 400
         chunk = pacer.next_chunk(100_000, context)
         alone_ms = cost_ms(chunk.tokens, context)
         if pacer.mixed:
-            step_ms = decode_ms + alone_ms - 4.0
+            step_ms = decode_ms + alone_ms - 3.0
             pacer.chunked(chunk.tokens, context, step_ms)
             gaps.append(step_ms)
         else:
             pacer.chunked(chunk.tokens, context, alone_ms)
             gaps.append(alone_ms + decode_ms)
         pacer.decoded(decode_ms)
-        gaps += [decode_ms] * (chunk.decode_steps - (not pacer.mixed))
+        if pacer.mixed:
+            gaps += [decode_ms] * chunk.decode_steps
+        else:
+            gaps += [decode_ms] * (chunk.decode_steps - 1)
     return gaps
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-@pytest.mark.parametrize("target_ms", [None, 13.0, 20.0, 50.0])
+@pytest.mark.parametrize("target_ms", [None, 16.0, 20.0, 50.0])
 def test_decodes_keep_the_target(mixed: bool, target_ms: float | None) -> None:
     pacer = Pacer(full_chunk=2048, page_size=1, mixed=mixed, target_ms=target_ms)
     gaps = run(pacer, 400)[200:]
@@ -47,12 +50,12 @@ def test_decodes_keep_the_target(mixed: bool, target_ms: float | None) -> None:
 
 def test_a_looser_target_gives_larger_chunks() -> None:
     sizes = []
-    for target_ms in (13.0, 20.0, 50.0, 1e5):
+    for target_ms in (15.0, 20.0, 50.0, 1e5):
         pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=target_ms)
         run(pacer, 200)
         sizes.append(pacer.next_chunk(100_000, 4000).tokens)
     assert sizes == sorted(sizes)
-    assert sizes[0] < 64
+    assert sizes[0] < 256
     assert sizes[-1] == 2048
 
 
@@ -80,6 +83,14 @@ def test_the_first_chunks_feel_their_way() -> None:
         pacer.decoded(1.0)
     assert all(after <= 2 * max(before, 32) for before, after in pairwise(sizes))
     assert sizes[-1] == 4096
+
+
+def test_a_small_rest_goes_with_the_last_chunk() -> None:
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=30.0)
+    run(pacer, 200)
+    usual = pacer.next_chunk(100_000, 4000).tokens
+    assert pacer.next_chunk(round(1.4 * usual), 4000).tokens == round(1.4 * usual)
+    assert pacer.next_chunk(round(1.7 * usual), 4000).tokens == usual
 
 
 def test_a_fixed_chunk_stays() -> None:
@@ -154,4 +165,4 @@ def test_the_cost_is_learned_and_its_change_too() -> None:
             cost.observe(tokens, context, scale * noise * cost_ms(tokens, context))
         for tokens, context in ((32, 1000), (256, 8000), (1000, 15_000)):
             expected = scale * cost_ms(tokens, context)
-            assert cost.ms(tokens, context) == pytest.approx(expected, rel=0.15)
+            assert cost.ms(tokens, context) == pytest.approx(expected, rel=0.15, abs=5.0)
