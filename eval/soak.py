@@ -164,11 +164,12 @@ def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
         Role.DECODE,
         model,
         *("--max-total-tokens", _KV, "--chunked-prefill-size", "256"),
+        *("--num-reserved-decode-tokens", "16"),  # so that decodes do run out of KV
         *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
         *gpu_flags(1, 2),
     )
     wait_all([prefill, decode])
-    router = launch.router([prefill], [decode], "--policy", "partial:0.6")
+    router = launch.router([prefill], [decode], "--policy", "partial:0.8")
     wait_all([router])
     return router, [prefill, decode]
 
@@ -179,7 +180,7 @@ def run(model: str | None, minutes: float, seed: int, out: Path | None, logs: Pa
     with launching(logs) as launch:
         router, workers = _start(launch, path)
         soak, state = asyncio.run(_soak(router, workers, minutes, seed))
-        retracted = workers[1].log.read_text(errors="replace").count("Retract requests")
+        retracted = workers[1].log.read_text(errors="replace").count("KV cache pool is full. Retract")
     growth = {name: _growth(sizes) for name, sizes in soak.memory_mb.items()}
     result = {
         "minutes": minutes,
