@@ -7,8 +7,9 @@ POLICY ?= ppd
 TABLE ?= tables/cpu-tiny-llama-1P1D.json
 PORT ?= 0
 RECORD ?=
+MINUTES ?= 20
 
-.PHONY: help setup demo serve test check wheel bench-hash bench-decision clean
+.PHONY: help setup demo serve test check wheel bench-hash bench-decision bench-engine soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -18,6 +19,8 @@ help:
 	@echo "make wheel        build dist/*.whl"
 	@echo "make bench-hash   what recognising a conversation costs the router"
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
+	@echo "make bench-engine     full transfer, delta transfer and local append, idle and under load (RECORD=FILE)"
+	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
 # The stamp is newer than everything the environment is made from, or the environment is remade.
@@ -58,6 +61,12 @@ bench-hash: setup
 
 bench-decision: setup
 	@$(BIN)/ppd-eval bench-decision --table $(TABLE)
+
+bench-engine: setup
+	@$(BIN)/ppd-eval bench-engine --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+soak-engine: setup
+	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

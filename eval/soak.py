@@ -180,7 +180,9 @@ def run(model: str | None, minutes: float, seed: int, out: Path | None, logs: Pa
     with launching(logs) as launch:
         router, workers = _start(launch, path)
         soak, state = asyncio.run(_soak(router, workers, minutes, seed))
-        retracted = workers[1].log.read_text(errors="replace").count("KV cache pool is full. Retract")
+        retracted = (
+            workers[1].log.read_text(errors="replace").count("KV cache pool is full. Retract")
+        )
     growth = {name: _growth(sizes) for name, sizes in soak.memory_mb.items()}
     result = {
         "minutes": minutes,

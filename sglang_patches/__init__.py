@@ -32,10 +32,15 @@ def register() -> None:
             transfer.install()
         if read_settings(os.environ) is None:
             return
-        from sglang_patches.hooks import HOOKS
+        from sglang_patches import hooks, native
+        from sglang_patches.engines import engine
         from sglang_patches.targets import register_all
 
-        register_all(HOOKS)
+        if native.engine_takes_local_prefills():
+            register_all(native.HOOKS)
+        else:
+            engine()  # one that the hooks were written against
+            register_all(hooks.HOOKS)
     except ConfigError as error:
         raise SystemExit(f"sglang-ppd: {error}") from error
     except Exception as error:  # process edge: see above

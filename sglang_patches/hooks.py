@@ -16,6 +16,7 @@ from ppd import __version__
 from ppd.contract import is_marked
 from ppd.errors import ConfigError
 from sglang_patches.heartbeat import Address, Heartbeat
+from sglang_patches.limits import check_flags
 from sglang_patches.local_queue import LOCAL_ROOM, is_local
 from sglang_patches.plugin import Plugin, attach
 from sglang_patches.settings import read_settings
@@ -35,7 +36,7 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
     try:
         check_applied(HOOKS)
         if _is_decode(self):
-            refuse_untried(self.server_args)
+            check_flags(self.server_args)
             if self.require_mlp_sync:
                 raise ConfigError("steps synchronized over ranks are not supported")
     except ConfigError as error:
@@ -45,31 +46,6 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
     plugin = attach(self, settings)
     if plugin.takes_appends:
         logger.info("sglang-ppd %s: this decode server takes local append-prefills", __version__)
-
-
-def refuse_untried(server_args: Any) -> None:
-    """Refuse what local prefill cannot work with, or was never tried with.
-
-    Raises:
-        ConfigError: naming every flag at fault.
-    """
-    wrong = []
-    if not server_args.disaggregation_decode_enable_radix_cache:
-        wrong.append("--disaggregation-decode-enable-radix-cache is missing: nothing to append to")
-    for name, allowed in (
-        ("enable_dp_attention", False),
-        ("dp_size", 1),  # a turn must reach the rank that holds its KV
-        ("attn_dp_size", 1),  # what 0.5.23 calls enable_dp_attention
-        ("speculative_algorithm", None),
-        ("pp_size", 1),
-        ("enable_hisparse", False),
-        ("dllm_algorithm", None),
-        ("enable_pd_role_switch", False),
-    ):
-        if getattr(server_args, name, allowed) != allowed:
-            wrong.append(f"--{name.replace('_', '-')} is not supported with PPD_ENABLE=1")
-    if wrong:
-        raise ConfigError("; ".join(wrong))
 
 
 def handle_generate_request(
@@ -233,6 +209,23 @@ def sigterm_handler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> No
         heartbeat.leave()
 
 
+HEARTBEAT_HOOKS: tuple[Hook, ...] = (
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__",
+        "self, server_args, port_args, *, start_pd_bootstrap_service",
+        "after",
+        init_tokenizer_manager,
+        "start the heartbeat to the routers of PPD_ROUTERS",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler",
+        "self, signum, frame",
+        "after",
+        sigterm_handler,
+        "say goodbye to them when the server begins to drain",
+    ),
+)
+
 HOOKS: tuple[Hook, ...] = (
     Hook(
         f"{_SCHEDULER}.__init__",
@@ -332,18 +325,5 @@ HOOKS: tuple[Hook, ...] = (
         accept_output,
         "a local request has input logprobs, which upstream takes from the prefill server",
     ),
-    Hook(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__",
-        "self, server_args, port_args, *, start_pd_bootstrap_service",
-        "after",
-        init_tokenizer_manager,
-        "start the heartbeat to the routers of PPD_ROUTERS",
-    ),
-    Hook(
-        "sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler",
-        "self, signum, frame",
-        "after",
-        sigterm_handler,
-        "say goodbye to them when the server begins to drain",
-    ),
+    *HEARTBEAT_HOOKS,
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppd.errors import ConfigError
-from sglang_patches.engines import VERSIONS, engine
+from sglang_patches.engines import VERSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,15 @@ class Hook:
 
     Attributes:
         target: dotted path of the function, as HookRegistry wants it.
-        parameters: its parameters in those versions, as ``parameter_names`` gives them.
+        parameters: its parameters in those versions, as ``parameter_names`` gives them; None if
+            the hook passes on whatever they are.
         kind: "around" or "after" (HookType's values).
         function: our side.
         reason: why the change is needed.
     """
 
     target: str
-    parameters: str
+    parameters: str | None
     kind: str
     function: Callable[..., Any]
     reason: str
@@ -37,7 +38,7 @@ class Hook:
         except (ImportError, AttributeError) as error:
             return f"{self.target} is missing ({error})"
         found = parameter_names(target)
-        if found != self.parameters:
+        if self.parameters is not None and found != self.parameters:
             return f"{self.target} takes ({found}), expected ({self.parameters})"
         return None
 
@@ -60,7 +61,6 @@ def register_all(hooks: Sequence[Hook]) -> None:
     Raises:
         ConfigError: naming every target that does not fit; then nothing is registered.
     """
-    engine()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.version import __version__ as installed
 

@@ -113,6 +113,41 @@ def test_a_hook_that_was_not_applied_is_noticed() -> None:
     assert "did not apply the hooks on sglang.srt.managers.tokenizer_manager.Sig" in ran.stdout
 
 
+def test_an_engine_that_takes_local_prefills_itself_is_left_to_it() -> None:
+    """As SGLang's draft has it: a field of the request, which the marker sets."""
+    ran = run_python(
+        """
+        from types import SimpleNamespace
+        from sglang.srt.managers import io_struct
+        io_struct.TokenizedGenerateReqInput.__annotations__["do_local_prefill"] = bool
+        step = Scheduler.get_next_disagg_decode_batch_to_run
+        seen = []
+        Scheduler.handle_generate_request = lambda self, recv_req, anything=0: seen.append(
+            (recv_req.do_local_prefill, anything)
+        )
+        load_plugins()
+        assert Scheduler.get_next_disagg_decode_batch_to_run is step
+        for custom in ({"do_local_prefill": True, "min_cached_tokens": 3}, None):
+            request = SimpleNamespace(
+                sampling_params=SimpleNamespace(custom_params=custom), do_local_prefill=False
+            )
+            Scheduler.handle_generate_request(None, request, anything=7)
+        print(seen)
+        """,
+        PPD_ENABLE="1",
+    )
+    assert ran.stdout.endswith("[(True, 7), (False, 7)]\n"), ran.stderr
+
+
+def test_another_version_of_sglang_is_named_and_refused() -> None:
+    ran = run_python(
+        "import sglang.version; sglang.version.__version__ = '0.6.0'; load_plugins()",
+        PPD_ENABLE="1",
+    )
+    told = "the hooks fit SGLang 0.5.21 and 0.5.23, not the installed 0.6.0"
+    assert (ran.returncode, told in ran.stderr) == (1, True), ran.stderr
+
+
 def test_the_stand_ins_do_not_shadow_real_packages(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

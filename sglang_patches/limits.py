@@ -1,0 +1,55 @@
+"""With which of SGLang's flags a decode server may take local prefills.
+
+Refused is what cannot work, or would go wrong in silence; warned about is what upstream's own code
+should carry, but nobody has tried. docs/REFERENCE.md lists both.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ppd.errors import ConfigError
+
+logger = logging.getLogger("ppd.engine")
+
+_REFUSED: tuple[tuple[str, Any], ...] = (
+    ("enable_dp_attention", False),
+    ("dp_size", 1),  # a turn must reach the rank that holds its KV
+    ("attn_dp_size", 1),  # what 0.5.23 calls enable_dp_attention
+    ("pp_size", 1),
+    ("speculative_algorithm", None),
+    ("enable_hisparse", False),
+    ("dllm_algorithm", None),
+    ("enable_pd_role_switch", False),
+)
+_UNTRIED: tuple[tuple[str, Any], ...] = (
+    ("tp_size", 1),
+    ("enable_lora", None),
+    ("enable_hierarchical_cache", False),
+    ("enable_lmcache", False),
+    ("tokenizer_worker_num", 1),
+)
+
+
+def check_flags(server_args: Any) -> None:
+    """Warn of what was never tried.
+
+    Raises:
+        ConfigError: naming every flag that cannot be.
+    """
+    wrong = [f"{flag} is not supported with PPD_ENABLE=1" for flag in _given(server_args, _REFUSED)]
+    if not server_args.disaggregation_decode_enable_radix_cache:
+        wrong.append("--disaggregation-decode-enable-radix-cache is missing: nothing to append to")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    for flag in _given(server_args, _UNTRIED):
+        logger.warning("local prefill was never tried with %s", flag)
+
+
+def _given(server_args: Any, flags: tuple[tuple[str, Any], ...]) -> list[str]:
+    return [
+        f"--{name.replace('_', '-')}"
+        for name, usual in flags
+        if (getattr(server_args, name, usual) or None) != (usual or None)
+    ]
