@@ -118,7 +118,6 @@ class LocalStep:
         running_batch = self._merge_last_extend(running_batch)
         decodes_wait = bool(not running_batch.is_empty() or scheduler.waiting_queue)
         if decodes_wait and self._decode_steps_left:
-            self._decode_steps_left -= 1
             return None, running_batch
         if scheduler.chunked_req is None and (
             not self._queue.requests or scheduler.disagg_decode_prealloc_queue.retracted_queue
@@ -241,10 +240,12 @@ class LocalStep:
                 self._complete(step, self._entered_s)
             self._steps.clear()
             self._gap_ms = 0.0
+            self._decode_steps_left = 0
         elif batch.forward_mode.is_extend():
             self._steps.append(self._prefill_step(batch, running_batch))
         else:
             self._steps.append(_DECODES_ALONE)
+            self._decode_steps_left = max(0, self._decode_steps_left - 1)
 
     def _prefill_step(self, batch: Any, running_batch: Any) -> _Step:
         mixed = len(batch.decoding_reqs or ())

@@ -12,7 +12,7 @@ from typing import Any
 
 from ppd import __version__
 from ppd.contract import LOCAL_MARKER, Role, is_marked
-from sglang_patches.hooks import HEARTBEAT_HOOKS
+from sglang_patches.http_hooks import HTTP_HOOKS
 from sglang_patches.targets import Hook
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -72,5 +72,5 @@ HOOKS: tuple[Hook, ...] = (
         get_internal_state,
         "the router's handshake",
     ),
-    *HEARTBEAT_HOOKS,
+    *HTTP_HOOKS,
 )
