@@ -52,7 +52,7 @@ class LocalStep:
         self._queue = queue
         self.pacer = pacer
         self._telemetry = telemetry
-        # Requests of the extend batch that the coming step runs beside, or directly after.
+        # Those prefilled by the batch that the coming step runs beside, or directly after.
         self.just_merged: tuple[Any, ...] = ()
         self._decode_steps_left = 0  # before the next chunk, while decodes wait
         # Upstream's waiting_queue while ours stands in its place.
@@ -157,10 +157,9 @@ class LocalStep:
         scheduler = self._scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size()
         free += scheduler.disagg_decode_prealloc_queue._radix_full_evictable()
-        if scheduler.chunked_req is not None:
-            tokens = min(tokens, self._queue.chunk_rest_tokens())
-        elif decodes == 0:
+        if scheduler.chunked_req is None and decodes == 0:
             return True  # upstream's admission looks after it
+        tokens = min(tokens, self._queue.append_tokens())
         return bool(free >= tokens + (2 + decodes) * scheduler.page_size)
 
     def _merge_last_extend(self, running_batch: Any) -> Any:
@@ -177,7 +176,8 @@ class LocalStep:
         if last.chunked_req is not None:
             exclude.append(last.chunked_req)
         engine().filter_batch(last, exclude)
-        self.just_merged = tuple(last.reqs)
+        decoding = last.decoding_reqs or ()
+        self.just_merged = tuple(r for r in last.reqs if not any(r is d for d in decoding))
         if last.is_empty():
             return running_batch
         if running_batch.is_empty():

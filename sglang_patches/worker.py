@@ -113,7 +113,7 @@ def plan_launch(
             "--device": "cpu",
             "--attention-backend": "torch_native",
             "--sampling-backend": "pytorch",
-            "--grammar-backend": "none",
+            "--grammar-backend": "xgrammar",
             "--max-total-tokens": "65536",
             "--max-running-requests": "64",
             "--sleep-on-idle": None,

@@ -15,6 +15,7 @@ from ppd.decision import Policy
 from ppd.policies import static_policy
 
 from .conftest import Workers
+from .shaped import SHAPES, compare_shaped
 from .talk import Coin, Talk, Turn, events, script
 
 CONVERSATIONS, TURNS = 4, 5
@@ -158,3 +159,10 @@ async def test_logprobs_of_a_local_turn_are_those_of_a_monolithic_one(
         values = [row[0] for row in left if row[0] is not None]
         assert values == pytest.approx([row[0] for row in right if row[0] is not None], abs=1e-4)
     await workers.settle(http)
+
+
+@pytest.mark.parametrize("fields", SHAPES, ids=lambda fields: next(iter(fields)))
+async def test_what_shapes_a_reply_shapes_a_local_one(
+    workers: Workers, http: aiohttp.ClientSession, fields: dict[str, Any]
+) -> None:
+    await compare_shaped(workers, http, fields)

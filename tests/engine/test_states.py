@@ -23,6 +23,7 @@ from router.server import running
 from sglang_patches.worker import plan_launch
 
 from .conftest import STRICT, Workers, plugin_state
+from .shaped import SHAPES, compare_shaped, generate
 from .talk import Coin, Talk, Turn, script
 
 ROUTER_PORT = free_port()
@@ -35,7 +36,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     The monolithic one is without overlap too: with it, penalties count a token one step later.
     """
     model = ensure(ModelSpec())
-    common = ("--page-size", "64", "--grammar-backend", "xgrammar", "--enable-metrics")
+    common = ("--page-size", "64", "--enable-metrics")
     herald = ("--ppd-routers", f"http://127.0.0.1:{ROUTER_PORT}")
     with launching(tmp_path_factory.mktemp("odd")) as launch:
         launch.environment |= STRICT
@@ -96,54 +97,11 @@ async def test_ids_do_not_depend_on_the_route_there_either(
     await odd.settle(http)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"stop": ["e", "a1"]},
-        {"regex": "(ab|cd){3,9}!"},
-        {"json_schema": '{"type": "object", "properties": {"a": {"type": "boolean"}}}'},
-        {"frequency_penalty": 1.5},
-        {"min_new_tokens": 5, "stop_token_ids": [40, 41, 42, 43, 44, 45, 46]},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
+@pytest.mark.parametrize("fields", SHAPES, ids=lambda fields: next(iter(fields)))
 async def test_what_shapes_a_reply_shapes_a_local_one(
     odd: Workers, http: aiohttp.ClientSession, fields: dict[str, Any]
 ) -> None:
-    """And with others decoding beside it, which it must not touch."""
-    await odd.settle(http)
-    assert odd.monolithic is not None
-    opening = [10 + i % 70 for i in range(300)]
-    async with odd.routed(Coin(random.Random(0))) as url:
-        await generate(http, url, opening, {})
-        found = []
-        for server, terms in ((odd.decode.url, LocalTerms(192)), (odd.monolithic.url, None)):
-            custom = {} if terms is None else {"custom_params": terms.to_custom_params()}
-            beside = (
-                custom if terms is None else {"custom_params": LocalTerms(0).to_custom_params()}
-            )
-            found.append(
-                await asyncio.gather(
-                    generate(http, server, [*opening, 20, 21, 22], {**custom, **fields}),
-                    *(generate(http, server, [30 + i] * 80, beside) for i in range(3)),
-                )
-            )
-    ours, alone = found
-    assert ours == alone
-    await odd.settle(http)
-
-
-async def generate(
-    http: aiohttp.ClientSession, url: str, ids: list[int], sampling: dict[str, Any]
-) -> tuple[list[int], str]:
-    body = {
-        "input_ids": ids,
-        "sampling_params": {"temperature": 0, "max_new_tokens": 40, **sampling},
-    }
-    async with http.post(f"{url}/generate", json=body) as response:
-        answer = await response.json()
-        assert response.status == 200, answer
-    return answer["output_ids"], answer["meta_info"]["finish_reason"]["type"]
+    await compare_shaped(odd, http, fields)
 
 
 async def test_one_tenants_cache_is_not_anothers(odd: Workers, http: aiohttp.ClientSession) -> None:
@@ -278,7 +236,7 @@ async def test_a_prefill_server_with_overlap_sends_what_it_held_before(
         ids = [*opening, *new]
         whole = await client.remote(ids, 16, whole=True)
         alone, _ = await generate(
-            http, odd.monolithic.url, ids, {"max_new_tokens": 16, "ignore_eos": True}
+            http, odd.monolithic.url, ids, {"max_new_tokens": 16, "ignore_eos": True}, {}
         )
         assert whole.ids == alone
     await odd.settle(http)
