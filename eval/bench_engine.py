@@ -47,7 +47,8 @@ _FIRST, _LATER, _TURNS = 1536, 32, 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured turn; ``quiet_tpot_ms``: of the decodes beside it, just before."""
+    """One measured turn, and the TPOT of the decodes beside it: ``bg_tpot_ms`` until its first
+    token, ``reply_tpot_ms`` until its last, ``quiet_tpot_ms`` just before it was sent."""
 
     round: int
     context: int
@@ -58,6 +59,7 @@ class Row:
     ttft_ms: float
     cached_tokens: int
     bg_tpot_ms: float | None
+    reply_tpot_ms: float | None
     quiet_tpot_ms: float | None
     max_gap_ms: float | None
     decode_step_ms: float | None
@@ -115,7 +117,10 @@ class Bench:
                 prompt = history + self.tokens(new)
                 reply = await _send(client, way, prompt, context)
                 state = await plugin_state_of(self.http, self.decodes[bounded].url)
-                beside = [gaps_ms(r, reply.sent_s, reply.arrived_s[0]) for r in decoding]
+                beside, until_last = (
+                    [gap for r in decoding for gap in gaps_ms(r, reply.sent_s, to_s)]
+                    for to_s in (reply.arrived_s[0], reply.arrived_s[-1])
+                )
                 self.rows.append(
                     Row(
                         number,
@@ -126,9 +131,10 @@ class Bench:
                         way,
                         reply.ttft_ms,
                         reply.cached_tokens,
-                        _mean([gap for gaps in beside for gap in gaps]),
+                        _mean(beside),
+                        _mean(until_last),
                         quiet,
-                        max((gap for gaps in beside for gap in gaps), default=None),
+                        max(beside, default=None),
                         state["decode_step_ms"],
                     )
                 )
@@ -196,13 +202,13 @@ def summarize(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         for way in WAYS:
             of_way = [row for row in measured if row.way == way]
             cell[f"{way}_ttft_ms"] = _median([row.ttft_ms for row in of_way])
-            cell[f"{way}_bg_tpot_ratio"] = _median(
-                [
-                    row.bg_tpot_ms / row.quiet_tpot_ms
-                    for row in of_way
-                    if row.bg_tpot_ms and row.quiet_tpot_ms
-                ]
-            )
+            ratios = [
+                (row.bg_tpot_ms / row.quiet_tpot_ms, row.reply_tpot_ms / row.quiet_tpot_ms)
+                for row in of_way
+                if row.bg_tpot_ms and row.reply_tpot_ms and row.quiet_tpot_ms
+            ]
+            cell[f"{way}_bg_tpot_ratio"] = _median([first for first, _ in ratios])
+            cell[f"{way}_reply_tpot_ratio"] = _median([whole for _, whole in ratios])
         local = [row for row in measured if row.way == "local"]
         cell["max_decode_gap_ms"] = _median([r.max_gap_ms for r in local if r.max_gap_ms])
         cell["decode_step_ms"] = step = _median([r.quiet_tpot_ms for r in local if r.quiet_tpot_ms])

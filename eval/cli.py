@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     eleven = commands.add_parser(
         "interference", parents=[cluster], help="decode TPOT beside full and append-prefills"
     )
+    eleven.add_argument("--contexts", type=int, nargs="+", default=[2048, 4096, 8192])
     eleven.add_argument("--rounds", type=int, default=5)
     eleven.add_argument("--out", type=Path, required=True, help="JSONL of raw rows")
     eleven.add_argument("--plot", type=Path, help="PNG")
@@ -136,9 +137,14 @@ def _run(options: argparse.Namespace) -> int:
                 options.logs,
             )
         case "interference":
-            plot = options.plot
-            model = options.model or None
-            return interference.run(model, options.rounds, options.out, plot, options.logs)
+            return interference.run(
+                options.model or None,
+                options.contexts,
+                options.rounds,
+                options.out,
+                options.plot,
+                options.logs,
+            )
         case "soak":
             return soak.run(
                 options.model or None, options.minutes, options.seed, options.out, options.logs

@@ -1,8 +1,8 @@
 """``ppd-eval interference``: what prefill beside it does to decoding, on one decode worker.
 
 The PPD paper's figure: TPOT of running decodes against how many there are, with nothing else,
-with one full prefill, one append-prefill, four of each; for several contexts. The worker runs
-a prefill in one chunk (``unbounded``), as in the paper, or in chunks that the plugin chooses.
+with one full prefill, one append-prefill, four of each; for several contexts. Each prefill runs
+in one chunk between two decode steps: this is what bounded chunks are there to prevent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from .provenance import provenance
 
 _KV = ("--max-total-tokens", "200000")
 _NEW = 128
-_CONTEXTS = (2048, 4096, 8192, 16384)
 _BATCHES = (1, 2, 4, 8, 16)
 _ARMS = ((0, "none"), (1, "full"), (1, "append"), (4, "full"), (4, "append"))
 
@@ -40,7 +39,6 @@ class Row:
     gaps between the send of the prefills and the first token of the last."""
 
     round: int
-    bounded: bool
     context: int
     batch: int
     prefills: int
@@ -50,19 +48,29 @@ class Row:
     ttft_ms: float | None
 
 
-def run(model: str | None, rounds: int, out: Path, plot: Path | None, logs: Path) -> int:
+def run(
+    model: str | None,
+    contexts: Sequence[int],
+    rounds: int,
+    out: Path,
+    plot: Path | None,
+    logs: Path,
+) -> int:
     """Measure, append raw rows to ``out``, draw ``plot``; the last line on stdout is JSON."""
     path = tiny_model.resolve(model)
-    rows: list[Row] = []
-    for bounded in (False, True):
-        with launching(logs) as launch:
-            flags = [*_KV, *gpu_flags(0, 1)]
-            if not bounded:
-                launch.environment["PPD_APPEND_CHUNK"] = "32768"
-                flags += ["--ppd-alternate", "--chunked-prefill-size", "32768"]
-            worker = launch.worker(Role.DECODE, path, *flags, core=None if gpu_flags(0, 1) else 1)
-            wait_all([worker])
-            rows += asyncio.run(_measure(worker.url, bounded, rounds))
+    with launching(logs) as launch:
+        gpu = gpu_flags(0, 1)
+        flags = [
+            "--ppd-alternate",
+            "--ppd-append-chunk",
+            "65536",
+            "--chunked-prefill-size",
+            "65536",
+        ]
+        core = None if gpu else 1
+        worker = launch.worker(Role.DECODE, path, *_KV, *gpu, *flags, core=core)
+        wait_all([worker])
+        rows = asyncio.run(_measure(worker.url, contexts, rounds))
     with out.open("a") as file:
         for row in rows:
             origin = {"model": Path(path).name, **provenance(0)}
@@ -74,7 +82,7 @@ def run(model: str | None, rounds: int, out: Path, plot: Path | None, logs: Path
     return 0
 
 
-async def _measure(url: str, bounded: bool, rounds: int) -> list[Row]:
+async def _measure(url: str, contexts: Sequence[int], rounds: int) -> list[Row]:
     source = random.Random(0)
     rows: list[Row] = []
     connector = aiohttp.TCPConnector(limit=0)
@@ -82,17 +90,17 @@ async def _measure(url: str, bounded: bool, rounds: int) -> list[Row]:
         vocabulary = await vocabulary_of(http, url)
         client = EngineClient(http, "", url, 0, source)
         for number in range(-1, rounds):  # the first only warms up
-            cells = [(c, b) for c in _CONTEXTS for b in _BATCHES]
+            cells = [(c, b) for c in contexts for b in _BATCHES]
             source.shuffle(cells)
             for context, batch in cells[: len(cells) if number >= 0 else 2]:
                 await empty_caches(http, [url])
                 found = await _cell(client, vocabulary, context, batch)
                 if number >= 0:
                     rows += [
-                        Row(number, bounded, context, batch, prefills, kind, tpot, gap, ttft)
+                        Row(number, context, batch, prefills, kind, tpot, gap, ttft)
                         for (prefills, kind), (tpot, gap, ttft) in found
                     ]
-            print(f"  bounded {bounded}: round {number + 1}/{rounds}", file=sys.stderr, flush=True)
+            print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     return rows
 
 
@@ -133,67 +141,64 @@ def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Medians over the rounds, and the ratio to decoding alone."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        key = (row["bounded"], row["context"], row["batch"], row["prefills"], row["kind"])
+        key = (row["context"], row["batch"], row["prefills"], row["kind"])
         cells.setdefault(key, []).append(row)
     median = {
         key: statistics.median(row["tpot_ms"] for row in found) for key, found in cells.items()
     }
     return [
         {
-            "bounded": bounded,
             "context": context,
             "batch": batch,
             "prefills": prefills,
             "kind": kind,
-            "tpot_ms": round(median[key], 3),
-            "tpot_ratio": round(median[key] / median[bounded, context, batch, 0, "none"], 3),
+            "tpot_ms": round(median[context, batch, prefills, kind], 3),
+            "tpot_ratio": round(
+                median[context, batch, prefills, kind] / median[context, batch, 0, "none"], 3
+            ),
             "longest_gap_ms": round(statistics.median(r["longest_gap_ms"] for r in found), 2),
         }
-        for key, found in sorted(cells.items())
-        for bounded, context, batch, prefills, kind in [key]
+        for (context, batch, prefills, kind), found in sorted(cells.items())
     ]
 
 
+_LOOKS = {
+    (0, "none"): ("decoding alone", "0.4", ":"),
+    (1, "append"): ("1 append-prefill", "tab:blue", "-"),
+    (4, "append"): ("4 append-prefills", "tab:blue", "--"),
+    (1, "full"): ("1 full prefill", "tab:red", "-"),
+    (4, "full"): ("4 full prefills", "tab:red", "--"),
+}
+
+
 def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
-    """One panel for each context and bound: TPOT against batch size, a line an arm."""
+    """One panel for each context: TPOT against batch size, a line an arm."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
     contexts = sorted({cell["context"] for cell in cells})
-    figure, panels = pyplot.subplots(
-        2, len(contexts), figsize=(3.4 * len(contexts), 6.4), sharex=True, squeeze=False
+    figure, (panels,) = pyplot.subplots(
+        1, len(contexts), figsize=(3.6 * len(contexts), 3.9), sharey=True, squeeze=False
     )
-    looks = {
-        (0, "none"): ("decoding alone", "0.4", ":"),
-        (1, "append"): ("1 append-prefill", "tab:blue", "-"),
-        (4, "append"): ("4 append-prefills", "tab:blue", "--"),
-        (1, "full"): ("1 full prefill", "tab:red", "-"),
-        (4, "full"): ("4 full prefills", "tab:red", "--"),
-    }
-    for row, bounded in enumerate((False, True)):
-        for column, context in enumerate(contexts):
-            panel = panels[row][column]
-            for arm, (label, color, style) in looks.items():
-                line = sorted(
-                    (cell["batch"], cell["tpot_ms"])
-                    for cell in cells
-                    if (cell["bounded"], cell["context"]) == (bounded, context)
-                    and (cell["prefills"], cell["kind"]) == arm
-                )
-                panel.plot(*zip(*line, strict=True), style, color=color, marker=".", label=label)
-            panel.set_yscale("log")
-            panel.set_xscale("log", base=2)
-            panel.set_title(
-                f"{context // 1024}k context, {'bounded' if bounded else 'one chunk'}", fontsize=9
+    batches = sorted({cell["batch"] for cell in cells})
+    for panel, context in zip(panels, contexts, strict=True):
+        for arm, (label, color, style) in _LOOKS.items():
+            line = sorted(
+                (cell["batch"], cell["tpot_ms"])
+                for cell in cells
+                if cell["context"] == context and (cell["prefills"], cell["kind"]) == arm
             )
-            panel.grid(alpha=0.3, which="both")
-    for panel in panels[-1]:
+            panel.plot(*zip(*line, strict=True), style, color=color, marker=".", label=label)
+        panel.set_yscale("log")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(batches, [str(batch) for batch in batches])
+        panel.set_title(f"{context // 1024}k context, {_NEW} new tokens", fontsize=9)
         panel.set_xlabel("running decodes")
-    for panels_row in panels:
-        panels_row[0].set_ylabel("TPOT, ms")
-    handles, labels = panels[0][0].get_legend_handles_labels()
+        panel.grid(alpha=0.3, which="both")
+    panels[0].set_ylabel("TPOT while they run, ms")
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=len(labels), fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1, 0.94))
+    figure.tight_layout(rect=(0, 0, 1, 0.92))
     figure.savefig(path, dpi=130)
