@@ -132,8 +132,11 @@ class LocalStep:
         with self._prefill_scheduled_by_upstream(chunk.tokens + mixed):
             plan = scheduler.get_new_batch_prefill(running_batch)
         if plan.batch_to_run is not None:
+            # Upstream does not mix where logprobs are asked for: then decodes wait after all.
+            left_out = not plan.batch_to_run.decoding_reqs
             interval = scheduler.prefill_decode_interval  # the operator's, at least
-            self._decode_steps_left = max(chunk.decode_steps, interval) if decodes_wait else 0
+            steps = max(chunk.decode_steps, interval, left_out)
+            self._decode_steps_left = steps if decodes_wait else 0
         return plan.batch_to_run, plan.running_batch
 
     def _next_chunk(self) -> Chunk:
