@@ -15,10 +15,10 @@ from operator import mul
 # Decodes that miss the target anyway are not slowed by more than this, nor those of a server
 # without a target.
 LEAST_SLOWDOWN = 1.5
-# The target holds over a chunk and the decode steps after it; one token's gap may be so many
-# targets. A chunk has a price whatever its size (it reads its context's KV): many small ones
+# The target holds over a chunk and the decode steps after it; one token's gap may be planned so
+# many targets long. A chunk has a price whatever its size (it reads its context's KV): many small ones
 # would cost decodes more than few with steps between.
-_LONGEST_GAP = 2.0
+_LONGEST_GAP = 1.75
 _LAST_CHUNK = 1.5  # it may be so much longer, if that makes it the last: no gap reaches 3 targets
 _LEAST_USE = 1.5  # nor does a chunk cost less than so many times that price
 _MOST_DECODE_STEPS = 16  # from chunk to chunk: append-prefill must not starve either
