@@ -168,12 +168,17 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def start_workers(launch: Launcher, model: str) -> tuple[Process, dict[bool, Process]]:
+def start_workers(
+    launch: Launcher, model: str, target_ms: float | None = None
+) -> tuple[Process, dict[bool, Process]]:
     """A prefill worker, and a bounded and an unbounded decode worker that share a core or GPU."""
     prefill_gpu, decode_gpu = gpu_flags(0, 3), gpu_flags(1, 3)
     cores = (0, 1) if not prefill_gpu else (None, None)
     prefill = launch.worker(Role.PREFILL, model, *_KV, *prefill_gpu, core=cores[0])
-    bounded = launch.worker(Role.DECODE, model, *_KV, *decode_gpu, name="bounded", core=cores[1])
+    target = () if target_ms is None else ("--ppd-tpot-target-ms", str(target_ms))
+    bounded = launch.worker(
+        Role.DECODE, model, *_KV, *decode_gpu, *target, name="bounded", core=cores[1]
+    )
     launch.environment["PPD_APPEND_CHUNK"] = "16384"
     unbounded = launch.worker(
         Role.DECODE,
@@ -187,8 +192,12 @@ def start_workers(launch: Launcher, model: str) -> tuple[Process, dict[bool, Pro
     return prefill, {True: bounded, False: unbounded}
 
 
-def summarize(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """A cell for each context, new tokens, background and bound; medians."""
+def summarize(rows: Sequence[Row], target_ms: float | None = None) -> Iterator[dict[str, Any]]:
+    """A cell for each context, new tokens, background and bound; medians.
+
+    Args:
+        target_ms: that the bounded worker was given; else its own, a multiple of its decode step.
+    """
     cells: dict[tuple[int, int, int, bool], list[Row]] = defaultdict(list)
     for row in rows:
         cells[row.context, row.new, row.background, row.bounded].append(row)
@@ -212,7 +221,8 @@ def summarize(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         local = [row for row in measured if row.way == "local"]
         cell["max_decode_gap_ms"] = _median([r.max_gap_ms for r in local if r.max_gap_ms])
         cell["decode_step_ms"] = step = _median([r.quiet_tpot_ms for r in local if r.quiet_tpot_ms])
-        cell["tpot_target_ms"] = None if step is None else round(LEAST_SLOWDOWN * step, 2)
+        own_ms = None if step is None else round(LEAST_SLOWDOWN * step, 2)
+        cell["tpot_target_ms"] = target_ms if bounded and target_ms else own_ms
         yield cell
 
 
@@ -275,6 +285,7 @@ def summarize_load(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def run(
     model: str | None,
     rounds: int,
+    target_ms: float | None,
     seeds: Sequence[int],
     conversations: int,
     out: Path | None,
@@ -286,10 +297,10 @@ def run(
     if rounds:
         path = tiny_model.resolve(model)
         with launching(logs) as launch:
-            prefill, decodes = start_workers(launch, path)
+            prefill, decodes = start_workers(launch, path, target_ms)
             rows = asyncio.run(_measure_cells(prefill, decodes, rounds))
-        _record(out, "cells", path, [asdict(row) for row in rows])
-        cells = list(summarize(rows))
+        _record(out, "cells", path, [{**asdict(row), "target_ms": target_ms} for row in rows])
+        cells = list(summarize(rows, target_ms))
         _print(cells)
     if seeds:
         path = model or str(tiny_model.ensure(_LOADED_MODEL))
@@ -347,7 +358,7 @@ def _record(out: Path | None, part: str, model: str, rows: Sequence[dict[str, An
     origin = {"model": Path(model).name, **provenance(0)}
     with out.open("a") as file:
         for row in rows:
-            file.write(json.dumps({"part": part, **row, **origin}) + "\n")
+            file.write(json.dumps({"part": part, **origin, **row}) + "\n")
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

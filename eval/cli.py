@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "bench-engine", parents=[cluster], help="full transfer, delta transfer and local append"
     )
     ten.add_argument("--rounds", type=int, default=7, help="of every cell")
+    ten.add_argument("--tpot-target-ms", type=float, help="of the bounded worker")
     ten.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="of the loaded part")
     ten.add_argument("--conversations", type=int, default=24, help="of each loaded run")
     ten.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
@@ -131,6 +132,7 @@ def _run(options: argparse.Namespace) -> int:
             return bench_engine.run(
                 options.model or None,
                 options.rounds,
+                options.tpot_target_ms,
                 options.seeds,
                 options.conversations,
                 options.out,
