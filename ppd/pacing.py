@@ -16,8 +16,8 @@ from operator import mul
 # without a target.
 LEAST_SLOWDOWN = 1.5
 # The target holds over a chunk and the decode steps after it; one token's gap may be planned so
-# many targets long. A chunk has a price whatever its size (it reads its context's KV): many small ones
-# would cost decodes more than few with steps between.
+# many targets long. A chunk has a price whatever its size (it reads its context's KV): many small
+# ones would cost decodes more than few with steps between.
 _LONGEST_GAP = 1.75
 _LAST_CHUNK = 1.5  # it may be so much longer, if that makes it the last: no gap reaches 3 targets
 _LEAST_USE = 1.5  # nor does a chunk cost less than so many times that price
