@@ -23,10 +23,11 @@ _LAST_CHUNK = 1.5  # it may be so much longer, if that makes it the last: no gap
 _LEAST_USE = 1.5  # nor does a chunk cost less than so many times that price
 _MOST_DECODE_STEPS = 16  # from chunk to chunk: append-prefill must not starve either
 _FIRST_TOKENS = 32  # of the first chunk beside decodes; later ones at most twice the largest tried
-_PROBE_EVERY = 16  # mixed steps: then one of decodes alone, or their own time would be unknown
+_PROBE_EVERY = 16  # chunks: then two steps of decodes alone, or their own time would be unknown
 _DECODE_WEIGHT = 0.1  # of a new decode step in its moving average
 _FORGET = 0.98  # of what chunks are known to cost, at each chunk
 _RIDGE = 1e-3
+_FEW = 8  # chunks
 _OUTLIER = 4.0  # a step so many times longer than expected counts as that long
 
 
@@ -62,7 +63,7 @@ class ChunkCost:
         return float(sum(map(mul, self._terms, self._features(tokens, context))))
 
     def observe(self, tokens: int, context: float, ms: float) -> None:
-        if self.chunks >= 8:
+        if self.chunks >= _FEW:
             ms = min(ms, _OUTLIER * max(self.ms(tokens, context), 1.0))
         self.chunks += 1
         features = self._features(tokens, context)
@@ -131,12 +132,12 @@ class Pacer:
         What the first one after a chunk takes longer is the chunk's doing.
         """
         ms = max(ms, 0.01)
-        self._since_probe = 0
         if self.decode_ms is None:
             self.decode_ms = ms
         elif self._unsettled is not None:
             self._settle(max(0.0, ms - self.decode_ms))
         else:
+            self._since_probe = 0
             ms = min(ms, _OUTLIER * self.decode_ms)
             self.decode_ms += _DECODE_WEIGHT * (ms - self.decode_ms)
 
@@ -144,11 +145,12 @@ class Pacer:
         """A chunk ran beside decodes in ``ms``, those of their step included if mixed."""
         self._settle(0.0)
         self._largest_tried = max(self._largest_tried, tokens)
-        if not self.mixed:
+        self._since_probe += 1
+        if self.decode_ms is not None:
+            if self.cost.chunks < _FEW:  # too few to tell an outlier by
+                ms = min(ms, _FEW * _OUTLIER * self.decode_ms)
+            ms = max(0.0, ms - self.decode_ms) if self.mixed else ms
             self._unsettled = tokens, context, ms
-        elif self.decode_ms is not None:
-            self._since_probe += 1
-            self._unsettled = tokens, context, max(0.0, ms - self.decode_ms)
 
     def _settle(self, later_ms: float) -> None:
         """Take down the last chunk's cost, with what it did to the step after."""
@@ -181,8 +183,8 @@ class Pacer:
         steps = max(1, min(_MOST_DECODE_STEPS, math.ceil(added_ms / budget_ms - 0.01)))
         if self.mixed:  # its own step is one of them
             steps -= 1
-            if self._since_probe >= _PROBE_EVERY:
-                steps = max(1, steps)
+        if self._since_probe >= _PROBE_EVERY:
+            steps = max(2, steps)  # the first is not as decode steps are
         return Chunk(tokens, steps)
 
     def _pages(self, tokens: int) -> int:

@@ -94,6 +94,8 @@ class Admin:
         metrics = self.metrics
         metrics.sessions.set(len(self.index))
         metrics.qps.set(self._qps())
+        for gauge in (metrics.in_flight, metrics.alive, metrics.backlog):
+            gauge.clear()  # of workers that have left
         for worker in self.pool.workers:
             labels = (worker.role, worker.url)
             metrics.in_flight.labels(*labels).set(worker.in_flight)

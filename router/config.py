@@ -102,14 +102,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         wrong: list[str] = []
         for role in Role:
             urls: tuple[str, ...] = getattr(self, role)
-            if role in self.roles and not urls and not self.accept_workers:
+            announced = self.accept_workers and role is not Role.REPLICA  # has no plugin
+            if role in self.roles and not urls and not announced:
                 wrong.append(
                     f"at least one --{role} URL is needed with policy {self.policy}, or "
                     "--accept-workers"
                 )
             if role not in self.roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")
-            wrong += [problem for url in urls if (problem := _url_problem(role, url))]
+            wrong += [problem for url in urls if (problem := url_problem(role, url))]
         given = [*self.prefill, *self.decode, *self.replica]
         for url in sorted({url for url in given if given.count(url) > 1}):
             wrong.append(f"two workers on one URL: {url}")
@@ -147,7 +148,7 @@ def read_config(path: str) -> RouterConfig:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _url_problem(role: str, url: str) -> str | None:
+def url_problem(role: str, url: str) -> str | None:
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -18,6 +18,7 @@ from ppd.announcement import PATH, Announcement, parse
 from ppd.contract import Role
 from ppd.errors import ContractError, RequestError, WorkerError
 
+from .config import url_problem
 from .handshake import Load, describe
 from .workers import Worker, WorkerPool, meet
 
@@ -48,6 +49,7 @@ class Membership:
         self._budget_s = budget_s
         self._clock = clock
         self._meeting: set[str] = set()  # URLs that hands are being shaken with
+        self._left: set[tuple[str, str | None]] = set()  # those that said goodbye meanwhile
         self._changed = asyncio.Event()
 
     def add_routes(self, app: web.Application) -> None:
@@ -56,7 +58,7 @@ class Membership:
     async def receive(self, request: web.Request) -> web.Response:
         given = request.headers.get("Authorization", "")
         if self._token and not hmac.compare_digest(
-            given.encode(), f"Bearer {self._token}".encode()
+            given.encode(errors="surrogateescape"), f"Bearer {self._token}".encode()
         ):
             raise RequestError("announcements must carry the worker token", status=401)
         try:
@@ -79,20 +81,41 @@ class Membership:
             WorkerError: this worker cannot be of this router's.
             aiohttp.ClientError, TimeoutError, OSError: it cannot be reached where it says it is.
         """
+        if problem := url_problem(said.role, said.url):
+            raise WorkerError(problem)
         worker = self._pool.at(said.url)
         if said.leaving:
-            if worker is not None:
+            if said.url in self._meeting:
+                self._left.add((said.url, said.boot_id))
+            if worker is not None and worker.handshake.boot_id in (None, said.boot_id):
                 self._goodbye(worker)
         elif worker is None:
             await self._welcome(said)
+        elif worker.heard_at_s is None:
+            await self._renew(worker, said)
         else:
-            boot_id = worker.handshake.boot_id
-            if worker.alive and boot_id is not None and boot_id != said.boot_id:
-                self._pool.mark_dead(worker, "another process has its place")
-            if not worker.alive:
-                await self._pool.check(worker)
-            if worker.heard_at_s is not None:
-                _note(worker, said, self._clock())
+            try:
+                await self._renew(worker, said)
+            except WorkerError:
+                self._pool.leave(worker)  # something else is there now: it may join anew
+                raise
+            _note(worker, said, self._clock())
+
+    async def _renew(self, worker: Worker, said: Announcement) -> None:
+        """Make sure that a known worker is what it was.
+
+        Raises:
+            WorkerError: it is not, or does not answer.
+        """
+        if said.role is not worker.role:
+            raise WorkerError(f"{said.url} is known as a {worker.role} worker, not {said.role}")
+        boot_id = worker.handshake.boot_id
+        if worker.alive and boot_id is not None and boot_id != said.boot_id:
+            self._pool.mark_dead(worker, "another process has its place")
+        if not worker.alive:
+            await self._pool.check(worker)
+        if not worker.alive:
+            raise WorkerError(f"{said.url} does not answer the router, or serves another model")
 
     async def _welcome(self, said: Announcement) -> None:
         if said.role not in self._roles:
@@ -105,6 +128,13 @@ class Membership:
             worker = await meet(self._pool.control, said.role, said.url)
         finally:
             self._meeting.discard(said.url)
+        boot_id = worker.handshake.boot_id
+        if (said.url, boot_id) in self._left:
+            self._left.discard((said.url, boot_id))
+            return
+        for other in self._pool.workers:
+            if other.alive and boot_id is not None and other.handshake.boot_id == boot_id:
+                raise WorkerError(f"{said.url} is the process that is known as {other.url}")
         _note(worker, said, self._clock())
         self._pool.join(worker)
         logger.info("worker joined: %s %s", worker.role, worker.url)

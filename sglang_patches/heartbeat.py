@@ -6,13 +6,15 @@ worker that does not answer, or whose scheduler hangs, falls silent. Knows nothi
 
 from __future__ import annotations
 
+import http.client
 import logging
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,6 +25,9 @@ from ppd.contract import Role
 logger = logging.getLogger("ppd.engine")
 
 _TIMEOUT_S = 2.0
+_ROUTER_TIMEOUT_S = 8.0  # the first announcement is answered when hands have been shaken
+_PATIENCE = 100  # beats before a server that never answered is told of: five minutes
+_NO_ANSWER = (OSError, http.client.HTTPException, ValueError)  # of urllib; of odd host names
 _LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # of "listen everywhere"
 
 
@@ -50,7 +55,7 @@ class _ServerInfo(msgspec.Struct):
     page_size: int
     disaggregation_mode: Role
     disaggregation_bootstrap_port: int
-    internal_states: list[_Internal]
+    internal_states: Annotated[list[_Internal], msgspec.Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,14 @@ class Heartbeat:
         self._routers = routers
         self._token = token
         self._api_key = api_key
+        # Neither through a proxy; and a server is not to prove to itself who it is.
+        direct = urllib.request.ProxyHandler({})
+        unverified = ssl.create_default_context()
+        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+        to_self = urllib.request.HTTPSHandler(context=unverified)
+        self._to_self = urllib.request.build_opener(direct, to_self)
+        self._to_router = urllib.request.build_opener(direct)
+        self._unanswered = 0
         self._leaving = threading.Event()
         self._sent: dict[str, Announcement] = {}  # the last one to each router
         self._problems: dict[str, str | None] = {}  # told already; None: all is well
@@ -127,25 +140,26 @@ class Heartbeat:
             with self._open(f"{own}/ready"):
                 pass
             with self._open(f"{own}/server_info") as answer:
-                return msgspec.json.decode(answer.read(), type=_ServerInfo)
-        except OSError as error:
-            if self._sent:  # it did serve
-                self._tell_once(own, f"no heartbeat: the server does not answer ({error})")
-        except msgspec.DecodeError as error:
-            self._tell_once(own, f"no heartbeat: /server_info is not as expected ({error})")
-        return None
+                info = msgspec.json.decode(answer.read(), type=_ServerInfo)
+        except (*_NO_ANSWER, msgspec.DecodeError) as error:
+            self._unanswered += 1
+            if self._sent or self._unanswered > _PATIENCE:
+                self._tell_once(own, f"no heartbeat: {own} does not answer ({error!r})")
+            return None
+        self._problems.pop(own, None)
+        return info
 
     def _open(self, url: str) -> Any:
         request = urllib.request.Request(url)
         if self._api_key:
             request.add_header("Authorization", f"Bearer {self._api_key}")
-        return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
+        return self._to_self.open(request, timeout=_TIMEOUT_S)
 
     def _announce(self, router: str, info: _ServerInfo) -> None:
         state = info.internal_states[0].ppd
         try:
             url = self._address.as_seen_from(router)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             self._tell_once(router, f"router {router} cannot be resolved: {error}")
             return
         self._sent[router] = Announcement(
@@ -178,13 +192,14 @@ class Heartbeat:
             request.add_header("Authorization", f"Bearer {self._token}")
         problem = None
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
-                pass
-        except urllib.error.HTTPError as error:
-            told = error.read(500).decode(errors="replace")
-            problem = f"router {router} refuses the announcement: {error.code} {told}"
-        except OSError as error:
-            problem = f"router {router} does not answer: {error}"
+            try:
+                with self._to_router.open(request, timeout=_ROUTER_TIMEOUT_S):
+                    pass
+            except urllib.error.HTTPError as error:
+                told = error.read(500).decode(errors="replace")
+                problem = f"router {router} refuses the announcement: {error.code} {told}"
+        except _NO_ANSWER as error:
+            problem = f"router {router} does not answer: {error!r}"
         self._tell_once(router, problem, f"announced to {router} as {announcement.url}")
 
     def _tell_once(self, about: str, problem: str | None, fine: str = "") -> None:

@@ -82,7 +82,6 @@ class LocalQueue:
         was paused, or (overlap scheduling) retracted before its first token came back.
         """
         self._telemetry.requeued()
-        req.ppd_progress = None  # its outcome is known
         self._queue(req, first=True)
 
     def _queue(self, req: Any, *, first: bool = False) -> None:
@@ -139,7 +138,10 @@ class LocalQueue:
 
     def append_tokens(self) -> int:
         """Uncached tokens of local requests, waiting or in mid-prefill."""
-        waiting = sum(len(r.origin_input_ids) - r.num_matched_prefix_tokens for r in self.requests)
+        waiting = sum(
+            max(0, len(r.origin_input_ids) + len(r.output_ids) - r.num_matched_prefix_tokens)
+            for r in self.requests
+        )
         return int(waiting) + self.chunk_rest_tokens()
 
     def chunk_rest_tokens(self) -> int:

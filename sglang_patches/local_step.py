@@ -160,10 +160,13 @@ class LocalStep:
         scheduler = self._scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size()
         free += scheduler.disagg_decode_prealloc_queue._radix_full_evictable()
-        if scheduler.chunked_req is None and decodes == 0:
+        if scheduler.chunked_req is not None:
+            tokens = min(tokens, self._queue.chunk_rest_tokens())
+        elif decodes:
+            tokens = min(tokens, self._queue.append_tokens())
+        else:
             return True  # upstream's admission looks after it
-        tokens = min(tokens, self._queue.append_tokens())
-        return bool(free >= tokens + (2 + decodes) * scheduler.page_size)
+        return bool(free >= tokens + (1 + decodes) * scheduler.page_size)
 
     def _merge_last_extend(self, running_batch: Any) -> Any:
         scheduler = self._scheduler
@@ -284,7 +287,7 @@ class LocalStep:
 
     def _complete(self, step: _Step, now_s: float) -> None:
         for req in step.completes:
-            if (progress := req.ppd_progress) is not None:
+            if (progress := req.ppd_progress) is not None and not req.is_retracted:
                 req.ppd_progress = None
                 self._telemetry.prefilled(req.rid, progress, now_s)
         if step.tokens:

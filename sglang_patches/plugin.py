@@ -32,6 +32,14 @@ class Plugin:
     def takes_appends(self) -> bool:
         return bool(self.scheduler.disaggregation_mode.value == Role.DECODE)
 
+    @property
+    def running(self) -> int:
+        """Requests that decode; those in a mixed batch are not in the running one meanwhile."""
+        scheduler = self.scheduler
+        last = scheduler.last_batch
+        mixed = (last.decoding_reqs or ()) if last and last.forward_mode.is_extend() else ()
+        return len(scheduler.running_batch.reqs) + sum(not req.finished() for req in mixed)
+
     def state(self) -> dict[str, Any]:
         """For ``/server_info`` and the heartbeat; ``docs/REFERENCE.md`` says what stands here."""
         scheduler, pacer = self.scheduler, self.step.pacer
@@ -41,7 +49,7 @@ class Plugin:
             "local_prefill": self.takes_appends,
             "vocab_size": scheduler.model_config.vocab_size,
             "boot_id": self.boot_id,
-            "running": len(scheduler.running_batch.reqs),
+            "running": self.running,
             "waiting": len(self.queue.requests),
             "append_tokens": self.queue.append_tokens(),
             "prefilling": 0 if scheduler.chunked_req is None else 1,

@@ -77,6 +77,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
         ),
         worker_token=environment.get(WORKER_TOKEN) or None,
     )
+    token = settings.worker_token or ""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(f"{WORKER_TOKEN} must be printable ASCII without spaces")
     if settings.tpot_target_ms is not None and settings.append_chunk is not None:
         raise ConfigError(f"{TPOT_TARGET_MS} chooses the chunk, {APPEND_CHUNK} fixes it: give one")
     return settings

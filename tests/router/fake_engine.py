@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ class FakeEngine:
     local_prefill: bool = True
     model: str = MODEL
     ready: bool = True
-    boot_id: str = "1"
+    boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     free_tokens: int | None = None
     running: int = 0
     loads_fail: bool = False

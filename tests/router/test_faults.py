@@ -159,13 +159,14 @@ async def test_a_dead_decode_worker_is_passed_over(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("boot_id", "route"),
-    [("1", ("local", "policy_full")), ("2", ("remote", "home_gone"))],
+    [("mine", ("local", "policy_full")), ("other", ("remote", "home_gone"))],
     ids=["same-process", "restarted"],
 )
 async def test_only_a_restarted_home_has_lost_its_conversations(
     cluster: Cluster, boot_id: str, route: tuple[str, str]
 ) -> None:
     p, d = workers(answering(), answering())
+    d.boot_id = "mine"
     async with cluster(p, d) as client:
         await client.chat("hello")
         d.ready = False

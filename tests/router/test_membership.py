@@ -125,11 +125,45 @@ async def test_another_process_in_its_place_holds_nothing(cluster: Cluster) -> N
         assert (await client.chat("hello", "www", "so")).route == ("remote", "home_gone")
 
 
+async def test_a_late_goodbye_of_an_earlier_process_is_none(cluster: Cluster) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering(), boot_id="new")
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        await announce(client, other)
+        await announce(client, other, boot_id="old", leaving=True)
+        assert other.url in await listed(client)
+
+
+async def test_one_process_joins_once(cluster: Cluster) -> None:
+    p, d = workers()
+    d.boot_id = "mine"
+    async with cluster(p, d, **OPEN) as client:
+        reply = await announce(client, d, url=d.url.replace("127.0.0.1", "localhost"))
+        assert reply.status == 409
+        assert f"is the process that is known as {d.url}" in reply.json["error"]["message"]
+
+
+async def test_what_is_there_in_another_role_now_is_no_longer_what_it_was(
+    cluster: Cluster,
+) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering(), boot_id="7")
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        await announce(client, other)
+        other.role, other.boot_id = "prefill", "8"
+        reply = await announce(client, other)
+        assert (reply.status, other.url in await listed(client)) == (409, False)
+        assert (await announce(client, other)).status == 200, "it may join as what it is"
+        assert (await listed(client))[other.url]["role"] == "prefill"
+        assert await client.metric("ppd_worker_alive", role="decode", worker=other.url) == 0
+
+
 @pytest.mark.parametrize(
     ("headers", "change", "status", "named"),
     [
         ({}, {}, 401, "worker token"),
         ({"Authorization": "Bearer other"}, {}, 401, "worker token"),
+        (TOKEN, {"url": "ftp://there"}, 409, "must be http://HOST:PORT"),
         (TOKEN, {"role": "chef"}, 400, "Invalid enum value 'chef' - at `$.role`"),
         (TOKEN, {"boot_id": 7}, 400, "$.boot_id"),
         (TOKEN, {"load": {"running": -1}}, 400, "$.load.running"),

@@ -40,6 +40,10 @@ def test_a_sound_command_line() -> None:
         ({"policy": "full", "table": "t.json"}, "policy full uses no table"),
         ({"policy": "replica"}, "policy replica uses no --prefill workers"),
         ({"replica": (P,)}, "policy ppd uses no --replica workers"),
+        (
+            {"policy": "replica", "accept_workers": True, "prefill": (), "decode": ()},
+            "at least one --replica URL is needed",
+        ),
         ({"weights": Weights(-1, 1)}, "weights must be numbers from 0 to"),
         ({"targets": Targets()}, "one of the targets ttft_ms and tpot_ms must be given"),
         ({"tenants": {"t": Wishes(Weights(0, 0))}}, "tenants.t: one of the weights must be"),

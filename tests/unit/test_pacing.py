@@ -113,6 +113,18 @@ def test_decodes_alone_are_seen_again_and_again() -> None:
         pytest.fail("no decode step was left alone")
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_decode_steps_that_grow_are_noticed_under_steady_appends(mixed: bool) -> None:
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=mixed, target_ms=80.0)
+    run(pacer, 100, decode_ms=10.0)
+    for _ in range(600):
+        chunk = pacer.next_chunk(100_000, 4000)
+        pacer.chunked(chunk.tokens, 4000, cost_ms(chunk.tokens, 4000) + 27.0 * mixed)
+        for _ in range(chunk.decode_steps):
+            pacer.decoded(30.0)
+    assert pacer.decode_ms == pytest.approx(30.0, rel=0.1)
+
+
 def test_one_step_that_hung_does_not_stop_appends() -> None:
     pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=30.0)
     run(pacer, 100)
