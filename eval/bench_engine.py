@@ -28,7 +28,8 @@ from ppd.contract import Role
 from ppd.pacing import LEAST_SLOWDOWN
 
 from . import tiny_model
-from .client import Conversation, Exchange, empty_caches, hold, vocabulary_of
+from .bench_load import arrivals, load, median, summarize_load
+from .client import empty_caches, hold, vocabulary_of
 from .cluster import Launcher, Process, gpu_flags, launching, wait_all
 from .engine_client import EngineClient, Reply, bootstrap_port_of, gaps_ms, plugin_state_of
 from .provenance import provenance
@@ -41,8 +42,6 @@ _OUTPUT = 16
 _DECODES = 6
 _GRID = [(context, new) for context in (1024, 4096, 8192) for new in (64, 256)]
 _LONG = (4096, 3000)  # beside decodes only: the gap it makes
-_RATES = (0.5, 1.0, 1.3)  # conversations a second
-_FIRST, _LATER, _TURNS = 1536, 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,73 +209,20 @@ def summarize(rows: Sequence[Row], target_ms: float | None = None) -> Iterator[d
         }
         for way in WAYS:
             of_way = [row for row in measured if row.way == way]
-            cell[f"{way}_ttft_ms"] = _median([row.ttft_ms for row in of_way])
+            cell[f"{way}_ttft_ms"] = median([row.ttft_ms for row in of_way])
             ratios = [
                 (row.bg_tpot_ms / row.quiet_tpot_ms, row.reply_tpot_ms / row.quiet_tpot_ms)
                 for row in of_way
                 if row.bg_tpot_ms and row.reply_tpot_ms and row.quiet_tpot_ms
             ]
-            cell[f"{way}_bg_tpot_ratio"] = _median([first for first, _ in ratios])
-            cell[f"{way}_reply_tpot_ratio"] = _median([whole for _, whole in ratios])
+            cell[f"{way}_bg_tpot_ratio"] = median([first for first, _ in ratios])
+            cell[f"{way}_reply_tpot_ratio"] = median([whole for _, whole in ratios])
         local = [row for row in measured if row.way == "local"]
-        cell["max_decode_gap_ms"] = _median([r.max_gap_ms for r in local if r.max_gap_ms])
-        cell["decode_step_ms"] = step = _median([r.quiet_tpot_ms for r in local if r.quiet_tpot_ms])
+        cell["max_decode_gap_ms"] = median([r.max_gap_ms for r in local if r.max_gap_ms])
+        cell["decode_step_ms"] = step = median([r.quiet_tpot_ms for r in local if r.quiet_tpot_ms])
         own_ms = None if step is None else round(LEAST_SLOWDOWN * step, 2)
         cell["tpot_target_ms"] = target_ms if bounded and target_ms else own_ms
         yield cell
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return round(statistics.median(values), 3) if values else None
-
-
-# -- under load -------------------------------------------------------------------------------
-
-
-async def load(
-    bench: Bench, routers: dict[str, Process], seeds: Sequence[int], conversations: int
-) -> list[dict[str, Any]]:
-    """Every rate, seed and way; gives a row for each turn."""
-    rows: list[dict[str, Any]] = []
-    for seed in seeds:
-        for number, rate in enumerate(_RATES):
-            ways = sorted(routers, reverse=(number + seed) % 2 == 0)
-            for way in ways:
-                await bench.empty()
-                samples = await hold(
-                    routers[way].url,
-                    _arrivals(rate, seed, conversations),
-                    seed=f"{rate}/{seed}",
-                    vocabulary=bench.vocabulary,
-                )
-                rows += [
-                    {"qps": rate, "seed": seed, "way": way, **asdict(sample)} for sample in samples
-                ]
-                print(f"  loaded: {rate} conv/s, seed {seed}, {way}", file=sys.stderr, flush=True)
-    return rows
-
-
-def _arrivals(rate: float, seed: int, conversations: int) -> list[Conversation]:
-    """Exactly as many as the rate says, at random times; the same for both ways."""
-    source = random.Random(f"{rate}/{seed}")
-    starts = sorted(source.uniform(0.0, conversations / rate) for _ in range(conversations))
-    turns = (Exchange(_FIRST, _OUTPUT), *([Exchange(_LATER, _OUTPUT)] * (_TURNS - 1)))
-    return [Conversation(start_s, turns) for start_s in starts]
-
-
-def summarize_load(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Turns 2 and later; percentiles over all seeds."""
-    for rate in _RATES:
-        told: dict[str, Any] = {"qps": rate}
-        for way in ("delta", "local"):
-            later = [r for r in rows if (r["qps"], r["way"]) == (rate, way) and r["turn"] > 1]
-            fine = [r for r in later if not r["error"]]
-            ttft = sorted(r["ttft_ms"] for r in fine)
-            told[f"{way}_p50_ms"] = _median(ttft)
-            told[f"{way}_p90_ms"] = round(statistics.quantiles(ttft, n=10)[-1], 3)
-            told[f"{way}_tpot_ms"] = _median([r["tpot_ms"] for r in fine])
-            told[f"{way}_failed"] = len(later) - len(fine)
-        yield told
 
 
 # -- the command ------------------------------------------------------------------------------
@@ -347,9 +293,10 @@ async def _measure_load(
 ) -> list[dict[str, Any]]:
     async with _bench(prefill, decodes) as bench:
         for router in routers.values():
-            warm = _arrivals(1.0, -1, 3)
+            warm = arrivals(1.0, -1, 3)
             await hold(router.url, warm, seed="warm", vocabulary=bench.vocabulary)
-        return await load(bench, routers, seeds, conversations)
+        workers = [prefill, *decodes.values()]
+        return await load(bench.http, routers, workers, bench.vocabulary, seeds, conversations)
 
 
 def _record(out: Path | None, part: str, model: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from eval.bench_engine import Row, summarize, summarize_load
+from eval.bench_engine import Row, summarize
+from eval.bench_load import summarize_load
 from eval.engine_client import Reply, gaps_ms
 from eval.interference import summarize as summarize_interference
 
