@@ -24,6 +24,8 @@ from .workers import Worker, WorkerPool, meet
 
 logger = logging.getLogger("ppd.router.workers")
 
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 
 class Membership:
     """
@@ -51,6 +53,18 @@ class Membership:
         self._meeting: set[str] = set()  # URLs that hands are being shaken with
         self._left: set[tuple[str, str | None]] = set()  # those that said goodbye meanwhile
         self._changed = asyncio.Event()
+
+    def warn_if_open(self, host: str) -> None:
+        """
+        Args:
+            host: that the router listens on.
+        """
+        if not self._token and host not in _LOOPBACK:
+            logger.warning(
+                "anyone who reaches %s can announce a worker and be sent prompts: "
+                "set $PPD_WORKER_TOKEN here and at the workers",
+                host,
+            )
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_post(PATH, self.receive)

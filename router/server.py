@@ -109,6 +109,7 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
                 clock=time.monotonic,
             )
             if config.accept_workers:
+                membership.warn_if_open(config.host)
                 async with serving(lobby(membership), listener.dup()):
                     await membership.complete()
             table: TableFile | None = None

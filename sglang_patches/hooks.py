@@ -107,6 +107,7 @@ def _next_batch(original: Any, scheduler: Any, running_batch: Any) -> Any:
     if batch is not None:
         set_schedule_time_batch(batch)
         return NextBatchPlan(batch_to_run=batch, running_batch=running_batch)
+    step.give_way(running_batch)
     with step.chunk_set_aside():
         return original(scheduler, running_batch=running_batch)
 
@@ -139,6 +140,10 @@ def hold_rebootstrap(original: Any, self: Any, req: Any) -> Any:
     req.pd_rebootstrap_in_progress = False
     self.scheduler.ppd.queue.requeue(req)
     return None
+
+
+def pause_generation(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
+    self.ppd.step.interrupted()
 
 
 def abort_request(original: Any, self: Any, recv_req: Any) -> Any:
@@ -246,6 +251,13 @@ HOOKS: tuple[Hook, ...] = (
         "around",
         hold_rebootstrap,
         "a paused local request is recomputed here, not by a prefill worker",
+    ),
+    Hook(
+        f"{_SCHEDULER}.pause_generation",
+        "self, recv_req",
+        "after",
+        pause_generation,
+        "a pause is no decode step, and no gap that a chunk has caused",
     ),
     Hook(
         f"{_SCHEDULER}.abort_request",

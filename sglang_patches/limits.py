@@ -29,6 +29,7 @@ _UNTRIED: tuple[tuple[str, Any], ...] = (
     ("enable_hierarchical_cache", False),
     ("enable_lmcache", False),
     ("tokenizer_worker_num", 1),
+    ("disaggregation_decode_enable_offload_kvcache", False),
 )
 
 

@@ -78,8 +78,9 @@ class LocalQueue:
     def requeue(self, req: Any) -> None:
         """Prefill ``req`` again from its tokens, ahead of newer requests.
 
-        For a request that lost its KV and cannot be restored as a transferred one: it
-        was paused, or (overlap scheduling) retracted before its first token came back.
+        For a request that lost its KV and cannot be restored as a transferred one: it was
+        paused, gave way to decodes in mid-prefill, or (overlap scheduling) was retracted before
+        its first token came back.
         """
         self._telemetry.requeued()
         self._queue(req, first=True)
@@ -106,8 +107,8 @@ class LocalQueue:
                 break
             least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
             cached = self._cached_tokens(req)
-            # A requeued request has begun to answer: it must be finished here, whatever it costs.
-            if req.retraction_count == 0 and cached < least:
+            # One that has begun to answer must be finished here, whatever it costs.
+            if not req.output_ids and cached < least:
                 self._refuse_uncached(req, cached, least, Outcome.EVICTED_WHILE_WAITING)
             else:
                 kept.append(req)

@@ -9,39 +9,15 @@ in what one is called, ``engines.py`` knows. Line numbers are 0.5.21's.
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from ppd.pacing import Chunk, Pacer
 from sglang_patches.engines import engine
 from sglang_patches.local_queue import LocalQueue
+from sglang_patches.step_times import StepTimes
 from sglang_patches.telemetry import Telemetry
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What one scheduler step runs.
-
-    Attributes:
-        tokens: to prefill; 0: decodes alone.
-        context: tokens before each of them, on average.
-        mixed: decodes are in the same forward.
-        decodes_wait: for it to end, if not mixed.
-        completes: requests whose prefill ends with it.
-    """
-
-    tokens: int = 0
-    context: float = 0.0
-    mixed: bool = False
-    decodes_wait: bool = False
-    completes: tuple[Any, ...] = ()
-
-
-_DECODES_ALONE = _Step()
 
 
 class LocalStep:
@@ -51,18 +27,15 @@ class LocalStep:
         self._scheduler = scheduler
         self._queue = queue
         self.pacer = pacer
-        self._telemetry = telemetry
+        # With overlap a step is scheduled while the forward before still runs; but not on a
+        # CPU, whose forwards run in the scheduler's own thread.
+        lag = int(scheduler.enable_overlap and scheduler.device != "cpu")
+        self._times = StepTimes(queue, pacer, telemetry, lag)
         # Those prefilled by the batch that the coming step runs beside, or directly after.
         self.just_merged: tuple[Any, ...] = ()
         self._decode_steps_left = 0  # before the next chunk, while decodes wait
         # Upstream's waiting_queue while ours stands in its place.
         self._received: list[Any] | None = None
-        # With overlap a step is scheduled while the forward before still runs; but not on a
-        # CPU, whose forwards run in the scheduler's own thread.
-        lag = int(scheduler.enable_overlap and scheduler.device != "cpu")
-        self._steps: deque[_Step] = deque(maxlen=1 + lag)  # without a pause between them
-        self._entered_s = 0.0
-        self._gap_ms = 0.0  # since the last token of decodes that wait
 
     # -- what the rest of the scheduler must count --------------------------------------
 
@@ -92,6 +65,25 @@ class LocalStep:
         return [*received, *(r.req for r in scheduler.disagg_decode_transfer_queue.queue)]
 
     # -- the step -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step is about to be scheduled."""
+        self._times.begin()
+
+    def scheduled(self, batch: Any, running_batch: Any) -> None:
+        """``batch`` runs now; None: nothing does."""
+        if batch is None:
+            self.interrupted()
+        elif batch.forward_mode.is_extend():
+            self._times.prefills(batch, running_batch, self._scheduler.chunked_req)
+        else:
+            self._times.decodes()
+            self._decode_steps_left = max(0, self._decode_steps_left - 1)
+
+    def interrupted(self) -> None:
+        """Nothing runs, for want of work or in a pause."""
+        self._times.interrupted()
+        self._decode_steps_left = 0
 
     def has_work(self) -> bool:
         scheduler = self._scheduler
@@ -168,6 +160,32 @@ class LocalStep:
             return True  # upstream's admission looks after it
         return bool(free >= tokens + (1 + decodes) * scheduler.page_size)
 
+    def give_way(self, running_batch: Any) -> None:
+        """Take its KV from the request in mid-prefill if decodes have no room for a step.
+
+        Upstream would retract decodes, and abort the last one. What is computed stays in the
+        radix cache until someone needs the room; the request waits again, ahead of newer ones.
+        Where forwards overlap, the result of its last chunk is still to come, and is left out
+        like that of any retracted request (batch_result_processor.py:337).
+        """
+        scheduler = self._scheduler
+        chunked = scheduler.chunked_req
+        if chunked is None or running_batch.is_empty() or running_batch.check_decode_mem():
+            return
+        from sglang.srt.managers.schedule_batch import release_req
+
+        scheduler.chunked_req = None
+        release_req(
+            req=chunked,
+            remaing_req_count=len(running_batch.reqs),
+            req_to_token_pool=scheduler.req_to_token_pool,
+            token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
+            tree_cache=scheduler.tree_cache,
+            hisparse_coordinator=None,
+            offload_kv=False,
+        )
+        self._queue.requeue(chunked)
+
     def _merge_last_extend(self, running_batch: Any) -> Any:
         scheduler = self._scheduler
         chunked, last = scheduler.chunked_req, scheduler.last_batch
@@ -228,68 +246,3 @@ class LocalStep:
         finally:
             scheduler.chunked_req = chunked
             scheduler.max_running_requests += chunked is not None
-
-    # -- what steps take ----------------------------------------------------------------
-
-    def begin(self) -> None:
-        """A step is about to be scheduled: an earlier one has ended."""
-        now_s = time.perf_counter()
-        if len(self._steps) == self._steps.maxlen:
-            self._ended(self._steps[0], 1e3 * (now_s - self._entered_s))
-            self._complete(self._steps.popleft(), now_s)
-        self._entered_s = now_s
-
-    def scheduled(self, batch: Any, running_batch: Any) -> None:
-        """``batch`` runs now; None: nothing does, and the next interval is no step."""
-        if batch is None:
-            for step in self._steps:
-                self._complete(step, self._entered_s)
-            self._steps.clear()
-            self._gap_ms = 0.0
-            self._decode_steps_left = 0
-        elif batch.forward_mode.is_extend():
-            self._steps.append(self._prefill_step(batch, running_batch))
-        else:
-            self._steps.append(_DECODES_ALONE)
-            self._decode_steps_left = max(0, self._decode_steps_left - 1)
-
-    def _prefill_step(self, batch: Any, running_batch: Any) -> _Step:
-        mixed = len(batch.decoding_reqs or ())
-        requests = batch.reqs[: len(batch.reqs) - mixed]
-        ends = [engine().extend_end(req) for req in requests]
-        sizes = [end - engine().prefix_len(req) for req, end in zip(requests, ends, strict=True)]
-        tokens = sum(sizes)
-        attended = sum(size * (end - size / 2) for size, end in zip(sizes, ends, strict=True))
-        for req in requests:
-            if (progress := req.ppd_progress) is not None:
-                progress.started_s = progress.started_s or self._entered_s
-                progress.chunks += 1
-        self._telemetry.chunk(tokens)
-        return _Step(
-            tokens,
-            context=attended / max(1, tokens),
-            mixed=mixed > 0,
-            decodes_wait=mixed == 0 and not running_batch.is_empty(),
-            completes=tuple(r for r in requests if r is not self._scheduler.chunked_req),
-        )
-
-    def _ended(self, step: _Step, ms: float) -> None:
-        if step.tokens == 0:
-            self.pacer.decoded(ms)
-        elif step.mixed or not self.pacer.mixed:
-            self.pacer.chunked(step.tokens, step.context, ms)
-        if step.decodes_wait:
-            self._gap_ms += ms
-        else:
-            if step.mixed or self._gap_ms:
-                self._telemetry.decode_gap(self._gap_ms + ms)
-            self._gap_ms = 0.0
-
-    def _complete(self, step: _Step, now_s: float) -> None:
-        for req in step.completes:
-            if (progress := req.ppd_progress) is not None and not req.is_retracted:
-                req.ppd_progress = None
-                self._telemetry.prefilled(req.rid, progress, now_s)
-        if step.tokens:
-            queue = self._queue
-            self._telemetry.load(len(queue.requests), queue.append_tokens(), self.pacer.decode_ms)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import pytest
 
-from eval.cluster import Launcher, Process, wait_all
-from ppd.contract import Role
+from eval.cluster import Process
 from ppd.policies import static_policy
 
 from .conftest import Workers, load_of, plugin_state
-from .talk import Coin, Talk, Turn, script
+from .talk import Talk, script
 
 
 async def metric(http: aiohttp.ClientSession, url: str, line: str) -> float:
@@ -189,51 +186,6 @@ async def test_a_paused_local_turn_goes_on_as_if_nothing_had_been(
         await alone.say(text)
     assert [t.ids for t in talk.turns] == [t.ids for t in alone.turns]
     await workers.settle(http)
-
-
-@pytest.fixture
-def pressed(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
-    """The same prefill and monolithic servers, with a decode server that is always short of KV.
-
-    For 8 conversations of up to 1,000 tokens it has room for 3,500, and every fifth decode
-    step upstream's own test switch retracts a request.
-    """
-    retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
-    launcher.environment |= retract
-    decode = launcher.worker(
-        *(Role.DECODE, workers.model, "--page-size", str(workers.page_size)),
-        *("--max-total-tokens", "3504", "--chunked-prefill-size", "128"),
-        *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
-        name="pressed",
-    )
-    for name in retract:
-        del launcher.environment[name]
-    wait_all([decode])
-    yield replace(workers, decode=decode)
-    decode.stop()
-
-
-async def test_requests_of_both_kinds_are_retracted_and_restored(
-    pressed: Workers, http: aiohttp.ClientSession
-) -> None:
-    async def hold(url: str, seed: int) -> list[Turn]:
-        talk = Talk(http, url, max_tokens=60)
-        for text in script(seed, 3):
-            await talk.say(text)
-        return talk.turns
-
-    await pressed.settle(http)
-    assert pressed.monolithic is not None
-    async with pressed.routed(Coin(random.Random(3))) as url:
-        ours = await asyncio.gather(*(hold(url, seed) for seed in range(8)))
-    for seed, turns in enumerate(ours):
-        alone = await hold(pressed.monolithic.url, seed)
-        assert [t.ids for t in turns] == [t.ids for t in alone], f"conversation {seed}"
-    assert {t.route for turns in ours for t in turns[1:]} == {"remote", "local"}
-    state = await plugin_state(http, pressed.decode)
-    assert state["accepted"] > 0
-    assert pressed.decode.log.read_text().count("Testing retraction") > 10
-    await pressed.settle(http)
 
 
 async def post(

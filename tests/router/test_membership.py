@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -239,3 +240,16 @@ async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() ->
 
 def heard(engine: FakeEngine) -> Announcement:
     return msgspec.json.decode(orjson.dumps(said(engine)), type=Announcement)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warned"),
+    [("0.0.0.0", "", True), ("0.0.0.0", "secret", False), ("127.0.0.1", "", False)],
+)
+def test_a_router_open_to_anyones_workers_says_so(
+    host: str, token: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool: Any = None
+    made = Membership(pool, roles=(Role.DECODE,), token=token, budget_s=1, clock=time.monotonic)
+    made.warn_if_open(host)
+    assert ("PPD_WORKER_TOKEN" in caplog.text) is warned

@@ -1,13 +1,21 @@
-"""Where a worker says it is."""
+"""Where a worker says it is, and that it goes on saying so."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from ppd.announcement import Announcement, parse
 from ppd.contract import Role
 from ppd.errors import ContractError
-from sglang_patches.heartbeat import Address
+from sglang_patches import heartbeat
+from sglang_patches.heartbeat import Address, Heartbeat
 
 
 @pytest.mark.parametrize(
@@ -34,3 +42,78 @@ def test_what_a_newer_worker_adds_is_skipped() -> None:
 def test_what_is_no_announcement_is_said_so(data: bytes) -> None:
     with pytest.raises(ContractError, match="no announcement"):
         parse(data)
+
+
+STATE = {
+    "version": "0.1.0",
+    "local_prefill": True,
+    "boot_id": "b",
+    "running": 1,
+    "waiting": 0,
+    "append_tokens": 0,
+    "kv_used_tokens": 5,
+    "kv_total_tokens": 10,
+    "decode_step_ms": None,
+}
+INFO = {
+    "version": "0.5.21",
+    "served_model_name": "m",
+    "page_size": 1,
+    "disaggregation_mode": "decode",
+    "disaggregation_bootstrap_port": 8998,
+    "internal_states": [{"ppd": STATE}],
+}
+CUT_SHORT = "CUT SHORT"
+
+
+def odd_answers(last: str) -> Iterator[tuple[int, str]]:
+    yield from ((500, "no"), (200, "no json"), (200, "{}"), (200, CUT_SHORT), (418, "\xff"))
+    while True:
+        yield 200, last
+
+
+async def test_odd_answers_do_not_end_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its own server, and of the router's."""
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
+    infos, replies = odd_answers(json.dumps(INFO)), odd_answers("{}")
+    heard: list[dict[str, Any]] = []
+    enough, goodbye = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request, status: int, text: str) -> web.StreamResponse:
+        if text != CUT_SHORT:
+            return web.Response(status=status, text=text)
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b"{")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def own(request: web.Request) -> web.StreamResponse:
+        return await answer(request, *next(infos))
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response()
+
+    async def router(request: web.Request) -> web.StreamResponse:
+        heard.append(await request.json())
+        if len(heard) == 8:
+            enough.set()
+        if heard[-1]["leaving"]:
+            goodbye.set()
+        return await answer(request, *next(replies))
+
+    app = web.Application()
+    app.router.add_get("/ready", ready)
+    app.router.add_get("/server_info", own)
+    app.router.add_post("/workers", router)
+    async with TestServer(app) as server:
+        assert server.port is not None
+        beats = Heartbeat(
+            Address("127.0.0.1", server.port), (str(server.make_url("")).rstrip("/"),), None, None
+        )
+        beats.start()
+        await enough.wait()
+        beats.leave()
+        await goodbye.wait()
+    assert {(told["boot_id"], told["role"]) for told in heard} == {("b", "decode")}

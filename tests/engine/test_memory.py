@@ -1,0 +1,102 @@
+"""Decode servers that are short of KV: who gives way, and that nobody is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from eval.cluster import Launcher, wait_all
+from ppd.contract import LocalTerms, Role
+
+from .conftest import Workers, plugin_state
+from .shaped import generate
+from .talk import Coin, Talk, Turn, script
+
+
+@pytest.fixture
+def pressed(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
+    """The same prefill and monolithic servers, with a decode server that is always short of KV.
+
+    For 8 conversations of up to 1,000 tokens it has room for 3,500, and every fifth decode
+    step upstream's own test switch retracts a request.
+    """
+    retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
+    launcher.environment |= retract
+    decode = launcher.worker(
+        *(Role.DECODE, workers.model, "--page-size", str(workers.page_size)),
+        *("--max-total-tokens", "3504", "--chunked-prefill-size", "128"),
+        *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+        name="pressed",
+    )
+    for name in retract:
+        del launcher.environment[name]
+    wait_all([decode])
+    yield replace(workers, decode=decode)
+    decode.stop()
+
+
+async def test_requests_of_both_kinds_are_retracted_and_restored(
+    pressed: Workers, http: aiohttp.ClientSession
+) -> None:
+    async def hold(url: str, seed: int) -> list[Turn]:
+        talk = Talk(http, url, max_tokens=60)
+        for text in script(seed, 3):
+            await talk.say(text)
+        return talk.turns
+
+    await pressed.settle(http)
+    assert pressed.monolithic is not None
+    async with pressed.routed(Coin(random.Random(3))) as url:
+        ours = await asyncio.gather(*(hold(url, seed) for seed in range(8)))
+    for seed, turns in enumerate(ours):
+        alone = await hold(pressed.monolithic.url, seed)
+        assert [t.ids for t in turns] == [t.ids for t in alone], f"conversation {seed}"
+    assert {t.route for turns in ours for t in turns[1:]} == {"remote", "local"}
+    state = await plugin_state(http, pressed.decode)
+    assert state["accepted"] > 0
+    assert pressed.decode.log.read_text().count("Testing retraction") > 10
+    await pressed.settle(http)
+
+
+@pytest.fixture
+def crowded(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
+    """A decode server with 2,000 tokens of KV that hardly reserves any of it for decodes to grow
+    in, and prefills 16 tokens in every 32 steps."""
+    decode = launcher.worker(
+        *(Role.DECODE, workers.model, "--page-size", str(workers.page_size)),
+        *("--max-total-tokens", "2000", "--schedule-conservativeness", "0.05"),
+        *("--num-reserved-decode-tokens", "16", "--prefill-decode-interval", "32"),
+        *("--ppd-append-chunk", "16"),
+        name="crowded",
+    )
+    wait_all([decode])
+    yield replace(workers, decode=decode)
+    decode.stop()
+
+
+async def test_a_half_done_prefill_gives_way_to_the_last_decode(
+    crowded: Workers, http: aiohttp.ClientSession
+) -> None:
+    """Which outgrows what was reserved for it; upstream would abort it."""
+    await crowded.settle(http)
+    assert crowded.monolithic is not None
+    here, terms = crowded.decode.url, LocalTerms(0).to_custom_params()
+    decoding = {"max_new_tokens": 1400, "ignore_eos": True}
+    asked = [
+        ([10 + i % 70 for i in range(300)], decoding),
+        ([20 + i % 60 for i in range(1200)], {}),
+    ]
+    first = asyncio.create_task(generate(http, here, *asked[0], terms))
+    while not (await plugin_state(http, crowded.decode))["running"]:
+        assert not first.done()
+    ours = [await generate(http, here, *asked[1], terms), await first]
+    there = crowded.monolithic.url
+    alone = [await generate(http, there, *one, {}) for one in reversed(asked)]
+    assert ours == alone
+    assert (await plugin_state(http, crowded.decode))["requeued"] > 0
+    await crowded.settle(http)
