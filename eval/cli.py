@@ -15,9 +15,11 @@ from . import (
     bench_decision,
     bench_engine,
     bench_hash,
+    bench_router,
     demo,
     interference,
     replay_decisions,
+    rival_routers,
     serve,
     soak,
     sweep,
@@ -107,6 +109,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     twelve.add_argument("--seed", type=int, default=0)
     twelve.add_argument("--out", type=Path, help="append the result to this JSONL file")
 
+    thirteen = commands.add_parser("bench-router", help="what a router costs, ours and others'")
+    thirteen.add_argument("--rounds", type=int, default=3)
+    thirteen.add_argument("--requests", type=int, default=3200, help="of the closed loop")
+    thirteen.add_argument(
+        "--routers",
+        nargs="+",
+        default=["ours", *rival_routers.NAMES],
+        choices=["ours", *rival_routers.NAMES],
+    )
+    thirteen.add_argument(
+        "--rivals",
+        type=Path,
+        default=Path(".run/rivals"),
+        help="the environment that the others are installed in, on the first run",
+    )
+    thirteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
+    thirteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+
     options = parser.parse_args(argv)
     try:
         status = _run(options)
@@ -135,6 +155,15 @@ def _run(options: argparse.Namespace) -> int:
                 options.tpot_target_ms,
                 options.seeds,
                 options.conversations,
+                options.out,
+                options.logs,
+            )
+        case "bench-router":
+            return bench_router.run(
+                options.rounds,
+                options.requests,
+                options.routers,
+                options.rivals,
                 options.out,
                 options.logs,
             )

@@ -126,7 +126,8 @@ class Admin:
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def explain(request: web.Request) -> web.Response:
             """What would be decided about this request now. It is not sent."""
-            query, judged = await self.turns.explain(request, endpoint)
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            query, judged = self.turns.explain(endpoint, headers, await request.read())
             return _json(
                 {
                     "policy": self.policy_spec,

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, assert_never
-
-import aiohttp
 
 from ppd.backlog import Backlog
 from ppd.contract import LocalTerms, Role, parse_refusal
 from ppd.decision import Decision, Reason, Route
-from ppd.errors import RequestError
 
 from .course import Course
-from .legs import Answer, Cause, LegFailed, open_leg
+from .legs import Answer, Cause, Leg, LegFailed
 from .metrics import Metrics
 from .requests import Endpoint, Inbound
+from .wire.client import Upstreams
 from .workers import Worker, WorkerPool
 
 logger = logging.getLogger("ppd.router.turns")
@@ -40,36 +38,38 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        client: aiohttp.ClientSession,
+        upstreams: Upstreams,
         pool: WorkerPool,
         backlog: Backlog,
         metrics: Metrics,
         clock: Callable[[], float],
         new_room: Callable[[], int],
     ) -> None:
-        self._client = client
+        self._upstreams = upstreams
         self._pool = pool
         self._backlog = backlog
         self._metrics = metrics
         self._clock = clock
         self._new_room = new_room
 
-    @asynccontextmanager
-    async def answer(self, course: Course) -> AsyncIterator[Answer]:
-        """The decode worker's answer, on whichever route gives one."""
-        async with AsyncExitStack() as legs:
-            answer: Answer | None = None
-            if course.decision.route is Route.LOCAL:
-                answer = await self._local(course, legs)
-            while answer is None:
-                if course.decision.route is Route.REPLICA:
-                    answer = await self._replica(course, legs)
-                else:
-                    answer = await self._remote(course, legs)
-            course.first_byte_s = self._clock()
-            yield answer
+    async def answer(self, course: Course, legs: ExitStack) -> Answer:
+        """The decode worker's answer, on whichever route gives one.
 
-    async def _local(self, course: Course, legs: AsyncExitStack) -> Answer | None:
+        Args:
+            legs: closes what was opened for it.
+        """
+        answer: Answer | None = None
+        if course.decision.route is Route.LOCAL:
+            answer = await self._local(course, legs)
+        while answer is None:
+            if course.decision.route is Route.REPLICA:
+                answer = await self._replica(course, legs)
+            else:
+                answer = await self._remote(course, legs)
+        course.first_byte_s = self._clock()
+        return answer
+
+    async def _local(self, course: Course, legs: ExitStack) -> Answer | None:
         """The answer of an append-prefill on the home worker; None: the turn goes remote."""
         assert course.hit is not None
         assert course.features is not None
@@ -79,7 +79,7 @@ class Dispatcher:
         # In the same step as the decision, which counted on it: nothing has been awaited since.
         with self._queued(home, course.features.uncached_at_home):
             try:
-                return await self._open(home, course, body, legs)
+                return await self._open(home, course, body, legs).spoken
             except LegFailed as failure:
                 reason = await self._why_not_local(course, failure)
         course.decision = Decision(Route.REMOTE, reason)
@@ -100,23 +100,22 @@ class Dispatcher:
             return Reason.HOME_UNPATCHED
         raise failure
 
-    async def _replica(self, course: Course, legs: AsyncExitStack) -> Answer | None:
+    async def _replica(self, course: Course, legs: ExitStack) -> Answer | None:
         """The answer of a worker that does both; None: it was lost, try another."""
         hit = course.hit
         home = self._pool.by_identity(hit.turn.home) if hit else None
         replica = self._pool.pick(Role.REPLICA, home)
         try:
-            return await self._open(replica, course, course.inbound.body, legs)
+            return await self._open(replica, course, course.inbound.with_fields({}), legs).spoken
         except LegFailed as failure:
             if not await self._may_retry(course, failure):
                 raise
             return None
 
-    async def _open(
-        self, worker: Worker, course: Course, body: dict[str, Any], legs: AsyncExitStack
-    ) -> Answer:
-        leg = open_leg(self._client, worker, course.inbound.endpoint, body, course.headers)
-        return await legs.enter_async_context(leg)
+    def _open(self, worker: Worker, course: Course, body: bytes, legs: ExitStack) -> Leg:
+        leg = Leg(self._upstreams, worker, course.inbound.endpoint, body, course.headers)
+        legs.callback(leg.close)
+        return leg
 
     @contextmanager
     def _queued(self, worker: Worker, tokens: int) -> Iterator[None]:
@@ -128,7 +127,7 @@ class Dispatcher:
         finally:
             self._backlog.remove(identity, tokens)
 
-    async def _remote(self, course: Course, legs: AsyncExitStack) -> Answer | None:
+    async def _remote(self, course: Course, legs: ExitStack) -> Answer | None:
         """The decode worker's answer after a transfer; None: a worker was lost, try others.
 
         Both legs start at once. The decode stream is not held back by the prefill
@@ -144,26 +143,35 @@ class Dispatcher:
         else:
             decode = self._pool.pick(Role.DECODE, home)
         body = _with_room(course.inbound, prefill, self._new_room)
-        async with AsyncExitStack() as attempt:
-            # Now, not in the task: turns that are decided before it runs shall see it.
+        with ExitStack() as attempt:
+            # In the same step as the decision: turns that are decided next shall see it.
             queued = attempt.enter_context(ExitStack())
             queued.enter_context(self._queued(prefill, course.judged.remote_tokens))
-            prefill_leg = asyncio.create_task(self._prefill(prefill, course, body, queued))
-            attempt.push_async_callback(_cancel, prefill_leg)
-            decode_leg = asyncio.create_task(self._open(decode, course, body, attempt))
-            attempt.push_async_callback(_cancel, decode_leg)
+            prefill_leg = self._open(prefill, course, body, attempt)
+            prefill_leg.pour_into(None)
+            prefill_leg.spoken.add_done_callback(lambda spoken: self._prefilled(spoken, queued))
+            decode_leg = self._open(decode, course, body, attempt)
+            spoken = (prefill_leg.spoken, decode_leg.spoken)
             try:
-                await asyncio.wait({prefill_leg, decode_leg}, return_when=asyncio.FIRST_COMPLETED)
-                if not decode_leg.done():
-                    await prefill_leg  # raises if the prefill failed
-                answer = await decode_leg
+                await asyncio.wait(spoken, return_when=asyncio.FIRST_COMPLETED)
+                if not decode_leg.spoken.done():
+                    await prefill_leg.spoken  # raises if the prefill failed
+                answer = await decode_leg.spoken
             except LegFailed as failure:
                 if not await self._may_retry(course, failure):
                     raise
                 return None
             course.prefill = prefill
-            legs.push_async_exit(attempt.pop_all())
+            legs.enter_context(attempt.pop_all())
             return answer
+
+    def _prefilled(self, spoken: asyncio.Future[Answer], queued: ExitStack) -> None:
+        """The prefill worker has done its part, or never will."""
+        queued.close()
+        failure = None if spoken.cancelled() else spoken.exception()
+        if isinstance(failure, LegFailed) and failure.error.status >= 500:
+            self._metrics.prefill_errors.inc()
+            logger.warning("prefill leg failed on %s: %s", failure.worker.url, failure)
 
     async def _may_retry(self, course: Course, failure: LegFailed) -> bool:
         """Whether the request may be sent once more, to whichever workers are left.
@@ -184,37 +192,21 @@ class Dispatcher:
             case _:
                 assert_never(failure.cause)
 
-    async def _prefill(
-        self, worker: Worker, course: Course, body: dict[str, Any], queued: ExitStack
-    ) -> None:
-        """The prefill leg; ``queued`` is closed when the worker has done its part."""
-        body = {k: v for k, v in body.items() if k != "stream_options"} | {"stream": False}
-        try:
-            async with open_leg(
-                self._client, worker, course.inbound.endpoint, body, course.headers
-            ):
-                queued.close()
-        except LegFailed as failure:
-            if failure.error.status >= 500:
-                self._metrics.prefill_errors.inc()
-                logger.warning("prefill leg failed on %s: %s", worker.url, failure)
-            raise
 
-
-def _with_terms(inbound: Inbound, terms: LocalTerms) -> dict[str, Any]:
+def _with_terms(inbound: Inbound, terms: LocalTerms) -> bytes:
     """The body of a local leg. ``/generate`` carries the marker in its sampling parameters."""
-    body = inbound.body
     if inbound.endpoint is not Endpoint.GENERATE:
-        custom = (body.get("custom_params") or {}) | terms.to_custom_params()
-        return {**body, "custom_params": custom}
-    sampling = body.get("sampling_params") or {}
+        custom = (inbound.fields.get("custom_params") or {}) | terms.to_custom_params()
+        return inbound.with_fields({"custom_params": custom})
+    sampling = inbound.fields.get("sampling_params") or {}
     custom = (sampling.get("custom_params") or {}) | terms.to_custom_params()
-    return {**body, "sampling_params": {**sampling, "custom_params": custom}}
+    return inbound.with_fields({"sampling_params": {**sampling, "custom_params": custom}})
 
 
-def _with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -> dict[str, Any]:
+def _with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -> bytes:
     """The body of both legs of a remote turn."""
     host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
+    address: dict[str, Any]
     if inbound.chain is not None:
         address = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": new_room()}
     else:
@@ -224,12 +216,4 @@ def _with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -
             "bootstrap_port": [port] * n,
             "bootstrap_room": [new_room() for _ in range(n)],
         }
-    return inbound.body | address
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})  # not ``await task``: that could not tell its end from our own
-    error = None if task.cancelled() else task.exception()
-    if error is not None and not isinstance(error, LegFailed | RequestError):
-        raise error
+    return inbound.with_fields(address)

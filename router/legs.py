@@ -5,21 +5,21 @@ A leg knows its worker and the wire, not why it was sent there.
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
-import aiohttp
 import orjson
-
-from ppd.errors import RequestError
 
 from .handshake import describe
 from .sse import EngineError, EventCutter, error_of, parse_event, split_events
+from .wire.client import ConnectError, Exchange, Upstreams
 from .workers import Worker
+
+_JSON = {"Content-Type": "application/json"}
 
 
 class Cause(StrEnum):
@@ -46,108 +46,178 @@ class LegFailed(Exception):
         return "rejected" if 400 <= self.error.status < 500 else "worker_error"
 
 
-class StreamBroken(Exception):
-    """A leg's stream broke off after it had spoken; the message says how."""
+class Sink(Protocol):
+    """Where a stream goes on to."""
+
+    def block(self, block: bytes) -> None:
+        """Whole events."""
+        ...
+
+    def ended(self, trouble: str | None) -> None:
+        """
+        Args:
+            trouble: how the stream broke off, if it did.
+        """
+        ...
 
 
 @dataclass(slots=True)
 class Answer:
     """A leg that has spoken: the first whole events of a stream, or a whole body."""
 
-    worker: Worker
-    response: aiohttp.ClientResponse
+    leg: Leg
     head: bytes
-    cutter: EventCutter | None  # None: ``head`` is all there is
+    content_type: str
+    streams: bool
 
-    async def blocks(self) -> AsyncIterator[bytes]:
-        """The stream in blocks of whole events, ``head`` first.
-
-        Raises:
-            StreamBroken: the connection broke, or fell silent.
-        """
-        yield self.head
-        if self.cutter is None:
-            return
-        try:
-            async for data in self.response.content.iter_any():
-                if block := self.cutter.feed(data):
-                    yield block
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise StreamBroken(f"lost the {self.worker.role} worker: {describe(error)}") from error
+    @property
+    def worker(self) -> Worker:
+        return self.leg.worker
 
 
-@asynccontextmanager
-async def open_leg(
-    client: aiohttp.ClientSession,
-    worker: Worker,
-    path: str,
-    body: Mapping[str, Any],
-    headers: Mapping[str, str],
-) -> AsyncIterator[Answer]:
-    """Post ``body`` and wait until the worker speaks.
+class Leg:
+    """Posts ``body`` and waits until the worker speaks.
 
-    Leaving the context before the answer is read to its end closes the connection,
-    which is how an SGLang server learns that the request shall be aborted.
-
-    Raises:
-        LegFailed: the worker is unreachable or refused, also as the first event of a stream.
-        RequestError: the body is nested too deeply to be written again.
+    Attributes:
+        spoken: gives an ``Answer`` or raises ``LegFailed``, also for an error that is the first
+            event of a stream.
     """
-    try:
-        data = orjson.dumps(body)
-    except orjson.JSONEncodeError as error:
-        raise RequestError(f"the body cannot be forwarded: {error}") from error
-    worker.in_flight += 1
-    try:
-        try:
-            response = await client.post(
-                worker.url + path,
-                data=data,
-                headers={**headers, "Content-Type": "application/json"},
-            )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _failed(worker, error) from error
-        async with response:
-            try:
-                answer = await _head(worker, response)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _failed(worker, error) from error
-            finally:
-                if response.status >= 500:
-                    response.close()  # uvicorn closes it too, and the next request would find out
-            decodes = answer.cutter is not None  # a whole answer has already been decoded
-            worker.running += decodes
-            try:
-                yield answer
-            finally:
-                worker.running -= decodes
-                if not response.content.at_eof():
-                    response.close()
-    finally:
-        worker.in_flight -= 1
 
+    def __init__(
+        self,
+        upstreams: Upstreams,
+        worker: Worker,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.worker = worker
+        self.spoken: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._content_type = ""
+        self._body: list[bytes] = []  # of an answer that does not stream
+        self._cutter: EventCutter | None = None
+        self._answer: Answer | None = None
+        self._sink: Sink | None = None
+        self._heeded = True
+        self._late: list[bytes] = []  # spoken before anybody took it
+        self._end: str | bool | None = False  # False: it has not ended; None: well
+        self._closed = False
+        worker.in_flight += 1
+        self._exchange: Exchange = upstreams.post(
+            worker.url, path, {**headers, **_JSON}, body, self
+        )
 
-async def _head(worker: Worker, response: aiohttp.ClientResponse) -> Answer:
-    if response.status != 200 or response.content_type != "text/event-stream":
-        body = await response.read()
-        error = error_of(_json(body), response.status)
-        if error is None and response.status != 200:
-            text = body[:500].decode(errors="replace") or response.reason or "no explanation"
-            error = EngineError(response.status, text, "engine_error")
+    def pour_into(self, sink: Sink | None) -> None:
+        """What follows the first events goes there; None: nowhere."""
+        self._sink, self._heeded = sink, sink is not None
+        if sink is None:
+            return
+        for block in self._late:
+            sink.block(block)
+        if not isinstance(self._end, bool):
+            sink.ended(self._end)
+
+    def hold(self, held: bool) -> None:
+        """The sink takes no more for now, or again."""
+        self._exchange.hold(held)
+
+    def close(self) -> None:
+        """Gives up what has not ended, which is how an SGLang server learns that the request
+        shall be aborted."""
+        if self._closed:
+            return
+        self._closed = True
+        self._sink = None
+        self._exchange.close()
+        self.worker.in_flight -= 1
+        self.worker.running -= self._answer is not None and self._answer.streams
+        self.spoken.cancel()
+
+    # -- wire.client.Reader -------------------------------------------------------------
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status = status
+        self._content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if status == 200 and self._content_type == "text/event-stream":
+            self._cutter = EventCutter()
+
+    def body(self, data: bytes) -> None:
+        if self._cutter is None:
+            self._body.append(data)
+        elif block := self._cutter.feed(data):
+            if self._sink is not None:
+                self._sink.block(block)
+            elif self._answer is None:
+                self._speak(block)
+            elif self._heeded:
+                self._late.append(block)
+
+    def ended(self) -> None:
+        if self._answer is not None:
+            self._over(None)
+        elif self._cutter is None:
+            self._speak_whole(b"".join(self._body))
+        else:
+            message = f"{self.worker.role} worker ended its stream before the first event"
+            self._fail(EngineError(502, message, "worker_error"))
+
+    def failed(self, error: Exception) -> None:
+        if self._answer is None:
+            self._unanswered(error)
+        else:
+            self._over(f"lost the {self.worker.role} worker: {describe(error)}")
+
+    def _over(self, trouble: str | None) -> None:
+        self._end = trouble
+        if self._sink is not None:
+            self._sink.ended(trouble)
+
+    # -- what it says first -------------------------------------------------------------
+
+    def _speak(self, block: bytes) -> None:
+        first = parse_event(split_events(block)[0])
+        if (error := error_of(first, self._status)) is not None:
+            self._fail(error)
+            return
+        self.worker.running += 1
+        self._answer = Answer(self, block, self._content_type, streams=True)
+        self._tell(self._answer)
+
+    def _speak_whole(self, body: bytes) -> None:
+        error = error_of(_json(body), self._status)
+        if error is None and self._status != 200:
+            text = body[:500].decode(errors="replace") or "no explanation"
+            error = EngineError(self._status, text, "engine_error")
         if error is not None:
-            raise LegFailed(worker, error)
-        return Answer(worker, response, body, None)
-    cutter = EventCutter()
-    async for data in response.content.iter_any():
-        block = cutter.feed(data)
-        if not block:
-            continue
-        error = error_of(parse_event(split_events(block)[0]), response.status)
-        if error is not None:
-            raise LegFailed(worker, error)
-        return Answer(worker, response, block, cutter)
-    message = f"{worker.role} worker ended its stream before the first event"
-    raise LegFailed(worker, EngineError(502, message, "worker_error"))
+            self._fail(error)
+            return
+        self._answer = Answer(self, body, self._content_type, streams=False)
+        self._tell(self._answer)
+
+    def _tell(self, answer: Answer) -> None:
+        if not self.spoken.done():  # cancelled, with whoever waited for it
+            self.spoken.set_result(answer)
+
+    def _fail(self, error: EngineError, cause: Cause = Cause.ANSWERED) -> None:
+        if not self.spoken.done():
+            self.spoken.set_exception(LegFailed(self.worker, error, cause))
+            self.spoken.exception()  # not everyone who opens a leg waits for it
+
+    def _unanswered(self, error: Exception) -> None:
+        """What an error of the connection means."""
+        status, cause = 502, Cause.LOST
+        match error:
+            case OSError(errno=errno.EMFILE | errno.ENFILE):
+                message = "the router has no file descriptors left"
+                self._fail(EngineError(503, message, "worker_error"))
+                return
+            case ConnectError():
+                cause = Cause.UNCONNECTED
+            case TimeoutError():
+                status, cause = 504, Cause.SILENT
+        message = f"{self.worker.role} worker did not answer: {describe(error)}"
+        self._fail(EngineError(status, message, "worker_error"), cause)
 
 
 def _json(body: bytes) -> Any:
@@ -155,18 +225,3 @@ def _json(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-
-
-def _failed(worker: Worker, error: Exception) -> LegFailed:
-    """What an error of the connection means."""
-    status, cause = 502, Cause.LOST
-    match error:
-        case OSError(errno=errno.EMFILE | errno.ENFILE):
-            message = "the router has no file descriptors left"
-            return LegFailed(worker, EngineError(503, message, "worker_error"))
-        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
-            cause = Cause.UNCONNECTED
-        case TimeoutError():
-            status, cause = 504, Cause.SILENT
-    message = f"{worker.role} worker did not answer: {describe(error)}"
-    return LegFailed(worker, EngineError(status, message, "worker_error"), cause)

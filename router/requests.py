@@ -25,6 +25,8 @@ class Endpoint(StrEnum):
     GENERATE = "/generate"
 
 
+_DEPTH = 254  # orjson's limit in writing
+
 # Fields that change the prompt in front of the messages.
 _PROMPT_FIELDS = (
     "tools",
@@ -52,7 +54,9 @@ class Inbound:
     """A checked request.
 
     Attributes:
-        body: what the workers get, less the routing fields.
+        fields: what the workers get, less the routing fields.
+        opened: the same as JSON, but for the closing brace: the client's own bytes where nothing
+            had to be taken off them.
         chain: prefixes of its input; None if it holds several prompts.
         prompts: how many prompts it holds.
         asks_usage: the client wants the usage event of a stream.
@@ -60,12 +64,21 @@ class Inbound:
     """
 
     endpoint: Endpoint
-    body: dict[str, Any]
+    fields: dict[str, Any]
+    opened: bytes
     stream: bool
     asks_usage: bool
     chain: PrefixChain | None
     prompts: int
     most_tokens: int | None
+
+    def with_fields(self, extra: Mapping[str, Any]) -> bytes:
+        """The body of a leg."""
+        if not extra:
+            return self.opened + b"}"
+        if extra.keys() & self.fields.keys():
+            return orjson.dumps({**self.fields, **extra})
+        return b"%b,%b" % (self.opened, orjson.dumps(extra)[1:])
 
 
 def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inbound:
@@ -81,16 +94,18 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inboun
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
     try:
-        return _parse_object(endpoint, body, tenant, served)
+        return _parse_object(endpoint, raw, body, tenant, served)
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         raise RequestError(f"the body cannot be forwarded: {error}") from error
 
 
-def _parse_object(endpoint: Endpoint, body: dict[str, Any], tenant: str, served: Served) -> Inbound:
-    _check_model(body, served.models)
-    stream = typed(body, "stream", bool, False)
-    options = typed(body, "stream_options", dict, {})
-    body = without_routing(body)
+def _parse_object(
+    endpoint: Endpoint, raw: bytes, given: dict[str, Any], tenant: str, served: Served
+) -> Inbound:
+    _check_model(given, served.models)
+    stream = typed(given, "stream", bool, False)
+    options = typed(given, "stream_options", dict, {})
+    body = without_routing(given)
     isolate(body, tenant)
     _check_vocabulary(body, served.vocab_size)
     salt = _salt(endpoint, body, tenant, served.models)
@@ -120,13 +135,29 @@ def _parse_object(endpoint: Endpoint, body: dict[str, Any], tenant: str, served:
         body["stream_options"] = {**options, "include_usage": True}
     return Inbound(
         endpoint=endpoint,
-        body=body,
+        fields=body,
+        opened=_opened(raw, given, body),
         stream=stream,
         asks_usage=bool(options.get("include_usage")),
         chain=chain,
         prompts=prompts,
         most_tokens=_most_tokens(endpoint, body),
     )
+
+
+def _opened(raw: bytes, given: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes:
+    """``fields`` as JSON without its closing brace; ``raw``'s bytes if it only gained some.
+
+    Raises:
+        orjson.JSONEncodeError: it is nested more deeply than a worker should have to read.
+    """
+    if any(fields.get(name) is not value for name, value in given.items()):
+        return orjson.dumps(fields)[:-1]
+    if raw.count(b"[") + raw.count(b"{") > _DEPTH:  # else it cannot be deep; messages are hashed
+        orjson.dumps({name: value for name, value in given.items() if name != "messages"})
+    opened = raw.rstrip()[:-1]
+    gained = {name: value for name, value in fields.items() if name not in given}
+    return b"%b,%b" % (opened, orjson.dumps(gained)[1:-1]) if gained else opened
 
 
 def _most_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:

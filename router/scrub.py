@@ -11,7 +11,7 @@ from .fields import sampling_of, typed
 
 # The only client headers a worker sees: engines obey others (x-override-*,
 # x-data-parallel-rank, x-smg-routing-key).
-FORWARDED_HEADERS = ("Authorization", "X-Request-Id", "Traceparent", "Tracestate", "Baggage")
+FORWARDED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
 
 
 ANONYMOUS = "anonymous"  # the tenant of all who have no key

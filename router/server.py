@@ -1,4 +1,8 @@
-"""The aiohttp application: routes, error answers, start and stop."""
+"""The router's parts, put together: started, served, stopped.
+
+The token path has a server of its own (``router.wire``); all else that is asked on the same
+address is answered by an aiohttp application.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.decision import Policy
-from ppd.errors import ConfigError, RequestError, WorkerError
+from ppd.errors import ConfigError
 from ppd.forecast import Forecast
 from ppd.journal import VERSION as JOURNAL_VERSION
 from ppd.journal import Opened
@@ -31,28 +35,30 @@ from ppd.judge import Judge
 from ppd.sessions import SessionIndex
 
 from .admin import Admin
+from .answers import ErrorAnswer, answer_to
 from .config import RouterConfig
 from .dispatch import Dispatcher
 from .journal import Journal
 from .ledger import Ledger
-from .legs import LegFailed
 from .membership import Membership
 from .metrics import Metrics
 from .requests import Endpoint
 from .tables import TableFile, make_policy
 from .turns import TurnServer
+from .wire.client import Upstreams
+from .wire.request import Refusal, Request
+from .wire.server import Handler, Limits, WireServer
 from .wishes import WishBook
 from .workers import WorkerPool, connect
 
 logger = logging.getLogger("ppd.router")
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-_INVALID = "invalid_request_error"  # OpenAI's type of a client's error
+_AdminHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _POOL = web.AppKey("pool", WorkerPool)
-_TURNS = web.AppKey("turns", TurnServer)
-_METRICS = web.AppKey("metrics", Metrics)
+
+_GRACE_S = 10.0  # for requests under way when the router stops
+_KEEP_S = 4.0  # SGLang's HTTP server closes what was idle for 5
 
 
 async def serve(config: RouterConfig) -> None:
@@ -80,18 +86,9 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
         WorkerError: a worker does not answer, or is not what it was given as.
     """
     config.check()
-    timeout = aiohttp.ClientTimeout(
-        total=None, sock_connect=config.connect_timeout_s, sock_read=config.idle_timeout_s
-    )
-    async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), timeout=timeout
-        ) as client,
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True),
-            timeout=aiohttp.ClientTimeout(total=5.0),
-        ) as control,
-    ):
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=5.0)
+    ) as control:
         urls = {
             Role.PREFILL: config.prefill,
             Role.DECODE: config.decode,
@@ -110,7 +107,7 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
             )
             if config.accept_workers:
                 membership.warn_if_open(config.host)
-                async with serving(lobby(membership), listener.dup()):
+                async with serving(lobby(membership), None, listener.dup(), config):
                     await membership.complete()
             table: TableFile | None = None
             if policy is None:
@@ -118,11 +115,18 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
             journal = open_journal(config, table)
             stack.callback(journal.close)
             await stack.enter_async_context(owned(pool.probe_forever(config.probe_interval_s)))
-            app = make_app(config, policy, table, pool, journal, client)
+            upstreams = Upstreams(
+                connect_s=config.connect_timeout_s,
+                silence_s=config.idle_timeout_s,
+                keep_s=_KEEP_S,
+                tls=None,
+            )
+            stack.push_async_callback(upstreams.close)
+            app, turns = make_app(config, policy, table, pool, journal, upstreams)
             if config.accept_workers:
                 membership.add_routes(app)
                 await stack.enter_async_context(owned(membership.watch_forever()))
-            await stack.enter_async_context(serving(app, listener))
+            await stack.enter_async_context(serving(app, turns.serve, listener, config))
             host, port = listener.getsockname()[:2]
             yield f"http://{host}:{port}"
 
@@ -145,14 +149,37 @@ def bind(config: RouterConfig) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=10.0)
+async def serving(
+    app: web.Application, handler: Handler | None, listener: socket.socket, config: RouterConfig
+) -> AsyncIterator[None]:
+    """
+    Args:
+        handler: of the token path; None: ``app`` answers there too.
+    """
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    assert runner.server is not None
+    server = WireServer(
+        paths=() if handler is None else tuple(Endpoint),
+        handler=handler or _nobody,
+        elsewhere=runner.server,
+        refusal_body=refusal_body,
+        limits=Limits(body_bytes=config.max_body_bytes),
+    )
     try:
-        await runner.setup()
-        await web.SockSite(runner, listener).start()
+        await server.start(listener)
         yield
     finally:
+        await server.stop(_GRACE_S)
         await runner.cleanup()
+
+
+async def _nobody(request: Request) -> None:
+    raise AssertionError("no path is served here")
+
+
+def refusal_body(refusal: Refusal) -> bytes:
+    return ErrorAnswer(refusal.status, refusal.message).body
 
 
 @asynccontextmanager
@@ -170,12 +197,12 @@ def lobby(membership: Membership) -> web.Application:
     """What is served until there is a worker of each role: only they are let in."""
 
     async def refuse(request: web.Request) -> web.Response:
-        return _error(503, "no workers have announced themselves yet", "worker_error")
+        told = ErrorAnswer(503, "no workers have announced themselves yet", "worker_error")
+        return _response(told)
 
     app = web.Application(middlewares=[_answer_errors])
     membership.add_routes(app)
     app.router.add_route("*", "/{path:.*}", refuse)
-    app[_METRICS] = Metrics()
     return app
 
 
@@ -197,8 +224,9 @@ def make_app(
     table: TableFile | None,
     pool: WorkerPool,
     journal: Journal,
-    client: aiohttp.ClientSession,
-) -> web.Application:
+    upstreams: Upstreams,
+) -> tuple[web.Application, TurnServer]:
+    """The application for operators, and what serves the token path."""
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_answer_errors])
     clock = time.monotonic
     metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
@@ -216,7 +244,7 @@ def make_app(
         arrivals=arrivals,
         wishes=WishBook(config),
         dispatcher=Dispatcher(
-            client=client,
+            upstreams=upstreams,
             pool=pool,
             backlog=backlog,
             metrics=metrics,
@@ -236,7 +264,7 @@ def make_app(
         metrics=metrics,
         clock=clock,
     )
-    app[_POOL], app[_TURNS], app[_METRICS] = pool, turns, metrics
+    app[_POOL] = pool
     Admin(
         policy_spec=config.policy,
         roles=frozenset(config.roles),
@@ -252,17 +280,8 @@ def make_app(
         metrics=metrics,
         clock=clock,
     ).add_routes(app)
-    for endpoint in Endpoint:
-        app.router.add_post(endpoint, _turn_handler(endpoint))
     app.router.add_get("/v1/models", _models)
-    return app
-
-
-def _turn_handler(endpoint: Endpoint) -> _Handler:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await request.app[_TURNS].serve(request, endpoint)
-
-    return handler
+    return app, turns
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -281,44 +300,21 @@ async def _models(request: web.Request) -> web.Response:
 
 
 @web.middleware
-async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _answer_errors(request: web.Request, handler: _AdminHandler) -> web.StreamResponse:
     """Every error as OpenAI's error object."""
+    where = f"{request.method} {request.path}"
     try:
         return await handler(request)
-    except RequestError as error:
-        _count(request, "rejected")
-        return _error(error.status, str(error), _INVALID, error.param, error.code)
-    except LegFailed as failure:
-        _count(request, failure.outcome)
-        kind = _INVALID if failure.outcome == "rejected" else failure.error.kind
-        return _error(failure.error.status, failure.error.message, kind)
-    except WorkerError as error:
-        _count(request, "worker_error")
-        return _error(503, str(error), "worker_error")
-    except web.HTTPRequestEntityTooLarge as error:
-        _count(request, "rejected")
-        return _error(413, f"the body is too large: {error.text}", _INVALID)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return _error(405, f"{request.method} {request.path}: use {allowed}", _INVALID)
+        return _response(ErrorAnswer(405, f"{where}: use {allowed}"))
     except web.HTTPNotFound:
-        paths = ", ".join(sorted({r.canonical for r in request.app.router.resources()}))
-        return _error(404, f"no such path: {request.path}; there are {paths}", _INVALID)
-    except web.RequestPayloadError as error:
-        _count(request, "rejected")
-        return _error(400, f"the body cannot be read: {error}", _INVALID)
-    except Exception as error:  # the process edge: a bug of ours must not cost the connection
-        logger.exception("%s %s failed", request.method, request.path)
-        _count(request, "internal_error")
-        return _error(500, f"internal error of the router ({type(error).__name__})", "router_error")
+        served = {r.canonical for r in request.app.router.resources()} | set(Endpoint)
+        told = f"no such path: {request.path}; there are {', '.join(sorted(served))}"
+        return _response(ErrorAnswer(404, told))
+    except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+        return _response(answer_to(error, where))
 
 
-def _count(request: web.Request, outcome: str) -> None:
-    request.app[_METRICS].finished.labels(request.path, outcome).inc()
-
-
-def _error(
-    status: int, message: str, kind: str, param: str | None = None, code: str | None = None
-) -> web.Response:
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return web.json_response({"error": error}, status=status)
+def _response(told: ErrorAnswer) -> web.Response:
+    return web.Response(status=told.status, body=told.body, content_type="application/json")

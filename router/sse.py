@@ -6,6 +6,7 @@ the head (an error before the first token) and at the tail (usage).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Any
 import orjson
 
 DONE = b"data: [DONE]\n\n"
-_BOUNDARY = b"\n\n"
+_DONE = (DONE, b"data: [DONE]\r\n\r\n")
+# An event ends with an empty line; lines end either way, and servers do not mix them.
+_ENDS = (b"\n\n", b"\n\r\n")
+_EVENT = re.compile(rb".+?\n\r?\n", re.DOTALL)
 # As SGLang's serializers write it. Inside a JSON string the quotes would be escaped, so
 # generated text cannot forge it.
 _USAGE = b'"usage":{'
@@ -103,20 +107,20 @@ class EventCutter:
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that ``data`` completes (maybe none)."""
-        searched = max(0, len(self._rest) - 1)  # the old rest holds no boundary, but maybe half
+        if not self._rest and data.endswith(_ENDS):
+            return data
+        searched = max(0, len(self._rest) - 2)  # the old rest holds no end, but maybe half of one
         self._rest += data
-        end = self._rest.rfind(_BOUNDARY, searched)
-        if end < 0:
-            return b""
-        end += len(_BOUNDARY)
-        block = bytes(self._rest[:end])
-        del self._rest[:end]
+        found = (self._rest.rfind(end, searched) + len(end) for end in _ENDS if end in self._rest)
+        cut = max(found, default=0)
+        block = bytes(self._rest[:cut])
+        del self._rest[:cut]
         return block
 
 
 def split_events(block: bytes) -> list[bytes]:
-    """The events of a block, each with its boundary."""
-    return [event + _BOUNDARY for event in block.split(_BOUNDARY) if event]
+    """The events of a block of whole events, each with its end."""
+    return _EVENT.findall(block)
 
 
 @dataclass(slots=True)
@@ -138,7 +142,7 @@ class Tail:
 
     def pass_on(self, block: bytes) -> bytes:
         """What of ``block`` the client gets."""
-        if block.endswith(DONE):
+        if block.endswith(_DONE):
             self.done = True
         if self.native:
             if self.done:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-
-from aiohttp import web
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 from ppd.arrivals import ArrivalRate
-from ppd.errors import WorkerError
+from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
 
+from .answers import answer_to
 from .course import Course
 from .dispatch import Dispatcher
 from .journal import Journal
 from .ledger import Ledger
-from .legs import LegFailed
 from .metrics import Metrics
 from .relay import relay_body, relay_stream
 from .requests import Endpoint, Inbound, Served, parse
 from .scrub import ANONYMOUS, FORWARDED_HEADERS, tenant_of
+from .wire.request import Request
 from .wishes import WishBook
 from .workers import WorkerPool
 
@@ -60,46 +60,64 @@ class TurnServer:
         self._metrics = metrics
         self._clock = clock
 
-    async def serve(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-        """Raises:
-        RequestError: the request is wrong.
-        WorkerError: no worker is left to serve it.
-        LegFailed: a worker failed or refused before the first byte.
-        """
-        raw = await request.read()
+    async def serve(self, request: Request) -> None:
+        """Answer one request, whatever it is and whatever becomes of it."""
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
-        inbound, query = self._read(request, endpoint, raw)
-        self._arrivals.note(arrived_s)
-        course = self._decide(request, inbound, query, arrived_s)
+        course: Course | None = None
         try:
-            async with self._dispatcher.answer(course) as answer:
+            if request.method != "POST":
+                raise RequestError(f"{request.method} {request.path}: use POST", status=405)
+            endpoint = Endpoint(request.path)
+            inbound, query = self._read(endpoint, request.headers, request.body)
+            self._arrivals.note(arrived_s)
+            course = self._decide(request.headers, inbound, query, arrived_s)
+            with ExitStack() as legs:
+                answer = await self._dispatcher.answer(course, legs)
                 self._ledger.answered(course)
-                if inbound.stream:
-                    return await relay_stream(request, course, answer, self._ledger)
-                return relay_body(course, answer, self._ledger)
-        except asyncio.CancelledError:  # aiohttp cancels the handler when the client hangs up
-            self._ledger.finished(course, "disconnected")
+                if answer.streams:
+                    await relay_stream(request, course, answer, self._ledger)
+                else:
+                    relay_body(request, course, answer, self._ledger)
+        except asyncio.CancelledError:  # the client hung up
+            if course is not None:
+                self._ledger.finished(course, "disconnected")
             raise
-        except LegFailed as failure:
-            self._ledger.closed(course, failure.outcome)
-            raise
-        except WorkerError:
-            self._ledger.closed(course, "worker_error")
-            raise
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+            self._failed(request, course, error)
         finally:
-            self._ledger.closed(course, course.outcome or "internal_error")
+            if course is not None:
+                self._ledger.closed(course, course.outcome or "internal_error")
 
-    async def explain(self, request: web.Request, endpoint: Endpoint) -> tuple[Query, Judgement]:
+    def _failed(self, request: Request, course: Course | None, error: Exception) -> None:
+        told = answer_to(error, f"{request.method} {request.path}")
+        if course is None:
+            self._metrics.finished.labels(request.path, told.outcome).inc()
+        else:
+            self._ledger.finished(course, told.outcome)
+        if request.answered:
+            request.abort()
+        else:
+            request.respond(told.status, told.body, {"Content-Type": "application/json"})
+
+    def explain(
+        self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
+    ) -> tuple[Query, Judgement]:
         """What would be decided about a request now; nothing is sent or remembered.
 
         Raises:
             RequestError: the request is wrong.
         """
-        _, query = self._read(request, endpoint, await request.read())
+        _, query = self._read(endpoint, headers, raw)
         return query, self._judge.judge(query, self._clock())
 
-    def _read(self, request: web.Request, endpoint: Endpoint, raw: bytes) -> tuple[Inbound, Query]:
-        tenant = tenant_of(request.headers.get("Authorization"))
+    def _read(
+        self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
+    ) -> tuple[Inbound, Query]:
+        """
+        Args:
+            headers: by lower-case name.
+        """
+        tenant = tenant_of(headers.get("authorization"))
         inbound = parse(endpoint, raw, tenant, Served(self._pool.models, self._pool.vocab_size))
         name = tenant or ANONYMOUS
         query = Query(
@@ -108,12 +126,12 @@ class TurnServer:
             body_bytes=len(raw),
             tenant=name,
             most_tokens=inbound.most_tokens,
-            objective=self._wishes.of(name, request.headers),
+            objective=self._wishes.of(name, headers),
         )
         return inbound, query
 
     def _decide(
-        self, request: web.Request, inbound: Inbound, query: Query, arrived_s: float
+        self, headers: Mapping[str, str], inbound: Inbound, query: Query, arrived_s: float
     ) -> Course:
         started_s = time.perf_counter()
         judged = self._judge.judge(query, arrived_s)
@@ -134,7 +152,7 @@ class TurnServer:
             number=number,
             inbound=inbound,
             tenant=query.tenant,
-            headers={h: request.headers[h] for h in FORWARDED_HEADERS if h in request.headers},
+            headers={h: headers[h] for h in FORWARDED_HEADERS if h in headers},
             arrived_s=arrived_s,
             judged=judged,
             decision=judged.decision,

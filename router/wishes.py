@@ -23,8 +23,12 @@ class WishBook:
         self._tenants = config.tenants
 
     def of(self, tenant: str, headers: Mapping[str, str]) -> Objective:
-        """Raises:
-        RequestError: a header holds no number, or they contradict each other.
+        """
+        Args:
+            headers: by lower-case name.
+
+        Raises:
+            RequestError: a header holds no number, or they contradict each other.
         """
         wishes = self._tenants.get(tenant, self._everyone)
         weights, targets = _numbers(headers, WEIGHT_HEADERS), _numbers(headers, TARGET_HEADERS)
@@ -45,14 +49,15 @@ class WishBook:
 def _numbers(headers: Mapping[str, str], names: Mapping[str, str]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for field, name in names.items():
-        if name in headers:
+        given = headers.get(name.lower())
+        if given is not None:
             try:
-                numbers[field] = float(headers[name])
+                numbers[field] = float(given)
             except ValueError:
-                raise RequestError(f"{name} must be a number, got {headers[name]!r}") from None
+                raise RequestError(f"{name} must be a number, got {given!r}") from None
     return numbers
 
 
 def _given(headers: Mapping[str, str]) -> list[str]:
     names = [*WEIGHT_HEADERS.values(), *TARGET_HEADERS.values()]
-    return [name for name in names if name in headers]
+    return [name for name in names if name.lower() in headers]

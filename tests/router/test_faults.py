@@ -303,4 +303,4 @@ async def test_a_body_that_is_not_what_it_says_is_refused(cluster: Cluster) -> N
     async with cluster(p, d) as client:
         headers = {"Content-Encoding": "gzip"}
         reply = await client.post("/v1/chat/completions", b"not gzip", headers)
-        assert reply.status == 400
+        assert reply.status == 415

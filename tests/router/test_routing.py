@@ -222,7 +222,7 @@ async def test_usage_is_shown_to_who_asks(cluster: Cluster) -> None:
     [
         ("/v1/chat/completions", b"{", 400, "no valid JSON"),
         ("/v1/chat/completions", {"model": "x", "messages": []}, 404, "'x' does not exist"),
-        ("/v1/chat/completions", b"x" * 5000, 413, "too large"),
+        ("/v1/chat/completions", b"x" * 5000, 413, "larger than 4000 bytes"),
         ("/v1/nothing", {}, 404, "no such path"),
         ("/v1/models", {}, 405, "use GET"),
     ],

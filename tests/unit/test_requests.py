@@ -25,30 +25,39 @@ def read(endpoint: Endpoint, body: object, tenant: str = "") -> Inbound:
     return parse(endpoint, orjson.dumps(body), tenant, SERVED)
 
 
+def sent(inbound: Inbound) -> dict[str, Any]:
+    """What a worker gets, which is the same whether it is appended to or written anew."""
+    body: dict[str, Any] = orjson.loads(inbound.with_fields({}))
+    assert body == inbound.fields
+    more = orjson.loads(inbound.with_fields({"bootstrap_room": 1}))
+    assert more == {**body, "bootstrap_room": 1}
+    return body
+
+
 @pytest.mark.parametrize("name", sorted(FORBIDDEN_FIELDS))
 def test_routing_fields_never_pass(name: str) -> None:
-    assert name not in read(Endpoint.CHAT, {**CHAT, name: 1}).body
+    assert name not in sent(read(Endpoint.CHAT, {**CHAT, name: 1}))
 
 
 def test_marks_never_pass() -> None:
     marks = {"do_local_prefill": True, "min_cached_tokens": 0, "mine": 1}
-    body = read(Endpoint.CHAT, {**CHAT, "custom_params": marks}).body
+    body = sent(read(Endpoint.CHAT, {**CHAT, "custom_params": marks}))
     assert body["custom_params"] == {"mine": 1}
     native = {"text": "hi", "sampling_params": {"custom_params": marks, "temperature": 0}}
-    sampling = read(Endpoint.GENERATE, native).body["sampling_params"]
+    sampling = sent(read(Endpoint.GENERATE, native))["sampling_params"]
     assert sampling == {"custom_params": {"mine": 1}, "temperature": 0}
     batch = {"text": ["a", "b"], "sampling_params": [{"custom_params": marks}] * 2}
     assert (
-        read(Endpoint.GENERATE, batch).body["sampling_params"]
+        sent(read(Endpoint.GENERATE, batch))["sampling_params"]
         == [{"custom_params": {"mine": 1}}] * 2
     )
 
 
 def test_tenants_have_their_own_cache_and_ids() -> None:
-    body = read(Endpoint.CHAT, {**CHAT, "rid": "r", "cache_salt": "s"}, "t").body
+    body = sent(read(Endpoint.CHAT, {**CHAT, "rid": "r", "cache_salt": "s"}, "t"))
     assert (body["rid"], body["cache_salt"]) == ("t-r", "t/s")
-    assert "cache_salt" not in read(Endpoint.CHAT, CHAT).body
-    posing = read(Endpoint.CHAT, {**CHAT, "cache_salt": "t"}).body
+    assert "cache_salt" not in sent(read(Endpoint.CHAT, CHAT))
+    posing = sent(read(Endpoint.CHAT, {**CHAT, "cache_salt": "t"}))
     assert posing["cache_salt"] == "anonymous/t"
     one, two = tenant_of("Bearer one"), tenant_of("Bearer two")
     assert one != two
@@ -71,7 +80,7 @@ def test_what_stands_before_the_messages_separates_conversations() -> None:
 @pytest.mark.parametrize("stream_options", [None, {"include_usage": False}])
 def test_the_router_always_asks_for_usage(stream_options: object) -> None:
     inbound = read(Endpoint.CHAT, {**CHAT, "stream": True, "stream_options": stream_options})
-    assert inbound.body["stream_options"] == {"include_usage": True}
+    assert sent(inbound)["stream_options"] == {"include_usage": True}
     assert not inbound.asks_usage
 
 
@@ -153,4 +162,4 @@ def test_what_is_in_the_vocabulary_passes() -> None:
 
 def test_one_set_of_sampling_params_may_come_in_a_list() -> None:
     inbound = read(Endpoint.GENERATE, {"text": "a", "sampling_params": [{"temperature": 0}]})
-    assert inbound.body["sampling_params"] == {"temperature": 0}
+    assert sent(inbound)["sampling_params"] == {"temperature": 0}

@@ -1,0 +1,223 @@
+"""A prefill and a decode worker that answer at once, for what a router costs.
+
+Raw protocols in one process, so that a core serves tens of thousands of chunks a second. They
+compute nothing: each request's stream has ``max_tokens`` chunks, in the rhythm that was asked
+for by ``POST /rhythm``. Run as ``python -m eval.fake_workers PREFILL_PORT DECODE_PORT MODEL``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
+
+import httptools
+import uvloop
+
+_MOST = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
+_STREAM = re.compile(rb'"stream": ?true')
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """``burst`` chunks one after the other, each sent by itself, every ``interval_s``."""
+
+    interval_s: float = 0.0
+    burst: int = 1
+
+
+def chunked(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def json_answer(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    return head % (len(body), body)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the workers of one model say."""
+
+    model: str
+    usage: dict[str, object]
+
+    def event(self, delta: dict[str, str] | None, reason: str | None = None) -> bytes:
+        """As SGLang's serializer writes one."""
+        choices = (
+            []
+            if delta is None
+            else [
+                {
+                    "index": 0,
+                    "delta": delta,
+                    "logprobs": None,
+                    "finish_reason": reason,
+                    "matched_stop": None,
+                }
+            ]
+        )
+        body = {
+            "id": "9d3be3c7e6a34c1ab0c64fb7d3c5d9e2",
+            "object": "chat.completion.chunk",
+            "created": 1763740000,
+            "model": self.model,
+            "choices": choices,
+            "usage": self.usage if delta is None else None,
+        }
+        return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+    def whole(self) -> bytes:
+        body = {
+            "id": "9d3be3c7e6a34c1ab0c64fb7d3c5d9e2",
+            "object": "chat.completion",
+            "created": 1763740000,
+            "model": self.model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": " token"},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                    "matched_stop": None,
+                }
+            ],
+            "usage": self.usage,
+        }
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+class FakeWorker(asyncio.Protocol):
+    """One connection to one of the workers."""
+
+    def __init__(self, role: str, script: Script, rhythm: Rhythm) -> None:
+        self._role = role
+        self._rhythm = rhythm
+        self._script = script
+        self._token = chunked(script.event({"content": " token"}))
+        self._tail = chunked(script.event({}, "stop"))
+        self._tail += chunked(script.event(None)) + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        self._whole = json_answer(script.whole())
+        self._transport: asyncio.Transport
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._timer: asyncio.TimerHandle | None = None
+        self._target = b""
+        self._body = b""
+        self._left = 0
+        self._due_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._target = self._body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        path = self._target.partition(b"?")[0].decode()
+        if path == "/v1/chat/completions":
+            self._generate()
+        elif path == "/rhythm":
+            asked = json.loads(self._body)
+            self._rhythm.interval_s, self._rhythm.burst = asked["interval_s"], asked["burst"]
+            self._json({})
+        else:
+            self._json(self._about(path))
+
+    def _about(self, path: str) -> object:
+        """What routers ask to know whom they have before them."""
+        model = self._script.model
+        if path == "/v1/models":
+            card = {"id": model, "object": "model", "owned_by": "sglang", "max_model_len": 32768}
+            return {"object": "list", "data": [card]}
+        plugin = {"version": "0", "local_prefill": True, "boot_id": self._role, "vocab_size": 256}
+        return {
+            "model_path": model,
+            "served_model_name": model,
+            "tokenizer_path": model,
+            "is_generation": True,
+            "disaggregation_mode": self._role,
+            "disaggregation_bootstrap_port": 8998,
+            "page_size": 16,
+            "version": "0.5.21",
+            "internal_states": [{"ppd": plugin} if self._role == "decode" else {}],
+            "loads": [],
+        }
+
+    def _json(self, value: object) -> None:
+        self._transport.write(json_answer(json.dumps(value).encode()))
+
+    def _generate(self) -> None:
+        if _STREAM.search(self._body) is None:
+            head = (
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            )
+            self._transport.write(head % len(self._whole) + self._whole)
+            return
+        most = _MOST.search(self._body)
+        self._left = int(most[1]) if most and self._role == "decode" else 1
+        # With the first chunk, as uvicorn does when that is there.
+        self._send(_STREAM_HEAD + self._token)
+        self._left -= 1
+        self._due_s = self._loop.time()
+        self._emit(self._rhythm.burst - 1)
+
+    def _emit(self, burst: int) -> None:
+        for _ in range(min(burst, self._left)):
+            self._send(self._token)
+            self._left -= 1
+        if not self._left:
+            self._transport.write(self._tail)
+            self._timer = None
+            return
+        self._due_s += self._rhythm.interval_s
+        self._timer = self._loop.call_at(self._due_s, self._emit, self._rhythm.burst)
+
+    def _send(self, data: bytes) -> None:
+        """Now, and by itself: the loop would send all that is written in one step at once."""
+        sent = 0
+        if not self._transport.get_write_buffer_size():
+            with suppress(BlockingIOError, ConnectionError):
+                sent = os.write(self._transport.get_extra_info("socket").fileno(), data)
+        if sent < len(data):
+            self._transport.write(data[sent:])
+
+
+async def serve(prefill_port: int, decode_port: int, model: str) -> None:
+    usage = {"prompt_tokens": 400, "completion_tokens": 32, "total_tokens": 432}
+    script, rhythm = Script(model, {**usage, "prompt_tokens_details": None}), Rhythm()
+    loop = asyncio.get_running_loop()
+    for role, port in (("prefill", prefill_port), ("decode", decode_port)):
+        await loop.create_server(
+            lambda role=role: FakeWorker(role, script, rhythm),  # type: ignore[misc]
+            "127.0.0.1",
+            port,
+            backlog=8192,
+        )
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

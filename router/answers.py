@@ -1,0 +1,68 @@
+"""Errors as clients get them: OpenAI's error object, with a status."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import orjson
+
+from ppd.errors import RequestError, WorkerError
+
+from .legs import LegFailed
+
+logger = logging.getLogger("ppd.router")
+
+INVALID = "invalid_request_error"  # OpenAI's type of a client's error
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """Attributes:
+    outcome: in the words of ``ppd_finished``.
+    """
+
+    status: int
+    message: str
+    kind: str = INVALID
+    param: str | None = None
+    code: str | int | None = None
+    outcome: str = "rejected"
+
+    @property
+    def body(self) -> bytes:
+        return orjson.dumps({"error": self._object()})
+
+    @property
+    def event(self) -> bytes:
+        """As the last event but ``[DONE]`` of a stream."""
+        return b"data: %b\n\n" % self.body
+
+    def _object(self) -> dict[str, str | int | None]:
+        return {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+
+
+def answer_to(error: Exception, where: str) -> ErrorAnswer:
+    """What a client is told of an error; one that should not have been is logged.
+
+    Args:
+        where: of the request, for the log.
+    """
+    match error:
+        case RequestError():
+            return ErrorAnswer(error.status, str(error), INVALID, error.param, error.code)
+        case LegFailed():
+            told = error.error
+            kind = INVALID if error.outcome == "rejected" else told.kind
+            return ErrorAnswer(told.status, told.message, kind, outcome=error.outcome)
+        case WorkerError():
+            return ErrorAnswer(503, str(error), "worker_error", outcome="worker_error")
+        case _:
+            logger.error("%s failed", where, exc_info=error)
+            message = f"internal error of the router ({type(error).__name__})"
+            return ErrorAnswer(500, message, "router_error", outcome="internal_error")

@@ -1,0 +1,351 @@
+"""The client's side: connections to workers, kept for the next request, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from .heads import request_head
+
+logger = logging.getLogger("ppd.router.http")
+
+_SWEEP_S = 1.0
+_HEAD_BYTES = 64 * 1024
+
+
+class Reader(Protocol):
+    """Whoever reads an answer. After ``ended`` or ``failed`` nothing more comes."""
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None: ...
+
+    def body(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def failed(self, error: Exception) -> None:
+        """
+        Args:
+            error: ConnectError: nothing was sent. TimeoutError: nothing came for too long. Else
+                the connection was lost, or what came is no HTTP.
+        """
+        ...
+
+
+class ConnectError(OSError):
+    """A connection could not be had; nothing was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def authority(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+@cache
+def origin_of(url: str) -> Origin:
+    """``url`` has been checked to have host and port."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return Origin(parts.hostname, parts.port, parts.scheme == "https")
+
+
+class Upstreams:
+    """Connections to all workers.
+
+    Args:
+        connect_s: for a connection to be made.
+        silence_s: in which an answer must begin, and go on.
+        keep_s: an idle connection is not used again after so long: the worker may be closing it.
+    """
+
+    def __init__(
+        self, *, connect_s: float, silence_s: float, keep_s: float, tls: ssl.SSLContext | None
+    ) -> None:
+        self._connect_s = connect_s
+        self._silence_s = silence_s
+        self._keep_s = keep_s
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._idle: defaultdict[Origin, list[_Upstream]] = defaultdict(list)
+        self._busy: set[Exchange] = set()
+        self._sweeper = self._loop.create_task(self._sweep())
+
+    def post(
+        self, url: str, target: str, headers: Mapping[str, str], body: bytes, reader: Reader
+    ) -> Exchange:
+        """Send a request; ``reader`` is told what comes of it, never before this returns."""
+        origin = origin_of(url)
+        head = {"Host": origin.authority, **headers, "Content-Length": str(len(body))}
+        exchange = Exchange(self, origin, request_head("POST", target, head) + body, reader)
+        self._busy.add(exchange)
+        exchange.begin(self._reusable(origin))
+        return exchange
+
+    def _reusable(self, origin: Origin) -> _Upstream | None:
+        """The connection that was used last: the others may grow old."""
+        idle = self._idle[origin]
+        oldest_s = self._loop.time() - self._keep_s
+        while idle:
+            upstream = idle.pop()
+            if upstream.usable and upstream.heard_s >= oldest_s:
+                return upstream
+            upstream.close()
+        return None
+
+    async def connect(self, origin: Origin) -> _Upstream:
+        """Raises: ConnectError."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, upstream = await self._loop.create_connection(
+                    lambda: _Upstream(self._loop),
+                    origin.host,
+                    origin.port,
+                    ssl=(self._tls or True) if origin.tls else None,
+                )
+        except TimeoutError:
+            raise ConnectError(f"no connection within {self._connect_s:g} s") from None
+        except OSError as error:
+            raise ConnectError(error.errno, str(error)) from error
+        return upstream
+
+    def over(self, exchange: Exchange, upstream: _Upstream | None) -> None:
+        """``exchange`` has ended; ``upstream`` may serve another."""
+        self._busy.discard(exchange)
+        if upstream is not None:
+            self._idle[exchange.origin].append(upstream)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now_s = self._loop.time()
+            for exchange in list(self._busy):
+                exchange.check_time(now_s, self._silence_s)
+            for idle in self._idle.values():
+                while idle and now_s - idle[0].heard_s > self._keep_s:
+                    idle.pop(0).close()
+
+    async def close(self) -> None:
+        self._sweeper.cancel()
+        await asyncio.gather(self._sweeper, return_exceptions=True)
+        for exchange in list(self._busy):
+            exchange.close()
+        for idle in self._idle.values():
+            for upstream in idle:
+                upstream.close()
+
+
+class Exchange:
+    """One request to a worker and its answer."""
+
+    def __init__(self, upstreams: Upstreams, origin: Origin, data: bytes, reader: Reader) -> None:
+        self.origin = origin
+        self._upstreams = upstreams
+        self._data = data
+        self._reader = reader
+        self._loop = asyncio.get_running_loop()
+        self._connecting: asyncio.Task[None] | None = None
+        self._upstream: _Upstream | None = None
+        self._held = False
+        self._began_s = self._loop.time()
+        self._over = False
+
+    def begin(self, upstream: _Upstream | None) -> None:
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self._connecting = self._loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            upstream = await self._upstreams.connect(self.origin)
+        except ConnectError as error:
+            self.failed(error)
+        else:
+            self._send(upstream)
+
+    def _send(self, upstream: _Upstream) -> None:
+        self._upstream, self._connecting = upstream, None
+        upstream.serve(self, self._data)
+        self._data = b""
+        if self._held:
+            upstream.hold(True)
+
+    # -- from the connection ------------------------------------------------------------
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._reader.head(status, headers)
+
+    def body(self, data: bytes) -> None:
+        self._reader.body(data)
+
+    def ended(self, reusable: bool) -> None:
+        if not self._over:
+            self._over = True
+            self._upstreams.over(self, self._upstream if reusable else None)
+            self._reader.ended()
+
+    def failed(self, error: Exception) -> None:
+        if not self._over:
+            self._over = True
+            self._upstreams.over(self, None)
+            self._reader.failed(error)
+
+    # -- from whoever asked -------------------------------------------------------------
+
+    def hold(self, held: bool) -> None:
+        """Read no further for now, or again."""
+        self._held = held
+        if self._upstream is not None and not self._over:
+            self._upstream.hold(held)
+
+    def close(self) -> None:
+        """Give up what has not ended: a worker learns by it that the request is aborted."""
+        if self._over:
+            return
+        self._over = True
+        self._upstreams.over(self, None)
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    def check_time(self, now_s: float, silence_s: float) -> None:
+        if self._upstream is None or self._held:
+            return  # connecting has a limit of its own; and who is held back is not silent
+        if now_s - max(self._began_s, self._upstream.heard_s) > silence_s:
+            upstream = self._upstream
+            self.failed(TimeoutError(f"nothing came for {silence_s:g} s"))
+            upstream.close()
+
+
+class _Upstream(asyncio.Protocol):
+    """One connection to a worker; serves one exchange at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.heard_s = loop.time()
+        self._loop = loop
+        self._transport: asyncio.Transport
+        self._exchange: Exchange | None = None
+        self._alive = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._head_bytes = 0
+        self._in_head = True
+        self._parts: list[bytes] = []
+        self._until_close = False
+        self._complete = False
+        self._unasked = False  # something came behind the answer
+
+    @property
+    def usable(self) -> bool:
+        return self._alive and not self._transport.is_closing()
+
+    def serve(self, exchange: Exchange, data: bytes) -> None:
+        self._exchange = exchange
+        self._headers = {}
+        self._head_bytes = 0
+        self._in_head = True
+        self._until_close = self._complete = False
+        self.heard_s = self._loop.time()
+        self._transport.write(data)
+
+    def hold(self, held: bool) -> None:
+        if self._alive and held:
+            self._transport.pause_reading()
+        elif self._alive:
+            self.heard_s = self._loop.time()
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        self._exchange = None
+        if self._alive:
+            self._transport.abort()
+
+    # -- the transport ------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._alive = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._alive = False
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if exc is None and self._until_close:
+            exchange.ended(False)
+        else:
+            exchange.failed(exc or ConnectionError("the connection was closed"))
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:  # a worker that speaks unasked is not understood
+            self._transport.abort()
+            return
+        self.heard_s = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._broken(exchange, f"not understood: {error}")
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES:
+                self._broken(exchange, f"a head of more than {_HEAD_BYTES} bytes")
+                return
+        if parts := self._parts:
+            self._parts = []
+            exchange.body(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._complete and self._exchange is not None:  # it may have been closed meanwhile
+            self._exchange = None
+            reusable = self._parser.should_keep_alive() and not self._unasked
+            if not reusable:
+                self._transport.close()
+            exchange.ended(reusable)
+
+    def _broken(self, exchange: Exchange, how: str) -> None:
+        self._exchange = None
+        self._transport.abort()
+        exchange.failed(ConnectionError(how))
+
+    # -- the parser ---------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._unasked = self._complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return
+        self._in_head = False
+        headers = self._headers
+        self._until_close = "content-length" not in headers and "transfer-encoding" not in headers
+        if self._exchange is not None:
+            self._exchange.head(status, headers)
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._in_head:  # of "100 Continue", which no one has asked for
+            self._headers = {}
+        else:
+            self._complete = True

@@ -1,0 +1,114 @@
+"""One request of a client, and the answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from .heads import request_head, response_head
+
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Listener(Protocol):
+    """Whoever must know that a client takes no more for now."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Connection(Protocol):
+    """What an answer is written to."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def heed(self, listener: Listener | None) -> None:
+        """Tell ``listener`` when the client is too slow, and when it has caught up."""
+        ...
+
+
+@dataclass(slots=True)
+class Refusal:
+    """A request that was none, or that nobody may send; the connection ends with it."""
+
+    status: int
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """
+    Attributes:
+        path: of the target, without the query.
+        headers: by lower-case name; several of one name are joined by commas, as RFC 9110 5.3 says.
+        keep_alive: the connection serves another request after this one.
+        answered: a head has been written.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+    connection: Connection
+    keep_alive: bool
+    http_1_0: bool
+    answered: bool = False
+    ended: bool = False
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """The whole answer at once."""
+        self.answered = self.ended = True
+        head = {**headers, "Content-Length": str(len(body)), **self._connection_header()}
+        self.connection.write(response_head(status, head) + body)
+
+    def start(self, status: int, headers: Mapping[str, str], first: bytes) -> None:
+        """The head of a streamed answer and its first bytes."""
+        self.answered = True
+        if self.http_1_0:
+            self.keep_alive = False  # the end of the connection is the end of the answer
+            head = {**headers, **self._connection_header()}
+        else:
+            head = {**headers, "Transfer-Encoding": "chunked", **self._connection_header()}
+        self.connection.write(response_head(status, head) + self._chunk(first))
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self.connection.write(self._chunk(data))
+
+    def end(self) -> None:
+        """Of a streamed answer."""
+        self.ended = True
+        if not self.http_1_0:
+            self.connection.write(_LAST_CHUNK)
+
+    def abort(self) -> None:
+        """Of a streamed answer that cannot be ended well: the client shall see that."""
+        self.ended, self.keep_alive = True, False
+
+    def raw(self) -> bytes:
+        """The request again, as the last one of its connection."""
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name not in ("connection", "transfer-encoding", "content-length", "expect")
+        }
+        headers |= {"connection": "close", "content-length": str(len(self.body))}
+        return request_head(self.method, self.target, headers) + self.body
+
+    def _connection_header(self) -> Mapping[str, str]:
+        if not self.keep_alive:
+            return {"Connection": "close"}
+        return {"Connection": "keep-alive"} if self.http_1_0 else {}
+
+    def _chunk(self, data: bytes) -> bytes:
+        if self.http_1_0 or not data:
+            return data
+        return b"%x\r\n%b\r\n" % (len(data), data)
