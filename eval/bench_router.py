@@ -25,7 +25,7 @@ import psutil
 import uvloop
 
 from . import rival_routers
-from .cluster import Launcher, Process, free_port, launching
+from .cluster import ClusterError, Launcher, Process, free_port, launching
 from .provenance import provenance
 from .stream_client import Received, Tally, chat_request, connect
 
@@ -185,7 +185,7 @@ async def measure(
     async with aiohttp.ClientSession() as http:
         bench = Bench(http, direct, model)
         for candidate in candidates:
-            await until_ready(http, bench, candidate)
+            await until_ready(bench, candidate)
             await bench.closed_loop(candidate, 32, 640)
             await bench.first_tokens(candidate, 20)
             candidate.errors.clear()
@@ -217,19 +217,22 @@ async def one_round(
     return {name: round(v, 3) if isinstance(v, float) else v for name, v in row.items()}
 
 
-async def until_ready(http: aiohttp.ClientSession, bench: Bench, candidate: Candidate) -> None:
-    """Raises: TimeoutError."""
-    async with asyncio.timeout(_START_S):
-        while True:
-            try:
-                await bench.closed_loop(candidate, 1, 1)
-            except OSError:
-                pass  # not listening yet
-            else:
-                if not candidate.errors:
-                    return
-            candidate.errors.clear()
-            await asyncio.sleep(0.2)
+async def until_ready(bench: Bench, candidate: Candidate) -> None:
+    """Raises: ClusterError."""
+    deadline_s = time.monotonic() + _START_S
+    problem = "it does not listen"
+    while time.monotonic() < deadline_s:
+        try:
+            await bench.closed_loop(candidate, 1, 1)
+        except OSError:
+            pass
+        else:
+            if not candidate.errors:
+                return
+            problem = candidate.errors[-1]
+        candidate.errors.clear()
+        await asyncio.sleep(0.2)
+    raise ClusterError(f"{candidate.name} is not ready: {problem}{candidate.process.tail()}")
 
 
 def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
@@ -288,6 +291,7 @@ def _start(
             argv = [
                 *(sys.executable, "-m", "ppd_router.cli", "--port", str(port)),
                 *("--prefill", prefill, "--decode", decode, "--table", str(_TABLE)),
+                *("--log-level", "warning"),  # as the others
             ]
             process = launch.start(name, port, argv, _ROUTER_CORE)
         else:

@@ -1,8 +1,9 @@
 """A prefill and a decode worker that answer at once, for what a router costs.
 
 Raw protocols in one process, so that a core serves tens of thousands of chunks a second. They
-compute nothing: each request's stream has ``max_tokens`` chunks, in the rhythm that was asked
-for by ``POST /rhythm``. Run as ``python -m eval.fake_workers PREFILL_PORT DECODE_PORT MODEL``.
+compute nothing: each request's stream has ``max_tokens`` chunks, the first at once, then one for
+all streams in every step, as an engine with continuous batching has it. Run as
+``python -m eval.fake_workers PREFILL_PORT DECODE_PORT MODEL``.
 """
 
 from __future__ import annotations
@@ -21,18 +22,42 @@ import uvloop
 
 _MOST = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _STREAM = re.compile(rb'"stream": ?true')
+_IDLE = {
+    "max_total_num_tokens": 1_000_000,
+    "num_total_tokens": 0,
+    "num_running_reqs": 0,
+    "timestamp": 0.0,
+}
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
 
 
-@dataclass(slots=True)
-class Rhythm:
-    """``burst`` chunks one after the other, each sent by itself, every ``interval_s``."""
+class Steps:
+    """The decode worker's steps; ``POST /rhythm`` sets how long they are.
 
-    interval_s: float = 0.0
-    burst: int = 1
+    Attributes:
+        burst: chunks of each stream in a step, each sent by itself.
+    """
+
+    def __init__(self) -> None:
+        self.interval_s = 0.0
+        self.burst = 1
+        self.streams: set[FakeWorker] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: FakeWorker) -> None:
+        self.streams.add(stream)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.interval_s, self._step)
+
+    def _step(self) -> None:
+        due_s = self._loop.time() + self.interval_s
+        for stream in list(self.streams):
+            stream.emit(self.burst)
+        self._timer = self._loop.call_at(due_s, self._step) if self.streams else None
 
 
 def chunked(event: bytes) -> bytes:
@@ -99,29 +124,25 @@ class Script:
 class FakeWorker(asyncio.Protocol):
     """One connection to one of the workers."""
 
-    def __init__(self, role: str, script: Script, rhythm: Rhythm) -> None:
+    def __init__(self, role: str, script: Script, steps: Steps) -> None:
         self._role = role
-        self._rhythm = rhythm
+        self._steps = steps
         self._script = script
         self._token = chunked(script.event({"content": " token"}))
         self._tail = chunked(script.event({}, "stop"))
         self._tail += chunked(script.event(None)) + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         self._whole = json_answer(script.whole())
         self._transport: asyncio.Transport
-        self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
-        self._timer: asyncio.TimerHandle | None = None
         self._target = b""
         self._body = b""
         self._left = 0
-        self._due_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._steps.streams.discard(self)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -141,7 +162,7 @@ class FakeWorker(asyncio.Protocol):
             self._generate()
         elif path == "/rhythm":
             asked = json.loads(self._body)
-            self._rhythm.interval_s, self._rhythm.burst = asked["interval_s"], asked["burst"]
+            self._steps.interval_s, self._steps.burst = asked["interval_s"], asked["burst"]
             self._json({})
         else:
             self._json(self._about(path))
@@ -163,7 +184,7 @@ class FakeWorker(asyncio.Protocol):
             "page_size": 16,
             "version": "0.5.21",
             "internal_states": [{"ppd": plugin} if self._role == "decode" else {}],
-            "loads": [],
+            "loads": [_IDLE],
         }
 
     def _json(self, value: object) -> None:
@@ -171,29 +192,26 @@ class FakeWorker(asyncio.Protocol):
 
     def _generate(self) -> None:
         if _STREAM.search(self._body) is None:
-            head = (
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            )
-            self._transport.write(head % len(self._whole) + self._whole)
+            self._transport.write(self._whole)
             return
         most = _MOST.search(self._body)
         self._left = int(most[1]) if most and self._role == "decode" else 1
         # With the first chunk, as uvicorn does when that is there.
         self._send(_STREAM_HEAD + self._token)
         self._left -= 1
-        self._due_s = self._loop.time()
-        self._emit(self._rhythm.burst - 1)
+        if self._left:
+            self._steps.add(self)
+        else:
+            self.emit(0)
 
-    def _emit(self, burst: int) -> None:
+    def emit(self, burst: int) -> None:
+        """The next chunks, and the end after the last."""
         for _ in range(min(burst, self._left)):
             self._send(self._token)
             self._left -= 1
         if not self._left:
             self._transport.write(self._tail)
-            self._timer = None
-            return
-        self._due_s += self._rhythm.interval_s
-        self._timer = self._loop.call_at(self._due_s, self._emit, self._rhythm.burst)
+            self._steps.streams.discard(self)
 
     def _send(self, data: bytes) -> None:
         """Now, and by itself: the loop would send all that is written in one step at once."""
@@ -207,11 +225,11 @@ class FakeWorker(asyncio.Protocol):
 
 async def serve(prefill_port: int, decode_port: int, model: str) -> None:
     usage = {"prompt_tokens": 400, "completion_tokens": 32, "total_tokens": 432}
-    script, rhythm = Script(model, {**usage, "prompt_tokens_details": None}), Rhythm()
+    script, steps = Script(model, {**usage, "prompt_tokens_details": None}), Steps()
     loop = asyncio.get_running_loop()
     for role, port in (("prefill", prefill_port), ("decode", decode_port)):
         await loop.create_server(
-            lambda role=role: FakeWorker(role, script, rhythm),  # type: ignore[misc]
+            lambda role=role: FakeWorker(role, script, steps),  # type: ignore[misc]
             "127.0.0.1",
             port,
             backlog=8192,

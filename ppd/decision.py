@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+import msgspec
+
 from ppd.score import Objective, Score
 from ppd.table import Costs
 
@@ -138,8 +140,7 @@ class Assessment:
     score: Score
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """``assessment`` is None where no table was asked, or it did not know."""
 
     route: Route

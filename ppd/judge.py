@@ -7,8 +7,9 @@ Judging a turn decides nothing for good: it only renews the conversation's place
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
@@ -23,8 +24,7 @@ from ppd.sessions import Hit, SessionIndex
 _REPLY_IS_BACK = 0.7
 
 
-@dataclass(frozen=True, slots=True)
-class HomeView:
+class HomeView(msgspec.Struct, frozen=True):
     """A worker that lives and may hold a conversation.
 
     Attributes:
@@ -52,8 +52,7 @@ class ClusterView(Protocol):
     def decode_workers(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """A turn to be judged.
 
     Attributes:
@@ -71,8 +70,7 @@ class Query:
     objective: Objective
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """``remote_tokens``: what a remote turn adds to its prefill worker's queue, as far as known."""
 
     hit: Hit | None

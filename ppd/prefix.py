@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 import xxhash
 
@@ -30,16 +30,14 @@ BLOCK_BYTES = 1024
 _FIELDS = ("role", "name", "tool_call_id", "content", "tool_calls")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A prefix of a request that an earlier request may have ended with."""
 
     digest: Digest
     bytes_after: int  # input that follows it
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(msgspec.Struct, frozen=True):
     """Where a prompt ended: the digest of its last whole block, and what follows that."""
 
     block: Digest
@@ -64,8 +62,7 @@ class PrefixChain(Protocol):
         """All prefixes, longest first. ``tails``: tail lengths remembered for a block."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageChain:
+class MessageChain(msgspec.Struct, frozen=True):
     """Prefixes of a chat: one boundary a message."""
 
     digests: tuple[Digest, ...]
@@ -89,8 +86,7 @@ class MessageChain:
             yield Candidate(digest, total - size)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChain:
+class BlockChain(msgspec.Struct, frozen=True):
     """Prefixes of a prompt: whole blocks, and from each the remembered tails."""
 
     data: bytes

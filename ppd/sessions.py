@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
+
+import msgspec
 
 from ppd.prefix import Anchor, Digest, PrefixChain
 
@@ -18,8 +19,8 @@ from ppd.prefix import Anchor, Digest, PrefixChain
 _MOST_CANDIDATES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+# Not tracked by the garbage collector: a million of them cost it a second, and they hold no cycles.
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """What is known after a request has finished.
 
     Attributes:
@@ -50,8 +51,7 @@ class Turn:
         return self.prompt_tokens + max(0, self.completion_tokens - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     turn: Turn
     bytes_after: int  # of the request's input: the reply of ``turn`` and what is new
 
@@ -61,8 +61,7 @@ class Hit:
         return self.turn.number + (self.bytes_after > 0)
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, gc=False):
     turn: Turn
     anchor: Anchor | None
     expires_at_s: float

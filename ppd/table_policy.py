@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from msgspec import structs
+
 from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route
 from ppd.observed import Observed
 from ppd.policies import DynamoThreshold
@@ -72,7 +74,7 @@ class TablePolicy(Policy):
     def choose(self, features: Features, objective: Objective) -> Decision:
         decision = self._by_table(features, objective)
         if decision.route is Route.LOCAL and (veto := self._veto(features)):
-            return replace(decision, route=Route.REMOTE, reason=veto)
+            return structs.replace(decision, route=Route.REMOTE, reason=veto)
         return decision
 
     def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
@@ -87,7 +89,9 @@ class TablePolicy(Policy):
     def _by_table(self, features: Features, objective: Objective) -> Decision:
         cell = self._cell(features)
         if cell is None:
-            return replace(self._fallback.choose(features, objective), reason=Reason.UNKNOWN_CELL)
+            return structs.replace(
+                self._fallback.choose(features, objective), reason=Reason.UNKNOWN_CELL
+            )
         scored: Score | None = None
         for step in self._steps(features, cell):
             again = score(objective, step.remote, step.local)

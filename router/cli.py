@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import resource
 import sys
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         config.check()
         _raise_file_limit()
+        _spare_time()
         uvloop.run(serve(config))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
@@ -85,6 +87,14 @@ def _raise_file_limit() -> None:
     """Three connections a remote turn: the usual soft limit of 1024 is soon reached."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _spare_time() -> None:
+    """Garbage is looked for every few thousand requests, not every few; and no log record is
+    asked which thread and process it is from."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from ppd.decision import Decision, Features
 from ppd.judge import Judgement
@@ -10,6 +11,10 @@ from ppd.sessions import Hit
 
 from .requests import Inbound
 from .workers import Worker
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -27,6 +32,7 @@ class Course:
         outcome: how it ended; None while it is served.
         client_waits_s: time in which the client did not take what was there for it.
         recorded: its end stands in the decision log.
+        opened: what must be closed when it is over.
     """
 
     number: int
@@ -42,6 +48,7 @@ class Course:
     first_byte_s: float | None = None
     client_waits_s: float = 0.0
     recorded: bool = False
+    opened: list[Closable] = field(default_factory=list)
 
     @property
     def hit(self) -> Hit | None:
@@ -59,6 +66,12 @@ class Course:
     def ttft_s(self) -> float:
         assert self.first_byte_s is not None, "asked before a worker had spoken"
         return self.first_byte_s - self.arrived_s
+
+    def close(self) -> None:
+        """Give up, or give back, whatever is still open."""
+        for one in self.opened:
+            one.close()
+        self.opened.clear()
 
     def answer_headers(self) -> dict[str, str]:
         return {

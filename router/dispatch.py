@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -52,24 +51,23 @@ class Dispatcher:
         self._clock = clock
         self._new_room = new_room
 
-    async def answer(self, course: Course, legs: ExitStack) -> Answer:
+    async def answer(self, course: Course) -> Answer:
         """The decode worker's answer, on whichever route gives one.
 
-        Args:
-            legs: closes what was opened for it.
+        ``course.opened`` is what must be closed when it is over.
         """
         answer: Answer | None = None
         if course.decision.route is Route.LOCAL:
-            answer = await self._local(course, legs)
+            answer = await self._local(course)
         while answer is None:
             if course.decision.route is Route.REPLICA:
-                answer = await self._replica(course, legs)
+                answer = await self._replica(course)
             else:
-                answer = await self._remote(course, legs)
+                answer = await self._remote(course)
         course.first_byte_s = self._clock()
         return answer
 
-    async def _local(self, course: Course, legs: ExitStack) -> Answer | None:
+    async def _local(self, course: Course) -> Answer | None:
         """The answer of an append-prefill on the home worker; None: the turn goes remote."""
         assert course.hit is not None
         assert course.features is not None
@@ -77,11 +75,16 @@ class Dispatcher:
         assert home is not None, "it was ready when this was decided, and nothing has been awaited"
         body = _with_terms(course.inbound, LocalTerms(course.features.least_cached_tokens))
         # In the same step as the decision, which counted on it: nothing has been awaited since.
-        with self._queued(home, course.features.uncached_at_home):
-            try:
-                return await self._open(home, course, body, legs).spoken
-            except LegFailed as failure:
-                reason = await self._why_not_local(course, failure)
+        queued = _Queued(self._backlog, home.identity, course.features.uncached_at_home)
+        course.opened.append(queued)
+        try:
+            answer = await self._spoken(home, course, body)
+        except LegFailed as failure:
+            course.close()
+            reason = await self._why_not_local(course, failure)
+        else:
+            queued.close()
+            return answer
         course.decision = Decision(Route.REMOTE, reason)
         return None
 
@@ -100,34 +103,34 @@ class Dispatcher:
             return Reason.HOME_UNPATCHED
         raise failure
 
-    async def _replica(self, course: Course, legs: ExitStack) -> Answer | None:
+    async def _replica(self, course: Course) -> Answer | None:
         """The answer of a worker that does both; None: it was lost, try another."""
         hit = course.hit
         home = self._pool.by_identity(hit.turn.home) if hit else None
         replica = self._pool.pick(Role.REPLICA, home)
         try:
-            return await self._open(replica, course, course.inbound.with_fields({}), legs).spoken
+            return await self._spoken(replica, course, course.inbound.with_fields({}))
         except LegFailed as failure:
+            course.close()
             if not await self._may_retry(course, failure):
                 raise
             return None
 
-    def _open(self, worker: Worker, course: Course, body: bytes, legs: ExitStack) -> Leg:
-        leg = Leg(self._upstreams, worker, course.inbound.endpoint, body, course.headers)
-        legs.callback(leg.close)
-        return leg
+    async def _spoken(self, worker: Worker, course: Course, body: bytes) -> Answer:
+        spoken = _Spoken(self._upstreams.loop)
+        course.opened.append(self._open(worker, course, body, spoken.told))
+        return await spoken.future
 
-    @contextmanager
-    def _queued(self, worker: Worker, tokens: int) -> Iterator[None]:
-        """Tokens in a worker's queue until it has spoken, or never will."""
-        identity = worker.identity
-        self._backlog.add(identity, tokens)
-        try:
-            yield
-        finally:
-            self._backlog.remove(identity, tokens)
+    def _open(
+        self,
+        worker: Worker,
+        course: Course,
+        body: bytes,
+        told: Callable[[Answer | LegFailed], None],
+    ) -> Leg:
+        return Leg(self._upstreams, worker, course.inbound.endpoint, body, course.headers, told)
 
-    async def _remote(self, course: Course, legs: ExitStack) -> Answer | None:
+    async def _remote(self, course: Course) -> Answer | None:
         """The decode worker's answer after a transfer; None: a worker was lost, try others.
 
         Both legs start at once. The decode stream is not held back by the prefill
@@ -143,33 +146,32 @@ class Dispatcher:
         else:
             decode = self._pool.pick(Role.DECODE, home)
         body = _with_room(course.inbound, prefill, self._new_room)
-        with ExitStack() as attempt:
-            # In the same step as the decision: turns that are decided next shall see it.
-            queued = attempt.enter_context(ExitStack())
-            queued.enter_context(self._queued(prefill, course.judged.remote_tokens))
-            prefill_leg = self._open(prefill, course, body, attempt)
-            prefill_leg.pour_into(None)
-            prefill_leg.spoken.add_done_callback(lambda spoken: self._prefilled(spoken, queued))
-            decode_leg = self._open(decode, course, body, attempt)
-            spoken = (prefill_leg.spoken, decode_leg.spoken)
-            try:
-                await asyncio.wait(spoken, return_when=asyncio.FIRST_COMPLETED)
-                if not decode_leg.spoken.done():
-                    await prefill_leg.spoken  # raises if the prefill failed
-                answer = await decode_leg.spoken
-            except LegFailed as failure:
-                if not await self._may_retry(course, failure):
-                    raise
-                return None
-            course.prefill = prefill
-            legs.enter_context(attempt.pop_all())
-            return answer
+        spoken = _Spoken(self._upstreams.loop)
+        # In the same step as the decision: turns that are decided next shall see it.
+        queued = _Queued(self._backlog, prefill.identity, course.judged.remote_tokens)
 
-    def _prefilled(self, spoken: asyncio.Future[Answer], queued: ExitStack) -> None:
-        """The prefill worker has done its part, or never will."""
-        queued.close()
-        failure = None if spoken.cancelled() else spoken.exception()
-        if isinstance(failure, LegFailed) and failure.error.status >= 500:
+        def prefilled(answer: Answer | LegFailed) -> None:
+            queued.close()
+            if isinstance(answer, LegFailed):
+                self._prefill_failed(answer)
+                spoken.told(answer)
+
+        prefill_leg = self._open(prefill, course, body, prefilled)
+        prefill_leg.pour_into(None)
+        decode_leg = self._open(decode, course, body, spoken.told)
+        course.opened += (queued, prefill_leg, decode_leg)
+        try:
+            answer = await spoken.future
+        except LegFailed as failure:
+            course.close()
+            if not await self._may_retry(course, failure):
+                raise
+            return None
+        course.prefill = prefill
+        return answer
+
+    def _prefill_failed(self, failure: LegFailed) -> None:
+        if failure.error.status >= 500:
             self._metrics.prefill_errors.inc()
             logger.warning("prefill leg failed on %s: %s", failure.worker.url, failure)
 
@@ -191,6 +193,36 @@ class Dispatcher:
                 return False
             case _:
                 assert_never(failure.cause)
+
+
+class _Queued:
+    """Tokens in a worker's queue until it has spoken, or never will."""
+
+    def __init__(self, backlog: Backlog, identity: str, tokens: int) -> None:
+        self._backlog = backlog
+        self._of = (identity, tokens)
+        self._left = False
+        backlog.add(identity, tokens)
+
+    def close(self) -> None:
+        if not self._left:
+            self._left = True
+            self._backlog.remove(*self._of)
+
+
+class _Spoken:
+    """The decode worker's answer, or what came in its way first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[Answer] = loop.create_future()
+
+    def told(self, answer: Answer | LegFailed) -> None:
+        if self.future.done():
+            return  # cancelled, with whoever waited for it; or the other leg was first
+        if isinstance(answer, LegFailed):
+            self.future.set_exception(answer)
+        else:
+            self.future.set_result(answer)
 
 
 def _with_terms(inbound: Inbound, terms: LocalTerms) -> bytes:

@@ -51,9 +51,9 @@ class Ledger:
     def answered(self, course: Course) -> None:
         """A worker has spoken."""
         decision = course.decision
-        labels = (course.inbound.endpoint, decision.route, decision.reason)
-        self._metrics.turns.labels(*labels).inc()
-        self._metrics.ttft.labels(decision.route).observe(course.ttft_s)
+        metrics = self._metrics
+        metrics.of(metrics.turns, course.inbound.endpoint, decision.route, decision.reason).inc()
+        metrics.of(metrics.ttft, decision.route).observe(course.ttft_s)
 
     def finished(self, course: Course, outcome: str) -> None:
         """The request has ended; what comes after is not another end.
@@ -63,7 +63,7 @@ class Ledger:
         if course.outcome is not None:
             return
         course.outcome = outcome
-        self._metrics.finished.labels(course.inbound.endpoint, outcome).inc()
+        self._metrics.of(self._metrics.finished, course.inbound.endpoint, outcome).inc()
 
     def closed(self, course: Course, outcome: str) -> None:
         """Nothing is left of the request: the decision log shall say how it ended."""

@@ -5,9 +5,8 @@ A leg knows its worker and the wire, not why it was sent there.
 
 from __future__ import annotations
 
-import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -19,7 +18,8 @@ from .sse import EngineError, EventCutter, error_of, parse_event, split_events
 from .wire.client import ConnectError, Exchange, Upstreams
 from .workers import Worker
 
-_JSON = {"Content-Type": "application/json"}
+# One of these stands in every error with status 200. Inside a JSON string their quotes are escaped.
+_ERROR_MARKS = (b'"error"', b'"detail"', b'"abort"')
 
 
 class Cause(StrEnum):
@@ -76,11 +76,11 @@ class Answer:
 
 
 class Leg:
-    """Posts ``body`` and waits until the worker speaks.
+    """Posts ``body``; tells when the worker has spoken.
 
-    Attributes:
-        spoken: gives an ``Answer`` or raises ``LegFailed``, also for an error that is the first
-            event of a stream.
+    Args:
+        told: gets an ``Answer``, or why there is none, also for an error that is the first event
+            of a stream. Once, and not after ``close``.
     """
 
     def __init__(
@@ -90,9 +90,11 @@ class Leg:
         path: str,
         body: bytes,
         headers: Mapping[str, str],
+        told: Callable[[Answer | LegFailed], None],
     ) -> None:
         self.worker = worker
-        self.spoken: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._told = told
+        self._failed = False
         self._status = 0
         self._content_type = ""
         self._body: list[bytes] = []  # of an answer that does not stream
@@ -104,9 +106,7 @@ class Leg:
         self._end: str | bool | None = False  # False: it has not ended; None: well
         self._closed = False
         worker.in_flight += 1
-        self._exchange: Exchange = upstreams.post(
-            worker.url, path, {**headers, **_JSON}, body, self
-        )
+        self._exchange: Exchange = upstreams.post(worker.url, path, headers, body, self)
 
     def pour_into(self, sink: Sink | None) -> None:
         """What follows the first events goes there; None: nowhere."""
@@ -132,7 +132,6 @@ class Leg:
         self._exchange.close()
         self.worker.in_flight -= 1
         self.worker.running -= self._answer is not None and self._answer.streams
-        self.spoken.cancel()
 
     # -- wire.client.Reader -------------------------------------------------------------
 
@@ -148,7 +147,7 @@ class Leg:
         elif block := self._cutter.feed(data):
             if self._sink is not None:
                 self._sink.block(block)
-            elif self._answer is None:
+            elif self._answer is None and not self._failed:
                 self._speak(block)
             elif self._heeded:
                 self._late.append(block)
@@ -156,6 +155,8 @@ class Leg:
     def ended(self) -> None:
         if self._answer is not None:
             self._over(None)
+        elif self._failed:
+            pass
         elif self._cutter is None:
             self._speak_whole(b"".join(self._body))
         else:
@@ -176,16 +177,19 @@ class Leg:
     # -- what it says first -------------------------------------------------------------
 
     def _speak(self, block: bytes) -> None:
-        first = parse_event(split_events(block)[0])
-        if (error := error_of(first, self._status)) is not None:
-            self._fail(error)
-            return
+        if any(mark in block for mark in _ERROR_MARKS):
+            first = parse_event(split_events(block)[0])
+            if (error := error_of(first, self._status)) is not None:
+                self._fail(error)
+                return
         self.worker.running += 1
         self._answer = Answer(self, block, self._content_type, streams=True)
-        self._tell(self._answer)
+        self._told(self._answer)
 
     def _speak_whole(self, body: bytes) -> None:
-        error = error_of(_json(body), self._status)
+        error = None
+        if self._status != 200 or any(mark in body for mark in _ERROR_MARKS):
+            error = error_of(_json(body), self._status)
         if error is None and self._status != 200:
             text = body[:500].decode(errors="replace") or "no explanation"
             error = EngineError(self._status, text, "engine_error")
@@ -193,16 +197,12 @@ class Leg:
             self._fail(error)
             return
         self._answer = Answer(self, body, self._content_type, streams=False)
-        self._tell(self._answer)
-
-    def _tell(self, answer: Answer) -> None:
-        if not self.spoken.done():  # cancelled, with whoever waited for it
-            self.spoken.set_result(answer)
+        self._told(self._answer)
 
     def _fail(self, error: EngineError, cause: Cause = Cause.ANSWERED) -> None:
-        if not self.spoken.done():
-            self.spoken.set_exception(LegFailed(self.worker, error, cause))
-            self.spoken.exception()  # not everyone who opens a leg waits for it
+        if not self._failed:
+            self._failed = True
+            self._told(LegFailed(self.worker, error, cause))
 
     def _unanswered(self, error: Exception) -> None:
         """What an error of the connection means."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar, cast
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+_Labelled = TypeVar("_Labelled", Counter, Histogram)
+
+
 class Metrics:
     def __init__(self) -> None:
+        self._children: dict[tuple[object, ...], Any] = {}
         self.registry = CollectorRegistry()
         self.turns = Counter(
             "ppd_turns",
@@ -97,3 +103,11 @@ class Metrics:
             ["role", "worker"],
             registry=self.registry,
         )
+
+    def of(self, metric: _Labelled, *labels: str) -> _Labelled:
+        """``metric.labels(*labels)``, remembered: it is looked up for every request."""
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return cast(_Labelled, child)

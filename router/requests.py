@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, assert_never
 
+import msgspec
 import orjson
 
 from ppd.errors import RequestError
@@ -49,8 +50,7 @@ class Served:
     vocab_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
+class Inbound(msgspec.Struct, frozen=True):
     """A checked request.
 
     Attributes:
@@ -188,6 +188,7 @@ def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
 
 _ID_FIELDS = ("prompt", "input_ids", "stop_token_ids", "token_ids_logprob")
 _RANK_FIELDS = ("top_logprobs", "top_logprobs_num", "logprobs")
+_LOOKED_UP = {*_ID_FIELDS, *_RANK_FIELDS, "logit_bias"}
 
 
 def _check_vocabulary(body: Mapping[str, Any], vocab_size: int | None) -> None:
@@ -195,6 +196,8 @@ def _check_vocabulary(body: Mapping[str, Any], vocab_size: int | None) -> None:
     if vocab_size is None:
         return
     for fields in (body, *sampling_of(body)):
+        if _LOOKED_UP.isdisjoint(fields):
+            continue
         for name in _ID_FIELDS:
             ids = _integers(fields.get(name))
             if ids and not (min(ids) >= 0 and max(ids) < vocab_size):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 
 DONE = b"data: [DONE]\n\n"
@@ -24,8 +25,7 @@ _USAGE = b'"usage":{'
 _ERROR = b'data: {"error"'
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Token counts as the engine reports them."""
 
     prompt_tokens: int

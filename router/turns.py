@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 
 from ppd.arrivals import ArrivalRate
 from ppd.errors import RequestError
@@ -28,6 +27,8 @@ from .scrub import ANONYMOUS, FORWARDED_HEADERS, tenant_of
 from .wire.request import Request
 from .wishes import WishBook
 from .workers import WorkerPool
+
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
 class TurnServer:
@@ -67,17 +68,16 @@ class TurnServer:
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
-            endpoint = Endpoint(request.path)
+            endpoint = _ENDPOINTS[request.path]
             inbound, query = self._read(endpoint, request.headers, request.body)
             self._arrivals.note(arrived_s)
             course = self._decide(request.headers, inbound, query, arrived_s)
-            with ExitStack() as legs:
-                answer = await self._dispatcher.answer(course, legs)
-                self._ledger.answered(course)
-                if answer.streams:
-                    await relay_stream(request, course, answer, self._ledger)
-                else:
-                    relay_body(request, course, answer, self._ledger)
+            answer = await self._dispatcher.answer(course)
+            self._ledger.answered(course)
+            if answer.streams:
+                await relay_stream(request, course, answer, self._ledger)
+            else:
+                relay_body(request, course, answer, self._ledger)
         except asyncio.CancelledError:  # the client hung up
             if course is not None:
                 self._ledger.finished(course, "disconnected")
@@ -86,6 +86,7 @@ class TurnServer:
             self._failed(request, course, error)
         finally:
             if course is not None:
+                course.close()
                 self._ledger.closed(course, course.outcome or "internal_error")
 
     def _failed(self, request: Request, course: Course | None, error: Exception) -> None:

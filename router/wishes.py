@@ -14,6 +14,8 @@ from .config import RouterConfig, Wishes
 WEIGHT_HEADERS = {"ttft": "X-PPD-W-TTFT", "tpot": "X-PPD-W-TPOT"}
 TARGET_HEADERS = {"ttft_ms": "X-SLO-TTFT-MS", "tpot_ms": "X-SLO-TPOT-MS"}  # llm-d's names
 
+_NAMES = {name.lower() for name in (*WEIGHT_HEADERS.values(), *TARGET_HEADERS.values())}
+
 
 class WishBook:
     """The configured wishes of all tenants."""
@@ -31,16 +33,16 @@ class WishBook:
             RequestError: a header holds no number, or they contradict each other.
         """
         wishes = self._tenants.get(tenant, self._everyone)
+        if _NAMES.isdisjoint(headers):
+            return wishes.objective
         weights, targets = _numbers(headers, WEIGHT_HEADERS), _numbers(headers, TARGET_HEADERS)
         if weights and targets:
             raise RequestError(f"give weights or targets, not both: {[*weights, *targets]}")
         objective: Objective
         if targets:
             objective = msgspec.structs.replace(wishes.targets or Targets(), **targets)
-        elif weights:
-            objective = msgspec.structs.replace(wishes.weights, **weights)
         else:
-            return wishes.objective
+            objective = msgspec.structs.replace(wishes.weights, **weights)
         if problem := objective.problem():
             raise RequestError(f"headers {', '.join(_given(headers))}: {problem}")
         return objective

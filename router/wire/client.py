@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from .heads import request_head
+from .heads import header_lines, request_head
 
 logger = logging.getLogger("ppd.router.http")
 
@@ -64,6 +64,13 @@ def origin_of(url: str) -> Origin:
     return Origin(parts.hostname, parts.port, parts.scheme == "https")
 
 
+@cache
+def _post_head(origin: Origin, target: str) -> bytes:
+    """Up to the body's length."""
+    fields = {"Host": origin.authority, "Content-Type": "application/json", "Content-Length": ""}
+    return request_head("POST", target, fields)[: -len("\r\n\r\n")]
+
+
 class Upstreams:
     """Connections to all workers.
 
@@ -80,18 +87,19 @@ class Upstreams:
         self._silence_s = silence_s
         self._keep_s = keep_s
         self._tls = tls
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._idle: defaultdict[Origin, list[_Upstream]] = defaultdict(list)
         self._busy: set[Exchange] = set()
-        self._sweeper = self._loop.create_task(self._sweep())
+        self._sweeper = self.loop.create_task(self._sweep())
 
     def post(
         self, url: str, target: str, headers: Mapping[str, str], body: bytes, reader: Reader
     ) -> Exchange:
-        """Send a request; ``reader`` is told what comes of it, never before this returns."""
+        """Send JSON; ``reader`` is told what comes of it, never before this returns."""
         origin = origin_of(url)
-        head = {"Host": origin.authority, **headers, "Content-Length": str(len(body))}
-        exchange = Exchange(self, origin, request_head("POST", target, head) + body, reader)
+        more = header_lines(headers) if headers else b""
+        head = b"%b%d\r\n%b\r\n" % (_post_head(origin, target), len(body), more)
+        exchange = Exchange(self, origin, head + body, reader)
         self._busy.add(exchange)
         exchange.begin(self._reusable(origin))
         return exchange
@@ -99,7 +107,7 @@ class Upstreams:
     def _reusable(self, origin: Origin) -> _Upstream | None:
         """The connection that was used last: the others may grow old."""
         idle = self._idle[origin]
-        oldest_s = self._loop.time() - self._keep_s
+        oldest_s = self.loop.time() - self._keep_s
         while idle:
             upstream = idle.pop()
             if upstream.usable and upstream.heard_s >= oldest_s:
@@ -111,8 +119,8 @@ class Upstreams:
         """Raises: ConnectError."""
         try:
             async with asyncio.timeout(self._connect_s):
-                _, upstream = await self._loop.create_connection(
-                    lambda: _Upstream(self._loop),
+                _, upstream = await self.loop.create_connection(
+                    lambda: _Upstream(self.loop),
                     origin.host,
                     origin.port,
                     ssl=(self._tls or True) if origin.tls else None,
@@ -132,7 +140,7 @@ class Upstreams:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            now_s = self._loop.time()
+            now_s = self.loop.time()
             for exchange in list(self._busy):
                 exchange.check_time(now_s, self._silence_s)
             for idle in self._idle.values():
@@ -157,7 +165,7 @@ class Exchange:
         self._upstreams = upstreams
         self._data = data
         self._reader = reader
-        self._loop = asyncio.get_running_loop()
+        self._loop = upstreams.loop
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: _Upstream | None = None
         self._held = False
@@ -249,6 +257,7 @@ class _Upstream(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._until_close = False
         self._complete = False
+        self._keeps_alive = False
         self._unasked = False  # something came behind the answer
 
     @property
@@ -313,7 +322,7 @@ class _Upstream(asyncio.Protocol):
             exchange.body(parts[0] if len(parts) == 1 else b"".join(parts))
         if self._complete and self._exchange is not None:  # it may have been closed meanwhile
             self._exchange = None
-            reusable = self._parser.should_keep_alive() and not self._unasked
+            reusable = self._keeps_alive and not self._unasked
             if not reusable:
                 self._transport.close()
             exchange.ended(reusable)
@@ -349,3 +358,7 @@ class _Upstream(asyncio.Protocol):
             self._headers = {}
         else:
             self._complete = True
+            # Not later: llhttp has forgotten it then. And after an error uvicorn closes, whatever
+            # it says, which the next request would find out.
+            kept = self._parser.should_keep_alive()
+            self._keeps_alive = kept and self._parser.get_status_code() < 500

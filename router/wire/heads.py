@@ -19,6 +19,10 @@ def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
     return f"{method} {target} HTTP/1.1\r\n{_lines(headers)}\r\n".encode("latin-1")
 
 
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    return _lines(headers).encode("latin-1")
+
+
 def _lines(headers: Mapping[str, str]) -> str:
     """Values are ours, or have been through a parser that lets no line break pass."""
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec import structs
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
@@ -122,7 +123,7 @@ def test_a_reply_is_capped_by_the_request() -> None:
 
 
 def test_another_prefill_worker_has_seen_nothing() -> None:
-    world = World(known=replace(TURN, prefill_worker="lost"))
+    world = World(known=structs.replace(TURN, prefill_worker="lost"))
     world.backlog.add("q", 5)
     seen = world.judge(NEXT)
     assert seen is not None
@@ -134,7 +135,7 @@ def test_another_prefill_worker_has_seen_nothing() -> None:
     ("homes", "state"),
     [
         ({}, HomeState.GONE),
-        ({"d": replace(HOME, takes_appends=False)}, HomeState.UNPATCHED),
+        ({"d": structs.replace(HOME, takes_appends=False)}, HomeState.UNPATCHED),
         ({"d": HOME}, HomeState.READY),
     ],
 )
@@ -145,7 +146,7 @@ def test_homes(homes: dict[str, HomeView], state: HomeState) -> None:
 
 
 def test_a_replica_needs_no_plugin() -> None:
-    cluster = Cluster({"d": replace(HOME, takes_appends=False)}, prefill_workers=())
+    cluster = Cluster({"d": structs.replace(HOME, takes_appends=False)}, prefill_workers=())
     seen = World(policy=static_policy("replica"), cluster=cluster).judge(NEXT)
     assert seen is not None
     assert seen.home is HomeState.READY
@@ -175,11 +176,11 @@ def test_several_prompts_have_no_home() -> None:
 
 
 def test_a_reply_that_does_not_come_back_is_no_context() -> None:
-    reasoned = replace(TURN, completion_tokens=5000)  # of which the client sends 101 again
+    reasoned = structs.replace(TURN, completion_tokens=5000)  # of which the client sends 101 again
     seen = World(known=reasoned).judge(NEXT)
     assert seen is not None
     assert (seen.context_tokens, seen.new_tokens) == (1000, 131)
-    other = replace(TURN, loses_replies=True)  # or all of it, cut into other tokens
+    other = structs.replace(TURN, loses_replies=True)  # or all of it, cut into other tokens
     seen = World(known=other).judge(NEXT)
     assert seen is not None
     assert (seen.context_tokens, seen.new_tokens) == (1000, 131)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ppd.prefix import MessageChain, hash_messages, hash_text
 from ppd.sessions import SessionIndex, Turn
@@ -100,7 +99,7 @@ def test_prompts_are_found_and_nothing_is_left_behind(
     for i, (text, grow) in enumerate(steps):
         prompt = hash_text(b"", text)
         known.record(prompt, replace(TURN, number=i), float(i))
-        longer = hash_text(b"", text + "more") if grow else prompt
+        longer = hash_text(b"", text + "\0more") if grow else prompt
         hit = known.find(longer, float(i))
         assert hit is not None
         assert hit.bytes_after == longer.total_bytes - prompt.total_bytes
