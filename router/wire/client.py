@@ -342,7 +342,7 @@ class _Upstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:
+        if status < 200 or self._unasked:
             return
         self._in_head = False
         headers = self._headers
@@ -351,10 +351,13 @@ class _Upstream(asyncio.Protocol):
             self._exchange.head(status, headers)
 
     def on_body(self, data: bytes) -> None:
-        self._parts.append(data)
+        if not self._unasked:
+            self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        if self._in_head:  # of "100 Continue", which no one has asked for
+        if self._unasked:
+            pass
+        elif self._in_head:  # of "100 Continue", which no one has asked for
             self._headers = {}
         else:
             self._complete = True

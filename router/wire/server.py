@@ -25,6 +25,7 @@ Handler = Callable[[Request], Awaitable[None]]
 RefusalWriter = Callable[[Refusal], bytes]
 
 _ONCE = ("host", "authorization", "content-type", "content-encoding")
+_BODY_HEADERS = {"content-length", "transfer-encoding"}
 _SWEEP_S = 1.0
 _LINGER_S = 2.0  # for a client to read why it was refused, before what it still sends resets us
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -119,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._ready: deque[Request | Refusal] = deque()  # behind the one that is served
         self._listener: Listener | None = None
-        self._refused = False  # what the client sends from now on is not read
+        self._deaf = False  # what the client sends from now on is not read
         self._paused = False  # nothing is read while a request waits
         self._heard_s = server.loop.time()
         self._stalled_s: float | None = None
@@ -150,7 +151,7 @@ class ClientConnection(asyncio.Protocol):
             self.task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._deaf:
             return
         self._heard_s = self._server.loop.time()
         if self._in_head:  # the parser tells of a header when it is whole: it may never be
@@ -158,7 +159,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(400, "this server does not change protocols")
+            self._deaf = True  # the request is answered in HTTP/1.1; then the connection closes
         except httptools.HttpParserError as error:
             self._refuse(400, f"this is no valid HTTP request: {error}")
 
@@ -199,7 +200,11 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         version, headers = self._parser.get_http_version(), self._headers
-        if version not in ("1.0", "1.1"):
+        if self._parser.get_method() == b"CONNECT":
+            self._refuse(400, "this is no proxy")
+        elif self._parser.should_upgrade() and headers.keys() & _BODY_HEADERS:
+            self._refuse(400, "no protocol is changed to here, and the parser skips the body")
+        elif version not in ("1.0", "1.1"):
             self._refuse(505, f"HTTP/{version} is not served, but HTTP/1.1 is")
         elif version == "1.1" and "host" not in headers:
             self._refuse(400, "the Host header is missing")
@@ -213,7 +218,7 @@ class ClientConnection(asyncio.Protocol):
             self.write(_CONTINUE)
 
     def on_body(self, data: bytes) -> None:
-        if self._refused:
+        if self._deaf:
             return
         self._body_bytes += len(data)
         if self._body_bytes > self._limits.body_bytes:
@@ -226,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._reading = False
-        if self._refused:
+        if self._deaf:
             return
         body = self._body
         self._next(
@@ -236,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
                 headers=self._headers,
                 body=body[0] if len(body) == 1 else b"".join(body),
                 connection=self,
-                keep_alive=self._parser.should_keep_alive(),
+                keep_alive=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
                 http_1_0=self._parser.get_http_version() == "1.0",
             )
         )
@@ -244,8 +249,8 @@ class ClientConnection(asyncio.Protocol):
     # -- one request after the other ----------------------------------------------------
 
     def _refuse(self, status: int, message: str) -> None:
-        if not self._refused:
-            self._refused = True
+        if not self._deaf:
+            self._deaf = True
             self._next(Refusal(status, message))
 
     def _next(self, request: Request | Refusal) -> None:
@@ -270,6 +275,8 @@ class ClientConnection(asyncio.Protocol):
     async def _handle(self, request: Request) -> None:
         try:
             await self._server.handler(request)
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.path)
         finally:
             self.task = self._listener = None
             if not self._lost:
@@ -302,7 +309,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _hand_over(self, request: Request) -> None:
         """To the application that serves all that is not on the token path."""
-        self._refused = True  # what was sent behind it is not read: the connection will close
+        self._deaf = True  # what was sent behind it is not read: the connection will close
         self._ready.clear()
         self._server.connections.discard(self)
         self._pause_reading(False)
@@ -334,7 +341,7 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
         elif self.task is not None:
             pass
-        elif self._refused:
+        elif self._deaf:
             if now_s - self._heard_s > _LINGER_S:
                 self.abort()
         elif self._reading:
