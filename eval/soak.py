@@ -31,9 +31,9 @@ from .cluster import Launcher, Process, gpu_flags, launching, wait_all
 from .engine_client import plugin_state_of
 from .provenance import provenance
 
-_TALKERS = 16
+_TALKERS = 12
 _PHASE_S = 60.0
-_KV = "6000"  # of the decode worker: room for a third of what the talkers hold
+_KV = "8000"  # of the decode worker: not room enough for what the talkers hold
 _GROWTH = 1.10  # of a worker's memory, from its second to its last quarter
 
 
@@ -68,7 +68,7 @@ class Soak:
 
     async def _talk(self, source: random.Random, until_s: float) -> None:
         while time.monotonic() < until_s:
-            history = source.choices(self.vocabulary, k=source.choice((40, 200, 600, 1200)))
+            history = source.choices(self.vocabulary, k=source.choice((40, 200, 600)))
             for _ in range(source.randint(1, 5)):
                 reply = await self._turn(history, source)
                 if reply is None or time.monotonic() >= until_s:
@@ -189,6 +189,7 @@ def run(model: str | None, minutes: float, seed: int, out: Path | None, logs: Pa
     growth = {name: _growth(sizes) for name, sizes in soak.memory_mb.items()}
     result = {
         "minutes": minutes,
+        "local_prefills": state["accepted"],
         **soak.seen,
         "retractions": retracted,
         "requeued": state["requeued"],
