@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "soak", parents=[cluster], help="random turns, aborts and retractions; looks for leaks"
     )
     twelve.add_argument("--minutes", type=float, default=20.0)
+    twelve.add_argument("--pauses", action="store_true", help="pause the decode worker, too")
     twelve.add_argument("--seed", type=int, default=0)
     twelve.add_argument("--out", type=Path, help="append the result to this JSONL file")
 
@@ -178,7 +179,12 @@ def _run(options: argparse.Namespace) -> int:
             )
         case "soak":
             return soak.run(
-                options.model or None, options.minutes, options.seed, options.out, options.logs
+                options.model or None,
+                options.minutes,
+                options.pauses,
+                options.seed,
+                options.out,
+                options.logs,
             )
         case "sweep":
             config = sweep.load_config(options.config)

@@ -61,7 +61,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
     port: int = 8000
+    max_head_bytes: int = 64 * 1024
     max_body_bytes: int = 64 * 1024 * 1024
+    client_request_timeout_s: float = 30.0
+    client_idle_timeout_s: float = 75.0
+    client_stall_timeout_s: float = 60.0
     session_capacity: int = 100_000
     session_ttl_s: float = 3600.0
     startup_timeout_s: float = 120.0
@@ -79,7 +83,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in (
             "append_budget_tokens",
             "heartbeat_budget_s",
+            "max_head_bytes",
             "max_body_bytes",
+            "client_request_timeout_s",
+            "client_idle_timeout_s",
+            "client_stall_timeout_s",
             "session_capacity",
             "session_ttl_s",
             "startup_timeout_s",

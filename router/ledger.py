@@ -98,19 +98,8 @@ class Ledger:
         if off is not None:
             self._metrics.output_off.observe(off)
         self._observe(course, usage, now_s)
-        logger.info(
-            "turn session=%s turn=%d route=%s reason=%s prompt=%d cached=%d completion=%d "
-            "ttft_ms=%.1f%s",
-            turn.session,
-            turn.number,
-            course.decision.route,
-            course.decision.reason,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            1e3 * course.ttft_s,
-            _as_assessed(course.decision),
-        )
+        if logger.isEnabledFor(logging.INFO):
+            _log(course, turn, usage)
 
     def _observe(self, course: Course, usage: Usage, now_s: float) -> None:
         """Tell the policy, and the decision log, what the turn took.
@@ -200,6 +189,22 @@ def _loses_replies(course: Course, home: Worker, usage: Usage) -> bool:
     if usage.cached_tokens < seen.least_cached_tokens:  # evicted: that says nothing of replies
         return hit.turn.loses_replies
     return usage.cached_tokens < least
+
+
+def _log(course: Course, turn: Turn, usage: Usage) -> None:
+    logger.info(
+        "turn session=%s turn=%d route=%s reason=%s prompt=%d cached=%d completion=%d "
+        "ttft_ms=%.1f%s",
+        turn.session,
+        turn.number,
+        course.decision.route,
+        course.decision.reason,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        1e3 * course.ttft_s,
+        _as_assessed(course.decision),
+    )
 
 
 def _as_assessed(decision: Decision) -> str:

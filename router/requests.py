@@ -29,7 +29,7 @@ class Endpoint(StrEnum):
 _DEPTH = 254  # orjson's limit in writing
 
 # Fields that change the prompt in front of the messages.
-_PROMPT_FIELDS = (
+_PROMPT_FIELDS = {
     "tools",
     "tool_choice",
     "chat_template",
@@ -39,7 +39,7 @@ _PROMPT_FIELDS = (
     "extra_key",
     "reasoning_effort",
     "continue_final_message",
-)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,9 @@ def _integers(value: Any) -> list[int]:
 def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequence[str]) -> bytes:
     model = body.get("model")
     served = models[0] if model in (None, "default") else model
-    before = {name: body[name] for name in _PROMPT_FIELDS if body.get(name) is not None}
+    before: dict[str, Any] = {}
+    if not _PROMPT_FIELDS.isdisjoint(body):
+        before = {name: body[name] for name in _PROMPT_FIELDS if body.get(name) is not None}
     kind = "chat" if endpoint is Endpoint.CHAT else "prompt"
     return orjson.dumps([kind, tenant, served, before], option=orjson.OPT_SORT_KEYS)
 

@@ -13,8 +13,7 @@ import random
 import signal
 import socket
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -35,7 +34,7 @@ from ppd.judge import Judge
 from ppd.sessions import SessionIndex
 
 from .admin import Admin
-from .answers import ErrorAnswer, answer_to
+from .app import application, lobby, refuse
 from .config import RouterConfig
 from .dispatch import Dispatcher
 from .journal import Journal
@@ -46,16 +45,12 @@ from .requests import Endpoint
 from .tables import TableFile, make_policy
 from .turns import TurnServer
 from .wire.client import Upstreams
-from .wire.request import Refusal, Request
-from .wire.server import Handler, Limits, WireServer
+from .wire.request import Request
+from .wire.server import Limits, WireServer
 from .wishes import WishBook
 from .workers import WorkerPool, connect
 
 logger = logging.getLogger("ppd.router")
-
-_AdminHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-_POOL = web.AppKey("pool", WorkerPool)
 
 _GRACE_S = 10.0  # for requests under way when the router stops
 _KEEP_S = 4.0  # SGLang's HTTP server closes what was idle for 5
@@ -107,7 +102,7 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
             )
             if config.accept_workers:
                 membership.warn_if_open(config.host)
-                async with serving(lobby(membership), None, listener.dup(), config):
+                async with serving(lobby(membership), listener.dup(), config):
                     await membership.complete()
             table: TableFile | None = None
             if policy is None:
@@ -122,11 +117,11 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
                 tls=None,
             )
             stack.push_async_callback(upstreams.close)
-            app, turns = make_app(config, policy, table, pool, journal, upstreams)
+            app, turns = make_parts(config, policy, table, pool, journal, upstreams)
             if config.accept_workers:
                 membership.add_routes(app)
                 await stack.enter_async_context(owned(membership.watch_forever()))
-            await stack.enter_async_context(serving(app, turns.serve, listener, config))
+            await stack.enter_async_context(serving(app, listener, config, turns))
             host, port = listener.getsockname()[:2]
             yield f"http://{host}:{port}"
 
@@ -150,21 +145,30 @@ def bind(config: RouterConfig) -> socket.socket:
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, handler: Handler | None, listener: socket.socket, config: RouterConfig
+    app: web.Application,
+    listener: socket.socket,
+    config: RouterConfig,
+    turns: TurnServer | None = None,
 ) -> AsyncIterator[None]:
     """
     Args:
-        handler: of the token path; None: ``app`` answers there too.
+        turns: serves the token path; None: ``app`` answers there too.
     """
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
     assert runner.server is not None
     server = WireServer(
-        paths=() if handler is None else tuple(Endpoint),
-        handler=handler or _nobody,
+        paths=() if turns is None else tuple(Endpoint),
+        handler=nobody if turns is None else turns.serve,
         elsewhere=runner.server,
-        refusal_body=refusal_body,
-        limits=Limits(body_bytes=config.max_body_bytes),
+        refuse=refuse if turns is None else turns.refuse,
+        limits=Limits(
+            head_bytes=config.max_head_bytes,
+            body_bytes=config.max_body_bytes,
+            request_s=config.client_request_timeout_s,
+            idle_s=config.client_idle_timeout_s,
+            stall_s=config.client_stall_timeout_s,
+        ),
     )
     try:
         await server.start(listener)
@@ -174,12 +178,8 @@ async def serving(
         await runner.cleanup()
 
 
-async def _nobody(request: Request) -> None:
+async def nobody(request: Request) -> None:
     raise AssertionError("no path is served here")
-
-
-def refusal_body(refusal: Refusal) -> bytes:
-    return ErrorAnswer(refusal.status, refusal.message).body
 
 
 @asynccontextmanager
@@ -191,19 +191,6 @@ async def owned(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def lobby(membership: Membership) -> web.Application:
-    """What is served until there is a worker of each role: only they are let in."""
-
-    async def refuse(request: web.Request) -> web.Response:
-        told = ErrorAnswer(503, "no workers have announced themselves yet", "worker_error")
-        return _response(told)
-
-    app = web.Application(middlewares=[_answer_errors])
-    membership.add_routes(app)
-    app.router.add_route("*", "/{path:.*}", refuse)
-    return app
 
 
 def open_journal(config: RouterConfig, table: TableFile | None) -> Journal:
@@ -218,7 +205,7 @@ def open_journal(config: RouterConfig, table: TableFile | None) -> Journal:
     return Journal(config.decision_log, opened)
 
 
-def make_app(
+def make_parts(
     config: RouterConfig,
     policy: Policy,
     table: TableFile | None,
@@ -227,7 +214,6 @@ def make_app(
     upstreams: Upstreams,
 ) -> tuple[web.Application, TurnServer]:
     """The application for operators, and what serves the token path."""
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_answer_errors])
     clock = time.monotonic
     metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
     index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
@@ -258,14 +244,13 @@ def make_app(
             journal=journal,
             metrics=metrics,
             clock=clock,
-            new_session=lambda: uuid.uuid4().hex[:12],
+            new_session=lambda: f"{random.getrandbits(48):012x}",
         ),
         journal=journal,
         metrics=metrics,
         clock=clock,
     )
-    app[_POOL] = pool
-    Admin(
+    admin = Admin(
         policy_spec=config.policy,
         roles=frozenset(config.roles),
         policy=policy,
@@ -279,42 +264,5 @@ def make_app(
         journal=journal,
         metrics=metrics,
         clock=clock,
-    ).add_routes(app)
-    app.router.add_get("/v1/models", _models)
-    return app, turns
-
-
-async def _models(request: web.Request) -> web.Response:
-    handshake = request.app[_POOL].first
-    cards = [
-        {
-            "id": model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "sglang",
-            "max_model_len": handshake.max_model_tokens,
-        }
-        for model in handshake.models
-    ]
-    return web.json_response({"object": "list", "data": cards})
-
-
-@web.middleware
-async def _answer_errors(request: web.Request, handler: _AdminHandler) -> web.StreamResponse:
-    """Every error as OpenAI's error object."""
-    where = f"{request.method} {request.path}"
-    try:
-        return await handler(request)
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        return _response(ErrorAnswer(405, f"{where}: use {allowed}"))
-    except web.HTTPNotFound:
-        served = {r.canonical for r in request.app.router.resources()} | set(Endpoint)
-        told = f"no such path: {request.path}; there are {', '.join(sorted(served))}"
-        return _response(ErrorAnswer(404, told))
-    except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-        return _response(answer_to(error, where))
-
-
-def _response(told: ErrorAnswer) -> web.Response:
-    return web.Response(status=told.status, body=told.body, content_type="application/json")
+    )
+    return application(pool, admin, config.max_body_bytes), turns

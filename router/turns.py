@@ -15,7 +15,7 @@ from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
 
-from .answers import answer_to
+from .answers import ErrorAnswer, answer_to
 from .course import Course
 from .dispatch import Dispatcher
 from .journal import Journal
@@ -24,7 +24,7 @@ from .metrics import Metrics
 from .relay import relay_body, relay_stream
 from .requests import Endpoint, Inbound, Served, parse
 from .scrub import ANONYMOUS, FORWARDED_HEADERS, tenant_of
-from .wire.request import Request
+from .wire.request import Refusal, Request
 from .wishes import WishBook
 from .workers import WorkerPool
 
@@ -92,13 +92,18 @@ class TurnServer:
     def _failed(self, request: Request, course: Course | None, error: Exception) -> None:
         told = answer_to(error, f"{request.method} {request.path}")
         if course is None:
-            self._metrics.finished.labels(request.path, told.outcome).inc()
+            self._metrics.of(self._metrics.finished, request.path, told.outcome).inc()
         else:
             self._ledger.finished(course, told.outcome)
         if request.answered:
             request.abort()
         else:
             request.respond(told.status, told.body, {"Content-Type": "application/json"})
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        """The body of an answer to what is no request; no path is known of it."""
+        self._metrics.of(self._metrics.finished, "", "rejected").inc()
+        return ErrorAnswer(refusal.status, refusal.message).body
 
     def explain(
         self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes

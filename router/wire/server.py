@@ -22,7 +22,7 @@ from .request import Listener, Refusal, Request
 logger = logging.getLogger("ppd.router.http")
 
 Handler = Callable[[Request], Awaitable[None]]
-RefusalWriter = Callable[[Refusal], bytes]
+Refuse = Callable[[Refusal], bytes]
 
 _ONCE = ("host", "authorization", "content-type", "content-encoding")
 _BODY_HEADERS = {"content-length", "transfer-encoding"}
@@ -55,7 +55,7 @@ class WireServer:
         paths: that ``handler`` answers; connections that ask for anything else are handed to
             ``elsewhere``'s protocol, for that one request.
         handler: must answer; what it raises has been answered by it.
-        refusal_body: the body of a refusal, as JSON.
+        refuse: told of every refusal; gives its body, JSON.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class WireServer:
         paths: Collection[str],
         handler: Handler,
         elsewhere: Callable[[], asyncio.Protocol],
-        refusal_body: RefusalWriter,
+        refuse: Refuse,
         limits: Limits,
     ) -> None:
         self.paths = frozenset(paths)
         self.handler = handler
         self.elsewhere = elsewhere
-        self.refusal_body = refusal_body
+        self.refuse = refuse
         self.limits = limits
         self.connections: set[ClientConnection] = set()
         self.draining = False
@@ -263,7 +263,7 @@ class ClientConnection(asyncio.Protocol):
     def _serve(self, request: Request | Refusal) -> None:
         if isinstance(request, Refusal):
             logger.info("refused: %d %s", request.status, request.message)
-            body = self._server.refusal_body(request)
+            body = self._server.refuse(request)
             answer = Request("", "", {}, b"", self, keep_alive=False, http_1_0=False)
             answer.respond(request.status, body, {"Content-Type": "application/json"})
             self._linger()

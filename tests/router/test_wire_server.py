@@ -45,7 +45,7 @@ async def serving(
         paths=("/echo",),
         handler=handler,
         elsewhere=runner.server,
-        refusal_body=lambda refusal: refusal.message.encode(),
+        refuse=lambda refusal: refusal.message.encode(),
         limits=limits or Limits(),
     )
     listener = socket(AF_INET)
