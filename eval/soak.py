@@ -1,9 +1,9 @@
 """``ppd-eval soak``: random traffic for a long time, and then nothing may be missing.
 
 Conversations on both routes, clients that hang up anywhere, a decode worker that is always short
-of KV; on request also pauses that drop running requests' KV. SGLang's own idle checks are on: a worker that
-has leaked a token or a slot dies of it. Once a minute all stops: the pools must be exactly full,
-and a witness conversation must give the ids that it gave at first.
+of KV; on request also pauses that drop running requests' KV. SGLang's own idle checks are on: a
+worker that has leaked a token or a slot dies of it. Once a minute all stops: the pools must be
+exactly full, and a witness conversation must give the ids that it gave at first.
 """
 
 from __future__ import annotations
