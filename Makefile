@@ -9,7 +9,7 @@ PORT ?= 0
 RECORD ?=
 MINUTES ?= 20
 
-.PHONY: help setup demo serve test check wheel bench-hash bench-decision bench-engine soak-engine clean
+.PHONY: help setup demo serve test check wheel bench-hash bench-decision bench-engine bench-router soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-hash   what recognising a conversation costs the router"
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
 	@echo "make bench-engine     full transfer, delta transfer and local append, idle and under load (RECORD=FILE)"
+	@echo "make bench-router     what a router costs: ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -64,6 +65,9 @@ bench-decision: setup
 
 bench-engine: setup
 	@$(BIN)/ppd-eval bench-engine --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+bench-router: setup
+	@$(BIN)/ppd-eval bench-router $(if $(RECORD),--out $(RECORD))
 
 soak-engine: setup
 	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))

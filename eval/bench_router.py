@@ -3,6 +3,7 @@
 Every router has one core, all the same one, and takes its turn; workers and client share
 another. Each request is a first turn: prefill and decode leg. What is counted is CPU time of
 the router's processes, and what it adds to the time to first token of a worker asked directly.
+``floor`` is no router: it copies bytes (``bare_splice.py``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Load:
     window: float = 0.6  # of all chunks: counted when all streams are open, and none has ended
 
 
+NAMES = ("ours", *rival_routers.NAMES, "floor")
 LOADS = (
     Load("burst", 32, 512, 0.1, 32),
     Load("paced_1", 1, 150, 0.02),
@@ -286,8 +288,11 @@ def _start(
     prefill, decode = f"http://127.0.0.1:{p}", f"http://127.0.0.1:{d}"
     candidates: list[Candidate] = []
     for name in names:
-        if name == "ours":
-            port = free_port()
+        port = free_port()
+        if name == "floor":
+            argv = [sys.executable, "-m", f"{__package__}.bare_splice", str(port), str(d)]
+            process = launch.start(name, port, argv, _ROUTER_CORE)
+        elif name == "ours":
             argv = [
                 *(sys.executable, "-m", "ppd_router.cli", "--port", str(port)),
                 *("--prefill", prefill, "--decode", decode, "--table", str(_TABLE)),

@@ -19,7 +19,6 @@ from . import (
     demo,
     interference,
     replay_decisions,
-    rival_routers,
     serve,
     soak,
     sweep,
@@ -116,8 +115,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     thirteen.add_argument(
         "--routers",
         nargs="+",
-        default=["ours", *rival_routers.NAMES],
-        choices=["ours", *rival_routers.NAMES],
+        default=bench_router.NAMES,
+        choices=bench_router.NAMES,
     )
     thirteen.add_argument(
         "--rivals",

@@ -34,6 +34,8 @@ from .provenance import provenance
 _TALKERS = 12
 _PHASE_S = 60.0
 _KV = "8000"  # of the decode worker: not room enough for what the talkers hold
+# SGLang's own switch: every 200th decode step a request is retracted although there is room.
+_RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "200"}
 _GROWTH = 1.10  # of a worker's memory, from its second to its last quarter
 
 
@@ -168,6 +170,7 @@ class Soak:
 def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
     launch.environment |= {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
     prefill = launch.worker(Role.PREFILL, model, *gpu_flags(0, 2))
+    launch.environment |= _RETRACT
     decode = launch.worker(
         Role.DECODE,
         model,
@@ -176,6 +179,8 @@ def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
         *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
         *gpu_flags(1, 2),
     )
+    for name in _RETRACT:
+        del launch.environment[name]
     wait_all([prefill, decode])
     router = launch.router([prefill], [decode], "--policy", "partial:0.8")
     wait_all([router])
@@ -190,9 +195,8 @@ def run(
     with launching(logs) as launch:
         router, workers = _start(launch, path)
         soak, state = asyncio.run(_soak(router, workers, minutes, pauses, seed))
-        retracted = (
-            workers[1].log.read_text(errors="replace").count("KV cache pool is full. Retract")
-        )
+        log = workers[1].log.read_text(errors="replace")
+        retracted = log.count("KV cache pool is full. Retract") + log.count("Testing retraction")
     growth = {name: _growth(sizes) for name, sizes in soak.memory_mb.items()}
     result = {
         "minutes": minutes,

@@ -78,9 +78,11 @@ class Admin:
         return _json(
             [
                 {
+                    "id": worker.id,
                     "url": worker.url,
                     "role": worker.role,
                     "alive": worker.alive,
+                    "draining": worker.draining,
                     "in_flight": worker.in_flight,
                     "backlog_tokens": self.backlog.of(worker.identity),
                     "handshake": worker.handshake,

@@ -12,6 +12,7 @@ from aiohttp import web
 from .admin import Admin
 from .answers import ErrorAnswer, answer_to
 from .membership import Membership
+from .operations import Operations
 from .requests import Endpoint
 from .wire.request import Refusal
 from .workers import WorkerPool
@@ -21,10 +22,13 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _POOL = web.AppKey("pool", WorkerPool)
 
 
-def application(pool: WorkerPool, admin: Admin, max_body_bytes: int) -> web.Application:
+def application(
+    pool: WorkerPool, admin: Admin, operations: Operations, max_body_bytes: int
+) -> web.Application:
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
     app[_POOL] = pool
     admin.add_routes(app)
+    operations.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{model:.+}", _model)
     return app

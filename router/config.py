@@ -58,6 +58,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decision_log: str = ""
     accept_workers: bool = False
     worker_token: str = ""
+    admin_token: str = ""
     heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
     port: int = 8000

@@ -104,7 +104,7 @@ class Leg:
         self._heeded = True
         self._late: list[bytes] = []  # spoken before anybody took it
         self._end: str | bool | None = False  # False: it has not ended; None: well
-        self._closed = False
+        self._closed = self._left = False
         worker.in_flight += 1
         self._exchange: Exchange = upstreams.post(worker.url, path, headers, body, self)
 
@@ -130,8 +130,14 @@ class Leg:
         self._closed = True
         self._sink = None
         self._exchange.close()
-        self.worker.in_flight -= 1
-        self.worker.running -= self._answer is not None and self._answer.streams
+        self._leave()
+
+    def _leave(self) -> None:
+        """The worker has done with it, or shall have."""
+        if not self._left:
+            self._left = True
+            self.worker.in_flight -= 1
+            self.worker.running -= self._answer is not None and self._answer.streams
 
     # -- wire.client.Reader -------------------------------------------------------------
 
@@ -153,6 +159,7 @@ class Leg:
                 self._late.append(block)
 
     def ended(self) -> None:
+        self._leave()
         if self._answer is not None:
             self._over(None)
         elif self._failed:
@@ -164,6 +171,7 @@ class Leg:
             self._fail(EngineError(502, message, "worker_error"))
 
     def failed(self, error: Exception) -> None:
+        self._leave()
         if self._answer is None:
             self._unanswered(error)
         else:
@@ -182,7 +190,7 @@ class Leg:
             if (error := error_of(first, self._status)) is not None:
                 self._fail(error)
                 return
-        self.worker.running += 1
+        self.worker.running += not self._left
         self._answer = Answer(self, block, self._content_type, streams=True)
         self._told(self._answer)
 

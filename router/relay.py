@@ -64,7 +64,11 @@ class _Relay:
         request.start(200, headers, self._pass_on(answer.head))
 
     def block(self, block: bytes) -> None:
-        self._request.write(self._pass_on(block))
+        try:
+            self._request.write(self._pass_on(block))
+        except Exception as error:  # noqa: BLE001 - of ours: it must not pass for the worker's
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
 
     def _pass_on(self, block: bytes) -> bytes:
         tail = self._tail

@@ -136,7 +136,7 @@ def _parse_object(
     return Inbound(
         endpoint=endpoint,
         fields=body,
-        opened=_opened(raw, given, body),
+        opened=_opened(raw, given, body, "messages" if endpoint is Endpoint.CHAT else None),
         stream=stream,
         asks_usage=bool(options.get("include_usage")),
         chain=chain,
@@ -145,16 +145,21 @@ def _parse_object(
     )
 
 
-def _opened(raw: bytes, given: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes:
+def _opened(
+    raw: bytes, given: Mapping[str, Any], fields: Mapping[str, Any], hashed: str | None
+) -> bytes:
     """``fields`` as JSON without its closing brace; ``raw``'s bytes if it only gained some.
+
+    Args:
+        hashed: a field that has been written already, to be hashed.
 
     Raises:
         orjson.JSONEncodeError: it is nested more deeply than a worker should have to read.
     """
-    if any(fields.get(name) is not value for name, value in given.items()):
+    if any(name not in fields or fields[name] is not value for name, value in given.items()):
         return orjson.dumps(fields)[:-1]
-    if raw.count(b"[") + raw.count(b"{") > _DEPTH:  # else it cannot be deep; messages are hashed
-        orjson.dumps({name: value for name, value in given.items() if name != "messages"})
+    if raw.count(b"[") + raw.count(b"{") > _DEPTH:  # else it cannot be deep
+        orjson.dumps({name: value for name, value in given.items() if name != hashed})
     opened = raw.rstrip()[:-1]
     gained = {name: value for name, value in fields.items() if name not in given}
     return b"%b,%b" % (opened, orjson.dumps(gained)[1:-1]) if gained else opened

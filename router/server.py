@@ -41,6 +41,7 @@ from .journal import Journal
 from .ledger import Ledger
 from .membership import Membership
 from .metrics import Metrics
+from .operations import Operations
 from .requests import Endpoint
 from .tables import TableFile, make_policy
 from .turns import TurnServer
@@ -133,7 +134,8 @@ def bind(config: RouterConfig) -> socket.socket:
     ConfigError: the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family)
+    # Named, or asyncio does not switch Nagle's algorithm off on what is accepted.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
@@ -154,7 +156,9 @@ async def serving(
     Args:
         turns: serves the token path; None: ``app`` answers there too.
     """
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=_GRACE_S
+    )
     await runner.setup()
     assert runner.server is not None
     server = WireServer(
@@ -172,9 +176,11 @@ async def serving(
     )
     try:
         await server.start(listener)
-        yield
+        try:
+            yield
+        finally:
+            await server.stop(_GRACE_S)
     finally:
-        await server.stop(_GRACE_S)
         await runner.cleanup()
 
 
@@ -265,4 +271,7 @@ def make_parts(
         metrics=metrics,
         clock=clock,
     )
-    return application(pool, admin, config.max_body_bytes), turns
+    operations = Operations(
+        pool, config.roles, config.admin_token or os.environ.get("PPD_ADMIN_TOKEN", "")
+    )
+    return application(pool, admin, operations, config.max_body_bytes), turns

@@ -34,6 +34,7 @@ class Worker:
     Attributes:
         epoch: counts its restarts as seen from here: a restarted worker has lost its KV, so
             sessions remember ``identity``, not the URL.
+        draining: it gets no new work; its process is to end, or to be resumed.
         in_flight: legs under way; ``running``: those of them that stream.
         load: what it said when it was last asked.
         heard_at_s: when it last announced itself; None for a worker given at start.
@@ -44,6 +45,7 @@ class Worker:
     role: Role
     handshake: Handshake
     alive: bool = True
+    draining: bool = False
     epoch: int = 0
     in_flight: int = 0
     running: int = 0
@@ -55,6 +57,16 @@ class Worker:
     def identity(self) -> str:
         """The plugin's process where it is told; a worker that left and came back kept its KV."""
         return f"{self.url}#{self.handshake.boot_id or self.epoch}"
+
+    @property
+    def id(self) -> str:
+        """For operators: host and port."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def ready(self) -> bool:
+        """It may be given work."""
+        return self.alive and not self.draining
 
     @property
     def bootstrap_host(self) -> str:
@@ -103,21 +115,21 @@ class WorkerPool:
         self.workers.remove(worker)
 
     def by_identity(self, identity: str | None) -> Worker | None:
-        """The worker of that identity, if it lives and has not restarted since."""
-        return next((w for w in self.workers if w.identity == identity and w.alive), None)
+        """The worker of that identity, if it may be given work and has not restarted since."""
+        return next((w for w in self.workers if w.identity == identity and w.ready), None)
 
     def pick(self, role: Role, prefer: Worker | None, avoid: Worker | None = None) -> Worker:
-        """``prefer`` if it lives (its caches are warm), else the least busy one; ``avoid`` last.
+        """``prefer`` if it is ready (its caches are warm), else the least busy one; ``avoid`` last.
 
         Raises:
-            WorkerError: no worker of that role lives.
+            WorkerError: no worker of that role is ready.
         """
-        if prefer is not None and prefer.alive:
+        if prefer is not None and prefer.ready:
             return prefer
-        living = [w for w in self.of(role) if w.alive]
-        if not living:
-            raise WorkerError(f"no {role} worker is alive")
-        return min(living, key=lambda w: (w is avoid, w.in_flight))
+        ready = [w for w in self.workers if w.role is role and w.ready]
+        if not ready:
+            raise WorkerError(f"no {role} worker is alive, or all are being drained")
+        return min(ready, key=lambda w: (w is avoid, w.in_flight))
 
     def home(self, identity: str) -> HomeView | None:
         worker = self.by_identity(identity)
@@ -141,7 +153,7 @@ class WorkerPool:
     @property
     def decode_workers(self) -> int:
         """Living ones; replicas decode too."""
-        return sum(w.alive for w in self.workers if w.role is not Role.PREFILL)
+        return sum(w.ready for w in self.workers if w.role is not Role.PREFILL)
 
     @property
     def shape(self) -> str:
@@ -193,6 +205,7 @@ class WorkerPool:
             handshake = again.handshake
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
             worker.handshake, worker.alive, worker.load = handshake, True, None
+            worker.draining = worker.draining and not restarted
             worker.epoch += restarted
             logger.info(
                 "worker up again: %s %s (%s)",

@@ -140,12 +140,17 @@ class Upstreams:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            now_s = self.loop.time()
-            for exchange in list(self._busy):
-                exchange.check_time(now_s, self._silence_s)
-            for idle in self._idle.values():
-                while idle and now_s - idle[0].heard_s > self._keep_s:
-                    idle.pop(0).close()
+            try:
+                self._check_time(self.loop.time())
+            except Exception:  # without it nothing would time out any more
+                logger.exception("a timer failed")
+
+    def _check_time(self, now_s: float) -> None:
+        for exchange in list(self._busy):
+            exchange.check_time(now_s, self._silence_s)
+        for idle in self._idle.values():
+            while idle and now_s - idle[0].heard_s > self._keep_s:
+                idle.pop(0).close()
 
     async def close(self) -> None:
         self._sweeper.cancel()
@@ -183,6 +188,9 @@ class Exchange:
             upstream = await self._upstreams.connect(self.origin)
         except ConnectError as error:
             self.failed(error)
+        except Exception as error:
+            logger.exception("no connection to %s", self.origin.authority)
+            self.failed(ConnectError(repr(error)))
         else:
             self._send(upstream)
 
@@ -204,6 +212,8 @@ class Exchange:
     def ended(self, reusable: bool) -> None:
         if not self._over:
             self._over = True
+            if self._held and self._upstream is not None:
+                self._upstream.hold(False)  # the next one shall be heard
             self._upstreams.over(self, self._upstream if reusable else None)
             self._reader.ended()
 
@@ -299,7 +309,7 @@ class _Upstream(asyncio.Protocol):
         if exc is None and self._until_close:
             exchange.ended(False)
         else:
-            exchange.failed(exc or ConnectionError("the connection was closed"))
+            exchange.failed(ConnectionError(str(exc or "the connection was closed")))
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -338,7 +348,7 @@ class _Upstream(asyncio.Protocol):
         self._unasked = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._headers[name.decode("latin-1").lower()] = value.decode(errors="surrogateescape")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -12,15 +12,15 @@ _STATUS_LINES = {
 
 def response_head(status: int, headers: Mapping[str, str]) -> bytes:
     line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{line}{_lines(headers)}\r\n".encode("latin-1")
+    return f"{line}{_lines(headers)}\r\n".encode(errors="surrogateescape")
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    return f"{method} {target} HTTP/1.1\r\n{_lines(headers)}\r\n".encode("latin-1")
+    return f"{method} {target} HTTP/1.1\r\n{_lines(headers)}\r\n".encode(errors="surrogateescape")
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    return _lines(headers).encode("latin-1")
+    return _lines(headers).encode(errors="surrogateescape")
 
 
 def _lines(headers: Mapping[str, str]) -> str:

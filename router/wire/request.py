@@ -67,7 +67,9 @@ class Request:
         """The whole answer at once."""
         self.answered = self.ended = True
         head = {**headers, "Content-Length": str(len(body)), **self._connection_header()}
-        self.connection.write(response_head(status, head) + body)
+        self.connection.write(
+            response_head(status, head) + (b"" if self.method == "HEAD" else body)
+        )
 
     def start(self, status: int, headers: Mapping[str, str], first: bytes) -> None:
         """The head of a streamed answer and its first bytes."""

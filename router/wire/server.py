@@ -26,6 +26,7 @@ Refuse = Callable[[Refusal], bytes]
 
 _ONCE = ("host", "authorization", "content-type", "content-encoding")
 _BODY_HEADERS = {"content-length", "transfer-encoding"}
+_MOST_READY = 16  # requests that a client may send ahead
 _SWEEP_S = 1.0
 _LINGER_S = 2.0  # for a client to read why it was refused, before what it still sends resets us
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -77,6 +78,11 @@ class WireServer:
         self.loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._left = asyncio.Event()
+
+    def left(self, connection: ClientConnection) -> None:
+        self.connections.discard(connection)
+        self._left.set()
 
     async def start(self, listener: socket, tls: ssl.SSLContext | None = None) -> None:
         self._server = await self.loop.create_server(
@@ -92,13 +98,17 @@ class WireServer:
         self._server.close()
         for connection in list(self.connections):
             connection.close_if_idle()
+        try:
+            async with asyncio.timeout(grace_s):
+                while self.connections:  # until what they were last told has been taken
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            logger.warning("%d requests did not end in time", len(self.connections))
         tasks = [c.task for c in self.connections if c.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace_s)
         for connection in list(self.connections):
             connection.abort()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._sweeper.cancel()
         await asyncio.gather(self._sweeper, return_exceptions=True)
 
@@ -108,7 +118,10 @@ class WireServer:
             await asyncio.sleep(_SWEEP_S)
             now_s = self.loop.time()
             for connection in list(self.connections):
-                connection.check_time(now_s)
+                try:
+                    connection.check_time(now_s)
+                except Exception:  # without it nothing would time out any more
+                    logger.exception("a timer failed")
 
 
 class ClientConnection(asyncio.Protocol):
@@ -123,16 +136,19 @@ class ClientConnection(asyncio.Protocol):
         self._deaf = False  # what the client sends from now on is not read
         self._paused = False  # nothing is read while a request waits
         self._heard_s = server.loop.time()
-        self._stalled_s: float | None = None
+        self._full = False  # the client is behind: its buffer here is full
+        self._written = self._taken = 0  # bytes
+        self._took_s = server.loop.time()
         self._lost = False
         self._reading = False
         self._in_head = False
-        self._head_bytes = 0
+        self._in_body = False
 
     def on_message_begin(self) -> None:
         self._reading = self._in_head = True
         self._began_s = self._heard_s
-        self._head_bytes = self._body_bytes = 0
+        self._in_body = False
+        self._head_bytes = self._open_bytes = self._body_bytes = self._framing_bytes = 0
         self._target = b""
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
@@ -145,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._server.connections.discard(self)
+        self._server.left(self)
         self._ready.clear()
         if self.task is not None:
             self.task.cancel()
@@ -154,36 +170,46 @@ class ClientConnection(asyncio.Protocol):
         if self._deaf:
             return
         self._heard_s = self._server.loop.time()
-        if self._in_head:  # the parser tells of a header when it is whole: it may never be
-            self._count_head(len(data))
+        in_body, body_bytes = self._in_body, self._body_bytes if self._in_body else 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._deaf = True  # the request is answered in HTTP/1.1; then the connection closes
         except httptools.HttpParserError as error:
             self._refuse(400, f"this is no valid HTTP request: {error}")
+        if self._in_head:  # the parser tells of a header when it is whole: it may never be
+            self._open_bytes += len(data)
+            self._check_head(self._open_bytes)
+        elif in_body and self._in_body:  # nor does it tell of chunk sizes and trailers
+            self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
+            if self._framing_bytes > self._limits.head_bytes + self._body_bytes:
+                self._refuse(400, "the body is nearly all chunk sizes or trailers")
 
     def pause_writing(self) -> None:
-        self._stalled_s = self._server.loop.time()
+        self._full = True
         if self._listener is not None:
             self._listener.pause()
 
     def resume_writing(self) -> None:
-        self._stalled_s = None
+        self._full = False
         if self._listener is not None:
             self._listener.resume()
+        elif self.task is None:
+            self._serve_next()
 
     # -- the parser ---------------------------------------------------------------------
 
     def on_url(self, target: bytes) -> None:
         self._target += target
-        self._count_head(len(target))
+        self._head_bytes += len(target)
+        self._check_head(self._head_bytes)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer: nobody here asks for one
-        self._count_head(len(name) + len(value))
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self._head_bytes += len(name) + len(value)
+        self._check_head(self._head_bytes)
+        key, text = name.decode("latin-1").lower(), value.decode(errors="surrogateescape")
         before = self._headers.get(key)
         if before is None:
             self._headers[key] = text
@@ -192,13 +218,12 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._headers[key] = f"{before}, {text}"
 
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._limits.head_bytes:
+    def _check_head(self, size: int) -> None:
+        if size > self._limits.head_bytes:
             self._refuse(431, f"the headers are larger than {self._limits.head_bytes} bytes")
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         version, headers = self._parser.get_http_version(), self._headers
         if self._parser.get_method() == b"CONNECT":
             self._refuse(400, "this is no proxy")
@@ -214,7 +239,12 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(415, f"Content-Encoding {headers['content-encoding']} is not read")
         elif int(headers.get("content-length", 0)) > self._limits.body_bytes:
             self._refuse_body()
-        elif headers.get("expect", "").lower() == "100-continue" and version == "1.1":
+        elif (
+            headers.get("expect", "").lower() == "100-continue"
+            and version == "1.1"
+            and self.task is None  # not in the midst of another answer
+            and not self._deaf
+        ):
             self.write(_CONTINUE)
 
     def on_body(self, data: bytes) -> None:
@@ -230,14 +260,14 @@ class ClientConnection(asyncio.Protocol):
         self._refuse(413, f"the body is larger than {self._limits.body_bytes} bytes")
 
     def on_message_complete(self) -> None:
-        self._reading = False
+        self._reading = self._in_body = False
         if self._deaf:
             return
         body = self._body
         self._next(
             Request(
                 method=self._parser.get_method().decode("latin-1"),
-                target=self._target.decode("latin-1"),
+                target=_origin_form(self._target.decode("latin-1")),
                 headers=self._headers,
                 body=body[0] if len(body) == 1 else b"".join(body),
                 connection=self,
@@ -254,9 +284,10 @@ class ClientConnection(asyncio.Protocol):
             self._next(Refusal(status, message))
 
     def _next(self, request: Request | Refusal) -> None:
-        if self.task is not None:
+        if self.task is not None or self._full:
             self._ready.append(request)
-            self._pause_reading(True)
+            # Not sooner: who reads nothing does not see the client hang up.
+            self._pause_reading(len(self._ready) >= _MOST_READY)
         else:
             self._serve(request)
 
@@ -285,11 +316,15 @@ class ClientConnection(asyncio.Protocol):
     def _after(self, request: Request) -> None:
         if not (request.ended and request.keep_alive) or self._server.draining:
             self._transport.close()
-        elif self._ready:
-            following = self._ready.popleft()
-            self._pause_reading(bool(self._ready))
-            self._serve(following)
+        elif not self._full:
+            self._serve_next()
         self._heard_s = self._server.loop.time()
+
+    def _serve_next(self) -> None:
+        if self._ready:
+            following = self._ready.popleft()
+            self._pause_reading(len(self._ready) >= _MOST_READY)
+            self._serve(following)
 
     def _linger(self) -> None:
         """Close, when the client has or has had time to read our last word."""
@@ -311,17 +346,20 @@ class ClientConnection(asyncio.Protocol):
         """To the application that serves all that is not on the token path."""
         self._deaf = True  # what was sent behind it is not read: the connection will close
         self._ready.clear()
-        self._server.connections.discard(self)
+        self._server.left(self)
         self._pause_reading(False)
         protocol = self._server.elsewhere()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
+        if self._full:
+            protocol.pause_writing()
         protocol.data_received(request.raw())
 
     # -- what an answer needs -----------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         if not self._lost:
+            self._written += len(data)
             self._transport.write(data)
 
     def close(self) -> None:
@@ -329,16 +367,18 @@ class ClientConnection(asyncio.Protocol):
 
     def heed(self, listener: Listener | None) -> None:
         self._listener = listener
-        if listener is not None and self._stalled_s is not None:
+        if listener is not None and self._full:
             listener.pause()
 
     # -- time ---------------------------------------------------------------------------
 
     def check_time(self, now_s: float) -> None:
-        if self._stalled_s is not None:
-            if now_s - self._stalled_s > self._limits.stall_s:
-                logger.info("a client took nothing for %g s", self._limits.stall_s)
-                self.abort()
+        waiting = self._transport.get_write_buffer_size()
+        if not waiting or self._written - waiting > self._taken:
+            self._taken, self._took_s = self._written - waiting, now_s
+        if now_s - self._took_s > self._limits.stall_s:
+            logger.info("a client took nothing for %g s", self._limits.stall_s)
+            self.abort()
         elif self.task is not None:
             pass
         elif self._deaf:
@@ -352,8 +392,15 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def close_if_idle(self) -> None:
-        if self.task is None and not self._reading:
+        if self.task is None and not self._reading and not self._ready:
             self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
+
+
+def _origin_form(target: str) -> str:
+    """A target as most clients send it; proxies' clients put scheme and host before it."""
+    if target.startswith(("http://", "https://")):
+        return "/" + target.partition("://")[2].partition("/")[2]
+    return target

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from ppd.decision import Decision, Features, Policy
 from ppd.score import Objective
+from router.ledger import Ledger
 
 from .conftest import Client, Cluster
 from .fake_engine import (
@@ -27,6 +28,8 @@ from .fake_engine import (
     streaming_forever,
     token,
 )
+
+REMOTE = {"endpoint": "/v1/chat/completions", "route": "remote", "reason": "first_turn"}
 
 
 def workers(prefill: Script, decode: Script) -> tuple[FakeEngine, FakeEngine]:
@@ -304,3 +307,49 @@ async def test_a_body_that_is_not_what_it_says_is_refused(cluster: Cluster) -> N
         headers = {"Content-Encoding": "gzip"}
         reply = await client.post("/v1/chat/completions", b"not gzip", headers)
         assert reply.status == 415
+
+
+async def test_a_bug_of_ours_in_mid_stream_is_not_the_workers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sees that the stream did not end well."""
+
+    def bug(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    gate = asyncio.Event()
+
+    async def in_two(engine: FakeEngine, request: web.Request, body: Any) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one"))
+        await gate.wait()
+        await response.write(DONE)
+        return response
+
+    monkeypatch.setattr(Ledger, "learn", bug)
+    p, d = workers(answering(), in_two)
+    async with cluster(p, d) as client:
+        body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+        async with client.http.post(f"{client.url}/v1/chat/completions", json=body) as answer:
+            assert await answer.content.readany() == token("one")
+            gate.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "internal_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+async def test_a_prefill_worker_is_free_when_it_has_answered(cluster: Cluster) -> None:
+    p, d = workers(answering(), streaming_forever)
+    async with cluster(p, d) as client:
+        asked = asyncio.create_task(client.chat("hello", stream=True))
+        labels = {"role": "prefill", "worker": p.url}
+        await d.arrived.wait()
+        while await client.metric("ppd_turns_total", **REMOTE) < 1:
+            pass
+        while await client.metric("ppd_worker_in_flight", **labels):
+            pass
+        labels = {"role": "decode", "worker": d.url}
+        assert await client.metric("ppd_worker_in_flight", **labels) == 1
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)

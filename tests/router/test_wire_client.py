@@ -229,3 +229,18 @@ async def test_who_is_held_back_reads_no_further() -> None:
         assert await collected.end is None
     assert before == 0
     assert len(collected.data) == size
+
+
+async def test_a_connection_that_was_held_to_the_end_of_an_answer_is_heard_again() -> None:
+    class Slow(Collected):
+        def body(self, data: bytes) -> None:
+            super().body(data)
+            exchange.hold(True)
+
+    async with between(always(WHOLE)) as (server, upstreams):
+        slow = Slow()
+        exchange = upstreams.post(server.url, "/", {}, b"{}", slow)
+        assert await slow.end is None
+        exchange.hold(False)  # too late
+        assert (await ask(server, upstreams)).data == b"ok"
+        assert server.connections == 1

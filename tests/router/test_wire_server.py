@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from socket import AF_INET, socket
+from socket import AF_INET, IPPROTO_TCP, SOCK_STREAM, socket
 
 import pytest
 from aiohttp import web
 
 from router.wire import server as wire_server
 from router.wire.request import Request
-from router.wire.server import Handler, Limits, WireServer
+from router.wire.server import ClientConnection, Handler, Limits, WireServer
 
 HOST = b"Host: router\r\n"
 TEXT = {"Content-Type": "text/plain"}
@@ -48,7 +48,7 @@ async def serving(
         refuse=lambda refusal: refusal.message.encode(),
         limits=limits or Limits(),
     )
-    listener = socket(AF_INET)
+    listener = socket(AF_INET, SOCK_STREAM, IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     await server.start(listener)
     try:
@@ -227,6 +227,30 @@ async def test_a_client_that_expects_leave_to_go_on_gets_it() -> None:
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
 
 
+async def test_a_head_in_two_reads_is_not_charged_with_its_body() -> None:
+    whole = post(b"x" * 150_000, b"X: " + b"a" * 30_000, LAST)
+    async with serving() as (port, _):
+        assert bodies(await say(port, whole[:1000], whole[1000:])) == [b"x" * 150_000]
+
+
+@pytest.mark.parametrize("rest", [b"0\r\nX: " + b"y" * 300_000, b"1\r\nx\r\n" * 100_000])
+async def test_a_body_of_little_but_framing_is_refused(rest: bytes) -> None:
+    async with serving() as (port, _):
+        answer = await say(port, b"POST /echo HTTP/1.1\r\n%b%b\r\n\r\n" % (HOST, CHUNKED), rest)
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+
+
+async def test_an_answer_to_head_has_no_body() -> None:
+    head = b"HEAD /echo HTTP/1.1\r\n%b%b\r\n\r\n" % (HOST, LAST)
+    async with serving() as (port, _):
+        assert (await say(port, head)).endswith(b"Content-Length: 7\r\nConnection: close\r\n\r\n")
+
+
+async def test_a_target_may_name_the_server() -> None:
+    async with serving() as (port, _):
+        assert bodies(await say(port, post(b"a", LAST, path=b"http://router/echo"))) == [b"a"]
+
+
 @pytest.fixture
 def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_server, "_SWEEP_S", 0.01)
@@ -246,7 +270,8 @@ async def test_an_idle_connection_is_closed() -> None:
         assert await say(port) == b""
 
 
-async def test_a_client_that_hangs_up_is_noticed() -> None:
+@pytest.mark.parametrize("asked", [1, 2])
+async def test_a_client_that_hangs_up_is_noticed(asked: int) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def wait(request: Request) -> None:
@@ -259,7 +284,7 @@ async def test_a_client_that_hangs_up_is_noticed() -> None:
 
     async with serving(wait) as (port, server):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(b""))
+        writer.write(post(b"") * asked)
         await begun.wait()
         writer.close()
         await cancelled.wait()
@@ -320,6 +345,87 @@ async def test_a_client_that_takes_nothing_is_given_up() -> None:
     assert not flow.resumed.is_set()
 
 
+async def test_a_client_that_reads_nothing_is_not_answered_further() -> None:
+    served = 0
+
+    async def large(request: Request) -> None:
+        nonlocal served
+        served += 1
+        request.respond(200, b"x" * 4_000_000, TEXT)
+
+    async with serving(large) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"") * 11 + post(b"", LAST))
+        await writer.drain()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert served < 12
+        assert len(bodies(await reader.read())) == 12
+        writer.close()
+
+
+class Pipe(asyncio.Transport):
+    """Takes as much as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.waiting = 0
+        self.aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.data += data
+        self.waiting += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.abort()
+
+    def is_given_up(self) -> bool:
+        return self.aborted
+
+
+async def test_a_client_that_takes_a_little_is_not_given_up() -> None:
+    async with serving(limits=Limits(stall_s=10.0, idle_s=1e9)) as (_, server):
+        connection, pipe = ClientConnection(server), Pipe()
+        connection.connection_made(pipe)
+        now_s = server.loop.time()
+        for i in range(20):
+            connection.write(b"x" * 1000)
+            pipe.waiting -= 10
+            connection.check_time(now_s + 9.0 * i)
+        assert not pipe.is_given_up()
+        connection.check_time(now_s + 9.0 * 19 + 10.1)
+        assert pipe.is_given_up()
+        connection.connection_lost(None)
+
+
+async def test_leave_to_go_on_is_not_given_in_the_midst_of_an_answer() -> None:
+    gate = asyncio.Event()
+
+    async def stream(request: Request) -> None:
+        request.start(200, TEXT, b"abc")
+        await gate.wait()
+        request.end()
+
+    async with serving(stream) as (_, server):
+        connection, pipe = ClientConnection(server), Pipe()
+        connection.connection_made(pipe)
+        connection.data_received(post(b""))
+        await asyncio.sleep(0)  # the handler begins
+        connection.data_received(post(b"body", b"Expect: 100-continue"))
+        gate.set()
+        while connection.task is not None:
+            await connection.task
+        assert pipe.data.count(b"3\r\nabc\r\n0\r\n\r\n") == 2
+        connection.connection_lost(None)
+
+
 async def test_other_paths_are_the_applications() -> None:
     async def answer(request: web.Request) -> web.Response:
         told = f"{request.method} {request.query['a']} {request.headers['X']} "
@@ -354,6 +460,23 @@ async def test_a_server_that_stops_lets_requests_end_and_idle_clients_go() -> No
         assert bodies(await busy) == [b"late"]
         await stopping
         idle_writer.close()
+
+
+async def test_a_server_that_stops_lets_answers_be_read() -> None:
+    size, begun = 20_000_000, asyncio.Event()
+
+    async def large(request: Request) -> None:
+        request.respond(200, b"x" * size, TEXT)
+        begun.set()
+
+    async with serving(large) as (port, server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b""))
+        await begun.wait()
+        stopping = asyncio.create_task(server.stop(10.0))
+        assert len(bodies(await reader.read())[0]) == size
+        await stopping
+        writer.close()
 
 
 async def test_a_handler_that_fails_costs_its_connection_only() -> None:

@@ -34,9 +34,14 @@ def sent(inbound: Inbound) -> dict[str, Any]:
     return body
 
 
+def test_a_model_of_null_is_none() -> None:
+    assert "model" not in sent(read(Endpoint.CHAT, {**CHAT, "model": None}))
+
+
 @pytest.mark.parametrize("name", sorted(FORBIDDEN_FIELDS))
 def test_routing_fields_never_pass(name: str) -> None:
-    assert name not in sent(read(Endpoint.CHAT, {**CHAT, name: 1}))
+    for value in (1, None):
+        assert name not in sent(read(Endpoint.CHAT, {**CHAT, name: value}))
 
 
 def test_marks_never_pass() -> None:
