@@ -46,8 +46,9 @@ from .requests import Endpoint
 from .tables import TableFile, make_policy
 from .turns import TurnServer
 from .wire.client import Upstreams
+from .wire.reading import Limits
 from .wire.request import Request
-from .wire.server import Limits, WireServer
+from .wire.server import WireServer
 from .wishes import WishBook
 from .workers import WorkerPool, connect
 

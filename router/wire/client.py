@@ -9,17 +9,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, cast
+from typing import Protocol
 from urllib.parse import urlsplit
 
-import httptools
-
 from .heads import header_lines, request_head
+from .upstream import Upstream
 
 logger = logging.getLogger("ppd.router.http")
 
 _SWEEP_S = 1.0
-_HEAD_BYTES = 64 * 1024
 
 
 class Reader(Protocol):
@@ -88,7 +86,7 @@ class Upstreams:
         self._keep_s = keep_s
         self._tls = tls
         self.loop = asyncio.get_running_loop()
-        self._idle: defaultdict[Origin, list[_Upstream]] = defaultdict(list)
+        self._idle: defaultdict[Origin, list[Upstream]] = defaultdict(list)
         self._busy: set[Exchange] = set()
         self._sweeper = self.loop.create_task(self._sweep())
 
@@ -104,7 +102,7 @@ class Upstreams:
         exchange.begin(self._reusable(origin))
         return exchange
 
-    def _reusable(self, origin: Origin) -> _Upstream | None:
+    def _reusable(self, origin: Origin) -> Upstream | None:
         """The connection that was used last: the others may grow old."""
         idle = self._idle[origin]
         oldest_s = self.loop.time() - self._keep_s
@@ -115,12 +113,12 @@ class Upstreams:
             upstream.close()
         return None
 
-    async def connect(self, origin: Origin) -> _Upstream:
+    async def connect(self, origin: Origin) -> Upstream:
         """Raises: ConnectError."""
         try:
             async with asyncio.timeout(self._connect_s):
                 _, upstream = await self.loop.create_connection(
-                    lambda: _Upstream(self.loop),
+                    lambda: Upstream(self.loop),
                     origin.host,
                     origin.port,
                     ssl=(self._tls or True) if origin.tls else None,
@@ -131,7 +129,7 @@ class Upstreams:
             raise ConnectError(error.errno, str(error)) from error
         return upstream
 
-    def over(self, exchange: Exchange, upstream: _Upstream | None) -> None:
+    def over(self, exchange: Exchange, upstream: Upstream | None) -> None:
         """``exchange`` has ended; ``upstream`` may serve another."""
         self._busy.discard(exchange)
         if upstream is not None:
@@ -172,12 +170,12 @@ class Exchange:
         self._reader = reader
         self._loop = upstreams.loop
         self._connecting: asyncio.Task[None] | None = None
-        self._upstream: _Upstream | None = None
+        self._upstream: Upstream | None = None
         self._held = False
         self._began_s = self._loop.time()
         self._over = False
 
-    def begin(self, upstream: _Upstream | None) -> None:
+    def begin(self, upstream: Upstream | None) -> None:
         if upstream is not None:
             self._send(upstream)
         else:
@@ -194,7 +192,7 @@ class Exchange:
         else:
             self._send(upstream)
 
-    def _send(self, upstream: _Upstream) -> None:
+    def _send(self, upstream: Upstream) -> None:
         self._upstream, self._connecting = upstream, None
         upstream.serve(self, self._data)
         self._data = b""
@@ -249,129 +247,3 @@ class Exchange:
             upstream = self._upstream
             self.failed(TimeoutError(f"nothing came for {silence_s:g} s"))
             upstream.close()
-
-
-class _Upstream(asyncio.Protocol):
-    """One connection to a worker; serves one exchange at a time."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.heard_s = loop.time()
-        self._loop = loop
-        self._transport: asyncio.Transport
-        self._exchange: Exchange | None = None
-        self._alive = False
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: dict[str, str] = {}
-        self._head_bytes = 0
-        self._in_head = True
-        self._parts: list[bytes] = []
-        self._until_close = False
-        self._complete = False
-        self._keeps_alive = False
-        self._unasked = False  # something came behind the answer
-
-    @property
-    def usable(self) -> bool:
-        return self._alive and not self._transport.is_closing()
-
-    def serve(self, exchange: Exchange, data: bytes) -> None:
-        self._exchange = exchange
-        self._headers = {}
-        self._head_bytes = 0
-        self._in_head = True
-        self._until_close = self._complete = False
-        self.heard_s = self._loop.time()
-        self._transport.write(data)
-
-    def hold(self, held: bool) -> None:
-        if self._alive and held:
-            self._transport.pause_reading()
-        elif self._alive:
-            self.heard_s = self._loop.time()
-            self._transport.resume_reading()
-
-    def close(self) -> None:
-        self._exchange = None
-        if self._alive:
-            self._transport.abort()
-
-    # -- the transport ------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._alive = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._alive = False
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
-            return
-        if exc is None and self._until_close:
-            exchange.ended(False)
-        else:
-            exchange.failed(ConnectionError(str(exc or "the connection was closed")))
-
-    def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:  # a worker that speaks unasked is not understood
-            self._transport.abort()
-            return
-        self.heard_s = self._loop.time()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._broken(exchange, f"not understood: {error}")
-            return
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_BYTES:
-                self._broken(exchange, f"a head of more than {_HEAD_BYTES} bytes")
-                return
-        if parts := self._parts:
-            self._parts = []
-            exchange.body(parts[0] if len(parts) == 1 else b"".join(parts))
-        if self._complete and self._exchange is not None:  # it may have been closed meanwhile
-            self._exchange = None
-            reusable = self._keeps_alive and not self._unasked
-            if not reusable:
-                self._transport.close()
-            exchange.ended(reusable)
-
-    def _broken(self, exchange: Exchange, how: str) -> None:
-        self._exchange = None
-        self._transport.abort()
-        exchange.failed(ConnectionError(how))
-
-    # -- the parser ---------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        self._unasked = self._complete
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode(errors="surrogateescape")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200 or self._unasked:
-            return
-        self._in_head = False
-        headers = self._headers
-        self._until_close = "content-length" not in headers and "transfer-encoding" not in headers
-        if self._exchange is not None:
-            self._exchange.head(status, headers)
-
-    def on_body(self, data: bytes) -> None:
-        if not self._unasked:
-            self._parts.append(data)
-
-    def on_message_complete(self) -> None:
-        if self._unasked:
-            pass
-        elif self._in_head:  # of "100 Continue", which no one has asked for
-            self._headers = {}
-        else:
-            self._complete = True
-            # Not later: llhttp has forgotten it then. And after an error uvicorn closes, whatever
-            # it says, which the next request would find out.
-            kept = self._parser.should_keep_alive()
-            self._keeps_alive = kept and self._parser.get_status_code() < 500

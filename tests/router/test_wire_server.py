@@ -11,8 +11,10 @@ import pytest
 from aiohttp import web
 
 from router.wire import server as wire_server
+from router.wire.connection import ClientConnection
+from router.wire.reading import Limits
 from router.wire.request import Request
-from router.wire.server import ClientConnection, Handler, Limits, WireServer
+from router.wire.server import Handler, WireServer
 
 HOST = b"Host: router\r\n"
 TEXT = {"Content-Type": "text/plain"}
@@ -238,6 +240,14 @@ async def test_a_body_of_little_but_framing_is_refused(rest: bytes) -> None:
     async with serving() as (port, _):
         answer = await say(port, b"POST /echo HTTP/1.1\r\n%b%b\r\n\r\n" % (HOST, CHUNKED), rest)
     assert answer.startswith(b"HTTP/1.1 400 "), answer
+
+
+async def test_a_read_may_end_one_body_and_begin_another() -> None:
+    first, second = b"x" * 300_000, b"y" * 20_000
+    whole = post(first) + post(second, LAST)
+    async with serving() as (port, _):
+        answer = await say(port, whole[:250_000], whole[250_000:310_000], whole[310_000:])
+    assert bodies(answer) == [first, second]
 
 
 async def test_an_answer_to_head_has_no_body() -> None:
