@@ -24,7 +24,6 @@ _REFUSED: tuple[tuple[str, Any], ...] = (
     ("enable_pd_role_switch", False),
 )
 _UNTRIED: tuple[tuple[str, Any], ...] = (
-    ("tp_size", 1),
     ("enable_lora", None),
     ("enable_hierarchical_cache", False),
     ("enable_lmcache", False),

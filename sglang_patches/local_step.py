@@ -115,7 +115,8 @@ class LocalStep:
             not self._queue.requests or scheduler.disagg_decode_prealloc_queue.retracted_queue
         ):
             return None, running_batch  # memory is short: retracted requests come first
-        chunk = self._next_chunk() if decodes_wait else Chunk(self.pacer.full_chunk, 0)
+        full = Chunk(self.pacer.full_chunk, 0)
+        chunk = self._agreed(self._next_chunk()) if decodes_wait else full
         mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
         if not self._fits(chunk.tokens, mixed):
             return None, running_batch  # decodes free some by ending, or by being retracted
@@ -141,6 +142,18 @@ class LocalStep:
         first = self._queue.requests[0]
         cached = first.num_matched_prefix_tokens
         return self.pacer.next_chunk(max(1, len(first.origin_input_ids) - cached), cached)
+
+    def _agreed(self, chunk: Chunk) -> Chunk:
+        """The first rank's choice: each has taken its own times, and all must run the same step."""
+        scheduler = self._scheduler
+        if scheduler.server_args.tp_size == 1:
+            return chunk
+        from sglang.srt.utils import broadcast_pyobj
+
+        group = scheduler.tp_group
+        (first,) = broadcast_pyobj([chunk], group.rank, group.cpu_group, src=group.ranks[0])
+        assert isinstance(first, Chunk)
+        return first
 
     def _fits(self, tokens: int, decodes: int) -> bool:
         """Whether the next chunk has KV now, and the tokens of decodes in the same forward.

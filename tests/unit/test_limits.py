@@ -42,7 +42,7 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], named: str) -> None:
     [
         ({}, []),
         ({"enable_lora": False}, []),
-        ({"tp_size": 2, "enable_lora": True}, ["--tp-size", "--enable-lora"]),
+        ({"enable_lora": True, "enable_lmcache": True}, ["--enable-lora", "--enable-lmcache"]),
     ],
 )
 def test_what_was_never_tried_is_told(

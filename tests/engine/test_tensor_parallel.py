@@ -1,0 +1,54 @@
+"""A decode server of two ranks: both prefill, chunk and refuse alike, or they would hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from eval.cluster import Launcher, wait_all
+from ppd.contract import LocalTerms, Role
+
+from .conftest import Workers, plugin_state
+from .shaped import generate
+
+
+@pytest.fixture
+def two_ranks(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
+    launcher.environment["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # or it wants a NUMA node a rank
+    decode = launcher.worker(
+        *(Role.DECODE, workers.model, "--page-size", str(workers.page_size)),
+        *("--tp-size", "2", "--chunked-prefill-size", "256"),
+        name="two-ranks",
+    )
+    del launcher.environment["SGLANG_CPU_OMP_THREADS_BIND"]
+    wait_all([decode])
+    yield replace(workers, decode=decode)
+    decode.stop()
+
+
+async def test_local_turns_on_two_ranks(two_ranks: Workers, http: aiohttp.ClientSession) -> None:
+    """Conversations side by side, so that chunks and decodes mix; ids as of one rank alone."""
+    await two_ranks.settle(http)
+    assert two_ranks.monolithic is not None
+
+    async def talk(url: str, seed: int, *, local: bool) -> list[tuple[list[int], str]]:
+        history = [10 + (seed * 7 + i) % 70 for i in range(300 + 40 * seed)]
+        replies, held = [], 0
+        for turn in range(3):
+            terms = LocalTerms(held).to_custom_params() if local else {}
+            replies.append(await generate(http, url, history, {"ignore_eos": True}, terms))
+            held = len(history) // 16 * 16
+            history = [*history, *replies[-1][0], *([20 + seed + turn] * 30)]
+        return replies
+
+    ours = await asyncio.gather(*(talk(two_ranks.decode.url, i, local=True) for i in range(6)))
+    alone = [await talk(two_ranks.monolithic.url, i, local=False) for i in range(6)]
+    assert ours == alone
+    state = await plugin_state(http, two_ranks.decode)
+    assert state["prefilled"] == 18
+    assert state["chunks"] > 18
+    await two_ranks.settle(http)
