@@ -116,7 +116,6 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
                 connect_s=config.connect_timeout_s,
                 silence_s=config.idle_timeout_s,
                 keep_s=_KEEP_S,
-                tls=None,
             )
             stack.push_async_callback(upstreams.close)
             app, turns = make_parts(config, policy, table, pool, journal, upstreams)

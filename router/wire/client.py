@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,13 +77,10 @@ class Upstreams:
         keep_s: an idle connection is not used again after so long: the worker may be closing it.
     """
 
-    def __init__(
-        self, *, connect_s: float, silence_s: float, keep_s: float, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, *, connect_s: float, silence_s: float, keep_s: float) -> None:
         self._connect_s = connect_s
         self._silence_s = silence_s
         self._keep_s = keep_s
-        self._tls = tls
         self.loop = asyncio.get_running_loop()
         self._idle: defaultdict[Origin, list[Upstream]] = defaultdict(list)
         self._busy: set[Exchange] = set()
@@ -121,7 +117,7 @@ class Upstreams:
                     lambda: Upstream(self.loop),
                     origin.host,
                     origin.port,
-                    ssl=(self._tls or True) if origin.tls else None,
+                    ssl=origin.tls or None,
                 )
         except TimeoutError:
             raise ConnectError(f"no connection within {self._connect_s:g} s") from None

@@ -165,9 +165,6 @@ class ClientConnection(asyncio.Protocol):
             self._written += len(data)
             self._transport.write(data)
 
-    def close(self) -> None:
-        self._transport.close()
-
     def heed(self, listener: Listener | None) -> None:
         self._listener = listener
         if listener is not None and self._full:
