@@ -86,7 +86,8 @@ async def test_a_half_done_prefill_gives_way_to_the_last_decode(
     await crowded.settle(http)
     assert crowded.monolithic is not None
     here, terms = crowded.decode.url, LocalTerms(0).to_custom_params()
-    decoding = {"max_new_tokens": 1400, "ignore_eos": True}
+    # Not ignore_eos: for such SGLang 0.5.23 reserves all that they can grow to.
+    decoding = {"max_new_tokens": 1400, "min_new_tokens": 1400}
     asked = [
         ([10 + i % 70 for i in range(300)], decoding),
         ([20 + i % 60 for i in range(1200)], {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -16,15 +17,38 @@ from .conftest import Workers, plugin_state
 from .shaped import generate
 
 
+# Python imports a module of this name when it starts. Ranks choose after what they themselves have
+# timed, which differs now and then: with this, always.
+_SITECUSTOMIZE = """
+from ppd.pacing import Chunk, Pacer
+
+chosen = Pacer.next_chunk
+
+def next_chunk(self, rest, context):
+    from torch.distributed import get_rank
+    chunk = chosen(self, rest, context)
+    return Chunk(chunk.tokens + 16 * get_rank(), chunk.decode_steps + 2 * get_rank())
+
+Pacer.next_chunk = next_chunk
+"""
+
+
 @pytest.fixture
-def two_ranks(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
-    launcher.environment["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # or it wants a NUMA node a rank
+def two_ranks(workers: Workers, launcher: Launcher, tmp_path: Path) -> Iterator[Workers]:
+    """Two ranks that would choose different chunks."""
+    (tmp_path / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+    added = {
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # or it wants a NUMA node a rank
+        "PYTHONPATH": str(tmp_path),
+    }
+    launcher.environment |= added
     decode = launcher.worker(
         *(Role.DECODE, workers.model, "--page-size", str(workers.page_size)),
         *("--tp-size", "2", "--chunked-prefill-size", "256"),
         name="two-ranks",
     )
-    del launcher.environment["SGLANG_CPU_OMP_THREADS_BIND"]
+    for name in added:
+        del launcher.environment[name]
     wait_all([decode])
     yield replace(workers, decode=decode)
     decode.stop()
