@@ -83,6 +83,7 @@ class Admin:
                     "role": worker.role,
                     "alive": worker.alive,
                     "draining": worker.draining,
+                    "breaker_open": worker.breaker.open,
                     "in_flight": worker.in_flight,
                     "backlog_tokens": self.backlog.of(worker.identity),
                     "handshake": worker.handshake,
@@ -96,12 +97,13 @@ class Admin:
         metrics = self.metrics
         metrics.sessions.set(len(self.index))
         metrics.qps.set(self._qps())
-        for gauge in (metrics.in_flight, metrics.alive, metrics.backlog):
+        for gauge in (metrics.in_flight, metrics.alive, metrics.resting, metrics.backlog):
             gauge.clear()  # of workers that have left
         for worker in self.pool.workers:
             labels = (worker.role, worker.url)
             metrics.in_flight.labels(*labels).set(worker.in_flight)
             metrics.alive.labels(*labels).set(worker.alive)
+            metrics.resting.labels(*labels).set(worker.breaker.open)
             metrics.backlog.labels(*labels).set(self.backlog.of(worker.identity))
         metrics.observed_factor.clear()
         for factor in self._factors():

@@ -42,7 +42,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
-    idle_timeout_s: a leg that sends nothing for so long has failed.
+    answer_timeout_s: in which a worker's answer must begin.
+    idle_timeout_s: an answer that has begun and sends nothing for so long has failed.
+    breaker_failures: so many in a row, and a worker is left alone for breaker_rest_s; 0: never.
+    escape_to_decode: without prefill worker, whole prompts go to decode workers.
     """
 
     prefill: tuple[str, ...] = ()
@@ -71,7 +74,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     session_ttl_s: float = 3600.0
     startup_timeout_s: float = 120.0
     connect_timeout_s: float = 5.0
+    answer_timeout_s: float = 300.0
     idle_timeout_s: float = 600.0
+    breaker_failures: int = 5
+    breaker_rest_s: float = 10.0
+    escape_to_decode: bool = False
     probe_interval_s: float = 2.0
 
     def check(self) -> None:
@@ -81,6 +88,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         wrong = [*self._worker_problems(), *self._policy_problems()]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port must be 0..65535, got {self.port}")
+        if self.breaker_failures < 0:
+            wrong.append(f"breaker_failures must be 0 or more, got {self.breaker_failures}")
         for name in (
             "append_budget_tokens",
             "heartbeat_budget_s",
@@ -93,7 +102,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "session_ttl_s",
             "startup_timeout_s",
             "connect_timeout_s",
+            "answer_timeout_s",
             "idle_timeout_s",
+            "breaker_rest_s",
             "probe_interval_s",
         ):
             value = getattr(self, name)

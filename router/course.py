@@ -28,7 +28,8 @@ class Course:
         judged: what the decision saw, and what it was.
         decision: the route as it now is; a refused local turn becomes a remote one.
         prefill: the prefill worker of a remote turn.
-        retried: it has been sent a second time after a worker was lost.
+        retried: it has been sent a second time after a worker failed with it.
+        failed: the workers that did.
         outcome: how it ended; None while it is served.
         client_waits_s: time in which the client did not take what was there for it.
         recorded: its end stands in the decision log.
@@ -44,6 +45,7 @@ class Course:
     decision: Decision
     prefill: Worker | None = None
     retried: bool = False
+    failed: list[Worker] = field(default_factory=list)
     outcome: str | None = None
     first_byte_s: float | None = None
     client_waits_s: float = 0.0

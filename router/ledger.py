@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ppd.decision import Decision, Policy, Route, predicted_cached_tokens
+from ppd.decision import Decision, Policy, Reason, Route, predicted_cached_tokens
 from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
 from ppd.sessions import SessionIndex, Turn
@@ -90,7 +90,7 @@ class Ledger:
         now_s = self._clock()
         turn = self._turn(course, home, usage)
         self._index.record(chain, turn, now_s)
-        if course.decision.route is Route.LOCAL:
+        if course.decision.route is Route.LOCAL and course.decision.reason is not Reason.NO_PREFILL:
             self._compare(course, turn, usage)
         self._forecast.learn_prompt(course.inbound.endpoint, chain.total_bytes, usage.prompt_tokens)
         predicted = course.features.output_tokens if course.features else None

@@ -103,6 +103,12 @@ class Metrics:
             ["role", "worker"],
             registry=self.registry,
         )
+        self.resting = Gauge(
+            "ppd_worker_breaker_open",
+            "1 if the worker lives but fails its requests, and is left alone for a while",
+            ["role", "worker"],
+            registry=self.registry,
+        )
 
     def of(self, metric: _Labelled, *labels: str) -> _Labelled:
         """``metric.labels(*labels)``, remembered: it is looked up for every request."""

@@ -84,10 +84,13 @@ class _Relay:
         if self.outcome.done():  # cancelled, with whoever waited for it
             return
         if self._tail.done:
+            if not self._tail.failed:
+                self._leg.worker.breaker.succeeded()
             self.outcome.set_result("worker_error" if self._tail.failed else "ok")
             return
         trouble = trouble or "the decode worker ended its stream early"
         logger.error("truncated stream from %s: %s", self._leg.worker.url, trouble)
+        self._leg.worker.breaker.failed()
         told = ErrorAnswer(502, trouble, "worker_error", code=502)
         self._request.write(told.event + DONE)
         self.outcome.set_result("truncated")

@@ -35,6 +35,7 @@ from ppd.sessions import SessionIndex
 
 from .admin import Admin
 from .app import application, lobby, refuse
+from .breaker import Breaker
 from .config import RouterConfig
 from .dispatch import Dispatcher
 from .journal import Journal
@@ -94,7 +95,12 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
         listener = bind(config)
         async with AsyncExitStack() as stack:
             stack.callback(listener.close)
-            pool = await connect(control, urls, config.startup_timeout_s)
+            pool = await connect(
+                control,
+                urls,
+                config.startup_timeout_s,
+                lambda: Breaker(config.breaker_failures, config.breaker_rest_s),
+            )
             membership = Membership(
                 pool,
                 roles=config.roles,
@@ -114,6 +120,7 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
             await stack.enter_async_context(owned(pool.probe_forever(config.probe_interval_s)))
             upstreams = Upstreams(
                 connect_s=config.connect_timeout_s,
+                answer_s=config.answer_timeout_s,
                 silence_s=config.idle_timeout_s,
                 keep_s=_KEEP_S,
             )
@@ -242,6 +249,7 @@ def make_parts(
             metrics=metrics,
             clock=clock,
             new_room=lambda: random.getrandbits(63),
+            escapes=config.escape_to_decode,
         ),
         ledger=Ledger(
             index=index,

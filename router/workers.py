@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from ppd.contract import Role
 from ppd.errors import WorkerError
 from ppd.judge import HomeView
 
+from .breaker import Breaker
 from .handshake import Handshake, Load, ask_load, check_ready, describe, shake_hands
 
 logger = logging.getLogger("ppd.router.workers")
@@ -27,7 +28,7 @@ logger = logging.getLogger("ppd.router.workers")
 _SAYS = {role: role.value for role in Role} | {Role.REPLICA: "null"}  # --disaggregation-mode
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """One worker process behind a URL.
 
@@ -36,6 +37,7 @@ class Worker:
             sessions remember ``identity``, not the URL.
         draining: it gets no new work; its process is to end, or to be resumed.
         in_flight: legs under way; ``running``: those of them that stream.
+        breaker: opens when its requests fail though it lives.
         load: what it said when it was last asked.
         heard_at_s: when it last announced itself; None for a worker given at start.
         said: its last announcement.
@@ -52,6 +54,7 @@ class Worker:
     load: Load | None = None
     heard_at_s: float | None = None
     said: Announcement | None = None
+    breaker: Breaker = field(default_factory=Breaker)
 
     @property
     def identity(self) -> str:
@@ -66,7 +69,7 @@ class Worker:
     @property
     def ready(self) -> bool:
         """It may be given work."""
-        return self.alive and not self.draining
+        return self.alive and not self.draining and self.breaker.admits
 
     @property
     def bootstrap_host(self) -> str:
@@ -80,10 +83,11 @@ class WorkerPool:
     """All workers; what ``ppd.judge`` sees of the cluster.
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
-    that none of them meets one that the worker has closed.
+    that none of them meets one that the worker has closed. ``make_breaker``: one for a worker.
     """
 
     control: aiohttp.ClientSession
+    make_breaker: Callable[[], Breaker] = Breaker
     workers: list[Worker] = field(default_factory=list)
     _first: Handshake | None = None
 
@@ -100,6 +104,7 @@ class WorkerPool:
         self._check_models(worker)
         _warn_if_unpatched(worker)
         self._first = self._first or worker.handshake
+        worker.breaker = self.make_breaker()
         self.workers.append(worker)
 
     def _check_models(self, worker: Worker) -> None:
@@ -118,18 +123,24 @@ class WorkerPool:
         """The worker of that identity, if it may be given work and has not restarted since."""
         return next((w for w in self.workers if w.identity == identity and w.ready), None)
 
-    def pick(self, role: Role, prefer: Worker | None, avoid: Worker | None = None) -> Worker:
+    def pick(self, role: Role, prefer: Worker | None, avoid: Collection[Worker] = ()) -> Worker:
         """``prefer`` if it is ready (its caches are warm), else the least busy one; ``avoid`` last.
 
         Raises:
             WorkerError: no worker of that role is ready.
         """
-        if prefer is not None and prefer.ready:
+        if prefer is not None and prefer.ready and prefer not in avoid:
             return prefer
-        ready = [w for w in self.workers if w.role is role and w.ready]
+        ready = self.ready(role)
         if not ready:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
-        return min(ready, key=lambda w: (w is avoid, w.in_flight))
+        return min(ready, key=lambda w: (w in avoid, w.in_flight))
+
+    def ready(self, role: Role) -> list[Worker]:
+        """Those that may be given work; if all that live fail their requests, these all the same:
+        leaving every one of them alone would help nobody."""
+        living = [w for w in self.workers if w.role is role and w.alive and not w.draining]
+        return [w for w in living if w.breaker.admits] or living
 
     def home(self, identity: str) -> HomeView | None:
         worker = self.by_identity(identity)
@@ -205,6 +216,7 @@ class WorkerPool:
             handshake = again.handshake
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
             worker.handshake, worker.alive, worker.load = handshake, True, None
+            worker.breaker = self.make_breaker()
             worker.draining = worker.draining and not restarted
             worker.epoch += restarted
             logger.info(
@@ -227,6 +239,7 @@ async def connect(
     control: aiohttp.ClientSession,
     urls: Mapping[Role, Iterable[str]],
     timeout_s: float,
+    make_breaker: Callable[[], Breaker] = Breaker,
 ) -> WorkerPool:
     """Shake hands with all workers, waiting for those that are still starting.
 
@@ -236,7 +249,7 @@ async def connect(
     wanted = [(role, url) for role, of_role in urls.items() for url in of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     shakes = (_connect_one(control, role, url, deadline_s) for role, url in wanted)
-    pool = WorkerPool(control)
+    pool = WorkerPool(control, make_breaker)
     for worker in await asyncio.gather(*shakes):
         pool.join(worker)
     return pool

@@ -239,7 +239,7 @@ async def test_a_worker_that_dropped_a_connection_but_lives_keeps_its_conversati
 
 async def test_a_silent_worker_is_neither_dead_nor_asked_again(cluster: Cluster) -> None:
     p, d = workers(answering(), hanging)
-    async with cluster(p, d, idle_timeout_s=0.2) as client:
+    async with cluster(p, d, answer_timeout_s=0.2) as client:
         assert (await client.chat("hello")).status == 504
         assert len(d.bodies) == 1
         assert await client.metric("ppd_worker_alive", role="decode", worker=d.url) == 1
