@@ -24,6 +24,7 @@ from ppd.journal import Reset
 from ppd.sessions import SessionIndex
 from ppd.table_policy import TablePolicy
 
+from .admission import Admission
 from .journal import Journal
 from .metrics import Metrics
 from .requests import Endpoint
@@ -48,12 +49,12 @@ class Admin:
     arrivals: ArrivalRate
     backlog: Backlog
     forecast: Forecast
+    admission: Admission
     journal: Journal
     metrics: Metrics
     clock: Callable[[], float]
 
     def add_routes(self, app: web.Application) -> None:
-        app.router.add_get("/health", self.health)
         app.router.add_get("/workers", self.workers)
         app.router.add_get("/metrics", self.show_metrics)
         app.router.add_get("/explain", self.recent)
@@ -97,6 +98,7 @@ class Admin:
         metrics = self.metrics
         metrics.sessions.set(len(self.index))
         metrics.qps.set(self._qps())
+        metrics.waiting.set(self.admission.waiting)
         for gauge in (metrics.in_flight, metrics.alive, metrics.resting, metrics.backlog):
             gauge.clear()  # of workers that have left
         for worker in self.pool.workers:

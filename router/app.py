@@ -9,8 +9,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from ppd.announcement import PATH as ANNOUNCEMENTS
+
 from .admin import Admin
 from .answers import ErrorAnswer, answer_to
+from .guard import Guard
 from .membership import Membership
 from .operations import Operations
 from .requests import Endpoint
@@ -20,17 +23,44 @@ from .workers import WorkerPool
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _POOL = web.AppKey("pool", WorkerPool)
+_GUARD = web.AppKey("guard", Guard)
+
+# Announcements have a token of their own.
+_OPEN = (
+    "GET /health",
+    "GET /metrics",
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    f"POST {ANNOUNCEMENTS}",
+)
 
 
-def application(
-    pool: WorkerPool, admin: Admin, operations: Operations, max_body_bytes: int
-) -> web.Application:
+def public(pool: WorkerPool, admin: Admin, max_body_bytes: int) -> web.Application:
+    """What clients and load balancers ask, beside the token path."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
     app[_POOL] = pool
-    admin.add_routes(app)
-    operations.add_routes(app)
+    app.router.add_get("/health", admin.health)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{model:.+}", _model)
+    return app
+
+
+def complete(
+    pool: WorkerPool,
+    admin: Admin,
+    operations: Operations,
+    membership: Membership | None,
+    admin_token: str,
+    max_body_bytes: int,
+) -> web.Application:
+    """That, and all that operators and workers ask."""
+    app = public(pool, admin, max_body_bytes)
+    app[_GUARD] = Guard(admin_token, _OPEN)
+    app.middlewares.append(_only_operators)
+    admin.add_routes(app)
+    operations.add_routes(app)
+    if membership is not None:
+        membership.add_routes(app)
     return app
 
 
@@ -80,6 +110,12 @@ def _cards(request: web.Request) -> list[dict[str, object]]:
 
 
 @web.middleware
+async def _only_operators(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    request.app[_GUARD].check(request)
+    return await handler(request)
+
+
+@web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Every error as OpenAI's error object."""
     where = f"{request.method} {request.path}"
@@ -97,4 +133,9 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
 
 
 def _response(told: ErrorAnswer) -> web.Response:
-    return web.Response(status=told.status, body=told.body, content_type="application/json")
+    return web.Response(
+        status=told.status,
+        body=told.body,
+        content_type="application/json",
+        headers=told.headers,
+    )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,14 +20,44 @@ from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correct
 TABLE_POLICY = "ppd"
 
 
-class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a tenant wants: weights, or targets in their place."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
-    weights: Weights = Weights()
+
+class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """0: none. A minute's worth may be asked at once."""
+
+    requests_per_minute: float = 0.0
+    tokens_per_minute: float = 0.0
+
+
+class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Attributes:
+    max_in_flight: requests that are served at a time; 0: as many as come.
+    max_waiting: requests that may wait for that, or for KV; those that come then get a 429.
+    max_wait_s: how long one may.
+    kv_headroom: wait while no decode worker has KV left for the request, by what it has told.
+    """
+
+    max_in_flight: int = 0
+    max_waiting: int = 1024
+    max_wait_s: float = 30.0
+    kv_headroom: bool = True
+
+
+class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Attributes:
+    weights, targets: what it wants; targets win. None: what everyone wants.
+    keys: SHA-256 digests of its API keys, in hexadecimal.
+    rate: its own limit, in place of everyone's.
+    """
+
+    weights: Weights | None = None
     targets: Targets | None = None
+    keys: tuple[str, ...] = ()
+    rate: RateLimit | None = None
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> Objective | None:
         return self.targets or self.weights
 
 
@@ -35,10 +69,16 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     corrections: of the table policy.
     append_budget_tokens: of its ``reservation`` correction, for each decode worker.
     weights, targets: of tenants that ``tenants`` does not name; targets win over weights.
-    tenants: by the name that ``/explain`` shows for their key.
+    tenants: by name; without keys of their own, by the name that ``/explain`` shows for theirs.
+    rate: of tenants that have no limit of their own.
     decision_log: append every decision and its outcome to this file.
     accept_workers: let workers announce themselves; then none need be given.
     worker_token: a secret that announcements must carry; "": $PPD_WORKER_TOKEN, or none.
+    worker_networks: announcements must come from there, and lead there; (): anywhere.
+    worker_api_key: what SGLang's ``--api-key`` wants; "": $PPD_WORKER_API_KEY, or none.
+    admin_token: what operators must carry; "": $PPD_ADMIN_TOKEN, or none.
+    admin_port: all but the API is served there, and only there; None: on ``port`` too.
+    tls_certificate, tls_key: PEM files, for https on ``port``.
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
@@ -57,11 +97,18 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     append_budget_tokens: int = DEFAULT_APPEND_BUDGET
     weights: Weights = Weights()
     targets: Targets | None = None
-    tenants: dict[str, Wishes] = {}
+    tenants: dict[str, Tenant] = {}
+    rate: RateLimit = RateLimit()
+    admission: AdmissionLimits = AdmissionLimits()
     decision_log: str = ""
     accept_workers: bool = False
     worker_token: str = ""
+    worker_networks: tuple[str, ...] = ()
+    worker_api_key: str = ""
     admin_token: str = ""
+    admin_port: int | None = None
+    tls_certificate: str = ""
+    tls_key: str = ""
     heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
     port: int = 8000
@@ -86,6 +133,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ConfigError: listing everything that is wrong.
         """
         wrong = [*self._worker_problems(), *self._policy_problems()]
+        wrong += [*self._tenant_problems(), *self._security_problems()]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port must be 0..65535, got {self.port}")
         if self.breaker_failures < 0:
@@ -145,7 +193,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 wrong.append(str(error))
             if self.table:
                 wrong.append(f"policy {self.policy} uses no table")
-        everyone = {"": Wishes(self.weights, self.targets)} | self.tenants
+        everyone = {"": Tenant(self.weights, self.targets)} | self.tenants
         for name, wishes in everyone.items():
             where = f"tenants.{name}: " if name else ""
             wrong += [
@@ -154,6 +202,59 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 if objective is not None and (problem := objective.problem())
             ]
         return wrong
+
+    def _tenant_problems(self) -> Iterator[str]:
+        owners: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            for digest in tenant.keys:
+                if not _DIGEST.fullmatch(digest):
+                    yield f"tenants.{name}.keys: not 64 hexadecimal digits of a SHA-256: {digest!r}"
+                if owners.setdefault(digest, name) != name:
+                    yield f"tenants.{name}.keys: a key of {owners[digest]} too"
+        rates = {"": self.rate} | {f"tenants.{n}.": t.rate for n, t in self.tenants.items()}
+        for where, rate in rates.items():
+            for field in ("requests_per_minute", "tokens_per_minute"):
+                value = getattr(rate, field, 0.0)
+                if not value >= 0:
+                    yield f"{where}rate.{field} must be 0 or more, got {value}"
+        admission = self.admission
+        for field in ("max_in_flight", "max_waiting"):
+            value = getattr(admission, field)
+            if value < 0:
+                yield f"admission.{field} must be 0 or more, got {value}"
+        if not admission.max_wait_s > 0:
+            yield f"admission.max_wait_s must be above 0, got {admission.max_wait_s}"
+
+    def _security_problems(self) -> Iterator[str]:
+        for network in self.worker_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                yield f"worker_networks: {error}"
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            yield "tls_certificate and tls_key belong together"
+        if self.admin_port is not None:
+            if not 0 <= self.admin_port <= 65535:
+                yield f"admin_port must be 0..65535, got {self.admin_port}"
+            if self.admin_port and self.admin_port == self.port:
+                yield f"admin_port is the port: {self.port}"
+
+
+class Secrets(msgspec.Struct, frozen=True):
+    """What the configuration or the environment says; never shown."""
+
+    worker_token: str
+    worker_api_key: str
+    admin_token: str
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> Secrets:
+        return cls(
+            **{
+                name: getattr(config, name) or os.environ.get(f"PPD_{name.upper()}", "")
+                for name in cls.__struct_fields__
+            }
+        )
 
 
 def read_config(path: str) -> RouterConfig:

@@ -10,6 +10,7 @@ from ppd.judge import Judgement
 from ppd.sessions import Hit
 
 from .requests import Inbound
+from .sse import Usage
 from .workers import Worker
 
 
@@ -23,6 +24,7 @@ class Course:
 
     Attributes:
         number: of the request, in the decision log.
+        kv_tokens: it is expected to need on a decode worker.
         headers: of the client, as the workers get them.
         arrived_s, first_byte_s: by the router's clock.
         judged: what the decision saw, and what it was.
@@ -32,6 +34,7 @@ class Course:
         failed: the workers that did.
         outcome: how it ended; None while it is served.
         client_waits_s: time in which the client did not take what was there for it.
+        usage: as the engine counted, once it has.
         recorded: its end stands in the decision log.
         opened: what must be closed when it is over.
     """
@@ -39,6 +42,7 @@ class Course:
     number: int
     inbound: Inbound
     tenant: str
+    kv_tokens: int
     headers: dict[str, str]
     arrived_s: float
     judged: Judgement
@@ -49,6 +53,7 @@ class Course:
     outcome: str | None = None
     first_byte_s: float | None = None
     client_waits_s: float = 0.0
+    usage: Usage | None = None
     recorded: bool = False
     opened: list[Closable] = field(default_factory=list)
 

@@ -115,7 +115,7 @@ class Dispatcher:
         """The answer of a worker that does both; None: it was lost, try another."""
         hit = course.hit
         home = self._pool.by_identity(hit.turn.home) if hit else None
-        replica = self._pool.pick(Role.REPLICA, home, course.failed)
+        replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens)
         try:
             return await self._spoken(replica, course, course.inbound.with_fields({}))
         except LegFailed as failure:
@@ -129,9 +129,11 @@ class Dispatcher:
 
         def told(answer: Answer | LegFailed) -> None:
             _blame(worker, answer)
+            promised.spoke()
             spoken.told(answer)
 
-        course.opened.append(self._open(worker, course, body, told))
+        promised = _Promised(worker, course)
+        course.opened += (promised, self._open(worker, course, body, told))
         return await spoken.future
 
     def _way_out(self, course: Course) -> Worker | None:
@@ -190,7 +192,7 @@ class Dispatcher:
         avoided = course.failed
         if course.decision.reason is Reason.HOME_FULL and home is not None:
             avoided = [*avoided, home]
-        decode = self._pool.pick(Role.DECODE, home, avoided)
+        decode = self._pool.pick(Role.DECODE, home, avoided, course.kv_tokens)
         body = _with_room(course.inbound, prefill, self._new_room)
         spoken = _Spoken(self._upstreams.loop)
         # In the same step as the decision: turns that are decided next shall see it.
@@ -213,12 +215,15 @@ class Dispatcher:
                 prefill_told(LegFailed(prefill, _NO_KV, Cause.SILENT))
             else:
                 _blame(decode, answer)
+                promised.spoke()
                 spoken.told(answer)
+
+        promised = _Promised(decode, course)
 
         prefill_leg = self._open(prefill, course, body, prefill_told)
         prefill_leg.pour_into(None)
         decode_leg = self._open(decode, course, body, decode_told)
-        course.opened += (queued, prefill_leg, decode_leg)
+        course.opened += (queued, promised, prefill_leg, decode_leg)
         try:
             answer = await spoken.future
         except LegFailed as failure:
@@ -290,6 +295,20 @@ class _Queued:
         if not self._left:
             self._left = True
             self._backlog.remove(*self._of)
+
+
+class _Promised:
+    """KV that a request will need on the worker that decodes it."""
+
+    def __init__(self, worker: Worker, course: Course) -> None:
+        self._headroom, self._number = worker.headroom, course.number
+        self._headroom.sent(course.number, course.kv_tokens)
+
+    def spoke(self) -> None:
+        self._headroom.spoke(self._number)
+
+    def close(self) -> None:
+        self._headroom.ended(self._number)
 
 
 class _Spoken:

@@ -85,6 +85,7 @@ class Ledger:
     def learn(self, course: Course, home: Worker, usage: Usage | None) -> None:
         """Remember where the conversation now is, and compare prediction and truth."""
         chain = course.inbound.chain
+        course.usage = usage
         if usage is None or chain is None:
             return
         now_s = self._clock()

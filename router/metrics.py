@@ -24,10 +24,25 @@ class Metrics:
         )
         self.finished = Counter(
             "ppd_finished",
-            "Requests by outcome: ok, rejected (the client's error), worker_error, truncated, "
-            "disconnected, internal_error",
+            "Requests by outcome: ok, rejected (the client's error), overloaded (429), "
+            "worker_error, truncated, disconnected, internal_error",
             ["endpoint", "outcome"],
             registry=self.registry,
+        )
+        self.refused_entry = Counter(
+            "ppd_admission_refused",
+            "Requests answered 429: queue_full, deadline, rate",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.waited = Histogram(
+            "ppd_admission_wait_seconds",
+            "Of requests that had to wait before they were let in",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.waiting = Gauge(
+            "ppd_admission_waiting", "Requests that wait to be let in", registry=self.registry
         )
         self.refused = Counter(
             "ppd_local_refused",

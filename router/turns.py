@@ -15,15 +15,18 @@ from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
 
+from .admission import Admission
 from .answers import ErrorAnswer, answer_to
 from .course import Course
 from .dispatch import Dispatcher
 from .journal import Journal
+from .keys import KeyRing
 from .ledger import Ledger
 from .metrics import Metrics
+from .rates import Rates
 from .relay import relay_body, relay_stream
 from .requests import Endpoint, Inbound, Served, parse
-from .scrub import ANONYMOUS, FORWARDED_HEADERS, tenant_of
+from .scrub import ANONYMOUS
 from .wire.request import Refusal, Request
 from .wishes import WishBook
 from .workers import WorkerPool
@@ -49,6 +52,9 @@ class TurnServer:
         ledger: Ledger,
         journal: Journal,
         metrics: Metrics,
+        keys: KeyRing,
+        rates: Rates,
+        admission: Admission,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -59,19 +65,26 @@ class TurnServer:
         self._ledger = ledger
         self._journal = journal
         self._metrics = metrics
+        self._keys = keys
+        self._rates = rates
+        self._admission = admission
         self._clock = clock
 
     async def serve(self, request: Request) -> None:
         """Answer one request, whatever it is and whatever becomes of it."""
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
         course: Course | None = None
+        entered = False
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             endpoint = _ENDPOINTS[request.path]
             inbound, query = self._read(endpoint, request.headers, request.body)
-            self._arrivals.note(arrived_s)
-            course = self._decide(request.headers, inbound, query, arrived_s)
+            kv_tokens = self._judge.kv_tokens(query)
+            self._rates.charge(query.tenant, kv_tokens)
+            await self._admission.enter(query.tenant, kv_tokens)
+            entered = True
+            course = self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
             answer = await self._dispatcher.answer(course)
             self._ledger.answered(course)
             if answer.streams:
@@ -81,6 +94,8 @@ class TurnServer:
         except asyncio.CancelledError:  # the client hung up
             if course is not None:
                 self._ledger.finished(course, "disconnected")
+            else:  # while it waited to be let in
+                self._metrics.of(self._metrics.finished, request.path, "disconnected").inc()
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._failed(request, course, error)
@@ -88,6 +103,11 @@ class TurnServer:
             if course is not None:
                 course.close()
                 self._ledger.closed(course, course.outcome or "internal_error")
+                if (used := course.usage) is not None:
+                    took = used.prompt_tokens + used.completion_tokens
+                    self._rates.settle(course.tenant, took - course.kv_tokens)
+            if entered:
+                self._admission.leave()
 
     def _failed(self, request: Request, course: Course | None, error: Exception) -> None:
         told = answer_to(error, f"{request.method} {request.path}")
@@ -98,7 +118,8 @@ class TurnServer:
         if request.answered:
             request.abort()
         else:
-            request.respond(told.status, told.body, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", **told.headers}
+            request.respond(told.status, told.body, headers)
 
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an answer to what is no request; no path is known of it."""
@@ -123,7 +144,7 @@ class TurnServer:
         Args:
             headers: by lower-case name.
         """
-        tenant = tenant_of(headers.get("authorization"))
+        tenant = self._keys.tenant(headers)
         inbound = parse(endpoint, raw, tenant, Served(self._pool.models, self._pool.vocab_size))
         name = tenant or ANONYMOUS
         query = Query(
@@ -137,16 +158,23 @@ class TurnServer:
         return inbound, query
 
     def _decide(
-        self, headers: Mapping[str, str], inbound: Inbound, query: Query, arrived_s: float
+        self,
+        headers: Mapping[str, str],
+        inbound: Inbound,
+        query: Query,
+        arrived_s: float,
+        kv_tokens: int,
     ) -> Course:
+        now_s = self._clock()
+        self._arrivals.note(now_s)
         started_s = time.perf_counter()
-        judged = self._judge.judge(query, arrived_s)
+        judged = self._judge.judge(query, now_s)
         self._metrics.decision.observe(time.perf_counter() - started_s)
         number = self._journal.next_number()
         self._journal.decided(
             Decided(
                 number=number,
-                at_s=arrived_s,
+                at_s=now_s,
                 endpoint=inbound.endpoint,
                 tenant=query.tenant,
                 objective=query.objective,
@@ -158,7 +186,8 @@ class TurnServer:
             number=number,
             inbound=inbound,
             tenant=query.tenant,
-            headers={h: headers[h] for h in FORWARDED_HEADERS if h in headers},
+            kv_tokens=kv_tokens,
+            headers=self._keys.forwarded(headers),
             arrived_s=arrived_s,
             judged=judged,
             decision=judged.decision,

@@ -18,6 +18,7 @@ import aiohttp
 from ppd.announcement import Announcement
 from ppd.contract import Role
 from ppd.errors import WorkerError
+from ppd.headroom import Headroom
 from ppd.judge import HomeView
 
 from .breaker import Breaker
@@ -55,6 +56,13 @@ class Worker:
     heard_at_s: float | None = None
     said: Announcement | None = None
     breaker: Breaker = field(default_factory=Breaker)
+    headroom: Headroom = field(default_factory=Headroom)
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether it has KV for so many, as far as it has told; what no worker has room for while
+        it is idle is the engine's to refuse."""
+        left = self.headroom.left_tokens
+        return left is None or tokens <= left or self.in_flight == 0
 
     @property
     def identity(self) -> str:
@@ -83,11 +91,13 @@ class WorkerPool:
     """All workers; what ``ppd.judge`` sees of the cluster.
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
-    that none of them meets one that the worker has closed. ``make_breaker``: one for a worker.
+    that none of them meets one that the worker has closed. ``make_breaker``: one for a
+    worker. ``changed``: there may be room where there was none.
     """
 
     control: aiohttp.ClientSession
     make_breaker: Callable[[], Breaker] = Breaker
+    changed: Callable[[], None] = lambda: None
     workers: list[Worker] = field(default_factory=list)
     _first: Handshake | None = None
 
@@ -106,6 +116,7 @@ class WorkerPool:
         self._first = self._first or worker.handshake
         worker.breaker = self.make_breaker()
         self.workers.append(worker)
+        self.changed()
 
     def _check_models(self, worker: Worker) -> None:
         if self._first is not None and worker.handshake.models != self._first.models:
@@ -119,28 +130,47 @@ class WorkerPool:
         worker.alive = False
         self.workers.remove(worker)
 
+    def tell(self, worker: Worker, load: Load | None) -> None:
+        """It has said how busy it is."""
+        worker.load = load
+        if load is not None:
+            worker.headroom.told(load.free_tokens)
+            self.changed()
+
     def by_identity(self, identity: str | None) -> Worker | None:
         """The worker of that identity, if it may be given work and has not restarted since."""
         return next((w for w in self.workers if w.identity == identity and w.ready), None)
 
-    def pick(self, role: Role, prefer: Worker | None, avoid: Collection[Worker] = ()) -> Worker:
-        """``prefer`` if it is ready (its caches are warm), else the least busy one; ``avoid`` last.
+    def pick(
+        self,
+        role: Role,
+        prefer: Worker | None,
+        avoid: Collection[Worker] = (),
+        tokens: int = 0,
+    ) -> Worker:
+        """``prefer`` if it is ready (its caches are warm), else the least busy one; ``avoid`` and
+        those without KV for ``tokens`` last.
 
         Raises:
             WorkerError: no worker of that role is ready.
         """
-        if prefer is not None and prefer.ready and prefer not in avoid:
+        if prefer is not None and prefer.ready and prefer not in avoid and prefer.has_room(tokens):
             return prefer
         ready = self.ready(role)
         if not ready:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
-        return min(ready, key=lambda w: (w in avoid, w.in_flight))
+        return min(ready, key=lambda w: (w in avoid, not w.has_room(tokens), w.in_flight))
 
     def ready(self, role: Role) -> list[Worker]:
         """Those that may be given work; if all that live fail their requests, these all the same:
         leaving every one of them alone would help nobody."""
         living = [w for w in self.workers if w.role is role and w.alive and not w.draining]
         return [w for w in living if w.breaker.admits] or living
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether some worker that decodes has KV for so many tokens."""
+        decoding = [w for w in self.workers if w.role is not Role.PREFILL and w.ready]
+        return not decoding or any(w.has_room(tokens) for w in decoding)
 
     def home(self, identity: str) -> HomeView | None:
         worker = self.by_identity(identity)
@@ -204,7 +234,7 @@ class WorkerPool:
             if worker.alive:
                 await check_ready(self.control, worker.url)
                 if worker.role is Role.DECODE and worker.heard_at_s is None:
-                    worker.load = await ask_load(self.control, worker.url, worker.load)
+                    self.tell(worker, await ask_load(self.control, worker.url, worker.load))
                 return
             again = await meet(self.control, worker.role, worker.url)
             self._check_models(again)
@@ -216,7 +246,7 @@ class WorkerPool:
             handshake = again.handshake
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
             worker.handshake, worker.alive, worker.load = handshake, True, None
-            worker.breaker = self.make_breaker()
+            worker.breaker, worker.headroom = self.make_breaker(), Headroom()
             worker.draining = worker.draining and not restarted
             worker.epoch += restarted
             logger.info(

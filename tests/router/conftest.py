@@ -19,6 +19,8 @@ from router.server import running
 from .fake_engine import DONE, MODEL, FakeEngine
 from .scene import local_unless_long, write_table
 
+CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
 
 @dataclass(slots=True)
 class Reply:

@@ -11,8 +11,8 @@ from router.config import RouterConfig
 from router.course import Course
 from router.ledger import Ledger
 from router.metrics import Metrics
+from router.parts import open_journal
 from router.requests import Endpoint, Served, parse
-from router.server import open_journal
 
 
 def test_a_request_ends_once() -> None:
@@ -33,6 +33,7 @@ def test_a_request_ends_once() -> None:
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
         number=1,
         tenant="t",
+        kv_tokens=0,
         headers={},
         arrived_s=0.0,
         judged=Judgement(None, None, decision, 0),

@@ -13,7 +13,7 @@ from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.cli import main, parse_config
-from router.config import RouterConfig, Wishes
+from router.config import RouterConfig, Tenant
 from sglang_patches.settings import Settings, read_settings
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
@@ -46,7 +46,7 @@ def test_a_sound_command_line() -> None:
         ),
         ({"weights": Weights(-1, 1)}, "weights must be numbers from 0 to"),
         ({"targets": Targets()}, "one of the targets ttft_ms and tpot_ms must be given"),
-        ({"tenants": {"t": Wishes(Weights(0, 0))}}, "tenants.t: one of the weights must be"),
+        ({"tenants": {"t": Tenant(Weights(0, 0))}}, "tenants.t: one of the weights must be"),
         ({"append_budget_tokens": 0}, "append_budget_tokens must be above 0"),
         ({"max_body_bytes": 0}, "max_body_bytes must be above 0"),
     ],
