@@ -85,6 +85,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     answer_timeout_s: in which a worker's answer must begin.
     idle_timeout_s: an answer that has begun and sends nothing for so long has failed.
     breaker_failures: so many in a row, and a worker is left alone for breaker_rest_s; 0: never.
+    resume_streams: how often a stream may go on elsewhere after its decode worker was lost.
     escape_to_decode: without prefill worker, whole prompts go to decode workers.
     """
 
@@ -125,6 +126,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idle_timeout_s: float = 600.0
     breaker_failures: int = 5
     breaker_rest_s: float = 10.0
+    resume_streams: int = 0
     escape_to_decode: bool = False
     probe_interval_s: float = 2.0
 
@@ -136,8 +138,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         wrong += [*self._tenant_problems(), *self._security_problems()]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port must be 0..65535, got {self.port}")
-        if self.breaker_failures < 0:
-            wrong.append(f"breaker_failures must be 0 or more, got {self.breaker_failures}")
+        for name in ("breaker_failures", "resume_streams"):
+            if getattr(self, name) < 0:
+                wrong.append(f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in (
             "append_budget_tokens",
             "heartbeat_budget_s",

@@ -72,8 +72,24 @@ class Dispatcher:
                 answer = await self._without_prefill(course, decode)
             else:
                 answer = await self._remote(course)
-        course.first_byte_s = self._clock()
+        if course.first_byte_s is None:
+            course.first_byte_s = self._clock()
         return answer
+
+    async def go_on(self, course: Course, continued: Inbound) -> Answer:
+        """The rest of a stream whose worker was lost, from another one.
+
+        Raises:
+            LegFailed, WorkerError: none has it.
+        """
+        course.close()
+        route = course.decision.route
+        resumed = Route.REPLICA if route is Route.REPLICA else Route.REMOTE
+        course.decision = Decision(resumed, Reason.RESUMED)
+        course.inbound, course.prefill, course.retried = continued, None, False
+        role = Role.REPLICA if resumed is Route.REPLICA else Role.DECODE
+        await asyncio.gather(*(self._pool.check(w) for w in self._pool.of(role) if w.alive))
+        return await self.answer(course)
 
     async def _local(self, course: Course) -> Answer | None:
         """The answer of an append-prefill on the home worker; None: the turn goes remote."""

@@ -65,6 +65,10 @@ class Ledger:
         course.outcome = outcome
         self._metrics.of(self._metrics.finished, course.inbound.endpoint, outcome).inc()
 
+    def resumed(self, well: bool) -> None:
+        """A stream whose worker was lost goes on elsewhere, or could not."""
+        self._metrics.resumed.labels("ok" if well else "failed").inc()
+
     def closed(self, course: Course, outcome: str) -> None:
         """Nothing is left of the request: the decision log shall say how it ended."""
         if course.recorded:

@@ -101,6 +101,12 @@ class Metrics:
             "Local turns that found fewer tokens cached than predicted",
             registry=self.registry,
         )
+        self.resumed = Counter(
+            "ppd_streams_resumed",
+            "Streams whose decode worker was lost: ok if another one went on with them",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.prefill_errors = Counter(
             "ppd_prefill_errors",
             "Prefill legs that failed by no fault of the client",

@@ -104,6 +104,7 @@ def make_parts(
         keys=keys,
         rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
         admission=admission,
+        most_resumptions=config.resume_streams,
         clock=clock,
     )
     admin = Admin(

@@ -55,6 +55,7 @@ class TurnServer:
         keys: KeyRing,
         rates: Rates,
         admission: Admission,
+        most_resumptions: int,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -68,6 +69,7 @@ class TurnServer:
         self._keys = keys
         self._rates = rates
         self._admission = admission
+        self._most_resumptions = most_resumptions
         self._clock = clock
 
     async def serve(self, request: Request) -> None:
@@ -88,7 +90,14 @@ class TurnServer:
             answer = await self._dispatcher.answer(course)
             self._ledger.answered(course)
             if answer.streams:
-                await relay_stream(request, course, answer, self._ledger)
+                await relay_stream(
+                    request,
+                    course,
+                    answer,
+                    self._ledger,
+                    self._dispatcher.go_on,
+                    self._most_resumptions,
+                )
             else:
                 relay_body(request, course, answer, self._ledger)
         except asyncio.CancelledError:  # the client hung up
