@@ -35,7 +35,7 @@ from .workers import WorkerPool
 _MOST_EXPLAINED = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admin:
     """Answers operators; reads what the rest of the router keeps."""
 
@@ -53,6 +53,9 @@ class Admin:
     journal: Journal
     metrics: Metrics
     clock: Callable[[], float]
+
+    def take_up_policy(self, spec: str, policy: Policy, table: TableFile | None) -> None:
+        self.policy_spec, self.policy, self.table = spec, policy, table
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/workers", self.workers)

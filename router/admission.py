@@ -91,7 +91,7 @@ class Admission:
         finally:
             if not one.let_in.done():
                 self._give_up(tenant, one)
-            self._metrics.waited.observe(self._clock() - one.since_s)
+            self._metrics.waited.of().observe(self._clock() - one.since_s)
 
     def leave(self) -> None:
         """A request that was let in has ended."""

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,6 +17,8 @@ from ppd.errors import ConfigError
 from ppd.policies import static_policy
 from ppd.score import Objective, Targets, Weights
 from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correction
+
+from .logs import LogFormat
 
 TABLE_POLICY = "ppd"
 
@@ -77,9 +80,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker_networks: announcements must come from there, and lead there; (): anywhere.
     worker_api_key: what SGLang's ``--api-key`` wants; "": $PPD_WORKER_API_KEY, or none.
     admin_token: what operators must carry; "": $PPD_ADMIN_TOKEN, or none.
-    admin_port: all but the API is served there, and only there; None: on ``port`` too.
+    admin_port: all but the API is served there, and only there; None: on ``port`` too. Of
+        several processes the next ones have the ports after it.
     tls_certificate, tls_key: PEM files, for https on ``port``.
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
+    log_level, log_format: ``debug`` to ``error``; ``text`` or ``json``.
+    otlp_endpoint: where a span for every request goes, as ``http://HOST:4318/v1/traces``.
+    processes: that share the port, each with sessions of its own.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
     answer_timeout_s: in which a worker's answer must begin.
@@ -118,6 +125,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     client_request_timeout_s: float = 30.0
     client_idle_timeout_s: float = 75.0
     client_stall_timeout_s: float = 60.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = LogFormat.TEXT
+    otlp_endpoint: str = ""
+    processes: int = 1
     session_capacity: int = 100_000
     session_ttl_s: float = 3600.0
     startup_timeout_s: float = 120.0
@@ -138,6 +149,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         wrong += [*self._tenant_problems(), *self._security_problems()]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port must be 0..65535, got {self.port}")
+        if self.processes < 1:
+            wrong.append(f"processes must be 1 or more, got {self.processes}")
+        elif self.processes > 1 and not self.admin_port:
+            wrong.append("several processes need an admin_port: the first of as many ports")
         for name in ("breaker_failures", "resume_streams"):
             if getattr(self, name) < 0:
                 wrong.append(f"{name} must be 0 or more, got {getattr(self, name)}")
@@ -161,6 +176,21 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if not value > 0:  # also for NaN
                 wrong.append(f"{name} must be above 0, got {value}")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+    def check_all(self) -> None:
+        """What ``check`` does, and whether the files that are named can be used.
+
+        Raises:
+            ConfigError: listing everything that is wrong.
+        """
+        self.check()
+        wrong = []
+        for name in ("table", "tls_certificate", "tls_key"):
+            path = getattr(self, name)
+            if path and not os.access(path, os.R_OK):
+                wrong.append(f"{name}: {path} cannot be read")
         if wrong:
             raise ConfigError("; ".join(wrong))
 

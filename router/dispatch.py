@@ -131,7 +131,9 @@ class Dispatcher:
         """The answer of a worker that does both; None: it was lost, try another."""
         hit = course.hit
         home = self._pool.by_identity(hit.turn.home) if hit else None
-        replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens)
+        chain = course.inbound.chain
+        root = None if chain is None else chain.root
+        replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens, root)
         try:
             return await self._spoken(replica, course, course.inbound.with_fields({}))
         except LegFailed as failure:
@@ -203,12 +205,14 @@ class Dispatcher:
         """
         hit = course.hit
         seen_by = self._pool.by_identity(hit.turn.prefill_worker) if hit else None
-        prefill = self._pool.pick(Role.PREFILL, seen_by, course.failed)
+        chain = course.inbound.chain
+        root = None if chain is None else chain.root
+        prefill = self._pool.pick(Role.PREFILL, seen_by, course.failed, root=root)
         home = self._pool.by_identity(hit.turn.home) if hit else None
         avoided = course.failed
         if course.decision.reason is Reason.HOME_FULL and home is not None:
             avoided = [*avoided, home]
-        decode = self._pool.pick(Role.DECODE, home, avoided, course.kv_tokens)
+        decode = self._pool.pick(Role.DECODE, home, avoided, course.kv_tokens, root)
         body = _with_room(course.inbound, prefill, self._new_room)
         spoken = _Spoken(self._upstreams.loop)
         # In the same step as the decision: turns that are decided next shall see it.

@@ -22,8 +22,11 @@ from .wire.server import WireServer
 _GRACE_S = 10.0  # for requests under way when the router stops
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Takes the address; nobody can connect before it is served.
+
+    Args:
+        shared: with other processes.
 
     Raises:
         ConfigError: the address cannot be had.
@@ -33,11 +36,19 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     return listener
+
+
+def local(host: str) -> str:
+    """Where to reach, from this machine, what listens on ``host``."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{here}]" if ":" in here else here
 
 
 def url_of(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:

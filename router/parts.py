@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.decision import Policy
 from ppd.forecast import Forecast
-from ppd.journal import VERSION as JOURNAL_VERSION
-from ppd.journal import Opened
 from ppd.judge import Judge
 from ppd.sessions import SessionIndex
 
@@ -26,23 +23,13 @@ from .ledger import Ledger
 from .metrics import Metrics
 from .operations import Operations
 from .rates import Rates
+from .reload import Reloader
 from .tables import TableFile
+from .tracing import Tracing
 from .turns import TurnServer
 from .wire.client import Upstreams
 from .wishes import WishBook
 from .workers import WorkerPool
-
-
-def open_journal(config: RouterConfig, table: TableFile | None) -> Journal:
-    opened = Opened(
-        version=JOURNAL_VERSION,
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        policy=config.policy,
-        corrections=tuple(sorted(config.corrections)),
-        append_budget_tokens=config.append_budget_tokens,
-        table=table.digest if table else "",
-    )
-    return Journal(config.decision_log, opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +39,7 @@ class Parts:
     turns: TurnServer
     admin: Admin
     operations: Operations
+    reloader: Reloader
 
 
 def make_parts(
@@ -62,6 +50,7 @@ def make_parts(
     journal: Journal,
     upstreams: Upstreams,
     secrets: Secrets,
+    tracing: Tracing | None,
 ) -> Parts:
     clock = time.monotonic
     metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
@@ -69,6 +58,20 @@ def make_parts(
     keys = KeyRing(config.tenants, secrets.worker_api_key)
     admission = Admission(config.admission, pool.has_room, metrics, clock)
     pool.changed = admission.look
+    ledger = Ledger(
+        index=index,
+        policy=policy,
+        forecast=forecast,
+        journal=journal,
+        metrics=metrics,
+        clock=clock,
+        new_session=lambda: f"{random.getrandbits(48):012x}",
+    )
+
+    def make_rates(config: RouterConfig, keys: KeyRing) -> Rates:
+        named = keys.closed
+        return Rates(config.rate, config.tenants, named=named, metrics=metrics, clock=clock)
+
     turns = TurnServer(
         pool=pool,
         judge=Judge(
@@ -90,21 +93,14 @@ def make_parts(
             new_room=lambda: random.getrandbits(63),
             escapes=config.escape_to_decode,
         ),
-        ledger=Ledger(
-            index=index,
-            policy=policy,
-            forecast=forecast,
-            journal=journal,
-            metrics=metrics,
-            clock=clock,
-            new_session=lambda: f"{random.getrandbits(48):012x}",
-        ),
+        ledger=ledger,
         journal=journal,
         metrics=metrics,
         keys=keys,
-        rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
+        rates=make_rates(config, keys),
         admission=admission,
         most_resumptions=config.resume_streams,
+        tracing=tracing,
         clock=clock,
     )
     admin = Admin(
@@ -123,4 +119,15 @@ def make_parts(
         metrics=metrics,
         clock=clock,
     )
-    return Parts(turns, admin, Operations(pool, config.roles))
+    reloader = Reloader(
+        config=config,
+        secrets=secrets,
+        pool=pool,
+        turns=turns,
+        admission=admission,
+        ledger=ledger,
+        admin=admin,
+        journal=journal,
+        make_rates=make_rates,
+    )
+    return Parts(turns, admin, Operations(pool, config.roles), reloader)

@@ -117,6 +117,7 @@ class _Relay:
         self._tail = Tail(
             hide_usage=not inbound.asks_usage, native=inbound.endpoint is Endpoint.GENERATE
         )
+        self._times, self._last_s = ledger.passing_on(course), time.perf_counter()
         headers = {**_EVENT_STREAM, **course.answer_headers()}
         request.start(200, headers, self._pass_on(answer.head))
 
@@ -129,6 +130,9 @@ class _Relay:
         self._leg.pour_into(self)
 
     def block(self, block: bytes) -> None:
+        now_s = time.perf_counter()
+        self._times.observe(now_s - self._last_s)
+        self._last_s = now_s
         try:
             self._request.write(self._pass_on(block))
         except Exception as error:  # noqa: BLE001 - of ours: it must not pass for the worker's

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -23,10 +23,13 @@ from ppd.decision import Policy
 from .app import complete, lobby, public
 from .breaker import Breaker
 from .config import RouterConfig, Secrets
+from .journal import Journal, opened_by
 from .listening import bind, serving, tls_of, url_of
 from .membership import Membership
-from .parts import make_parts, open_journal
+from .parts import make_parts
+from .siblings import telling_siblings
 from .tables import TableFile, make_policy
+from .tracing import Tracing
 from .wire.client import Upstreams
 from .workers import connect
 
@@ -35,10 +38,12 @@ logger = logging.getLogger("ppd.router")
 _KEEP_S = 4.0  # SGLang's HTTP server closes what was idle for 5
 
 
-async def serve(config: RouterConfig) -> None:
-    """Run until SIGTERM or SIGINT; raises as ``running`` does."""
+async def serve(
+    config: RouterConfig, read: Callable[[], RouterConfig], siblings: Sequence[str] = ()
+) -> None:
+    """Run until SIGTERM or SIGINT; arguments and what is raised are as of ``running``."""
     stop = asyncio.Event()
-    async with running(config) as url:
+    async with running(config, read=read, siblings=siblings) as url:
         # Not before: a signal while workers are waited for ends the process at once.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -48,11 +53,18 @@ async def serve(config: RouterConfig) -> None:
 
 
 @asynccontextmanager
-async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIterator[str]:
+async def running(
+    config: RouterConfig,
+    policy: Policy | None = None,
+    read: Callable[[], RouterConfig] | None = None,
+    siblings: Sequence[str] = (),
+) -> AsyncIterator[str]:
     """A router that serves while the context is open; gives its base URL.
 
     Args:
         policy: in place of the one that ``config`` names.
+        read: the configuration as it is now; on SIGHUP it is taken up.
+        siblings: where other processes on the port serve operators.
 
     Raises:
         ConfigError: the options are wrong, or the address is taken.
@@ -63,7 +75,7 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
     secrets = Secrets.of(config)
     tls = tls_of(config)
     async with AsyncExitStack() as stack:
-        listener = bind(config.host, config.port)
+        listener = bind(config.host, config.port, shared=config.processes > 1)
         stack.callback(listener.close)
         inner = None if config.admin_port is None else bind(config.host, config.admin_port)
         if inner is not None:
@@ -94,7 +106,7 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
         table: TableFile | None = None
         if policy is None:
             policy, table = make_policy(config, pool.models, pool.shape)
-        journal = open_journal(config, table)
+        journal = Journal(config.decision_log, opened_by(config, table))
         stack.callback(journal.close)
         await stack.enter_async_context(owned(pool.probe_forever(config.probe_interval_s)))
         upstreams = Upstreams(
@@ -104,15 +116,24 @@ async def running(config: RouterConfig, policy: Policy | None = None) -> AsyncIt
             keep_s=_KEEP_S,
         )
         stack.push_async_callback(upstreams.close)
-        parts = make_parts(config, policy, table, pool, journal, upstreams, secrets)
+        tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        parts = make_parts(config, policy, table, pool, journal, upstreams, secrets, tracing)
         if membership is not None:
             await stack.enter_async_context(owned(membership.watch_forever()))
         limit = config.max_body_bytes
         app = complete(pool, parts.admin, parts.operations, membership, secrets.admin_token, limit)
+        if siblings:
+            app.middlewares.append(telling_siblings(control, siblings))
         if inner is not None:
             await stack.enter_async_context(serving(app, inner, config))
             app = public(pool, parts.admin, limit)
         await stack.enter_async_context(serving(app, listener, config, parts.turns, tls))
+        if read is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         yield url_of(listener, tls)
 
 

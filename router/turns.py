@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ppd.arrivals import ArrivalRate
+from ppd.decision import Policy
 from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
@@ -27,6 +28,7 @@ from .rates import Rates
 from .relay import relay_body, relay_stream
 from .requests import Endpoint, Inbound, Served, parse
 from .scrub import ANONYMOUS
+from .tracing import Trace, Tracing
 from .wire.request import Refusal, Request
 from .wishes import WishBook
 from .workers import WorkerPool
@@ -56,6 +58,7 @@ class TurnServer:
         rates: Rates,
         admission: Admission,
         most_resumptions: int,
+        tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -70,10 +73,29 @@ class TurnServer:
         self._rates = rates
         self._admission = admission
         self._most_resumptions = most_resumptions
+        self._tracing = tracing
         self._clock = clock
+
+    def take_up(self, keys: KeyRing, rates: Rates, wishes: WishBook, most_resumptions: int) -> None:
+        """As they are configured now."""
+        self._keys, self._rates, self._wishes = keys, rates, wishes
+        self._most_resumptions = most_resumptions
+
+    def take_up_policy(self, policy: Policy) -> None:
+        self._judge.policy = policy
 
     async def serve(self, request: Request) -> None:
         """Answer one request, whatever it is and whatever becomes of it."""
+        if self._tracing is None:
+            await self._serve(request, None)
+            return
+        trace = self._tracing.begin(request.path, request.headers)
+        try:
+            await self._serve(request, trace)
+        finally:
+            trace.end()
+
+    async def _serve(self, request: Request, trace: Trace | None) -> None:
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
         course: Course | None = None
         entered = False
@@ -87,6 +109,9 @@ class TurnServer:
             await self._admission.enter(query.tenant, kv_tokens)
             entered = True
             course = self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
+            if trace is not None:
+                course.headers.update(trace.headers)
+                trace.course = course
             answer = await self._dispatcher.answer(course)
             self._ledger.answered(course)
             if answer.streams:
@@ -104,10 +129,19 @@ class TurnServer:
             if course is not None:
                 self._ledger.finished(course, "disconnected")
             else:  # while it waited to be let in
-                self._metrics.of(self._metrics.finished, request.path, "disconnected").inc()
+                self._refused(request, "disconnected", trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-            self._failed(request, course, error)
+            told = answer_to(error, f"{request.method} {request.path}")
+            if course is not None:
+                self._ledger.finished(course, told.outcome)
+            else:
+                self._refused(request, told.outcome, trace)
+            if request.answered:
+                request.abort()
+            else:
+                headers = {"Content-Type": "application/json", **told.headers}
+                request.respond(told.status, told.body, headers)
         finally:
             if course is not None:
                 course.close()
@@ -118,17 +152,11 @@ class TurnServer:
             if entered:
                 self._admission.leave()
 
-    def _failed(self, request: Request, course: Course | None, error: Exception) -> None:
-        told = answer_to(error, f"{request.method} {request.path}")
-        if course is None:
-            self._metrics.of(self._metrics.finished, request.path, told.outcome).inc()
-        else:
-            self._ledger.finished(course, told.outcome)
-        if request.answered:
-            request.abort()
-        else:
-            headers = {"Content-Type": "application/json", **told.headers}
-            request.respond(told.status, told.body, headers)
+    def _refused(self, request: Request, outcome: str, trace: Trace | None) -> None:
+        """It ended before anything was decided about it."""
+        self._metrics.of(self._metrics.finished, request.path, outcome).inc()
+        if trace is not None:
+            trace.outcome = outcome
 
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an answer to what is no request; no path is known of it."""
@@ -178,7 +206,7 @@ class TurnServer:
         self._arrivals.note(now_s)
         started_s = time.perf_counter()
         judged = self._judge.judge(query, now_s)
-        self._metrics.decision.observe(time.perf_counter() - started_s)
+        self._metrics.decision.of().observe(time.perf_counter() - started_s)
         number = self._journal.next_number()
         self._journal.decided(
             Decided(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import aiohttp
+from xxhash import xxh3_64_intdigest
 
 from ppd.announcement import Announcement
 from ppd.contract import Role
@@ -25,6 +26,8 @@ from .breaker import Breaker
 from .handshake import Handshake, Load, ask_load, check_ready, describe, shake_hands
 
 logger = logging.getLogger("ppd.router.workers")
+
+_MOST_LOAD = 1.25  # of a worker, against the mean: busier ones get no new conversations
 
 _SAYS = {role: role.value for role in Role} | {Role.REPLICA: "null"}  # --disaggregation-mode
 
@@ -147,9 +150,15 @@ class WorkerPool:
         prefer: Worker | None,
         avoid: Collection[Worker] = (),
         tokens: int = 0,
+        root: bytes | None = None,
     ) -> Worker:
-        """``prefer`` if it is ready (its caches are warm), else the least busy one; ``avoid`` and
-        those without KV for ``tokens`` last.
+        """``prefer`` if it is ready (its caches are warm), else one that is not too busy; ``avoid``
+        and those without KV for ``tokens`` last.
+
+        Args:
+            root: of a conversation. Routers that know nothing of each other choose the same
+                worker for it, as long as they find the cluster evenly loaded: rendezvous hashing
+                with bounded loads (Thaler and Ravishankar 1998; arXiv 1608.01350).
 
         Raises:
             WorkerError: no worker of that role is ready.
@@ -159,7 +168,14 @@ class WorkerPool:
         ready = self.ready(role)
         if not ready:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
-        return min(ready, key=lambda w: (w in avoid, not w.has_room(tokens), w.in_flight))
+        if len(ready) == 1:
+            return ready[0]
+        fit = [w for w in ready if w not in avoid and w.has_room(tokens)]
+        if root is None or not fit:
+            return min(ready, key=lambda w: (w in avoid, not w.has_room(tokens), w.in_flight))
+        bound = _MOST_LOAD * (1 + sum(w.in_flight for w in ready)) / len(ready)
+        fit = [w for w in fit if w.in_flight < bound] or fit
+        return max(fit, key=lambda w: xxh3_64_intdigest(w.url.encode(), int.from_bytes(root[:8])))
 
     def ready(self, role: Role) -> list[Worker]:
         """Those that may be given work; if all that live fail their requests, these all the same:

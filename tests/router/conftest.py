@@ -51,6 +51,10 @@ class Client:
     url: str
     http: aiohttp.ClientSession
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
     async def post(
         self, path: str, body: object, headers: Mapping[str, str] | None = None
     ) -> Reply:

@@ -209,3 +209,18 @@ async def streaming_forever(
     await response.write(token("one"))
     await asyncio.Event().wait()
     return response
+
+
+def gated(gate: asyncio.Event) -> Script:
+    """One chunk, and the end when the gate is open."""
+
+    async def script(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one"))
+        await gate.wait()
+        await response.write(DONE)
+        return response
+
+    return script

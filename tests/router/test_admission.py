@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from router.metrics import Metrics
 from router.rates import Rates
 
 from .conftest import CHAT_BODY, Client, Cluster
-from .fake_engine import FakeEngine, answering, start_stream, token
+from .fake_engine import FakeEngine, answering, gated
 
 
 def make(has_room: Callable[[int], bool] = lambda _: True, **limits: Any) -> Admission:
@@ -193,21 +193,10 @@ async def test_keys_guard_the_token_path(cluster: Cluster) -> None:
         assert d.bodies[-1]["cache_salt"] == "alice"
 
 
-async def slot_taken(cluster_: Client, gate: asyncio.Event, d: FakeEngine) -> asyncio.Task[Any]:
-    task = asyncio.create_task(cluster_.chat("first", stream=True))
+async def slot_taken(client: Client, d: FakeEngine) -> asyncio.Task[Any]:
+    task = asyncio.create_task(client.chat("first", stream=True))
     await asyncio.wait_for(d.arrived.wait(), 5.0)
     return task
-
-
-def gated(gate: asyncio.Event) -> Callable[..., Awaitable[Any]]:
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(token("one"))
-        await gate.wait()
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    return script
 
 
 async def test_what_is_too_much_gets_a_429_with_retry_after(cluster: Cluster) -> None:
@@ -215,7 +204,7 @@ async def test_what_is_too_much_gets_a_429_with_retry_after(cluster: Cluster) ->
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
     limits = AdmissionLimits(max_in_flight=1, max_waiting=1)
     async with cluster(p, d, admission=limits) as client:
-        first = await slot_taken(client, gate, d)
+        first = await slot_taken(client, d)
         second = asyncio.create_task(client.chat("second", stream=True))
         while await client.metric("ppd_admission_waiting") < 1:
             pass
@@ -234,7 +223,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_counted(cluster: Cluster
     gate = asyncio.Event()
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
     async with cluster(p, d, admission=AdmissionLimits(max_in_flight=1)) as client:
-        first = await slot_taken(client, gate, d)
+        first = await slot_taken(client, d)
         second = asyncio.create_task(client.chat("second"))
         while await client.metric("ppd_admission_waiting") < 1:
             pass
@@ -253,7 +242,7 @@ async def test_requests_wait_for_kv_that_a_decode_worker_says_it_lacks(cluster: 
     d.free_tokens = 1000
     async with cluster(p, d) as client:
         await d.load_is_known()
-        first = await slot_taken(client, gate, d)
+        first = await slot_taken(client, d)
         d.free_tokens = 10
         await d.load_is_known()
         second = asyncio.create_task(client.chat("second", stream=True, max_tokens=50))

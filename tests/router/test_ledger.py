@@ -9,9 +9,9 @@ from ppd.policies import static_policy
 from ppd.sessions import SessionIndex
 from router.config import RouterConfig
 from router.course import Course
+from router.journal import Journal, opened_by
 from router.ledger import Ledger
 from router.metrics import Metrics
-from router.parts import open_journal
 from router.requests import Endpoint, Served, parse
 
 
@@ -22,7 +22,7 @@ def test_a_request_ends_once() -> None:
         index=index,
         policy=static_policy("full"),
         forecast=Forecast(),
-        journal=open_journal(RouterConfig(), None),
+        journal=Journal("", opened_by(RouterConfig(), None)),
         metrics=metrics,
         clock=lambda: 0.0,
         new_session=lambda: "s",

@@ -18,6 +18,7 @@ from .fake_engine import (
     start_stream,
     usage,
 )
+from .in_turn import InTurn
 
 
 def chunk(number: int, **delta: Any) -> bytes:
@@ -63,9 +64,11 @@ def text_of(reply: Reply) -> str:
     )
 
 
-def cluster_of(lost: Script, *others: Script) -> tuple[FakeEngine, ...]:
-    decoders = [FakeEngine("decode", script) for script in (lost, *others)]
-    return (FakeEngine("prefill", answering()), *decoders)
+def scene(*scripts: Script) -> tuple[tuple[FakeEngine, ...], InTurn]:
+    """A prefill worker, and a decode worker for each script."""
+    decode = InTurn(*scripts)
+    decoders = [FakeEngine("decode", decode) for _ in scripts]
+    return (FakeEngine("prefill", answering()), *decoders), decode
 
 
 async def count(client: Client, outcome: str) -> float:
@@ -73,8 +76,8 @@ async def count(client: Client, outcome: str) -> float:
 
 
 async def test_the_client_sees_one_stream(cluster: Cluster) -> None:
-    p, lost, other = cluster_of(LOST, rest(2, "three ", "four"))
-    async with cluster(p, lost, other, resume_streams=1) as client:
+    workers, decode = scene(LOST, rest(2, "three ", "four"))
+    async with cluster(*workers, resume_streams=1) as client:
         options = {"stream_options": {"include_usage": True}, "max_tokens": 10, "min_tokens": 1}
         reply = await client.chat("hello", stream=True, **options)
         assert text_of(reply) == "one two three four"
@@ -83,7 +86,8 @@ async def test_the_client_sees_one_stream(cluster: Cluster) -> None:
         assert roles.count("assistant") == 1
         assert reply.events[-1]["usage"]["prompt_tokens"] == 100
         assert reply.events[-1]["usage"]["completion_tokens"] == 4
-        asked = other.bodies[-1]
+        asked = decode.bodies[-1]
+        assert decode.engines[0] is not decode.engines[1]
         assert asked["messages"][-1] == {"role": "assistant", "content": "one two "}
         assert asked["continue_final_message"] is True
         assert (asked["max_tokens"], asked["min_tokens"]) == (8, 0)
@@ -94,7 +98,7 @@ async def test_the_client_sees_one_stream(cluster: Cluster) -> None:
         # The conversation is where it ended.
         later = await client.chat("hello", "one two three four", "and")
         assert later.route == ("local", "policy_full")
-        assert other.bodies[-1]["messages"][-1]["content"] == "and"
+        assert decode.engines[2] is decode.engines[1]
 
 
 async def test_a_completion_goes_on_behind_its_prompt(cluster: Cluster) -> None:
@@ -106,30 +110,30 @@ async def test_a_completion_goes_on_behind_its_prompt(cluster: Cluster) -> None:
         await response.write(piece(2, "three") + DONE)
         return response
 
-    p, lost, other = cluster_of(cut_off(1, piece(1, "one "), piece(1, "two ")), going_on)
-    async with cluster(p, lost, other, resume_streams=1) as client:
+    workers, decode = scene(cut_off(1, piece(1, "one "), piece(1, "two ")), going_on)
+    async with cluster(*workers, resume_streams=1) as client:
         body = {"model": MODEL, "prompt": "count: ", "stream": True}
         reply = await client.post("/v1/completions", body)
         texts = [one["choices"][0]["text"] for one in reply.events]
         assert texts == ["one ", "two ", "three"]
-        assert other.bodies[-1]["prompt"] == "count: one two "
+        assert decode.bodies[-1]["prompt"] == "count: one two "
 
 
 async def test_a_second_loss_goes_on_from_all_that_was_sent(cluster: Cluster) -> None:
     lost_again = cut_off(2, chunk(2, role="assistant", content=""), chunk(2, content="three "))
-    p, *decoders = cluster_of(LOST, lost_again, rest(3, "four"))
-    async with cluster(p, *decoders, resume_streams=2) as client:
+    workers, decode = scene(LOST, lost_again, rest(3, "four"))
+    async with cluster(*workers, resume_streams=2) as client:
         reply = await client.chat("hello", stream=True)
         assert text_of(reply) == "one two three four"
-        assert decoders[-1].bodies[-1]["messages"][-1]["content"] == "one two three "
+        assert decode.bodies[-1]["messages"][-1]["content"] == "one two three "
 
 
 async def test_what_was_lost_before_any_text_begins_anew(cluster: Cluster) -> None:
     nothing_yet = cut_off(1, chunk(1, role="assistant", content=""))
-    p, lost, other = cluster_of(nothing_yet, rest(2, "one"))
-    async with cluster(p, lost, other, resume_streams=1) as client:
+    workers, decode = scene(nothing_yet, rest(2, "one"))
+    async with cluster(*workers, resume_streams=1) as client:
         assert text_of(await client.chat("hello", stream=True)) == "one"
-        assert other.bodies[-1]["messages"][-1]["role"] == "user"
+        assert decode.bodies[-1]["messages"][-1]["role"] == "user"
 
 
 TOOL = chunk(1, tool_calls=[{"index": 0, "function": {"name": "f", "arguments": "{"}}])
@@ -149,24 +153,24 @@ TOOL = chunk(1, tool_calls=[{"index": 0, "function": {"name": "f", "arguments": 
 async def test_what_would_not_be_the_same_reply_is_truncated(
     cluster: Cluster, lost: Script, fields: dict[str, Any]
 ) -> None:
-    p, d, other = cluster_of(lost, rest(2, "no"))
-    async with cluster(p, d, other, resume_streams=1) as client:
+    workers, decode = scene(lost, rest(2, "no"))
+    async with cluster(*workers, resume_streams=1) as client:
         reply = await client.chat("hello", stream=True, **fields)
         assert [("error" in one) for one in reply.events].count(True) == 1
-        assert not other.bodies
+        assert len(decode.asked) == 1
 
 
 async def test_it_is_opt_in(cluster: Cluster) -> None:
-    p, lost, other = cluster_of(LOST, rest(2, "no"))
-    async with cluster(p, lost, other) as client:
+    workers, decode = scene(LOST, rest(2, "no"))
+    async with cluster(*workers) as client:
         reply = await client.chat("hello", stream=True)
         assert reply.events[-1]["error"]["code"] == 502
-        assert not other.bodies
+        assert len(decode.asked) == 1
 
 
 async def test_when_nobody_can_go_on_there_is_one_error_and_an_end(cluster: Cluster) -> None:
-    p, lost, other = cluster_of(resetting, resetting)
-    async with cluster(p, lost, other, resume_streams=1) as client:
+    workers, _ = scene(resetting, resetting)
+    async with cluster(*workers, resume_streams=1) as client:
         reply = await client.chat("hello", stream=True)
         assert [("error" in one) for one in reply.events].count(True) == 1
         assert text_of(reply) == "onetwoonetwo"
