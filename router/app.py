@@ -13,10 +13,10 @@ from ppd.announcement import PATH as ANNOUNCEMENTS
 
 from .admin import Admin
 from .answers import ErrorAnswer, answer_to
+from .front import PATHS
 from .guard import Guard
 from .membership import Membership
 from .operations import Operations
-from .requests import Endpoint
 from .wire.request import Refusal
 from .workers import WorkerPool
 
@@ -125,7 +125,7 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         allowed = ", ".join(sorted(error.allowed_methods))
         return _response(ErrorAnswer(405, f"{where}: use {allowed}"))
     except web.HTTPNotFound:
-        served = {r.canonical for r in request.app.router.resources()} | set(Endpoint)
+        served = {r.canonical for r in request.app.router.resources()} | set(PATHS)
         told = f"no such path: {request.path}; there are {', '.join(sorted(served))}"
         return _response(ErrorAnswer(404, told))
     except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection

@@ -86,6 +86,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
     log_level, log_format: ``debug`` to ``error``; ``text`` or ``json``.
     otlp_endpoint: where a span for every request goes, as ``http://HOST:4318/v1/traces``.
+    responses_capacity: how many ``previous_response_id`` can name, for session_ttl_s.
     processes: that share the port, each with sessions of its own.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
@@ -129,6 +130,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_format: LogFormat = LogFormat.TEXT
     otlp_endpoint: str = ""
     processes: int = 1
+    responses_capacity: int = 10_000
     session_capacity: int = 100_000
     session_ttl_s: float = 3600.0
     startup_timeout_s: float = 120.0
@@ -164,6 +166,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "client_request_timeout_s",
             "client_idle_timeout_s",
             "client_stall_timeout_s",
+            "responses_capacity",
             "session_capacity",
             "session_ttl_s",
             "startup_timeout_s",

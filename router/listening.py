@@ -13,8 +13,7 @@ from ppd.errors import ConfigError
 
 from .app import refuse
 from .config import RouterConfig
-from .requests import Endpoint
-from .turns import TurnServer
+from .front import PATHS, Front
 from .wire.reading import Limits
 from .wire.request import Request
 from .wire.server import WireServer
@@ -79,12 +78,12 @@ async def serving(
     app: web.Application,
     listener: socket.socket,
     config: RouterConfig,
-    turns: TurnServer | None = None,
+    front: Front | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """
     Args:
-        turns: serves the token path; None: ``app`` answers there too.
+        front: serves the token path; None: ``app`` answers there too.
     """
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=_GRACE_S
@@ -92,10 +91,10 @@ async def serving(
     await runner.setup()
     assert runner.server is not None
     server = WireServer(
-        paths=() if turns is None else tuple(Endpoint),
-        handler=nobody if turns is None else turns.serve,
+        paths=() if front is None else PATHS,
+        handler=nobody if front is None else front.serve,
         elsewhere=runner.server,
-        refuse=refuse if turns is None else turns.refuse,
+        refuse=refuse if front is None else front.refuse,
         limits=Limits(
             head_bytes=config.max_head_bytes,
             body_bytes=config.max_body_bytes,

@@ -15,8 +15,10 @@ from ppd.sessions import SessionIndex
 
 from .admin import Admin
 from .admission import Admission
+from .apis.responses import Conversations
 from .config import RouterConfig, Secrets
 from .dispatch import Dispatcher
+from .front import Front
 from .journal import Journal
 from .keys import KeyRing
 from .ledger import Ledger
@@ -36,7 +38,7 @@ from .workers import WorkerPool
 class Parts:
     """What clients and operators talk to."""
 
-    turns: TurnServer
+    front: Front
     admin: Admin
     operations: Operations
     reloader: Reloader
@@ -130,4 +132,7 @@ def make_parts(
         journal=journal,
         make_rates=make_rates,
     )
-    return Parts(turns, admin, Operations(pool, config.roles), reloader)
+    several = config.processes > 1
+    kept = Conversations(config.responses_capacity, config.session_ttl_s, clock)
+    front = Front(turns, None if several else kept)
+    return Parts(front, admin, Operations(pool, config.roles), reloader)

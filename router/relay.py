@@ -13,12 +13,12 @@ from ppd.errors import WorkerError
 
 from .answers import ErrorAnswer
 from .course import Course
+from .inner import Asked
 from .ledger import Ledger
 from .legs import Answer, LegFailed
 from .requests import Endpoint, Inbound
 from .resume import Resumption
 from .sse import DONE, Tail, usage_of_generate, usage_of_openai
-from .wire.request import Request
 
 logger = logging.getLogger("ppd.router.turns")
 
@@ -27,7 +27,7 @@ GoOn = Callable[[Course, Inbound], Awaitable[Answer]]
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
-def relay_body(request: Request, course: Course, answer: Answer, ledger: Ledger) -> None:
+def relay_body(request: Asked, course: Course, answer: Answer, ledger: Ledger) -> None:
     """A whole answer, as the worker gave it."""
     try:
         parsed = orjson.loads(answer.head)
@@ -43,7 +43,7 @@ def relay_body(request: Request, course: Course, answer: Answer, ledger: Ledger)
 
 
 async def relay_stream(
-    request: Request,
+    request: Asked,
     course: Course,
     answer: Answer,
     ledger: Ledger,
@@ -97,7 +97,7 @@ class _Relay:
 
     def __init__(
         self,
-        request: Request,
+        request: Asked,
         course: Course,
         answer: Answer,
         ledger: Ledger,

@@ -26,6 +26,7 @@ class Endpoint(StrEnum):
     GENERATE = "/generate"
 
 
+_MOST_SAMPLES = 128  # OpenAI's limit
 _DEPTH = 254  # orjson's limit in writing
 
 # Fields that change the prompt in front of the messages.
@@ -59,6 +60,7 @@ class Inbound(msgspec.Struct, frozen=True):
             had to be taken off them.
         chain: prefixes of its input; None if it holds several prompts.
         prompts: how many prompts it holds.
+        samples: how many replies it asks for (``samples.py``).
         asks_usage: the client wants the usage event of a stream.
         most_tokens: its limit on the reply, SGLang's own default where it gives none.
     """
@@ -70,6 +72,7 @@ class Inbound(msgspec.Struct, frozen=True):
     asks_usage: bool
     chain: PrefixChain | None
     prompts: int
+    samples: int
     most_tokens: int | None
 
     def with_fields(self, extra: Mapping[str, Any]) -> bytes:
@@ -111,18 +114,17 @@ def _parse_object(
     salt = _salt(endpoint, body, tenant, served.models)
 
     chain: PrefixChain | None
-    prompts = 1
+    prompts = samples = 1
     match endpoint:
         case Endpoint.CHAT:
-            _refuse_parallel(body, "n")
+            samples = _samples(body)
             chain = hash_messages(salt, _messages(body))
         case Endpoint.COMPLETIONS:
-            _refuse_parallel(body, "n")
-            _refuse_parallel(body, "best_of")
+            samples = _samples(body)
             chain, prompts = _prompt_chain(salt, body, "prompt")
         case Endpoint.GENERATE:
             for params in sampling_of(body):
-                _refuse_parallel(params, "n")
+                _refuse_parallel(params)
             names = [name for name in ("text", "input_ids") if body.get(name) is not None]
             if len(names) != 1:
                 raise RequestError("give one of text and input_ids", param="text")
@@ -141,6 +143,7 @@ def _parse_object(
         asks_usage=bool(options.get("include_usage")),
         chain=chain,
         prompts=prompts,
+        samples=samples,
         most_tokens=_most_tokens(endpoint, body),
     )
 
@@ -301,11 +304,21 @@ def _unwrap_sampling(body: dict[str, Any]) -> None:
         body["sampling_params"] = several[0]
 
 
-def _refuse_parallel(params: Mapping[str, Any], name: str) -> None:
-    value = typed(params, name, int, 1)
+def _samples(body: Mapping[str, Any]) -> int:
+    count: int = typed(body, "n", int, 1)
+    if not 1 <= count <= _MOST_SAMPLES:
+        raise RequestError(f"n must be 1..{_MOST_SAMPLES}, got {count}", param="n")
+    if typed(body, "best_of", int, count) != count:
+        message = f"best_of must be n, got {body['best_of']}: samples are not chosen among"
+        raise RequestError(message, param="best_of")
+    return count
+
+
+def _refuse_parallel(sampling: Mapping[str, Any]) -> None:
+    value = typed(sampling, "n", int, 1)
     if value != 1:
         raise RequestError(
-            f"{name} must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples "
-            "between prefill and decode workers",
-            param=name,
+            f"n must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples between "
+            "prefill and decode workers; /v1/chat/completions and /v1/completions serve several",
+            param="n",
         )

@@ -129,7 +129,7 @@ async def running(
         if inner is not None:
             await stack.enter_async_context(serving(app, inner, config))
             app = public(pool, parts.admin, limit)
-        await stack.enter_async_context(serving(app, listener, config, parts.turns, tls))
+        await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         if read is not None:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)

@@ -20,6 +20,7 @@ from .admission import Admission
 from .answers import ErrorAnswer, answer_to
 from .course import Course
 from .dispatch import Dispatcher
+from .inner import Asked
 from .journal import Journal
 from .keys import KeyRing
 from .ledger import Ledger
@@ -27,9 +28,10 @@ from .metrics import Metrics
 from .rates import Rates
 from .relay import relay_body, relay_stream
 from .requests import Endpoint, Inbound, Served, parse
+from .samples import serve_samples
 from .scrub import ANONYMOUS
 from .tracing import Trace, Tracing
-from .wire.request import Refusal, Request
+from .wire.request import Refusal
 from .wishes import WishBook
 from .workers import WorkerPool
 
@@ -84,7 +86,7 @@ class TurnServer:
     def take_up_policy(self, policy: Policy) -> None:
         self._judge.policy = policy
 
-    async def serve(self, request: Request) -> None:
+    async def serve(self, request: Asked) -> None:
         """Answer one request, whatever it is and whatever becomes of it."""
         if self._tracing is None:
             await self._serve(request, None)
@@ -95,7 +97,7 @@ class TurnServer:
         finally:
             trace.end()
 
-    async def _serve(self, request: Request, trace: Trace | None) -> None:
+    async def _serve(self, request: Asked, trace: Trace | None) -> None:
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
         course: Course | None = None
         entered = False
@@ -104,6 +106,9 @@ class TurnServer:
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             endpoint = _ENDPOINTS[request.path]
             inbound, query = self._read(endpoint, request.headers, request.body)
+            if inbound.samples > 1:
+                await serve_samples(request, inbound.samples, self.serve)
+                return
             kv_tokens = self._judge.kv_tokens(query)
             self._rates.charge(query.tenant, kv_tokens)
             await self._admission.enter(query.tenant, kv_tokens)
@@ -129,14 +134,14 @@ class TurnServer:
             if course is not None:
                 self._ledger.finished(course, "disconnected")
             else:  # while it waited to be let in
-                self._refused(request, "disconnected", trace)
+                self.refused(request, "disconnected", trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             told = answer_to(error, f"{request.method} {request.path}")
             if course is not None:
                 self._ledger.finished(course, told.outcome)
             else:
-                self._refused(request, told.outcome, trace)
+                self.refused(request, told.outcome, trace)
             if request.answered:
                 request.abort()
             else:
@@ -152,7 +157,13 @@ class TurnServer:
             if entered:
                 self._admission.leave()
 
-    def _refused(self, request: Request, outcome: str, trace: Trace | None) -> None:
+    def tenant(self, headers: Mapping[str, str]) -> str:
+        """Raises:
+        RequestError: whoever asks has no key.
+        """
+        return self._keys.tenant(headers)
+
+    def refused(self, request: Asked, outcome: str, trace: Trace | None = None) -> None:
         """It ended before anything was decided about it."""
         self._metrics.of(self._metrics.finished, request.path, outcome).inc()
         if trace is not None:
