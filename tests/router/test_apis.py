@@ -272,8 +272,8 @@ async def test_errors_of_messages_are_anthropics(cluster: Cluster) -> None:
                 "message": "the model 'm' does not exist; available: fake",
             },
         }
+        odd: Any = [{"role": "user", "content": [{"type": "audio"}]}]
         with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]"):
-            odd: Any = [{"role": "user", "content": [{"type": "audio"}]}]
             await speaker.messages.create(**asked, messages=odd)
         labels = {"endpoint": "/v1/messages", "outcome": "rejected"}
         assert await client.metric("ppd_finished_total", **labels) == 1
