@@ -17,6 +17,7 @@ from .front import PATHS
 from .guard import Guard
 from .membership import Membership
 from .operations import Operations
+from .passthrough import PASSED_ON, Passthrough
 from .wire.request import Refusal
 from .workers import WorkerPool
 
@@ -32,14 +33,18 @@ _OPEN = (
     "GET /v1/models",
     "GET /v1/models/{model}",
     f"POST {ANNOUNCEMENTS}",
+    *(f"POST {path}" for path in PASSED_ON),
 )
 
 
-def public(pool: WorkerPool, admin: Admin, max_body_bytes: int) -> web.Application:
+def public(
+    pool: WorkerPool, admin: Admin, passthrough: Passthrough, max_body_bytes: int
+) -> web.Application:
     """What clients and load balancers ask, beside the token path."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
     app[_POOL] = pool
     app.router.add_get("/health", admin.health)
+    passthrough.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{model:.+}", _model)
     return app
@@ -49,12 +54,13 @@ def complete(
     pool: WorkerPool,
     admin: Admin,
     operations: Operations,
+    passthrough: Passthrough,
     membership: Membership | None,
     admin_token: str,
     max_body_bytes: int,
 ) -> web.Application:
     """That, and all that operators and workers ask."""
-    app = public(pool, admin, max_body_bytes)
+    app = public(pool, admin, passthrough, max_body_bytes)
     app[_GUARD] = Guard(admin_token, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)

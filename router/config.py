@@ -67,6 +67,7 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attributes:
     prefill, decode, replica: base URLs of the workers, scheme and host only.
+    embedding: base URLs of workers that serve an embedding model, for ``/v1/embeddings``.
     policy: ``ppd`` (the table's), or one of ``ppd.policies``.
     table: a decision table; "": the shipped one of the model that is served, if there is one.
     corrections: of the table policy.
@@ -100,6 +101,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
     replica: tuple[str, ...] = ()
+    embedding: tuple[str, ...] = ()
     policy: str = TABLE_POLICY
     table: str = ""
     corrections: frozenset[Correction] = DEFAULT_CORRECTIONS
@@ -215,6 +217,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if role not in self.roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")
             wrong += [problem for url in urls if (problem := url_problem(role, url))]
+        wrong += [found for url in self.embedding if (found := url_problem("embedding", url))]
         given = [*self.prefill, *self.decode, *self.replica]
         for url in sorted({url for url in given if given.count(url) > 1}):
             wrong.append(f"two workers on one URL: {url}")

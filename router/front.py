@@ -68,7 +68,7 @@ class Front:
         return messages.to_chat(given), MessagesTaker(request, given)
 
     def _response(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
-        tenant = self._turns.tenant(request.headers)
+        tenant = self._turns.keys.tenant(request.headers)
         kept = self._conversations
         before: Messages = ()
         if previous := given.get("previous_response_id"):

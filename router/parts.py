@@ -6,6 +6,8 @@ import random
 import time
 from dataclasses import dataclass
 
+import aiohttp
+
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.decision import Policy
@@ -24,6 +26,7 @@ from .keys import KeyRing
 from .ledger import Ledger
 from .metrics import Metrics
 from .operations import Operations
+from .passthrough import Passthrough
 from .rates import Rates
 from .reload import Reloader
 from .tables import TableFile
@@ -41,6 +44,7 @@ class Parts:
     front: Front
     admin: Admin
     operations: Operations
+    passthrough: Passthrough
     reloader: Reloader
 
 
@@ -53,7 +57,12 @@ def make_parts(
     upstreams: Upstreams,
     secrets: Secrets,
     tracing: Tracing | None,
+    client: aiohttp.ClientSession,
 ) -> Parts:
+    """
+    Args:
+        client: for what is passed on to a worker as it comes.
+    """
     clock = time.monotonic
     metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
     index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
@@ -132,7 +141,8 @@ def make_parts(
         journal=journal,
         make_rates=make_rates,
     )
+    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys)
     several = config.processes > 1
     kept = Conversations(config.responses_capacity, config.session_ttl_s, clock)
     front = Front(turns, None if several else kept)
-    return Parts(front, admin, Operations(pool, config.roles), reloader)
+    return Parts(front, admin, Operations(pool, config.roles), passthrough, reloader)

@@ -119,16 +119,30 @@ async def running(
         tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        parts = make_parts(config, policy, table, pool, journal, upstreams, secrets, tracing)
+        times = aiohttp.ClientTimeout(
+            total=config.answer_timeout_s, connect=config.connect_timeout_s
+        )
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=times))
+        parts = make_parts(
+            config, policy, table, pool, journal, upstreams, secrets, tracing, client
+        )
         if membership is not None:
             await stack.enter_async_context(owned(membership.watch_forever()))
         limit = config.max_body_bytes
-        app = complete(pool, parts.admin, parts.operations, membership, secrets.admin_token, limit)
+        app = complete(
+            pool,
+            parts.admin,
+            parts.operations,
+            parts.passthrough,
+            membership,
+            secrets.admin_token,
+            limit,
+        )
         if siblings:
             app.middlewares.append(telling_siblings(control, siblings))
         if inner is not None:
             await stack.enter_async_context(serving(app, inner, config))
-            app = public(pool, parts.admin, limit)
+            app = public(pool, parts.admin, parts.passthrough, limit)
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         if read is not None:
             loop = asyncio.get_running_loop()

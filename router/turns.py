@@ -71,7 +71,7 @@ class TurnServer:
         self._ledger = ledger
         self._journal = journal
         self._metrics = metrics
-        self._keys = keys
+        self.keys = keys
         self._rates = rates
         self._admission = admission
         self._most_resumptions = most_resumptions
@@ -80,7 +80,7 @@ class TurnServer:
 
     def take_up(self, keys: KeyRing, rates: Rates, wishes: WishBook, most_resumptions: int) -> None:
         """As they are configured now."""
-        self._keys, self._rates, self._wishes = keys, rates, wishes
+        self.keys, self._rates, self._wishes = keys, rates, wishes
         self._most_resumptions = most_resumptions
 
     def take_up_policy(self, policy: Policy) -> None:
@@ -157,12 +157,6 @@ class TurnServer:
             if entered:
                 self._admission.leave()
 
-    def tenant(self, headers: Mapping[str, str]) -> str:
-        """Raises:
-        RequestError: whoever asks has no key.
-        """
-        return self._keys.tenant(headers)
-
     def refused(self, request: Asked, outcome: str, trace: Trace | None = None) -> None:
         """It ended before anything was decided about it."""
         self._metrics.of(self._metrics.finished, request.path, outcome).inc()
@@ -192,7 +186,7 @@ class TurnServer:
         Args:
             headers: by lower-case name.
         """
-        tenant = self._keys.tenant(headers)
+        tenant = self.keys.tenant(headers)
         inbound = parse(endpoint, raw, tenant, Served(self._pool.models, self._pool.vocab_size))
         name = tenant or ANONYMOUS
         query = Query(
@@ -235,7 +229,7 @@ class TurnServer:
             inbound=inbound,
             tenant=query.tenant,
             kv_tokens=kv_tokens,
-            headers=self._keys.forwarded(headers),
+            headers=self.keys.forwarded(headers),
             arrived_s=arrived_s,
             judged=judged,
             decision=judged.decision,

@@ -94,7 +94,7 @@ class FakeEngine:
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[FakeEngine]:
         app = web.Application()
-        for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings"):
             app.router.add_post(path, self.generate)
         app.router.add_get("/server_info", self.server_info)
         app.router.add_get("/v1/models", self.models)

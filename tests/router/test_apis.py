@@ -313,3 +313,28 @@ async def test_a_failed_sample_fails_the_answer(cluster: Cluster) -> None:
             await speaker.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "x"}], n=2
             )
+
+
+# -- passed on as it comes ------------------------------------------------------------------
+
+
+async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) -> None:
+    async def embed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        vector = [0.5] * len(body["input"])
+        data = [{"object": "embedding", "index": 0, "embedding": vector}]
+        return web_json({"object": "list", "model": "e", "data": data, "usage": {}})
+
+    embedder = FakeEngine("null", embed)
+    async with embedder.serving():
+        options = {"embedding": (embedder.url,), "worker_api_key": "inner"}
+        async with scene(cluster, saying("x"), **options) as (client, _):
+            async with by_openai(client) as speaker:
+                told = await speaker.embeddings.create(
+                    model="e", input="abc", encoding_format="float"
+                )
+            assert told.data[0].embedding == [0.5] * 3
+            assert embedder.headers[-1]["authorization"] == "Bearer inner"
+    # It is gone now, and the router is not.
+    async with scene(cluster, saying("x"), embedding=(embedder.url,)) as (client, _):
+        reply = await client.post("/v1/embeddings", {"model": "e", "input": "abc"})
+        assert (reply.status, reply.json["error"]["type"]) == (503, "worker_error")
