@@ -131,8 +131,7 @@ class Dispatcher:
         """The answer of a worker that does both; None: it was lost, try another."""
         hit = course.hit
         home = self._pool.by_identity(hit.turn.home) if hit else None
-        chain = course.inbound.chain
-        root = None if chain is None else chain.root
+        root = course.inbound.root
         replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens, root)
         try:
             return await self._spoken(replica, course, course.inbound.with_fields({}))
@@ -205,8 +204,7 @@ class Dispatcher:
         """
         hit = course.hit
         seen_by = self._pool.by_identity(hit.turn.prefill_worker) if hit else None
-        chain = course.inbound.chain
-        root = None if chain is None else chain.root
+        root = course.inbound.root
         prefill = self._pool.pick(Role.PREFILL, seen_by, course.failed, root=root)
         home = self._pool.by_identity(hit.turn.home) if hit else None
         avoided = course.failed

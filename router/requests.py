@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 import msgspec
 import orjson
+from xxhash import xxh3_128_digest
 
 from ppd.errors import RequestError
 from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
@@ -61,6 +62,7 @@ class Inbound(msgspec.Struct, frozen=True):
         chain: prefixes of its input; None if it holds several prompts.
         prompts: how many prompts it holds.
         samples: how many replies it asks for (``samples.py``).
+        hint: the conversation's name with its sender; b"" if it has none.
         asks_usage: the client wants the usage event of a stream.
         most_tokens: its limit on the reply, SGLang's own default where it gives none.
     """
@@ -73,7 +75,18 @@ class Inbound(msgspec.Struct, frozen=True):
     chain: PrefixChain | None
     prompts: int
     samples: int
+    hint: bytes
     most_tokens: int | None
+
+    @property
+    def root(self) -> bytes | None:
+        """Names the conversation to routers that have not seen it; None for several prompts.
+
+        A hint only chooses the worker: what may be read there is settled by the tenant's salt.
+        """
+        if self.chain is None:
+            return None
+        return xxh3_128_digest(self.hint) if self.hint else self.chain.root
 
     def with_fields(self, extra: Mapping[str, Any]) -> bytes:
         """The body of a leg."""
@@ -84,8 +97,13 @@ class Inbound(msgspec.Struct, frozen=True):
         return b"%b,%b" % (self.opened, orjson.dumps(extra)[1:])
 
 
-def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inbound:
+def parse(
+    endpoint: Endpoint, raw: bytes, tenant: str, served: Served, session: str = ""
+) -> Inbound:
     """Check a request body.
+
+    Args:
+        session: what the sender calls the conversation, beside the body.
 
     Raises:
         RequestError: naming the field at fault and what is allowed.
@@ -97,16 +115,22 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inboun
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
     try:
-        return _parse_object(endpoint, raw, body, tenant, served)
+        return _parse_object(endpoint, raw, body, tenant, served, session)
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         raise RequestError(f"the body cannot be forwarded: {error}") from error
 
 
 def _parse_object(
-    endpoint: Endpoint, raw: bytes, given: dict[str, Any], tenant: str, served: Served
+    endpoint: Endpoint,
+    raw: bytes,
+    given: dict[str, Any],
+    tenant: str,
+    served: Served,
+    session: str,
 ) -> Inbound:
     _check_model(given, served.models)
     stream = typed(given, "stream", bool, False)
+    key = session or typed(given, "prompt_cache_key", str, "")
     options = typed(given, "stream_options", dict, {})
     body = without_routing(given)
     isolate(body, tenant)
@@ -144,6 +168,7 @@ def _parse_object(
         chain=chain,
         prompts=prompts,
         samples=samples,
+        hint=f"{tenant}/{key}".encode(errors="surrogatepass") if key else b"",
         most_tokens=_most_tokens(endpoint, body),
     )
 

@@ -187,7 +187,9 @@ class TurnServer:
             headers: by lower-case name.
         """
         tenant = self.keys.tenant(headers)
-        inbound = parse(endpoint, raw, tenant, Served(self._pool.models, self._pool.vocab_size))
+        served = Served(self._pool.models, self._pool.vocab_size)
+        session = headers.get("x-session-id", "")
+        inbound = parse(endpoint, raw, tenant, served, session)
         name = tenant or ANONYMOUS
         query = Query(
             kind=endpoint,

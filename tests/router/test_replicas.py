@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from ppd.contract import Role
 from router.handshake import Handshake
 from router.workers import Worker, WorkerPool
@@ -36,6 +38,26 @@ def test_no_worker_gets_much_more_than_its_share_of_one_opening() -> None:
     for _ in range(400):
         pool.pick(Role.DECODE, None, root=b"the same hello..").in_flight += 1
     assert max(w.in_flight for w in pool.workers) <= 1.25 * 100 + 1
+
+
+@pytest.mark.parametrize("header", [True, False])
+async def test_a_conversation_may_be_named_by_its_sender(cluster: Cluster, header: bool) -> None:
+    """The same name leads to the same worker, whatever is said."""
+    decode = [FakeEngine("decode", answering()) for _ in range(8)]
+    async with cluster(FakeEngine("prefill", answering()), *decode) as client:
+
+        async def asked(name: str, text: str) -> FakeEngine:
+            for engine in decode:
+                engine.bodies.clear()
+            named = {} if header else {"prompt_cache_key": name}
+            body = {"messages": [{"role": "user", "content": text}], **named}
+            await client.post(
+                "/v1/chat/completions", body, {"X-Session-ID": name} if header else {}
+            )
+            return next(d for d in decode if d.bodies)
+
+        assert len({(await asked("one", f"text {i}")).url for i in range(12)}) == 1
+        assert len({(await asked(f"name {i}", f"another {i}")).url for i in range(12)}) > 1
 
 
 async def test_a_turn_that_comes_to_another_router_is_one_remote_turn_at_the_same_home(
