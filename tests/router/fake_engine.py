@@ -18,7 +18,7 @@ MODEL = "fake"
 PAGE = 16
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FakeEngine:
     """One worker. ``script`` answers every generation; the rest is as SGLang's."""
 

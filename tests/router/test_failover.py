@@ -19,6 +19,7 @@ from .fake_engine import (
     hanging,
     resetting,
 )
+from .in_turn import InTurn
 from .test_faults import dropping
 
 NO_TRANSFER = failing(500, "Decode transfer failed for request rank=0 decode_req.req.rid='x'")
@@ -123,20 +124,15 @@ async def test_transfers_that_always_fail_end_after_one_retry(cluster: Cluster) 
 async def test_a_hung_prefill_worker_is_blamed_not_the_decode_worker_that_waits(
     cluster: Cluster,
 ) -> None:
-    hung, p = FakeEngine("prefill", hanging), FakeEngine("prefill", answering())
-    waiting: list[str] = []
-
-    async def waits_for_kv(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        waiting.append(engine.url)
-        script = hanging if len(waiting) == 1 else answering()
-        return await script(engine, request, body)
-
-    d = FakeEngine("decode", waits_for_kv)
+    prefill = InTurn(hanging, answering())
+    prefills = [FakeEngine("prefill", prefill) for _ in range(2)]
+    d = FakeEngine("decode", InTurn(hanging, answering()))  # the first one waits for KV
     limits = {"answer_timeout_s": 0.3, "breaker_failures": 1, "breaker_rest_s": 60.0}
-    async with cluster(hung, p, d, **limits) as client:
+    async with cluster(*prefills, d, **limits) as client:
         reply = await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
         assert reply.status == 200
-        assert (len(hung.bodies), len(p.bodies)) == (1, 1)
+        hung, p = prefill.engines
+        assert hung is not p
         for engine, is_open in ((hung, 1), (p, 0), (d, 0)):
             labels = {"role": engine.role, "worker": engine.url}
             assert await client.metric("ppd_worker_breaker_open", **labels) == is_open
