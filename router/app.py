@@ -70,15 +70,20 @@ def complete(
     return app
 
 
-def lobby(membership: Membership) -> web.Application:
-    """What is served until there is a worker of each role: only they are let in."""
+def lobby(membership: Membership | None) -> web.Application:
+    """What is served until there is a worker of each role: only they are let in.
+
+    Args:
+        membership: None: they cannot announce themselves.
+    """
 
     async def refuse(request: web.Request) -> web.Response:
-        told = ErrorAnswer(503, "no workers have announced themselves yet", "worker_error")
+        told = ErrorAnswer(503, "there is no worker of each role yet", "worker_error")
         return _response(told)
 
     app = web.Application(middlewares=[_answer_errors])
-    membership.add_routes(app)
+    if membership is not None:
+        membership.add_routes(app)
     app.router.add_route("*", "/{path:.*}", refuse)
     return app
 

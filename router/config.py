@@ -19,6 +19,7 @@ from ppd.score import Objective, Targets, Weights
 from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correction
 
 from .logs import LogFormat
+from .pods import Kubernetes
 
 TABLE_POLICY = "ppd"
 
@@ -84,6 +85,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admin_port: all but the API is served there, and only there; None: on ``port`` too. Of
         several processes the next ones have the ports after it.
     tls_certificate, tls_key: PEM files, for https on ``port``.
+    workers_file: a TOML file that lists workers, looked at again and again.
+    kubernetes: pods that are workers.
+    discovery_interval_s: between two looks at ``workers_file`` and at who waits to join or leave.
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
     log_level, log_format: ``debug`` to ``error``; ``text`` or ``json``.
     otlp_endpoint: where a span for every request goes, as ``http://HOST:4318/v1/traces``.
@@ -120,6 +124,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admin_port: int | None = None
     tls_certificate: str = ""
     tls_key: str = ""
+    workers_file: str = ""
+    kubernetes: Kubernetes | None = None
+    discovery_interval_s: float = 2.0
     heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
     port: int = 8000
@@ -177,6 +184,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "idle_timeout_s",
             "breaker_rest_s",
             "probe_interval_s",
+            "discovery_interval_s",
         ):
             value = getattr(self, name)
             if not value > 0:  # also for NaN
@@ -208,11 +216,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         wrong: list[str] = []
         for role in Role:
             urls: tuple[str, ...] = getattr(self, role)
-            announced = self.accept_workers and role is not Role.REPLICA  # has no plugin
-            if role in self.roles and not urls and not announced:
+            if role in self.roles and not urls and not self._may_come(role):
                 wrong.append(
                     f"at least one --{role} URL is needed with policy {self.policy}, or "
-                    "--accept-workers"
+                    "--accept-workers, workers_file or [kubernetes]"
                 )
             if role not in self.roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")
@@ -221,7 +228,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         given = [*self.prefill, *self.decode, *self.replica]
         for url in sorted({url for url in given if given.count(url) > 1}):
             wrong.append(f"two workers on one URL: {url}")
+        if self.kubernetes is not None:
+            wrong += self.kubernetes.problems(self.roles)
         return wrong
+
+    def _may_come(self, role: Role) -> bool:
+        """Workers of that role may come that are not given here."""
+        announced = self.accept_workers and role is not Role.REPLICA  # has no plugin
+        pods = self.kubernetes is not None and self.kubernetes.selector(role) != ""
+        return announced or pods or self.workers_file != ""
 
     def _policy_problems(self) -> list[str]:
         wrong: list[str] = []

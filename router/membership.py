@@ -57,7 +57,6 @@ class Membership:
         self._clock = clock
         self._meeting: set[str] = set()  # URLs that hands are being shaken with
         self._left: set[tuple[str, str | None]] = set()  # those that said goodbye meanwhile
-        self._changed = asyncio.Event()
 
     def warn_if_open(self, host: str) -> None:
         """
@@ -160,13 +159,11 @@ class Membership:
         if (said.url, boot_id) in self._left:
             self._left.discard((said.url, boot_id))
             return
-        for other in self._pool.workers:
-            if other.alive and boot_id is not None and other.handshake.boot_id == boot_id:
-                raise WorkerError(f"{said.url} is the process that is known as {other.url}")
+        if self._pool.at(said.url) is not None:
+            return  # found or added meanwhile
         self._note(worker, said)
         self._pool.join(worker)
         logger.info("worker joined: %s %s", worker.role, worker.url)
-        self._changed.set()
 
     def _note(self, worker: Worker, said: Announcement) -> None:
         """Take down what an announced worker says of its load; it is not asked then."""
@@ -202,10 +199,3 @@ class Membership:
         while True:
             await asyncio.sleep(self._budget_s / 10)
             self.drop_silent()
-
-    async def complete(self) -> None:
-        """Wait until there is a worker of each role."""
-        while missing := [role for role in self._roles if not self._pool.of(role)]:
-            logger.info("waiting for a %s worker to announce itself", " and a ".join(missing))
-            self._changed.clear()
-            await self._changed.wait()

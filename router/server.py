@@ -23,6 +23,7 @@ from ppd.decision import Policy
 from .app import complete, lobby, public
 from .breaker import Breaker
 from .config import RouterConfig, Secrets
+from .discovery import Reconciler, first_of_each, open_sources
 from .journal import Journal, opened_by
 from .listening import bind, serving, tls_of, url_of
 from .membership import Membership
@@ -81,6 +82,7 @@ async def running(
         if inner is not None:
             stack.callback(inner.close)
             logger.info("operators and workers: %s", url_of(inner))
+        sources = await open_sources(config)
         control = await stack.enter_async_context(_control(secrets.worker_api_key))
         pool = await connect(
             control,
@@ -99,10 +101,14 @@ async def running(
                 clock=time.monotonic,
             )
             membership.warn_if_open(config.host)
+        if sources:
+            reconciler = Reconciler(pool, config.discovery_interval_s)
+            await stack.enter_async_context(owned(reconciler.run(sources)))
+        if sources or membership is not None:
             announced = listener if inner is None else inner
             tls_there = tls if inner is None else None
             async with serving(lobby(membership), announced.dup(), config, tls=tls_there):
-                await membership.complete()
+                await first_of_each(pool, config.roles)
         table: TableFile | None = None
         if policy is None:
             policy, table = make_policy(config, pool.models, pool.shape)
@@ -164,8 +170,14 @@ def _control(api_key: str) -> aiohttp.ClientSession:
 async def owned(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """``work`` goes on while the context is open."""
     task = asyncio.create_task(work)
+    task.add_done_callback(_tell_of_bug)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _tell_of_bug(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a bug of ours: %s has ended", task.get_coro(), exc_info=error)

@@ -43,7 +43,7 @@ class Worker:
         in_flight: legs under way; ``running``: those of them that stream.
         breaker: opens when its requests fail though it lives.
         load: what it said when it was last asked.
-        heard_at_s: when it last announced itself; None for a worker given at start.
+        heard_at_s: when it last announced itself; None for one that was given, added or found.
         said: its last announcement.
     """
 
@@ -102,6 +102,7 @@ class WorkerPool:
     make_breaker: Callable[[], Breaker] = Breaker
     changed: Callable[[], None] = lambda: None
     workers: list[Worker] = field(default_factory=list)
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
     _first: Handshake | None = None
 
     def of(self, role: Role) -> list[Worker]:
@@ -112,14 +113,22 @@ class WorkerPool:
 
     def join(self, worker: Worker) -> None:
         """Raises:
-        WorkerError: it does not serve what the others do.
+        WorkerError: it does not serve what the others do, or is known by another URL.
         """
         self._check_models(worker)
+        self._check_process(worker)
         _warn_if_unpatched(worker)
         self._first = self._first or worker.handshake
         worker.breaker = self.make_breaker()
         self.workers.append(worker)
+        self.joined.set()
         self.changed()
+
+    def _check_process(self, worker: Worker) -> None:
+        boot_id = worker.handshake.boot_id
+        for other in self.workers:
+            if other.alive and boot_id is not None and other.handshake.boot_id == boot_id:
+                raise WorkerError(f"{worker.url} is the process that is known as {other.url}")
 
     def _check_models(self, worker: Worker) -> None:
         if self._first is not None and worker.handshake.models != self._first.models:

@@ -70,6 +70,12 @@ class Client:
         body = {"model": MODEL, "messages": messages, **fields}
         return await self.post("/v1/chat/completions", body)
 
+    async def workers(self) -> dict[str, Any]:
+        """What ``GET /workers`` shows, by URL; {} while the router waits for them."""
+        async with self.http.get(f"{self.url}/workers") as response:
+            known = await response.json()
+        return {one["url"]: one for one in known} if response.status == 200 else {}
+
     async def metric(self, name: str, **labels: str) -> float:
         async with self.http.get(f"{self.url}/metrics") as response:
             text = await response.text()

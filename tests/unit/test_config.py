@@ -14,6 +14,7 @@ from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.cli import main, parse_config
 from router.config import AdmissionLimits, RateLimit, RouterConfig, Tenant
+from router.pods import Kubernetes
 from sglang_patches.settings import Settings, read_settings
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
@@ -43,6 +44,19 @@ def test_a_sound_command_line() -> None:
         (
             {"policy": "replica", "accept_workers": True, "prefill": (), "decode": ()},
             "at least one --replica URL is needed",
+        ),
+        ({"kubernetes": Kubernetes(namespace="")}, "kubernetes: namespace must be named"),
+        (
+            {"kubernetes": Kubernetes(namespace="n", replica="a=b")},
+            "kubernetes: policy uses no replica pods; kubernetes: a label selector is needed",
+        ),
+        (
+            {"kubernetes": Kubernetes(namespace="n", decode="a=b", port=0)},
+            "kubernetes: port must be 1..65535 or a port's name, got 0",
+        ),
+        (
+            {"kubernetes": Kubernetes(namespace="n", decode="a=b"), "prefill": ()},
+            "--prefill URL is needed",
         ),
         ({"weights": Weights(-1, 1)}, "weights must be numbers from 0 to"),
         ({"targets": Targets()}, "one of the targets ttft_ms and tpot_ms must be given"),
@@ -93,6 +107,13 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (config.policy, config.prefill, config.weights) == ("ppd", (P,), Weights(2, 0.5))
     assert config.corrections == {Correction.LOAD, Correction.SHRINKAGE}
     assert config.tenants["abc"].objective == Targets(ttft_ms=300)
+
+
+def test_workers_may_be_found_in_place_of_given() -> None:
+    pods = Kubernetes(namespace="n", prefill="role=prefill", decode="role=decode")
+    RouterConfig(kubernetes=pods).check()
+    RouterConfig(workers_file="workers.toml").check()
+    RouterConfig(workers_file="workers.toml", policy="replica").check()
 
 
 @pytest.mark.parametrize(
