@@ -10,7 +10,7 @@ from ppd.prefix import MessageChain, hash_messages, hash_text
 from ppd.sessions import SessionIndex, Turn
 
 TURN = Turn(
-    session="s",
+    session=1,
     number=1,
     home="d",
     prompt_tokens=10,
