@@ -16,6 +16,7 @@ from . import (
     bench_engine,
     bench_hash,
     bench_router,
+    clients,
     demo,
     interference,
     replay_decisions,
@@ -127,6 +128,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     thirteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     thirteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
 
+    fourteen = commands.add_parser(
+        "clients", parents=[cluster], help="load clients that others wrote, on real workers"
+    )
+    fourteen.add_argument(
+        "--aiperf",
+        type=Path,
+        default=Path(".run/aiperf"),
+        help="the environment that AIPerf is installed in, on the first run",
+    )
+    fourteen.add_argument("--out", type=Path, help="append the result to this JSONL file")
+
     options = parser.parse_args(argv)
     try:
         status = _run(options)
@@ -167,6 +179,8 @@ def _run(options: argparse.Namespace) -> int:
                 options.out,
                 options.logs,
             )
+        case "clients":
+            return clients.run(options.model or None, options.aiperf, options.out, options.logs)
         case "interference":
             return interference.run(
                 options.model or None,

@@ -1,0 +1,267 @@
+"""``ppd-eval clients``: load clients that others wrote, through the router, on real workers.
+
+The ``openai`` and ``anthropic`` clients, SGLang's own ``sglang.benchmark.serving`` and NVIDIA's
+AIPerf each hold conversations of several turns. What they count is compared with what the router
+counts; none of them may see an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import orjson
+
+from ppd.contract import Role
+from ppd.errors import PpdError
+
+from . import tiny_model
+from .cluster import gpu_flags, launching, wait_all
+from .metrics_text import read_metrics
+from .provenance import provenance
+
+AIPERF = "aiperf==0.13.0"
+_TURNS = 4
+_CONVERSATIONS = 8
+_TIMEOUT_S = 900.0
+# SGLang's benchmark imports what a machine without GPU has stand-ins for.
+_BENCHMARK = (
+    "import runpy; from sglang_patches.cpu import stand_ins; import torch; "
+    "torch.cuda.is_available() or stand_ins.install(); "
+    "runpy.run_module('sglang.benchmark.serving', run_name='__main__')"
+)
+
+
+class ClientError(PpdError):
+    """A client failed, or saw errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a client speaks to what, and where it may write."""
+
+    url: str
+    model: str
+    folder: Path
+    aiperf: Path
+
+
+def run(model: str | None, aiperf: Path, out: Path | None, logs: Path) -> int:
+    """
+    Args:
+        aiperf: an environment with AIPerf; made if it is not there.
+
+    Raises:
+        ClusterError: a process did not start.
+        ClientError: a client saw an error, or the router counted other requests than it.
+    """
+    path = tiny_model.resolve(model)
+    results: dict[str, Any] = {}
+    with launching(logs) as launch:
+        prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 2))
+        decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 2))
+        wait_all([prefill, decode])
+        router = launch.router([prefill], [decode], "--policy", "full")
+        wait_all([router])
+        scene = Scene(router.url, path, logs, aiperf)
+        clients: dict[str, Callable[[Scene], int]] = {
+            "openai": by_openai,
+            "anthropic": by_anthropic,
+            "sglang.benchmark.serving": by_sglang,
+            "aiperf": by_aiperf,
+        }
+        for name, client in clients.items():
+            print(f"  {name}", file=sys.stderr, flush=True)
+            before = _counted(router.url)
+            sent = client(scene)
+            after = _counted(router.url)
+            seen = {kind: after[kind] - before.get(kind, 0) for kind in after}
+            results[name] = {"requests": sent, **{k: v for k, v in seen.items() if v}}
+            # Some warm up with requests that they do not count.
+            if seen["ok"] < sent or any(seen[kind] for kind in seen if kind in _FAILURES):
+                raise ClientError(f"{name} sent {sent} requests, the router saw {seen}")
+    line = {"part": "clients", "model": Path(path).name, **provenance(0), "clients": results}
+    if out is not None:
+        with out.open("ab") as file:
+            file.write(orjson.dumps(line) + b"\n")
+    print(json.dumps(line))
+    return 0
+
+
+_FAILURES = ("rejected", "overloaded", "worker_error", "truncated", "internal_error")
+
+
+def _counted(url: str) -> dict[str, int]:
+    """Requests by outcome and turns by route, as the router counts them."""
+    counts = {"ok": 0} | dict.fromkeys(_FAILURES, 0) | {"remote": 0, "local": 0}
+    for name, labels, value in read_metrics(url):
+        key = {"ppd_finished_total": "outcome", "ppd_turns_total": "route"}.get(name)
+        if key is not None:
+            counts[labels[key]] = counts.get(labels[key], 0) + round(value)
+    return counts
+
+
+def by_openai(scene: Scene) -> int:
+    """Chat (streamed, several samples, tools offered), completions and responses."""
+
+    async def talk(client: openai.AsyncOpenAI, number: int) -> int:
+        messages: list[Any] = []
+        previous: Any = openai.omit
+        for turn in range(_TURNS):
+            asked = f"Conversation {number}, question {turn}: what is {number} times {turn}?"
+            messages.append({"role": "user", "content": asked})
+            stream = await client.chat.completions.create(
+                model="default",
+                messages=messages,
+                max_tokens=16,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            reply, counted = "", 0
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    reply += choice.delta.content or ""
+                if chunk.usage is not None:
+                    counted = chunk.usage.completion_tokens
+            _require(0 < counted <= 16, f"usage says {counted} tokens")
+            messages.append({"role": "assistant", "content": reply})
+            response = await client.responses.create(
+                model="default",
+                input=asked,
+                max_output_tokens=16,
+                previous_response_id=previous,
+            )
+            _require(response.status in ("completed", "incomplete"), response.status)
+            previous = response.id
+        several = await client.chat.completions.create(
+            model="default", messages=messages, max_tokens=8, n=2, logprobs=True, top_logprobs=2
+        )
+        _require(len(several.choices) == 2, "two samples were asked for")
+        _require(several.choices[1].logprobs is not None, "logprobs were asked for")
+        text = await client.completions.create(model="default", prompt="Once upon", max_tokens=8)
+        _require(text.usage is not None and text.usage.completion_tokens == 8, "usage")
+        return 2 * _TURNS + 2 + 1
+
+    async def all_talk() -> int:
+        async with openai.AsyncOpenAI(
+            base_url=f"{scene.url}/v1", api_key="any", max_retries=0
+        ) as client:
+            await client.models.list()
+            return sum(await asyncio.gather(*(talk(client, i) for i in range(_CONVERSATIONS))))
+
+    return asyncio.run(all_talk())
+
+
+def by_anthropic(scene: Scene) -> int:
+    async def talk(client: anthropic.AsyncAnthropic, number: int) -> int:
+        messages: list[Any] = []
+        for turn in range(_TURNS):
+            messages.append({"role": "user", "content": f"Say {number} and {turn} once more."})
+            async with client.messages.stream(
+                model="default", max_tokens=16, messages=messages
+            ) as stream:
+                told = await stream.get_final_message()
+            _require(told.usage.output_tokens > 0, "no usage")
+            text = "".join(block.text for block in told.content if block.type == "text")
+            messages.append({"role": "assistant", "content": text})
+        return _TURNS
+
+    async def all_talk() -> int:
+        async with anthropic.AsyncAnthropic(
+            base_url=scene.url, api_key="any", max_retries=0
+        ) as client:
+            return sum(await asyncio.gather(*(talk(client, i) for i in range(_CONVERSATIONS))))
+
+    return asyncio.run(all_talk())
+
+
+def by_sglang(scene: Scene) -> int:
+    """Groups that share a system prompt, conversations of several turns."""
+    rows = scene.folder / "sglang-benchmark.jsonl"
+    rows.unlink(missing_ok=True)
+    groups, each = 2, 4
+    _command(
+        [
+            *(sys.executable, "-c", _BENCHMARK, "--backend", "sglang-oai-chat"),
+            *("--base-url", scene.url, "--model", scene.model),
+            *("--dataset-name", "generated-shared-prefix", "--gsp-num-groups", str(groups)),
+            *("--gsp-prompts-per-group", str(each), "--gsp-num-turns", str(_TURNS)),
+            *("--gsp-system-prompt-len", "128", "--gsp-question-len", "32"),
+            *("--gsp-output-len", "16", "--max-concurrency", "4", "--disable-tqdm"),
+            *("--output-file", str(rows), "--cache-report"),
+        ],
+        scene.folder / "sglang-benchmark.log",
+    )
+    result = json.loads(rows.read_text().splitlines()[-1])
+    completed = int(result["completed"])
+    _require(completed == groups * each * _TURNS, f"it completed {completed} requests")
+    return completed
+
+
+def by_aiperf(scene: Scene) -> int:
+    """Synthetic conversations with live replies."""
+    command = _aiperf(scene.aiperf)
+    artifacts = scene.folder / "aiperf"
+    log = scene.folder / "aiperf.log"
+    _command(
+        [
+            *(str(command), "profile", "--model", "default", "--tokenizer", scene.model),
+            *("--url", scene.url, "--endpoint-type", "chat", "--streaming"),
+            *("--conversation-num", str(_CONVERSATIONS)),
+            *("--conversation-turn-mean", str(_TURNS), "--conversation-turn-stddev", "0"),
+            *("--prompt-input-tokens-mean", "64", "--prompt-output-tokens-mean", "16"),
+            *("--concurrency", "4", "--random-seed", "1", "--ui", "none"),
+            *("--no-gpu-telemetry", "--artifact-dir", str(artifacts)),
+        ],
+        log,
+    )
+    found = sorted(artifacts.rglob("profile_export_aiperf.json"))
+    _require(bool(found), f"it wrote no result; see {log}")
+    result = json.loads(found[-1].read_text())
+    counted = result["request_count"]
+    requests = int(counted["avg"] if isinstance(counted, dict) else counted)
+    errors = result.get("error_summary") or []
+    _require(not errors, f"it saw errors: {errors}")
+    return requests
+
+
+def _aiperf(where: Path) -> Path:
+    command = where / "bin/aiperf"
+    if not command.exists():
+        print(f"first run: installing {AIPERF} into {where}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", where], check=True)
+        subprocess.run([where / "bin/pip", "install", "--quiet", AIPERF], check=True)
+    return command
+
+
+def _command(argv: Sequence[str], log: Path) -> None:
+    """Raises:
+    ClientError: it failed; the end of its log is told.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        try:
+            done = subprocess.run(
+                argv, stdout=output, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            message = f"{argv[0]} did not end within {_TIMEOUT_S:g} s; see {log}"
+            raise ClientError(message) from error
+    if done.returncode != 0:
+        told = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+        end = "\n  ".join(told.splitlines()[-15:])
+        raise ClientError(f"{argv[0]} ended with {done.returncode}; the end of {log}:\n  {end}")
+
+
+def _require(holds: bool, told: object) -> None:
+    if not holds:
+        raise ClientError(str(told))
