@@ -25,4 +25,4 @@ class Backlog:
         if left:
             self._tokens[worker] = left
         else:
-            del self._tokens[worker]
+            self._tokens.pop(worker, None)

@@ -18,7 +18,11 @@ class Headroom:
         """None if the worker tells nothing."""
         return None if self._free is None else self._free - self._promised
 
-    def told(self, free_tokens: int) -> None:
+    def told(self, free_tokens: int | None) -> None:
+        """
+        Args:
+            free_tokens: None if it does not tell any more.
+        """
         self._free = free_tokens
         self._promised -= sum(self._spoken.values())
         self._spoken.clear()

@@ -26,6 +26,7 @@ from ppd.table_policy import TablePolicy
 
 from .admission import Admission
 from .journal import Journal
+from .keys import carries
 from .metrics import Metrics
 from .requests import Endpoint
 from .tables import TableFile
@@ -37,7 +38,11 @@ _MOST_EXPLAINED = 1000
 
 @dataclass(slots=True)
 class Admin:
-    """Answers operators; reads what the rest of the router keeps."""
+    """Answers operators; reads what the rest of the router keeps.
+
+    Attributes:
+        token: that operators carry, if there is one.
+    """
 
     policy_spec: str
     roles: frozenset[Role]
@@ -52,6 +57,7 @@ class Admin:
     admission: Admission
     journal: Journal
     metrics: Metrics
+    token: str
     clock: Callable[[], float]
 
     def take_up_policy(self, spec: str, policy: Policy, table: TableFile | None) -> None:
@@ -136,6 +142,8 @@ class Admin:
         async def explain(request: web.Request) -> web.Response:
             """What would be decided about this request now. It is not sent."""
             headers = {name.lower(): value for name, value in request.headers.items()}
+            if self.token and carries(headers.get("authorization"), self.token):
+                del headers["authorization"]  # it is the operator's, not the client's
             query, judged = self.turns.explain(endpoint, headers, await request.read())
             return _json(
                 {

@@ -16,6 +16,7 @@ from ppd.errors import Overloaded
 from .config import AdmissionLimits
 from .metrics import Metrics
 
+_PATIENCE = 0.5  # of the longest wait
 _AGAIN_S = 1.0  # the least that anybody is told to wait
 
 
@@ -49,6 +50,7 @@ class Admission:
         self._in_flight = 0
         self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         self._waiting = 0
+        self._placing = False  # one has been let in, and not been sent yet
 
     @property
     def waiting(self) -> int:
@@ -74,6 +76,7 @@ class Admission:
         one = _Waiting(tokens, now_s)
         self._queues.setdefault(tenant, deque()).append(one)
         self._waiting += 1
+        self.look()  # the room may be too small for those before it only
         try:
             async with asyncio.timeout(limits.max_wait_s):
                 await asyncio.shield(one.let_in)
@@ -89,7 +92,9 @@ class Admission:
                 self.leave()
             raise
         finally:
-            if not one.let_in.done():
+            if one.let_in.done():
+                asyncio.get_running_loop().call_soon(self._placed)
+            else:
                 self._give_up(tenant, one)
             self._metrics.waited.of().observe(self._clock() - one.since_s)
 
@@ -100,32 +105,50 @@ class Admission:
             self.look()
 
     def look(self) -> None:
-        """There may be room again."""
-        while self._waiting:
-            tenant, queue = next(iter(self._queues.items()))
-            if not self._may_enter(queue[0].tokens):
+        """There may be room again: for the first request of a tenant, in the tenants' order.
+
+        One after the other: how much room is left is known when the one before has been sent. A
+        request that fits overtakes those that do not, until they have waited for half their time.
+        """
+        if self._placing:
+            return
+        patient_since_s = self._clock() - _PATIENCE * self.limits.max_wait_s
+        for tenant, queue in self._queues.items():
+            one = queue[0]
+            if self._may_enter(one.tokens):
+                self._let_in(tenant, queue.popleft())
                 return
-            one = queue.popleft()
-            self._waiting -= 1
-            if queue:
-                self._queues.move_to_end(tenant)
-            else:
-                del self._queues[tenant]
-            self._in_flight += 1
-            one.let_in.set_result(None)
+            if one.since_s <= patient_since_s:
+                return
+
+    def _let_in(self, tenant: str, one: _Waiting) -> None:
+        self._took(tenant)
+        self._in_flight += 1
+        self._placing = True
+        one.let_in.set_result(None)
+
+    def _placed(self) -> None:
+        """The request that was let in has been sent, or is gone."""
+        self._placing = False
+        self.look()
+
+    def _took(self, tenant: str) -> None:
+        """A request has left its tenant's queue; it is the others' turn."""
+        self._waiting -= 1
+        if self._queues[tenant]:
+            self._queues.move_to_end(tenant)
+        else:
+            del self._queues[tenant]
 
     def _may_enter(self, tokens: int) -> bool:
         limits = self.limits
-        if limits.max_in_flight and self._in_flight >= limits.max_in_flight:
+        if self._placing or (limits.max_in_flight and self._in_flight >= limits.max_in_flight):
             return False
         return not limits.kv_headroom or self._in_flight == 0 or self._has_room(tokens)
 
     def _give_up(self, tenant: str, one: _Waiting) -> None:
-        queue = self._queues[tenant]
-        queue.remove(one)
-        self._waiting -= 1
-        if not queue:
-            del self._queues[tenant]
+        self._queues[tenant].remove(one)
+        self._took(tenant)
         self.look()  # it may have stood before others that fit
 
     def _longest_wait_s(self, now_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -66,7 +67,7 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
     config = msgspec.structs.replace(base, **options)
     urls = {
         role: tuple(url.rstrip("/") for url in getattr(config, role))
-        for role in ("prefill", "decode", "replica")
+        for role in ("prefill", "decode", "replica", "embedding")
     }
     return msgspec.structs.replace(config, **urls), check
 
@@ -80,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         config.check()
         log_to_stderr(config.log_level, config.log_format)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be heeded
         _raise_file_limit()
         _spare_time()
         if config.processes == 1:
@@ -95,11 +97,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _one_of(config: RouterConfig, argv: Sequence[str] | None, index: int, port: int) -> None:
     """One of several processes."""
 
-    def mine(config: RouterConfig) -> RouterConfig:
-        return msgspec.structs.replace(share_of(config, index), port=port)
+    first, count = config.admin_port, config.processes
+    assert first is not None, "RouterConfig.check wants one"
 
-    first = config.admin_port
-    assert first is not None
+    def mine(config: RouterConfig) -> RouterConfig:
+        return msgspec.structs.replace(share_of(config, index, count, first), port=port)
+
     others = [first + i for i in range(config.processes) if i != index]
     siblings = [f"http://{local(config.host)}:{one}" for one in others]
     try:

@@ -91,7 +91,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
     log_level, log_format: ``debug`` to ``error``; ``text`` or ``json``.
     otlp_endpoint: where a span for every request goes, as ``http://HOST:4318/v1/traces``.
-    responses_capacity: how many ``previous_response_id`` can name, for session_ttl_s.
+    responses_max_bytes: of what ``previous_response_id`` can name, for session_ttl_s.
     processes: that share the port, each with sessions of its own.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
@@ -139,7 +139,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_format: LogFormat = LogFormat.TEXT
     otlp_endpoint: str = ""
     processes: int = 1
-    responses_capacity: int = 10_000
+    responses_max_bytes: int = 256 * 1024 * 1024
     session_capacity: int = 100_000
     session_ttl_s: float = 3600.0
     startup_timeout_s: float = 120.0
@@ -175,7 +175,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "client_request_timeout_s",
             "client_idle_timeout_s",
             "client_stall_timeout_s",
-            "responses_capacity",
+            "responses_max_bytes",
             "session_capacity",
             "session_ttl_s",
             "startup_timeout_s",
@@ -260,9 +260,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def _tenant_problems(self) -> Iterator[str]:
         owners: dict[str, str] = {}
         for name, tenant in self.tenants.items():
-            for digest in tenant.keys:
-                if not _DIGEST.fullmatch(digest):
-                    yield f"tenants.{name}.keys: not 64 hexadecimal digits of a SHA-256: {digest!r}"
+            for i, digest in enumerate(tenant.keys):
+                if not _DIGEST.fullmatch(digest):  # which may be the key itself: it is not shown
+                    yield f"tenants.{name}.keys[{i}]: not 64 hexadecimal digits of a SHA-256"
                 if owners.setdefault(digest, name) != name:
                     yield f"tenants.{name}.keys: a key of {owners[digest]} too"
         rates = {"": self.rate} | {f"tenants.{n}.": t.rate for n, t in self.tenants.items()}

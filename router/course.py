@@ -76,9 +76,12 @@ class Course:
 
     def close(self) -> None:
         """Give up, or give back, whatever is still open."""
-        for one in self.opened:
-            one.close()
-        self.opened.clear()
+        try:
+            while self.opened:
+                self.opened.pop().close()
+        finally:
+            if self.opened:  # whatever one of them raises, all are closed
+                self.close()
 
     def answer_headers(self) -> dict[str, str]:
         return {

@@ -220,14 +220,18 @@ class Dispatcher:
 
         def prefill_told(answer: Answer | LegFailed) -> None:
             nonlocal prefilled
-            prefilled = True
             queued.close()
+            if spoken.explains(answer):
+                return
+            prefilled = True
             _blame(prefill, answer)
             if isinstance(answer, LegFailed):
                 self._prefill_failed(answer)
                 spoken.told(answer)
 
         def decode_told(answer: Answer | LegFailed) -> None:
+            if spoken.explains(answer):
+                return
             if isinstance(answer, LegFailed) and answer.cause is Cause.SILENT and not prefilled:
                 # It waits for KV that never came.
                 prefill_told(LegFailed(prefill, _NO_KV, Cause.SILENT))
@@ -334,11 +338,18 @@ class _Spoken:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[Answer] = loop.create_future()
+        self._failed = False
+
+    def explains(self, answer: Answer | LegFailed) -> bool:
+        """Whether a leg is only silent because the other one has failed."""
+        silent = isinstance(answer, LegFailed) and answer.cause is Cause.SILENT
+        return silent and self._failed
 
     def told(self, answer: Answer | LegFailed) -> None:
         if self.future.done():
             return  # cancelled, with whoever waited for it; or the other leg was first
         if isinstance(answer, LegFailed):
+            self._failed = True
             self.future.set_exception(answer)
         else:
             self.future.set_result(answer)

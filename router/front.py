@@ -54,15 +54,25 @@ class Front:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             fields, taker = translate(request, _object(request.body))
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-            told = answer_to(error, f"{request.method} {request.path}")
-            self._turns.refused(request, told.outcome)
-            headers = {"Content-Type": "application/json"}
-            request.respond(told.status, error_body(told.status, told.message), headers)
+            body = orjson.dumps(fields)
+        except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
+            self._refuse(
+                request, RequestError(f"the body is nested too deeply: {error}"), error_body
+            )
             return
-        body = orjson.dumps(fields)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+            self._refuse(request, error, error_body)
+            return
         inner = Inner(Endpoint.CHAT, request.headers, body, request.connection, taker)
         await self._turns.serve(inner)
+
+    def _refuse(
+        self, request: Asked, error: Exception, error_body: Callable[[int, str], bytes]
+    ) -> None:
+        told = answer_to(error, f"{request.method} {request.path}")
+        self._turns.refused(request.path, told.outcome)
+        headers = {"Content-Type": "application/json", **told.headers}
+        request.respond(told.status, error_body(told.status, told.message), headers)
 
     def _message(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
         return messages.to_chat(given), MessagesTaker(request, given)

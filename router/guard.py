@@ -35,7 +35,8 @@ class Guard:
         RequestError: this is no operator.
         """
         resource = request.match_info.route.resource
-        if resource is None or f"{request.method} {resource.canonical}" in self._open:
+        method = "GET" if request.method == "HEAD" else request.method
+        if resource is None or f"{method} {resource.canonical}" in self._open:
             return  # who asks for what is not there may be told so
         if self._token:
             if not carries(request.headers.get("Authorization"), self._token):

@@ -71,7 +71,7 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
             boot_id=plugin.get("boot_id"),
             vocab_size=plugin.get("vocab_size"),
         )
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
 
 

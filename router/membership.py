@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable, Collection
+from ipaddress import IPv4Address, IPv6Address
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -20,8 +21,10 @@ from ppd.contract import Role
 from ppd.errors import ContractError, RequestError, WorkerError
 
 from .config import url_problem
+from .guard import is_loopback
 from .handshake import Load, describe
 from .keys import carries
+from .siblings import PASSED_ON
 from .workers import Worker, WorkerPool, meet
 
 logger = logging.getLogger("ppd.router.workers")
@@ -35,6 +38,7 @@ class Membership:
         roles: of the workers that the router's policy uses.
         token: announcements must carry it; "" if any may come.
         networks: they must come from there, and lead there; () if from anywhere.
+        has_siblings: other processes on this host pass on what they are told.
         budget_s: an announced worker that is silent for longer is dropped.
         clock: seconds, monotonic.
     """
@@ -46,12 +50,14 @@ class Membership:
         roles: Collection[Role],
         token: str,
         networks: Collection[str] = (),
+        has_siblings: bool = False,
         budget_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._roles = roles
         self._token = token
+        self._has_siblings = has_siblings
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._budget_s = budget_s
         self._clock = clock
@@ -76,12 +82,12 @@ class Membership:
     async def receive(self, request: web.Request) -> web.Response:
         if self._token and not carries(request.headers.get("Authorization"), self._token):
             raise RequestError("announcements must carry the worker token", status=401)
-        self._check_network(request.remote, "an announcement")
+        await self._check_network(self._sender(request), "who announces")
         try:
             announcement = parse(await request.read())
         except ContractError as error:
             raise RequestError(str(error)) from error
-        self._check_network(urlsplit(announcement.url).hostname, "a worker")
+        await self._check_network(urlsplit(announcement.url).hostname, "a worker")
         try:
             await self.hear(announcement)
         except WorkerError as error:
@@ -91,15 +97,26 @@ class Membership:
             raise RequestError(told, status=409) from error
         return web.json_response({"workers": len(self._pool.workers)})
 
-    def _check_network(self, address: str | None, what: str) -> None:
-        """A name passes: where it leads is known when hands are shaken."""
-        try:
-            ip = ipaddress.ip_address(address or "")
-        except ValueError:
+    def _sender(self, request: web.Request) -> str | None:
+        """Whom another process of ours has it from, if it has passed the announcement on."""
+        if self._has_siblings and is_loopback(request.remote):
+            return request.headers.get(PASSED_ON, request.remote)
+        return request.remote
+
+    async def _check_network(self, host: str | None, what: str) -> None:
+        """
+        Args:
+            host: an address, or a name, which must lead nowhere else.
+
+        Raises:
+            RequestError: it is not in the allowed networks.
+        """
+        if not self._networks:
             return
-        if self._networks and not any(ip in network for network in self._networks):
-            allowed = ", ".join(map(str, self._networks))
-            raise RequestError(f"{what} from {ip} is not in {allowed}", status=403)
+        for address in await _addresses(host or ""):
+            if not any(address in network for network in self._networks):
+                allowed = ", ".join(map(str, self._networks))
+                raise RequestError(f"{what} at {address} is not in {allowed}", status=403)
 
     async def hear(self, said: Announcement) -> None:
         """Act on one announcement.
@@ -199,3 +216,15 @@ class Membership:
         while True:
             await asyncio.sleep(self._budget_s / 10)
             self.drop_silent()
+
+
+async def _addresses(host: str) -> list[IPv4Address | IPv6Address]:
+    """Raises:
+    RequestError: it is no address, and no name of one.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError as error:
+        raise RequestError(f"{host!r} leads nowhere: {error}") from error
+    addresses = [ipaddress.ip_address(one[4][0]) for one in found]
+    return [getattr(one, "ipv4_mapped", None) or one for one in addresses]

@@ -128,6 +128,7 @@ def make_parts(
         admission=admission,
         journal=journal,
         metrics=metrics,
+        token=secrets.admin_token,
         clock=clock,
     )
     reloader = Reloader(
@@ -143,6 +144,6 @@ def make_parts(
     )
     passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys)
     several = config.processes > 1
-    kept = Conversations(config.responses_capacity, config.session_ttl_s, clock)
+    kept = Conversations(config.responses_max_bytes, config.session_ttl_s, clock)
     front = Front(turns, None if several else kept)
     return Parts(front, admin, Operations(pool, config.roles), passthrough, reloader)

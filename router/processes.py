@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -26,21 +27,27 @@ from .listening import bind
 logger = logging.getLogger("ppd.router")
 
 _PR_SET_PDEATHSIG = 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CANNOT_START = 3  # the exit status of one that told why
 _TRIAL_S = 10.0  # and the startup timeout: who cannot start until then never could
 _AGAIN_S = 1.0  # after which one that died is started again
 
 
-def share_of(config: RouterConfig, index: int) -> RouterConfig:
-    """What one of the processes is to do: limits are for all of them together."""
-    count = config.processes
-    if count == 1:
-        return config
-    assert config.admin_port is not None, "RouterConfig.check wants one"
+def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> RouterConfig:
+    """What one of ``count`` processes is to do: limits are for all of them together.
+
+    Args:
+        first_port: for operators; as it was at start, as ``count``: neither can be reloaded.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    config.check()
     admission = config.admission
     return msgspec.structs.replace(
         config,
-        admin_port=config.admin_port + index,
+        admin_port=first_port + index,
+        processes=count,
         rate=_shared(config.rate, count),
         tenants={name: _tenant(one, count) for name, one in config.tenants.items()},
         admission=msgspec.structs.replace(
@@ -106,14 +113,18 @@ class Family:
 
     def _start(self, index: int, port: int, held: socket.socket) -> None:
         parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they shall find the child in its place
         pid = os.fork()
         if pid:
             self._children[pid] = index
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             return
         status = 1
         try:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             held.close()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
@@ -134,4 +145,5 @@ class Family:
 
     def _pass_on(self, number: int, _frame: object) -> None:
         for pid in self._children:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, number)

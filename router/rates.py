@@ -75,6 +75,14 @@ class Rates:
         if used is not None:
             used.level += tokens
 
+    def refund(self, tenant: str, tokens: int) -> None:
+        """A request that was charged so many was not served."""
+        requests, used = self._of(tenant)
+        if requests is not None:
+            requests.level = max(0.0, requests.level - 1)
+        if used is not None:
+            used.level = max(0.0, used.level - tokens)
+
     def settle(self, tenant: str, tokens: int) -> None:
         """A request took so many tokens more than it was charged for, or less."""
         _, used = self._of(tenant)

@@ -33,10 +33,10 @@ def relay_body(request: Asked, course: Course, answer: Answer, ledger: Ledger) -
         parsed = orjson.loads(answer.head)
     except orjson.JSONDecodeError:
         parsed = None
-    if isinstance(parsed, dict):
-        native = course.inbound.endpoint is Endpoint.GENERATE
-        usage = usage_of_generate(parsed) if native else usage_of_openai(parsed)
-        ledger.learn(course, answer.worker, usage)
+    if course.inbound.endpoint is Endpoint.GENERATE:
+        ledger.learn(course, answer.worker, usage_of_generate(parsed))
+    elif isinstance(parsed, dict):
+        ledger.learn(course, answer.worker, usage_of_openai(parsed))
     ledger.finished(course, "ok")
     headers = {"Content-Type": answer.content_type, **course.answer_headers()}
     request.respond(200, answer.head, headers)
@@ -113,9 +113,12 @@ class _Relay:
         self._resumed = False
         self._trouble = ""
         self._waits_since_s: float | None = None
+        self._paused = False
         inbound = course.inbound
         self._tail = Tail(
-            hide_usage=not inbound.asks_usage, native=inbound.endpoint is Endpoint.GENERATE
+            hide_usage=not inbound.asks_usage,
+            native=inbound.endpoint is Endpoint.GENERATE,
+            batch=inbound.prompts > 1,
         )
         self._times, self._last_s = ledger.passing_on(course), time.perf_counter()
         headers = {**_EVENT_STREAM, **course.answer_headers()}
@@ -126,7 +129,7 @@ class _Relay:
         self._leg, self._resumed = answer.leg, True
         self.outcome = self._loop.create_future()
         self.block(answer.head)
-        self._leg.hold(self._waits_since_s is not None)
+        self._leg.hold(self._paused)
         self._leg.pour_into(self)
 
     def block(self, block: bytes) -> None:
@@ -178,11 +181,12 @@ class _Relay:
         return "truncated"
 
     def pause(self) -> None:
-        self._waits_since_s = time.perf_counter()
+        self._waits_since_s, self._paused = time.perf_counter(), True
         self._leg.hold(True)
 
     def resume(self) -> None:
         self._note_wait()
+        self._paused = False
         self._leg.hold(False)
 
     def _note_wait(self) -> None:

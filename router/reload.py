@@ -72,7 +72,9 @@ class Reloader:
             self.ledger.take_up_policy(policy, since=self.journal.next_number())
             self.admin.take_up_policy(new.policy, policy, table)
         keys = KeyRing(new.tenants, self.secrets.worker_api_key)
-        self.turns.take_up(keys, self.make_rates(new, keys), WishBook(new), new.resume_streams)
+        same = not any(name in ("tenants", "rate") for name in names)
+        rates = None if same else self.make_rates(new, keys)  # or all could ask anew
+        self.turns.take_up(keys, rates, WishBook(new), new.resume_streams)
         self.admission.limits = new.admission
         self.admission.look()
         self.config = new

@@ -61,6 +61,8 @@ class Resumption:
                 text += piece
                 tokens += bool(piece)
         fields = dict(self._inbound.fields)
+        if self._inbound.endpoint is Endpoint.COMPLETIONS:  # which has a default
+            fields["max_tokens"] = self._inbound.most_tokens
         for name in _LIMITS:
             if isinstance(limit := fields.get(name), int):
                 if limit <= tokens:

@@ -47,6 +47,8 @@ class _Merge:
     def request(self, index: int, fields: dict[str, Any]) -> Inner:
         fields["n"] = 1
         fields.pop("best_of", None)
+        if index and isinstance(rid := fields.get("rid"), str):
+            fields["rid"] = f"{rid}-{index}"
         if isinstance(seed := fields.get("seed"), int):
             fields["seed"] = seed + index
         if fields.get("stream"):  # to be added up

@@ -19,6 +19,7 @@ import aiohttp
 from ppd import __version__
 from ppd.contract import Role
 from ppd.decision import Policy
+from ppd.errors import ConfigError
 
 from .app import complete, lobby, public
 from .breaker import Breaker
@@ -74,6 +75,8 @@ async def running(
     """
     config.check()
     secrets = Secrets.of(config)
+    if config.accept_workers and secrets.worker_api_key and not secrets.worker_token:
+        raise ConfigError("worker_api_key would go to whoever announces a worker: set worker_token")
     tls = tls_of(config)
     async with AsyncExitStack() as stack:
         listener = bind(config.host, config.port, shared=config.processes > 1)
@@ -97,6 +100,7 @@ async def running(
                 roles=config.roles,
                 token=secrets.worker_token,
                 networks=config.worker_networks,
+                has_siblings=bool(siblings),
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )

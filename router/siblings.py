@@ -11,10 +11,11 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from .handshake import describe
+from .passthrough import PASSED_ON as TO_WORKERS
 
 logger = logging.getLogger("ppd.router")
 
-_PASSED_ON = "X-PPD-Passed-On"
+PASSED_ON = "X-PPD-Passed-On"  # and for whom
 _TELLING = ("POST", "PUT", "DELETE")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -30,10 +31,13 @@ def telling_siblings(control: aiohttp.ClientSession, siblings: Sequence[str]) ->
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         answer = await handler(request)
-        tells = request.method in _TELLING and not request.path.startswith("/explain/")
-        if tells and answer.status < 300 and _PASSED_ON not in request.headers:
+        resource = request.match_info.route.resource
+        path = "/explain/" if resource is None else resource.canonical
+        asks = path.startswith("/explain/") or path in TO_WORKERS
+        tells = request.method in _TELLING and not asks
+        if tells and answer.status < 300 and PASSED_ON not in request.headers:
             body = await request.read()
-            headers = {_PASSED_ON: "1"}
+            headers = {PASSED_ON: request.remote or ""}
             if "Authorization" in request.headers:
                 headers["Authorization"] = request.headers["Authorization"]
             await asyncio.gather(*(_tell(control, url, request, headers, body) for url in siblings))
@@ -54,8 +58,8 @@ async def _tell(
         async with control.request(
             request.method, url + request.path_qs, data=body, headers=headers
         ) as answer:
-            # What it does not know any more, or knows already, is as it should be.
-            if answer.status >= 400 and answer.status not in (404, 409):
-                logger.error("%s did not take %s: %d", url, told, answer.status)
+            if answer.status >= 400:
+                why = (await answer.text())[:300]
+                logger.warning("%s did not take %s: %d %s", url, told, answer.status, why)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         logger.error("%s was not told %s: %s", url, told, describe(error))

@@ -7,7 +7,7 @@ the head (an error before the first token) and at the tail (usage).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +53,11 @@ def usage_of_openai(answer: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def usage_of_generate(answer: Mapping[str, Any]) -> Usage | None:
-    """Usage of a ``/generate`` body or event."""
-    meta = answer.get("meta_info")
+def usage_of_generate(answer: object) -> Usage | None:
+    """Usage of a ``/generate`` body or event; of a batch's body, all of it."""
+    if isinstance(answer, list):
+        return total(filter(None, map(usage_of_generate, answer)))
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
     if not isinstance(meta, dict):
         return None
     return Usage(
@@ -63,6 +65,12 @@ def usage_of_generate(answer: Mapping[str, Any]) -> Usage | None:
         completion_tokens=meta.get("completion_tokens") or 0,
         cached_tokens=meta.get("cached_tokens") or 0,
     )
+
+
+def total(several: Iterable[Usage]) -> Usage | None:
+    """Of several prompts; None of none."""
+    counted = [(u.prompt_tokens, u.completion_tokens, u.cached_tokens) for u in several]
+    return Usage(*map(sum, zip(*counted, strict=True))) if counted else None
 
 
 def error_of(answer: object, status: int) -> EngineError | None:
@@ -130,22 +138,27 @@ class Tail:
     Attributes:
         hide_usage: drop the final usage event: the router asked for it, not the client.
         native: a ``/generate`` stream, where every event carries counts.
+        batch: of several prompts, whose events say which one they are of.
         failed: the engine has ended it with an error.
     """
 
     hide_usage: bool
     native: bool
+    batch: bool = False
     usage: Usage | None = None
     done: bool = False
     failed: bool = False
     _last: bytes = field(default=b"")
+    _usages: dict[int, Usage] = field(default_factory=dict)
 
     def pass_on(self, block: bytes) -> bytes:
         """What of ``block`` the client gets."""
         if block.endswith(_DONE):
             self.done = True
         if self.native:
-            if self.done:
+            if self.batch:
+                self._note_usages(block)
+            elif self.done:
                 self._read_last_event(self._last + block)
             self._last = block
             return block
@@ -154,6 +167,14 @@ class Tail:
         if _USAGE not in block:
             return block
         return b"".join(event for event in split_events(block) if self._passes(event))
+
+    def _note_usages(self, block: bytes) -> None:
+        for event in split_events(block):
+            answer = parse_event(event)
+            if isinstance(answer, dict) and (usage := usage_of_generate(answer)) is not None:
+                self._usages[answer.get("index", 0)] = usage
+                self.failed = self.failed or error_of(answer, 200) is not None
+        self.usage = total(self._usages.values())
 
     def _read_last_event(self, block: bytes) -> None:
         for event in reversed(split_events(block)):

@@ -69,25 +69,22 @@ class Tracing:
 
 
 class Trace:
-    """One request's span.
-
-    Attributes:
-        headers: for the workers.
-        course: None if the request is refused before anything is decided.
-        outcome: how it ended then.
-    """
+    """One request's span."""
 
     def __init__(self, span: Span, headers: dict[str, str]) -> None:
         self._span = span
-        self.headers = headers
-        self.course: Course | None = None
-        self.outcome = "internal_error"
+        self._headers = headers
+        self._course: Course | None = None
 
-    def end(self) -> None:
+    def follow(self, course: Course) -> None:
+        """The workers shall hang their spans below this one."""
+        course.headers.update(self._headers)
+        self._course = course
+
+    def end(self, outcome: str) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        span, course = self._span, self.course
-        outcome = (course.outcome if course is not None else None) or self.outcome
+        span, course = self._span, self._course
         span.set_attribute("ppd.outcome", outcome)
         if course is not None:
             span.set_attributes(_attributes(course))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from ppd.arrivals import ArrivalRate
 from ppd.decision import Policy
-from ppd.errors import RequestError
+from ppd.errors import Overloaded, RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
 
@@ -78,9 +78,12 @@ class TurnServer:
         self._tracing = tracing
         self._clock = clock
 
-    def take_up(self, keys: KeyRing, rates: Rates, wishes: WishBook, most_resumptions: int) -> None:
-        """As they are configured now."""
-        self.keys, self._rates, self._wishes = keys, rates, wishes
+    def take_up(
+        self, keys: KeyRing, rates: Rates | None, wishes: WishBook, most_resumptions: int
+    ) -> None:
+        """As they are configured now; ``rates`` is None if they are as they were."""
+        self.keys, self._wishes = keys, wishes
+        self._rates = rates or self._rates
         self._most_resumptions = most_resumptions
 
     def take_up_policy(self, policy: Policy) -> None:
@@ -88,35 +91,56 @@ class TurnServer:
 
     async def serve(self, request: Asked) -> None:
         """Answer one request, whatever it is and whatever becomes of it."""
-        if self._tracing is None:
-            await self._serve(request, None)
-            return
-        trace = self._tracing.begin(request.path, request.headers)
-        try:
-            await self._serve(request, trace)
-        finally:
-            trace.end()
-
-    async def _serve(self, request: Asked, trace: Trace | None) -> None:
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
-        course: Course | None = None
-        entered = False
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             endpoint = _ENDPOINTS[request.path]
             inbound, query = self._read(endpoint, request.headers, request.body)
-            if inbound.samples > 1:
-                await serve_samples(request, inbound.samples, self.serve)
-                return
-            kv_tokens = self._judge.kv_tokens(query)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+            self._turn_down(request, error, self._begin_trace(request))
+            return
+        if inbound.samples > 1:  # each of them comes back here
+            await serve_samples(request, inbound.samples, self.serve)
+        else:
+            trace = self._begin_trace(request)
+            await self._serve(request, inbound, query, arrived_s, trace)
+
+    async def _serve(
+        self, request: Asked, inbound: Inbound, query: Query, arrived_s: float, trace: Trace | None
+    ) -> None:
+        kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
+        try:
             self._rates.charge(query.tenant, kv_tokens)
+        except Overloaded as error:
+            self._turn_down(request, error, trace)
+            return
+        try:
             await self._admission.enter(query.tenant, kv_tokens)
-            entered = True
+        except BaseException as error:
+            self._rates.refund(query.tenant, kv_tokens)
+            if not isinstance(error, Exception):  # the client hung up
+                self.refused(request.path, "disconnected", trace)
+                raise
+            self._turn_down(request, error, trace)
+            return
+        try:
             course = self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
-            if trace is not None:
-                course.headers.update(trace.headers)
-                trace.course = course
+            try:
+                if trace is not None:
+                    trace.follow(course)
+                await self._answer(request, course)
+            finally:
+                course.close()
+                self._ledger.closed(course, course.outcome or "internal_error")
+                self._settle(course)
+                if trace is not None:
+                    trace.end(course.outcome or "internal_error")
+        finally:
+            self._admission.leave()
+
+    async def _answer(self, request: Asked, course: Course) -> None:
+        try:
             answer = await self._dispatcher.answer(course)
             self._ledger.answered(course)
             if answer.streams:
@@ -131,37 +155,37 @@ class TurnServer:
             else:
                 relay_body(request, course, answer, self._ledger)
         except asyncio.CancelledError:  # the client hung up
-            if course is not None:
-                self._ledger.finished(course, "disconnected")
-            else:  # while it waited to be let in
-                self.refused(request, "disconnected", trace)
+            self._ledger.finished(course, "disconnected")
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             told = answer_to(error, f"{request.method} {request.path}")
-            if course is not None:
-                self._ledger.finished(course, told.outcome)
-            else:
-                self.refused(request, told.outcome, trace)
-            if request.answered:
-                request.abort()
-            else:
-                headers = {"Content-Type": "application/json", **told.headers}
-                request.respond(told.status, told.body, headers)
-        finally:
-            if course is not None:
-                course.close()
-                self._ledger.closed(course, course.outcome or "internal_error")
-                if (used := course.usage) is not None:
-                    took = used.prompt_tokens + used.completion_tokens
-                    self._rates.settle(course.tenant, took - course.kv_tokens)
-            if entered:
-                self._admission.leave()
+            self._ledger.finished(course, told.outcome)
+            _tell(request, told)
 
-    def refused(self, request: Asked, outcome: str, trace: Trace | None = None) -> None:
-        """It ended before anything was decided about it."""
-        self._metrics.of(self._metrics.finished, request.path, outcome).inc()
+    def _settle(self, course: Course) -> None:
+        """Charge what was used; nothing if no worker has spoken."""
+        if (used := course.usage) is not None:
+            took = used.prompt_tokens + used.completion_tokens
+            self._rates.settle(course.tenant, took - course.kv_tokens)
+        elif course.first_byte_s is None:
+            self._rates.refund(course.tenant, course.kv_tokens)
+
+    def _turn_down(self, request: Asked, error: Exception, trace: Trace | None) -> None:
+        """Nothing has been decided about the request, and nothing will."""
+        told = answer_to(error, f"{request.method} {request.path}")
+        self.refused(request.path, told.outcome, trace)
+        _tell(request, told)
+
+    def refused(self, path: str, outcome: str, trace: Trace | None = None) -> None:
+        """A request ended before anything was decided about it."""
+        self._metrics.of(self._metrics.finished, path, outcome).inc()
         if trace is not None:
-            trace.outcome = outcome
+            trace.end(outcome)
+
+    def _begin_trace(self, request: Asked) -> Trace | None:
+        if self._tracing is None:
+            return None
+        return self._tracing.begin(request.path, request.headers)
 
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an answer to what is no request; no path is known of it."""
@@ -236,3 +260,11 @@ class TurnServer:
             judged=judged,
             decision=judged.decision,
         )
+
+
+def _tell(request: Asked, told: ErrorAnswer) -> None:
+    if request.answered:
+        request.abort()
+    else:
+        headers = {"Content-Type": "application/json", **told.headers}
+        request.respond(told.status, told.body, headers)

@@ -147,9 +147,8 @@ class WorkerPool:
     def tell(self, worker: Worker, load: Load | None) -> None:
         """It has said how busy it is."""
         worker.load = load
-        if load is not None:
-            worker.headroom.told(load.free_tokens)
-            self.changed()
+        worker.headroom.told(None if load is None else load.free_tokens)
+        self.changed()
 
     def by_identity(self, identity: str | None) -> Worker | None:
         """The worker of that identity, if it may be given work and has not restarted since."""

@@ -151,6 +151,7 @@ class MessagesTaker:
         self._open: str | int | None = None  # "text", or the number of a tool call
         self._begun = False
         self._stop = "end_turn"
+        self._sequence: str | None = None
         self._usage: dict[str, Any] = {}
         self._failed = False
 
@@ -208,13 +209,14 @@ class MessagesTaker:
             if arguments := function.get("arguments"):
                 self._delta({"type": "input_json_delta", "partial_json": arguments})
         if finish := choice.get("finish_reason"):
-            stopped = _stopped_by(choice) is not None
+            self._sequence = _stopped_by(choice)
+            stopped = self._sequence is not None
             self._stop = "stop_sequence" if stopped else _STOPS.get(finish, "end_turn")
 
     def ended(self) -> None:
         self._close_block()
         if not self._failed:
-            delta = {"stop_reason": self._stop, "stop_sequence": None}
+            delta = {"stop_reason": self._stop, "stop_sequence": self._sequence}
             self._tell("message_delta", delta=delta, usage=_usage(self._usage))
             self._tell("message_stop")
         self._request.end()

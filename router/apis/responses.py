@@ -18,7 +18,16 @@ from ..fields import kind_of, typed
 
 PATH = "/v1/responses"
 
-_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "cache_salt", "user")
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "stream",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "cache_salt",
+    "user",
+)
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text")
 
@@ -26,37 +35,49 @@ Messages = tuple[dict[str, Any], ...]
 
 
 class Conversations:
-    """What responses have ended with, for a while.
+    """What responses have ended with, for a while; the oldest go first.
 
     Args:
+        most_bytes: of all of them, as JSON.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, capacity: int, ttl_s: float, clock: Callable[[], float]) -> None:
-        self._capacity = capacity
+    def __init__(self, most_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._most_bytes = most_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._kept: OrderedDict[tuple[str, str], tuple[float, Messages]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
+        self._bytes = 0
 
     def get(self, tenant: str, name: str) -> Messages:
         """Raises:
         RequestError: this tenant has no such response, or not any more.
         """
-        until_s, messages = self._kept.get((tenant, name), (0.0, ()))
-        if until_s <= self._clock():
-            self._kept.pop((tenant, name), None)
+        self._drop_old()
+        found = self._kept.get((tenant, name))
+        if found is None:
             raise RequestError(
                 f"no response {name!r} is kept here",
                 status=404,
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return messages
+        return tuple(orjson.loads(found[1]))
 
     def keep(self, tenant: str, name: str, messages: Messages) -> None:
-        self._kept[tenant, name] = (self._clock() + self._ttl_s, messages)
-        if len(self._kept) > self._capacity:
+        data = orjson.dumps(messages)
+        self._kept[tenant, name] = (self._clock() + self._ttl_s, data)
+        self._bytes += len(data)
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        now_s = self._clock()
+        while self._kept:
+            until_s, data = next(iter(self._kept.values()))
+            if until_s > now_s and self._bytes <= self._most_bytes:
+                return
             self._kept.popitem(last=False)
+            self._bytes -= len(data)
 
 
 def to_chat(given: Mapping[str, Any], before: Messages) -> dict[str, Any]:

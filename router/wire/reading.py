@@ -142,7 +142,7 @@ class RequestReader:
         elif version == "1.0" and "transfer-encoding" in headers:
             self.refuse(400, "HTTP/1.0 knows no Transfer-Encoding")
         elif headers.get("content-encoding", "identity") != "identity":
-            self.refuse(415, f"Content-Encoding {headers['content-encoding']} is not read")
+            self.refuse(415, f"Content-Encoding {headers['content-encoding']!a} is not read")
         elif int(headers.get("content-length", 0)) > self._limits.body_bytes:
             self._refuse_body()
         elif headers.get("expect", "").lower() == "100-continue" and version == "1.1":

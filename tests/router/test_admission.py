@@ -87,18 +87,39 @@ async def test_who_hangs_up_when_just_let_in_gives_the_slot_back() -> None:
     await asyncio.wait_for(admission.enter("a", 1), 5.0)
 
 
-async def test_one_that_needs_less_does_not_overtake_and_room_lets_both_in() -> None:
-    room = 100
-    admission = make(lambda tokens: tokens <= room)
+async def test_one_that_fits_overtakes_one_that_does_not_but_not_for_ever() -> None:
+    room, now_s = 100, 0.0
+    limits = AdmissionLimits(max_wait_s=60.0)
+    admission = Admission(limits, lambda tokens: tokens <= room, Metrics(), lambda: now_s)
     await admission.enter("a", 1000)  # nothing runs: the engine shall judge it
     large = asyncio.create_task(admission.enter("a", 500))
     small = asyncio.create_task(admission.enter("b", 50))
-    await turns_of_the_loop()
+    await asyncio.wait_for(small, 5.0)
     assert not large.done()
-    assert not small.done()
+    now_s += 31.0
+    later = asyncio.create_task(admission.enter("b", 50))
+    await turns_of_the_loop()
+    assert not later.done()
     room = 600
     admission.look()
-    await asyncio.gather(large, small)
+    await asyncio.gather(large, later)
+
+
+async def test_a_tenant_whose_requests_never_fit_starves_nobody() -> None:
+    admission = make(lambda tokens: tokens <= 100, max_wait_s=0.02)
+    await admission.enter("big", 1000)
+
+    async def ask(tenant: str, tokens: int) -> bool:
+        try:
+            await admission.enter(tenant, tokens)
+        except Overloaded:
+            return False
+        return True
+
+    big = [asyncio.create_task(ask("big", 1000)) for _ in range(40)]
+    small = [asyncio.create_task(ask("small", 50)) for _ in range(40)]
+    assert all(await asyncio.gather(*small))
+    assert not any(await asyncio.gather(*big))
 
 
 def limited(rate: RateLimit, *, named: bool = True, **tenants: Tenant) -> tuple[Rates, list[float]]:

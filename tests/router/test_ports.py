@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from eval.cluster import free_port
+from ppd.errors import ConfigError
+from router.config import Tenant
 
 from .conftest import CHAT_BODY, Cluster
 from .fake_engine import FakeEngine, answering
@@ -59,11 +62,30 @@ async def test_with_a_token_operators_must_carry_it_to_look_too(cluster: Cluster
         assert await status(http, "GET", url + "/nothing") == 404
 
 
-async def test_announcements_come_from_allowed_networks_only(cluster: Cluster) -> None:
-    options = {"accept_workers": True, "worker_networks": ("10.0.0.0/8",)}
-    async with cluster(*workers(), **options) as client:
-        reply = await client.post("/workers", {})
-        assert (reply.status, "not in 10.0.0.0/8" in reply.json["error"]["message"]) == (403, True)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "[::ffff:127.0.0.1]"])
+async def test_workers_are_in_allowed_networks_only(cluster: Cluster, host: str) -> None:
+    said = {"url": f"http://{host}:1", "role": "decode", "boot_id": "b"}
+    for networks, refused in ((("10.0.0.0/8",), True), (("127.0.0.0/8",), False)):
+        options = {"accept_workers": True, "worker_networks": networks}
+        async with cluster(*workers(), **options) as client:
+            reply = await client.post("/workers", said)
+            assert (reply.status == 403) is refused
+            assert (b"is not in 10.0.0.0/8" in reply.body) is refused
+
+
+async def test_workers_are_not_given_a_key_that_anybody_could_collect(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="set worker_token"):
+        async with cluster(*workers(), accept_workers=True, worker_api_key="secret"):
+            pass
+
+
+async def test_operators_can_explain_where_clients_need_keys(cluster: Cluster) -> None:
+    tenants = {"a": Tenant(keys=(sha256(b"KEY").hexdigest(),))}
+    async with cluster(*workers(), admin_token="s3cret", tenants=tenants) as client:
+        path = "/explain" + CHAT
+        assert (await client.post(path, CHAT_BODY, {"Authorization": "Bearer KEY"})).status == 401
+        reply = await client.post(path, CHAT_BODY, {**TOKEN, "x-api-key": "KEY"})
+        assert (reply.status, reply.json["tenant"]) == (200, "a")
 
 
 @pytest.fixture

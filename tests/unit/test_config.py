@@ -15,6 +15,7 @@ from ppd.table_policy import Correction
 from router.cli import main, parse_config
 from router.config import AdmissionLimits, RateLimit, RouterConfig, Tenant
 from router.pods import Kubernetes
+from router.processes import share_of
 from sglang_patches.settings import Settings, read_settings
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
@@ -194,3 +195,23 @@ def test_plugin_options() -> None:
     assert read_settings({"PPD_ENABLE": "1"}) == Settings()
     given = {"PPD_ENABLE": "1", "PPD_MAX_APPEND_TOKENS": "200"}
     assert read_settings(given) == Settings(max_append_tokens=200)
+
+
+def test_processes_share_limits_by_the_number_there_is_not_the_one_that_is_written() -> None:
+    now = RouterConfig(
+        prefill=(P,),
+        decode=(D,),
+        processes=4,  # at start there were 2
+        admin_port=9000,
+        rate=RateLimit(600, 1000),
+        tenants={"t": Tenant(rate=RateLimit(60, 0))},
+        admission=AdmissionLimits(max_in_flight=5),
+        decision_log="log",
+    )
+    share = share_of(now, 1, count=2, first_port=8100)
+    assert (share.processes, share.admin_port, share.decision_log) == (2, 8101, "log.1")
+    assert share.rate == RateLimit(300, 500)
+    assert share.tenants["t"].rate == RateLimit(30, 0)
+    assert share.admission.max_in_flight == 3
+    with pytest.raises(ConfigError, match="need an admin_port"):
+        share_of(msgspec.structs.replace(now, admin_port=None), 1, count=2, first_port=8100)
