@@ -220,6 +220,8 @@ def by_aiperf(scene: Scene) -> int:
             *("--conversation-turn-mean", str(_TURNS), "--conversation-turn-stddev", "0"),
             *("--prompt-input-tokens-mean", "64", "--prompt-output-tokens-mean", "16"),
             *("--concurrency", "4", "--random-seed", "1", "--ui", "none"),
+            # A random model may end at once, and an empty reply is an error to AIPerf.
+            *("--extra-inputs", "ignore_eos:true"),
             *("--no-gpu-telemetry", "--artifact-dir", str(artifacts)),
         ],
         log,
