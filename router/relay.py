@@ -86,6 +86,11 @@ class _Relay:
         if self._tail.done:
             self.outcome.set_result("worker_error" if self._tail.failed else "ok")
             return
+        self._tail.breaks_off()
+        if self._tail.failed:  # the client knows; a second error would be one too many
+            self._request.write(DONE)
+            self.outcome.set_result("worker_error")
+            return
         trouble = trouble or "the decode worker ended its stream early"
         logger.error("truncated stream from %s: %s", self._leg.worker.url, trouble)
         told = ErrorAnswer(502, trouble, "worker_error", code=502)

@@ -155,6 +155,11 @@ class Tail:
             return block
         return b"".join(event for event in split_events(block) if self._passes(event))
 
+    def breaks_off(self) -> None:
+        """The stream has ended before ``[DONE]``: with an error of the engine, or without."""
+        if self.native:
+            self._read_last_event(self._last)
+
     def _read_last_event(self, block: bytes) -> None:
         for event in reversed(split_events(block)):
             answer = parse_event(event)
