@@ -17,7 +17,9 @@ from . import (
     bench_hash,
     bench_router,
     demo,
+    fault_table,
     interference,
+    load_router,
     replay_decisions,
     serve,
     soak,
@@ -127,6 +129,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     thirteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     thirteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
 
+    fourteen = commands.add_parser(
+        "fault-table", help="the same faults done to our router and to others"
+    )
+    fourteen.add_argument(
+        "--routers", nargs="+", default=fault_table.NAMES, choices=fault_table.NAMES
+    )
+    fourteen.add_argument("--rows", nargs="+", type=int, help="numbers of rows; default: all")
+    fourteen.add_argument("--rivals", type=Path, default=Path(".run/rivals"))
+    fourteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
+    fourteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    fifteen = commands.add_parser(
+        "load-router", help="our router under load while its workers die, hang and come back"
+    )
+    fifteen.add_argument("--requests", type=int, default=200_000)
+    fifteen.add_argument("--clients", type=int, default=128)
+    fifteen.add_argument("--seed", type=int, default=0)
+    fifteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
+    fifteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+
     options = parser.parse_args(argv)
     try:
         status = _run(options)
@@ -166,6 +187,14 @@ def _run(options: argparse.Namespace) -> int:
                 options.rivals,
                 options.out,
                 options.logs,
+            )
+        case "fault-table":
+            return fault_table.run(
+                options.routers, options.rows, options.rivals, options.out, options.logs
+            )
+        case "load-router":
+            return load_router.run(
+                options.requests, options.clients, options.seed, options.out, options.logs
             )
         case "interference":
             return interference.run(
