@@ -4,6 +4,7 @@ PpdError
 ├── ConfigError      an option or environment variable is wrong
 ├── ContractError    a local-prefill marker in a request is malformed
 ├── RequestError     a client's request is wrong (becomes HTTP 4xx)
+│   └── Overloaded   it may come again later (429)
 ├── TableError       a decision table is malformed, or of another model
 └── WorkerError      a worker is unreachable, or is not what the router needs
 """
@@ -39,6 +40,18 @@ class RequestError(PpdError):
         self.status = status
         self.param = param
         self.code = code
+
+
+class Overloaded(RequestError):
+    """Not now.
+
+    Attributes:
+        retry_after_s: when it may be worth trying again.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float, code: str = "overloaded") -> None:
+        super().__init__(message, status=429, code=code)
+        self.retry_after_s = retry_after_s
 
 
 class TableError(PpdError):

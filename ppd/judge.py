@@ -97,6 +97,12 @@ class Judge:
         self._forecast = forecast
         self._backlog = backlog
 
+    def kv_tokens(self, query: Query) -> int:
+        """What a request will need on a decode worker, before anything is looked up."""
+        prompt_bytes = query.body_bytes if query.chain is None else query.chain.total_bytes
+        reply = self._forecast.reply_tokens(query.tenant, None, query.most_tokens)
+        return self._forecast.prompt_tokens(query.kind, prompt_bytes) + reply
+
     def judge(self, query: Query, now_s: float) -> Judgement:
         if query.chain is None:
             route = self.policy.opening

@@ -23,6 +23,7 @@ import xxhash
 
 Digest = bytes
 BLOCK_BYTES = 1024
+_ROOT_BYTES = 256  # of a prompt
 
 # Message fields that reach the prompt through usual chat templates. Left out on purpose:
 # reasoning_content, which clients keep or strip as they like, and fields that SDKs add
@@ -56,6 +57,11 @@ class PrefixChain(Protocol):
         """What an index must remember to offer this input as a candidate, besides ``end``."""
 
     @property
+    def root(self) -> Digest:
+        """Of how the conversation opens: the same in all its turns, unless it opens with hardly
+        anything."""
+
+    @property
     def total_bytes(self) -> int: ...
 
     def candidates(self, tails: Callable[[Digest], Iterable[int]]) -> Iterator[Candidate]:
@@ -67,6 +73,7 @@ class MessageChain(msgspec.Struct, frozen=True):
 
     digests: tuple[Digest, ...]
     sizes: tuple[int, ...]  # bytes up to each boundary
+    opening: int  # the first message of a user
 
     @property
     def end(self) -> Digest:
@@ -75,6 +82,10 @@ class MessageChain(msgspec.Struct, frozen=True):
     @property
     def anchor(self) -> None:
         return None
+
+    @property
+    def root(self) -> Digest:
+        return self.digests[self.opening]
 
     @property
     def total_bytes(self) -> int:
@@ -95,6 +106,10 @@ class BlockChain(msgspec.Struct, frozen=True):
     @property
     def end(self) -> Digest:
         return self._tail_digest(len(self.blocks) - 1, len(self.data))
+
+    @property
+    def root(self) -> Digest:
+        return self._tail_digest(0, min(_ROOT_BYTES, len(self.data)))
 
     @property
     def anchor(self) -> Anchor:
@@ -130,7 +145,10 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
     digests: list[Digest] = []
     sizes: list[int] = []
     size = 0
-    for message in messages:
+    opening: int | None = None
+    for i, message in enumerate(messages):
+        if opening is None and message.get("role") == "user":
+            opening = i
         for field in _FIELDS:
             value = message.get(field)
             if value is None:
@@ -142,7 +160,7 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
         hasher.update(b"\n")
         digests.append(hasher.digest())
         sizes.append(size)
-    return MessageChain(tuple(digests), tuple(sizes))
+    return MessageChain(tuple(digests), tuple(sizes), 0 if opening is None else opening)
 
 
 def hash_text(salt: bytes, text: str) -> BlockChain:

@@ -24,6 +24,7 @@ from ppd.journal import Reset
 from ppd.sessions import SessionIndex
 from ppd.table_policy import TablePolicy
 
+from .admission import Admission
 from .journal import Journal
 from .metrics import Metrics
 from .requests import Endpoint
@@ -34,7 +35,7 @@ from .workers import WorkerPool
 _MOST_EXPLAINED = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admin:
     """Answers operators; reads what the rest of the router keeps."""
 
@@ -48,12 +49,15 @@ class Admin:
     arrivals: ArrivalRate
     backlog: Backlog
     forecast: Forecast
+    admission: Admission
     journal: Journal
     metrics: Metrics
     clock: Callable[[], float]
 
+    def take_up_policy(self, spec: str, policy: Policy, table: TableFile | None) -> None:
+        self.policy_spec, self.policy, self.table = spec, policy, table
+
     def add_routes(self, app: web.Application) -> None:
-        app.router.add_get("/health", self.health)
         app.router.add_get("/workers", self.workers)
         app.router.add_get("/metrics", self.show_metrics)
         app.router.add_get("/explain", self.recent)
@@ -83,6 +87,7 @@ class Admin:
                     "role": worker.role,
                     "alive": worker.alive,
                     "draining": worker.draining,
+                    "breaker_open": worker.breaker.open,
                     "in_flight": worker.in_flight,
                     "backlog_tokens": self.backlog.of(worker.identity),
                     "handshake": worker.handshake,
@@ -96,12 +101,14 @@ class Admin:
         metrics = self.metrics
         metrics.sessions.set(len(self.index))
         metrics.qps.set(self._qps())
-        for gauge in (metrics.in_flight, metrics.alive, metrics.backlog):
+        metrics.waiting.set(self.admission.waiting)
+        for gauge in (metrics.in_flight, metrics.alive, metrics.resting, metrics.backlog):
             gauge.clear()  # of workers that have left
         for worker in self.pool.workers:
             labels = (worker.role, worker.url)
             metrics.in_flight.labels(*labels).set(worker.in_flight)
             metrics.alive.labels(*labels).set(worker.alive)
+            metrics.resting.labels(*labels).set(worker.breaker.open)
             metrics.backlog.labels(*labels).set(self.backlog.of(worker.identity))
         metrics.observed_factor.clear()
         for factor in self._factors():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import orjson
 
-from ppd.errors import RequestError, WorkerError
+from ppd.errors import Overloaded, RequestError, WorkerError
 
 from .legs import LegFailed
 
@@ -20,6 +22,7 @@ INVALID = "invalid_request_error"  # OpenAI's type of a client's error
 class ErrorAnswer:
     """Attributes:
     outcome: in the words of ``ppd_finished``.
+    headers: beside the content's type.
     """
 
     status: int
@@ -28,6 +31,7 @@ class ErrorAnswer:
     param: str | None = None
     code: str | int | None = None
     outcome: str = "rejected"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:
@@ -54,6 +58,12 @@ def answer_to(error: Exception, where: str) -> ErrorAnswer:
         where: of the request, for the log.
     """
     match error:
+        case Overloaded():
+            headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
+            kind, code = "rate_limit_error", error.code
+            return ErrorAnswer(
+                error.status, str(error), kind, code=code, outcome="overloaded", headers=headers
+            )
         case RequestError():
             return ErrorAnswer(error.status, str(error), INVALID, error.param, error.code)
         case LegFailed():

@@ -9,40 +9,81 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from ppd.announcement import PATH as ANNOUNCEMENTS
+
 from .admin import Admin
 from .answers import ErrorAnswer, answer_to
+from .front import PATHS
+from .guard import Guard
 from .membership import Membership
 from .operations import Operations
-from .requests import Endpoint
+from .passthrough import PASSED_ON, Passthrough
 from .wire.request import Refusal
 from .workers import WorkerPool
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _POOL = web.AppKey("pool", WorkerPool)
+_GUARD = web.AppKey("guard", Guard)
+
+# Announcements have a token of their own.
+_OPEN = (
+    "GET /health",
+    "GET /metrics",
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    f"POST {ANNOUNCEMENTS}",
+    *(f"POST {path}" for path in PASSED_ON),
+)
 
 
-def application(
-    pool: WorkerPool, admin: Admin, operations: Operations, max_body_bytes: int
+def public(
+    pool: WorkerPool, admin: Admin, passthrough: Passthrough, max_body_bytes: int
 ) -> web.Application:
+    """What clients and load balancers ask, beside the token path."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
     app[_POOL] = pool
-    admin.add_routes(app)
-    operations.add_routes(app)
+    app.router.add_get("/health", admin.health)
+    passthrough.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{model:.+}", _model)
     return app
 
 
-def lobby(membership: Membership) -> web.Application:
-    """What is served until there is a worker of each role: only they are let in."""
+def complete(
+    pool: WorkerPool,
+    admin: Admin,
+    operations: Operations,
+    passthrough: Passthrough,
+    membership: Membership | None,
+    admin_token: str,
+    max_body_bytes: int,
+) -> web.Application:
+    """That, and all that operators and workers ask."""
+    app = public(pool, admin, passthrough, max_body_bytes)
+    app[_GUARD] = Guard(admin_token, _OPEN)
+    app.middlewares.append(_only_operators)
+    admin.add_routes(app)
+    operations.add_routes(app)
+    if membership is not None:
+        membership.add_routes(app)
+    return app
+
+
+def lobby(membership: Membership | None) -> web.Application:
+    """What is served until there is a worker of each role: only they are let in.
+
+    Args:
+        membership: None: they cannot announce themselves.
+    """
 
     async def refuse(request: web.Request) -> web.Response:
-        told = ErrorAnswer(503, "no workers have announced themselves yet", "worker_error")
+        told = ErrorAnswer(503, "there is no worker of each role yet", "worker_error")
         return _response(told)
 
     app = web.Application(middlewares=[_answer_errors])
-    membership.add_routes(app)
+    if membership is not None:
+        membership.add_routes(app)
     app.router.add_route("*", "/{path:.*}", refuse)
     return app
 
@@ -80,6 +121,12 @@ def _cards(request: web.Request) -> list[dict[str, object]]:
 
 
 @web.middleware
+async def _only_operators(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    request.app[_GUARD].check(request)
+    return await handler(request)
+
+
+@web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Every error as OpenAI's error object."""
     where = f"{request.method} {request.path}"
@@ -89,7 +136,7 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
         allowed = ", ".join(sorted(error.allowed_methods))
         return _response(ErrorAnswer(405, f"{where}: use {allowed}"))
     except web.HTTPNotFound:
-        served = {r.canonical for r in request.app.router.resources()} | set(Endpoint)
+        served = {r.canonical for r in request.app.router.resources()} | set(PATHS)
         told = f"no such path: {request.path}; there are {', '.join(sorted(served))}"
         return _response(ErrorAnswer(404, told))
     except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
@@ -97,4 +144,9 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
 
 
 def _response(told: ErrorAnswer) -> web.Response:
-    return web.Response(status=told.status, body=told.body, content_type="application/json")
+    return web.Response(
+        status=told.status,
+        body=told.body,
+        content_type="application/json",
+        headers=told.headers,
+    )

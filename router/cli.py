@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import resource
 import sys
 from collections.abc import Sequence
@@ -17,11 +16,16 @@ from ppd.errors import PpdError
 from ppd.policies import NAMES
 
 from .config import TABLE_POLICY, RouterConfig, read_config
+from .listening import local
+from .logs import log_to_stderr
+from .processes import Family, share_of
 from .server import serve
 
+_LEVELS = ("debug", "info", "warning", "error")
 
-def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, str]:
-    """The configuration and the log level of a command line.
+
+def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
+    """The configuration of a command line, and whether it shall only be checked.
 
     Raises:
         ConfigError: the configuration file is wrong.
@@ -36,7 +40,8 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, str]:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", metavar="FILE", help="TOML, see docs/REFERENCE.md")
+    add("--config", metavar="FILE", help="TOML, see docs/REFERENCE.md; read again on SIGHUP")
+    add("--check-config", action="store_true", help="say what is wrong with it, and end")
     add("--prefill", nargs="+", metavar="URL", help="prefill workers")
     add("--decode", nargs="+", metavar="URL", help="decode workers")
     add("--replica", nargs="+", metavar="URL", help="workers that do both (--policy replica)")
@@ -49,14 +54,13 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, str]:
     policies = ", ".join((TABLE_POLICY, *NAMES))
     add("--policy", help=f"route of later turns: {policies} (default: {default.policy})")
     add("--table", metavar="FILE", help="decision table (default: the shipped one of the model)")
-    add("--decision-log", metavar="FILE", help="append each decision and its outcome")
     add("--host", help=f"address to listen on (default: {default.host})")
     add("--port", type=int, help=f"0: any free one (default: {default.port})")
-    add("--startup-timeout-s", type=float, help=f"default: {default.startup_timeout_s:g}")
-    add("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+    add("--processes", type=int, help=f"that share the port (default: {default.processes})")
+    add("--log-level", choices=_LEVELS, help=f"default: {default.log_level}")
     add("--version", action="version", version=__version__)
     options = vars(parser.parse_args(argv))
-    log_level = str(options.pop("log_level", "info"))
+    check = bool(options.pop("check_config", False))
     path = options.pop("config", None)
     base = default if path is None else read_config(path)
     config = msgspec.structs.replace(base, **options)
@@ -64,23 +68,44 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, str]:
         role: tuple(url.rstrip("/") for url in getattr(config, role))
         for role in ("prefill", "decode", "replica")
     }
-    return msgspec.structs.replace(config, **urls), log_level
+    return msgspec.structs.replace(config, **urls), check
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     try:
-        config, log_level = parse_config(argv)
-        logging.basicConfig(
-            level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-        )
+        config, check = parse_config(argv)
+        if check:
+            config.check_all()
+            print("the configuration is right")
+            return
         config.check()
+        log_to_stderr(config.log_level, config.log_format)
         _raise_file_limit()
         _spare_time()
-        uvloop.run(serve(config))
+        if config.processes == 1:
+            uvloop.run(serve(config, lambda: parse_config(argv)[0]))
+        else:
+            sys.exit(Family(config, lambda i, port: _one_of(config, argv, i, port)).supervise())
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _one_of(config: RouterConfig, argv: Sequence[str] | None, index: int, port: int) -> None:
+    """One of several processes."""
+
+    def mine(config: RouterConfig) -> RouterConfig:
+        return msgspec.structs.replace(share_of(config, index), port=port)
+
+    first = config.admin_port
+    assert first is not None
+    others = [first + i for i in range(config.processes) if i != index]
+    siblings = [f"http://{local(config.host)}:{one}" for one in others]
+    try:
+        uvloop.run(serve(mine(config), lambda: mine(parse_config(argv)[0]), siblings))
+    except PpdError as error:
+        sys.exit(f"ppd-router: {error}")
 
 
 def _raise_file_limit() -> None:
@@ -90,11 +115,9 @@ def _raise_file_limit() -> None:
 
 
 def _spare_time() -> None:
-    """Garbage is looked for every few thousand requests, not every few; and no log record is
-    asked which thread and process it is from."""
+    """Garbage is looked for every few thousand requests, not every few."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 if __name__ == "__main__":

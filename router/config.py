@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,52 +18,115 @@ from ppd.policies import static_policy
 from ppd.score import Objective, Targets, Weights
 from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correction
 
+from .logs import LogFormat
+from .pods import Kubernetes
+
 TABLE_POLICY = "ppd"
 
 
-class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a tenant wants: weights, or targets in their place."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
-    weights: Weights = Weights()
+
+class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """0: none. A minute's worth may be asked at once."""
+
+    requests_per_minute: float = 0.0
+    tokens_per_minute: float = 0.0
+
+
+class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Attributes:
+    max_in_flight: requests that are served at a time; 0: as many as come.
+    max_waiting: requests that may wait for that, or for KV; those that come then get a 429.
+    max_wait_s: how long one may.
+    kv_headroom: wait while no decode worker has KV left for the request, by what it has told.
+    """
+
+    max_in_flight: int = 0
+    max_waiting: int = 1024
+    max_wait_s: float = 30.0
+    kv_headroom: bool = True
+
+
+class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Attributes:
+    weights, targets: what it wants; targets win. None: what everyone wants.
+    keys: SHA-256 digests of its API keys, in hexadecimal.
+    rate: its own limit, in place of everyone's.
+    """
+
+    weights: Weights | None = None
     targets: Targets | None = None
+    keys: tuple[str, ...] = ()
+    rate: RateLimit | None = None
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> Objective | None:
         return self.targets or self.weights
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attributes:
     prefill, decode, replica: base URLs of the workers, scheme and host only.
+    embedding: base URLs of workers that serve an embedding model, for ``/v1/embeddings``.
     policy: ``ppd`` (the table's), or one of ``ppd.policies``.
     table: a decision table; "": the shipped one of the model that is served, if there is one.
     corrections: of the table policy.
     append_budget_tokens: of its ``reservation`` correction, for each decode worker.
     weights, targets: of tenants that ``tenants`` does not name; targets win over weights.
-    tenants: by the name that ``/explain`` shows for their key.
+    tenants: by name; without keys of their own, by the name that ``/explain`` shows for theirs.
+    rate: of tenants that have no limit of their own.
     decision_log: append every decision and its outcome to this file.
     accept_workers: let workers announce themselves; then none need be given.
     worker_token: a secret that announcements must carry; "": $PPD_WORKER_TOKEN, or none.
+    worker_networks: announcements must come from there, and lead there; (): anywhere.
+    worker_api_key: what SGLang's ``--api-key`` wants; "": $PPD_WORKER_API_KEY, or none.
+    admin_token: what operators must carry; "": $PPD_ADMIN_TOKEN, or none.
+    admin_port: all but the API is served there, and only there; None: on ``port`` too. Of
+        several processes the next ones have the ports after it.
+    tls_certificate, tls_key: PEM files, for https on ``port``.
+    workers_file: a TOML file that lists workers, looked at again and again.
+    kubernetes: pods that are workers.
+    discovery_interval_s: between two looks at ``workers_file`` and at who waits to join or leave.
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
+    log_level, log_format: ``debug`` to ``error``; ``text`` or ``json``.
+    otlp_endpoint: where a span for every request goes, as ``http://HOST:4318/v1/traces``.
+    responses_capacity: how many ``previous_response_id`` can name, for session_ttl_s.
+    processes: that share the port, each with sessions of its own.
     startup_timeout_s: how long to wait for every worker's handshake.
     connect_timeout_s: per connection to a worker.
-    idle_timeout_s: a leg that sends nothing for so long has failed.
+    answer_timeout_s: in which a worker's answer must begin.
+    idle_timeout_s: an answer that has begun and sends nothing for so long has failed.
+    breaker_failures: so many in a row, and a worker is left alone for breaker_rest_s; 0: never.
+    resume_streams: how often a stream may go on elsewhere after its decode worker was lost.
+    escape_to_decode: without prefill worker, whole prompts go to decode workers.
     """
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
     replica: tuple[str, ...] = ()
+    embedding: tuple[str, ...] = ()
     policy: str = TABLE_POLICY
     table: str = ""
     corrections: frozenset[Correction] = DEFAULT_CORRECTIONS
     append_budget_tokens: int = DEFAULT_APPEND_BUDGET
     weights: Weights = Weights()
     targets: Targets | None = None
-    tenants: dict[str, Wishes] = {}
+    tenants: dict[str, Tenant] = {}
+    rate: RateLimit = RateLimit()
+    admission: AdmissionLimits = AdmissionLimits()
     decision_log: str = ""
     accept_workers: bool = False
     worker_token: str = ""
+    worker_networks: tuple[str, ...] = ()
+    worker_api_key: str = ""
     admin_token: str = ""
+    admin_port: int | None = None
+    tls_certificate: str = ""
+    tls_key: str = ""
+    workers_file: str = ""
+    kubernetes: Kubernetes | None = None
+    discovery_interval_s: float = 2.0
     heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
     port: int = 8000
@@ -67,11 +135,21 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     client_request_timeout_s: float = 30.0
     client_idle_timeout_s: float = 75.0
     client_stall_timeout_s: float = 60.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = LogFormat.TEXT
+    otlp_endpoint: str = ""
+    processes: int = 1
+    responses_capacity: int = 10_000
     session_capacity: int = 100_000
     session_ttl_s: float = 3600.0
     startup_timeout_s: float = 120.0
     connect_timeout_s: float = 5.0
+    answer_timeout_s: float = 300.0
     idle_timeout_s: float = 600.0
+    breaker_failures: int = 5
+    breaker_rest_s: float = 10.0
+    resume_streams: int = 0
+    escape_to_decode: bool = False
     probe_interval_s: float = 2.0
 
     def check(self) -> None:
@@ -79,8 +157,16 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ConfigError: listing everything that is wrong.
         """
         wrong = [*self._worker_problems(), *self._policy_problems()]
+        wrong += [*self._tenant_problems(), *self._security_problems()]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port must be 0..65535, got {self.port}")
+        if self.processes < 1:
+            wrong.append(f"processes must be 1 or more, got {self.processes}")
+        elif self.processes > 1 and not self.admin_port:
+            wrong.append("several processes need an admin_port: the first of as many ports")
+        for name in ("breaker_failures", "resume_streams"):
+            if getattr(self, name) < 0:
+                wrong.append(f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in (
             "append_budget_tokens",
             "heartbeat_budget_s",
@@ -89,16 +175,35 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "client_request_timeout_s",
             "client_idle_timeout_s",
             "client_stall_timeout_s",
+            "responses_capacity",
             "session_capacity",
             "session_ttl_s",
             "startup_timeout_s",
             "connect_timeout_s",
+            "answer_timeout_s",
             "idle_timeout_s",
+            "breaker_rest_s",
             "probe_interval_s",
+            "discovery_interval_s",
         ):
             value = getattr(self, name)
             if not value > 0:  # also for NaN
                 wrong.append(f"{name} must be above 0, got {value}")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+    def check_all(self) -> None:
+        """What ``check`` does, and whether the files that are named can be used.
+
+        Raises:
+            ConfigError: listing everything that is wrong.
+        """
+        self.check()
+        wrong = []
+        for name in ("table", "tls_certificate", "tls_key"):
+            path = getattr(self, name)
+            if path and not os.access(path, os.R_OK):
+                wrong.append(f"{name}: {path} cannot be read")
         if wrong:
             raise ConfigError("; ".join(wrong))
 
@@ -111,19 +216,27 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         wrong: list[str] = []
         for role in Role:
             urls: tuple[str, ...] = getattr(self, role)
-            announced = self.accept_workers and role is not Role.REPLICA  # has no plugin
-            if role in self.roles and not urls and not announced:
+            if role in self.roles and not urls and not self._may_come(role):
                 wrong.append(
                     f"at least one --{role} URL is needed with policy {self.policy}, or "
-                    "--accept-workers"
+                    "--accept-workers, workers_file or [kubernetes]"
                 )
             if role not in self.roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")
             wrong += [problem for url in urls if (problem := url_problem(role, url))]
+        wrong += [found for url in self.embedding if (found := url_problem("embedding", url))]
         given = [*self.prefill, *self.decode, *self.replica]
         for url in sorted({url for url in given if given.count(url) > 1}):
             wrong.append(f"two workers on one URL: {url}")
+        if self.kubernetes is not None:
+            wrong += self.kubernetes.problems(self.roles)
         return wrong
+
+    def _may_come(self, role: Role) -> bool:
+        """Workers of that role may come that are not given here."""
+        announced = self.accept_workers and role is not Role.REPLICA  # has no plugin
+        pods = self.kubernetes is not None and self.kubernetes.selector(role) != ""
+        return announced or pods or self.workers_file != ""
 
     def _policy_problems(self) -> list[str]:
         wrong: list[str] = []
@@ -134,7 +247,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 wrong.append(str(error))
             if self.table:
                 wrong.append(f"policy {self.policy} uses no table")
-        everyone = {"": Wishes(self.weights, self.targets)} | self.tenants
+        everyone = {"": Tenant(self.weights, self.targets)} | self.tenants
         for name, wishes in everyone.items():
             where = f"tenants.{name}: " if name else ""
             wrong += [
@@ -143,6 +256,59 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 if objective is not None and (problem := objective.problem())
             ]
         return wrong
+
+    def _tenant_problems(self) -> Iterator[str]:
+        owners: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            for digest in tenant.keys:
+                if not _DIGEST.fullmatch(digest):
+                    yield f"tenants.{name}.keys: not 64 hexadecimal digits of a SHA-256: {digest!r}"
+                if owners.setdefault(digest, name) != name:
+                    yield f"tenants.{name}.keys: a key of {owners[digest]} too"
+        rates = {"": self.rate} | {f"tenants.{n}.": t.rate for n, t in self.tenants.items()}
+        for where, rate in rates.items():
+            for field in ("requests_per_minute", "tokens_per_minute"):
+                value = getattr(rate, field, 0.0)
+                if not value >= 0:
+                    yield f"{where}rate.{field} must be 0 or more, got {value}"
+        admission = self.admission
+        for field in ("max_in_flight", "max_waiting"):
+            value = getattr(admission, field)
+            if value < 0:
+                yield f"admission.{field} must be 0 or more, got {value}"
+        if not admission.max_wait_s > 0:
+            yield f"admission.max_wait_s must be above 0, got {admission.max_wait_s}"
+
+    def _security_problems(self) -> Iterator[str]:
+        for network in self.worker_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                yield f"worker_networks: {error}"
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            yield "tls_certificate and tls_key belong together"
+        if self.admin_port is not None:
+            if not 0 <= self.admin_port <= 65535:
+                yield f"admin_port must be 0..65535, got {self.admin_port}"
+            if self.admin_port and self.admin_port == self.port:
+                yield f"admin_port is the port: {self.port}"
+
+
+class Secrets(msgspec.Struct, frozen=True):
+    """What the configuration or the environment says; never shown."""
+
+    worker_token: str
+    worker_api_key: str
+    admin_token: str
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> Secrets:
+        return cls(
+            **{
+                name: getattr(config, name) or os.environ.get(f"PPD_{name.upper()}", "")
+                for name in cls.__struct_fields__
+            }
+        )
 
 
 def read_config(path: str) -> RouterConfig:

@@ -10,6 +10,7 @@ from ppd.judge import Judgement
 from ppd.sessions import Hit
 
 from .requests import Inbound
+from .sse import Usage
 from .workers import Worker
 
 
@@ -23,14 +24,17 @@ class Course:
 
     Attributes:
         number: of the request, in the decision log.
+        kv_tokens: it is expected to need on a decode worker.
         headers: of the client, as the workers get them.
         arrived_s, first_byte_s: by the router's clock.
         judged: what the decision saw, and what it was.
         decision: the route as it now is; a refused local turn becomes a remote one.
         prefill: the prefill worker of a remote turn.
-        retried: it has been sent a second time after a worker was lost.
+        retried: it has been sent a second time after a worker failed with it.
+        failed: the workers that did.
         outcome: how it ended; None while it is served.
         client_waits_s: time in which the client did not take what was there for it.
+        usage: as the engine counted, once it has.
         recorded: its end stands in the decision log.
         opened: what must be closed when it is over.
     """
@@ -38,15 +42,18 @@ class Course:
     number: int
     inbound: Inbound
     tenant: str
+    kv_tokens: int
     headers: dict[str, str]
     arrived_s: float
     judged: Judgement
     decision: Decision
     prefill: Worker | None = None
     retried: bool = False
+    failed: list[Worker] = field(default_factory=list)
     outcome: str | None = None
     first_byte_s: float | None = None
     client_waits_s: float = 0.0
+    usage: Usage | None = None
     recorded: bool = False
     opened: list[Closable] = field(default_factory=list)
 

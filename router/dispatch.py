@@ -16,10 +16,13 @@ from .course import Course
 from .legs import Answer, Cause, Leg, LegFailed
 from .metrics import Metrics
 from .requests import Endpoint, Inbound
+from .sse import EngineError
 from .wire.client import Upstreams
 from .workers import Worker, WorkerPool
 
 logger = logging.getLogger("ppd.router.turns")
+
+_NO_KV = EngineError(504, "prefill worker did not answer, and no KV came from it", "worker_error")
 
 # How SGLang 0.5.21 refuses what is neither remote nor, for want of the plugin, local. Only at
 # the start of a message: validation errors repeat what a client has sent.
@@ -32,6 +35,7 @@ class Dispatcher:
     Args:
         clock: seconds, monotonic.
         new_room: a random bootstrap room below 2**63.
+        escapes: without prefill worker, decode workers prefill whole prompts.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Dispatcher:
         metrics: Metrics,
         clock: Callable[[], float],
         new_room: Callable[[], int],
+        escapes: bool,
     ) -> None:
         self._upstreams = upstreams
         self._pool = pool
@@ -50,6 +55,7 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._new_room = new_room
+        self._escapes = escapes
 
     async def answer(self, course: Course) -> Answer:
         """The decode worker's answer, on whichever route gives one.
@@ -62,10 +68,28 @@ class Dispatcher:
         while answer is None:
             if course.decision.route is Route.REPLICA:
                 answer = await self._replica(course)
+            elif (decode := self._way_out(course)) is not None:
+                answer = await self._without_prefill(course, decode)
             else:
                 answer = await self._remote(course)
-        course.first_byte_s = self._clock()
+        if course.first_byte_s is None:
+            course.first_byte_s = self._clock()
         return answer
+
+    async def go_on(self, course: Course, continued: Inbound) -> Answer:
+        """The rest of a stream whose worker was lost, from another one.
+
+        Raises:
+            LegFailed, WorkerError: none has it.
+        """
+        course.close()
+        route = course.decision.route
+        resumed = Route.REPLICA if route is Route.REPLICA else Route.REMOTE
+        course.decision = Decision(resumed, Reason.RESUMED)
+        course.inbound, course.prefill, course.retried = continued, None, False
+        role = Role.REPLICA if resumed is Route.REPLICA else Role.DECODE
+        await asyncio.gather(*(self._pool.check(w) for w in self._pool.of(role) if w.alive))
+        return await self.answer(course)
 
     async def _local(self, course: Course) -> Answer | None:
         """The answer of an append-prefill on the home worker; None: the turn goes remote."""
@@ -107,7 +131,8 @@ class Dispatcher:
         """The answer of a worker that does both; None: it was lost, try another."""
         hit = course.hit
         home = self._pool.by_identity(hit.turn.home) if hit else None
-        replica = self._pool.pick(Role.REPLICA, home)
+        root = course.inbound.root
+        replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens, root)
         try:
             return await self._spoken(replica, course, course.inbound.with_fields({}))
         except LegFailed as failure:
@@ -118,8 +143,47 @@ class Dispatcher:
 
     async def _spoken(self, worker: Worker, course: Course, body: bytes) -> Answer:
         spoken = _Spoken(self._upstreams.loop)
-        course.opened.append(self._open(worker, course, body, spoken.told))
+
+        def told(answer: Answer | LegFailed) -> None:
+            _blame(worker, answer)
+            promised.spoke()
+            spoken.told(answer)
+
+        promised = _Promised(worker, course)
+        course.opened += (promised, self._open(worker, course, body, told))
         return await spoken.future
+
+    def _way_out(self, course: Course) -> Worker | None:
+        """A decode worker that can prefill the whole prompt, where no prefill worker is left."""
+        inbound, pool = course.inbound, self._pool
+        if not self._escapes or inbound.chain is None:
+            return None
+        if any(w not in course.failed for w in pool.ready(Role.PREFILL)):
+            return None
+        able = [
+            w
+            for w in pool.ready(Role.DECODE)
+            if w.handshake.local_prefill and w not in course.failed
+        ]
+        home = pool.by_identity(course.hit.turn.home) if course.hit else None
+        return min(able, key=lambda w: (w is not home, w.in_flight), default=None)
+
+    async def _without_prefill(self, course: Course, decode: Worker) -> Answer | None:
+        """The answer of a decode worker that prefills the whole prompt; None: try on."""
+        wanted = course.decision
+        course.decision = Decision(Route.LOCAL, Reason.NO_PREFILL)
+        queued = _Queued(self._backlog, decode.identity, course.judged.remote_tokens)
+        course.opened.append(queued)
+        try:
+            answer = await self._spoken(decode, course, _with_terms(course.inbound, LocalTerms(0)))
+        except LegFailed as failure:
+            course.close()
+            course.decision = wanted
+            if not await self._may_retry(course, failure):
+                raise
+            return None
+        queued.close()
+        return answer
 
     def _open(
         self,
@@ -128,6 +192,7 @@ class Dispatcher:
         body: bytes,
         told: Callable[[Answer | LegFailed], None],
     ) -> Leg:
+        worker.breaker.sent()
         return Leg(self._upstreams, worker, course.inbound.endpoint, body, course.headers, told)
 
     async def _remote(self, course: Course) -> Answer | None:
@@ -139,32 +204,49 @@ class Dispatcher:
         """
         hit = course.hit
         seen_by = self._pool.by_identity(hit.turn.prefill_worker) if hit else None
-        prefill = self._pool.pick(Role.PREFILL, seen_by)
+        root = course.inbound.root
+        prefill = self._pool.pick(Role.PREFILL, seen_by, course.failed, root=root)
         home = self._pool.by_identity(hit.turn.home) if hit else None
-        if course.decision.reason is Reason.HOME_FULL:
-            decode = self._pool.pick(Role.DECODE, None, avoid=home)
-        else:
-            decode = self._pool.pick(Role.DECODE, home)
+        avoided = course.failed
+        if course.decision.reason is Reason.HOME_FULL and home is not None:
+            avoided = [*avoided, home]
+        decode = self._pool.pick(Role.DECODE, home, avoided, course.kv_tokens, root)
         body = _with_room(course.inbound, prefill, self._new_room)
         spoken = _Spoken(self._upstreams.loop)
         # In the same step as the decision: turns that are decided next shall see it.
         queued = _Queued(self._backlog, prefill.identity, course.judged.remote_tokens)
 
-        def prefilled(answer: Answer | LegFailed) -> None:
+        prefilled = False
+
+        def prefill_told(answer: Answer | LegFailed) -> None:
+            nonlocal prefilled
+            prefilled = True
             queued.close()
+            _blame(prefill, answer)
             if isinstance(answer, LegFailed):
                 self._prefill_failed(answer)
                 spoken.told(answer)
 
-        prefill_leg = self._open(prefill, course, body, prefilled)
+        def decode_told(answer: Answer | LegFailed) -> None:
+            if isinstance(answer, LegFailed) and answer.cause is Cause.SILENT and not prefilled:
+                # It waits for KV that never came.
+                prefill_told(LegFailed(prefill, _NO_KV, Cause.SILENT))
+            else:
+                _blame(decode, answer)
+                promised.spoke()
+                spoken.told(answer)
+
+        promised = _Promised(decode, course)
+
+        prefill_leg = self._open(prefill, course, body, prefill_told)
         prefill_leg.pour_into(None)
-        decode_leg = self._open(decode, course, body, spoken.told)
-        course.opened += (queued, prefill_leg, decode_leg)
+        decode_leg = self._open(decode, course, body, decode_told)
+        course.opened += (queued, promised, prefill_leg, decode_leg)
         try:
             answer = await spoken.future
         except LegFailed as failure:
             course.close()
-            if not await self._may_retry(course, failure):
+            if not await self._may_retry(course, failure, prefill, decode):
                 raise
             return None
         course.prefill = prefill
@@ -175,24 +257,47 @@ class Dispatcher:
             self._metrics.prefill_errors.inc()
             logger.warning("prefill leg failed on %s: %s", failure.worker.url, failure)
 
-    async def _may_retry(self, course: Course, failure: LegFailed) -> bool:
+    async def _may_retry(self, course: Course, failure: LegFailed, *involved: Worker) -> bool:
         """Whether the request may be sent once more, to whichever workers are left.
 
-        As often as there are workers if nothing was sent. Once if it was: it may have been
-        what killed the worker.
+        As often as there are workers if nothing was sent. Once if it was: it may have been what
+        killed the worker. Where the worker lives and has failed, only to another one.
+
+        Args:
+            involved: the workers of both legs; a failed transfer may be either's doing.
         """
+        pool, worker = self._pool, failure.worker
+        if failure.cause is Cause.UNCONNECTED:
+            pool.mark_dead(worker, failure.error.message)
+            return True
+        if course.retried or failure.outcome == "rejected":
+            return False
         match failure.cause:
-            case Cause.UNCONNECTED:
-                self._pool.mark_dead(failure.worker, failure.error.message)
-                return True
             case Cause.LOST:
-                await self._pool.check(failure.worker)
-                retry, course.retried = not course.retried, True
-                return retry
+                course.failed.append(worker)
+                await pool.check(worker)
+                course.retried = True
+            case Cause.TRANSFER:
+                await asyncio.gather(*(pool.check(one) for one in involved or (worker,)))
+                course.retried = True
             case Cause.ANSWERED | Cause.SILENT:
-                return False
+                course.failed.append(worker)
+                others = any(w not in course.failed for w in pool.ready(worker.role))
+                course.retried = others or self._way_out(course) is not None
             case _:
                 assert_never(failure.cause)
+        return course.retried
+
+
+def _blame(worker: Worker, answer: Answer | LegFailed) -> None:
+    if not isinstance(answer, LegFailed):
+        if worker.role is Role.PREFILL or not answer.streams:
+            worker.breaker.succeeded()  # whether a stream does is known when it has ended
+    elif answer.blames_worker:
+        rested = worker.breaker.open
+        worker.breaker.failed()
+        if worker.breaker.open and not rested:
+            logger.error("%s fails request after request: left alone for a while", worker.url)
 
 
 class _Queued:
@@ -208,6 +313,20 @@ class _Queued:
         if not self._left:
             self._left = True
             self._backlog.remove(*self._of)
+
+
+class _Promised:
+    """KV that a request will need on the worker that decodes it."""
+
+    def __init__(self, worker: Worker, course: Course) -> None:
+        self._headroom, self._number = worker.headroom, course.number
+        self._headroom.sent(course.number, course.kv_tokens)
+
+    def spoke(self) -> None:
+        self._headroom.spoke(self._number)
+
+    def close(self) -> None:
+        self._headroom.ended(self._number)
 
 
 class _Spoken:

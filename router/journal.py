@@ -7,12 +7,16 @@ import os
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import IO
 
 from ppd.errors import ConfigError
-from ppd.journal import Decided, Event, Finished, Opened, Reset, to_line
+from ppd.journal import VERSION, Decided, Event, Finished, Opened, Reset, to_line
+
+from .config import RouterConfig
+from .tables import TableFile
 
 _RECENT = 1000
 
@@ -46,6 +50,10 @@ class Journal:
             except OSError as error:
                 raise ConfigError(f"the decision log cannot be written: {error}") from error
         self._write(opened)
+
+    def opened(self, event: Opened) -> None:
+        """From here on another policy decides."""
+        self._write(event)
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -91,6 +99,18 @@ class Journal:
             logger.error("the decision log ends here: %s", error)
             self._file.close()
             self._file = None
+
+
+def opened_by(config: RouterConfig, table: TableFile | None) -> Opened:
+    """How a run begins."""
+    return Opened(
+        version=VERSION,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        policy=config.policy,
+        corrections=tuple(sorted(config.corrections)),
+        append_budget_tokens=config.append_budget_tokens,
+        table=table.digest if table else "",
+    )
 
 
 def _end_last_line(file: IO[bytes]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ppd.decision import Decision, Policy, Route, predicted_cached_tokens
+from ppd.decision import Policy, Reason, Route, predicted_cached_tokens
 from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
 from ppd.sessions import SessionIndex, Turn
 
 from .course import Course
+from .histogram import Observed
 from .journal import Journal
-from .metrics import Metrics
+from .metrics import Metrics, turn_label
 from .sse import Usage
 from .workers import Worker
 
@@ -42,18 +43,23 @@ class Ledger:
     ) -> None:
         self._index = index
         self._policy = policy
+        self._since = 0
         self._forecast = forecast
         self._journal = journal
         self._metrics = metrics
         self._clock = clock
         self._new_session = new_session
 
+    def take_up_policy(self, policy: Policy, since: int) -> None:
+        """Another policy decides about requests from that number on; it learns of no others."""
+        self._policy, self._since = policy, since
+
     def answered(self, course: Course) -> None:
         """A worker has spoken."""
         decision = course.decision
         metrics = self._metrics
         metrics.of(metrics.turns, course.inbound.endpoint, decision.route, decision.reason).inc()
-        metrics.of(metrics.ttft, decision.route).observe(course.ttft_s)
+        metrics.ttft.of(*_kind(course)).observe(course.ttft_s)
 
     def finished(self, course: Course, outcome: str) -> None:
         """The request has ended; what comes after is not another end.
@@ -63,7 +69,17 @@ class Ledger:
         if course.outcome is not None:
             return
         course.outcome = outcome
+        if outcome == "ok":
+            self._metrics.e2e.of(*_kind(course)).observe(self._clock() - course.arrived_s)
         self._metrics.of(self._metrics.finished, course.inbound.endpoint, outcome).inc()
+
+    def passing_on(self, course: Course) -> Observed:
+        """For the times between the parts of a stream."""
+        return self._metrics.itl.of(course.decision.route)
+
+    def resumed(self, well: bool) -> None:
+        """A stream whose worker was lost goes on elsewhere, or could not."""
+        self._metrics.resumed.labels("ok" if well else "failed").inc()
 
     def closed(self, course: Course, outcome: str) -> None:
         """Nothing is left of the request: the decision log shall say how it ended."""
@@ -85,18 +101,21 @@ class Ledger:
     def learn(self, course: Course, home: Worker, usage: Usage | None) -> None:
         """Remember where the conversation now is, and compare prediction and truth."""
         chain = course.inbound.chain
+        course.usage = usage
         if usage is None or chain is None:
             return
         now_s = self._clock()
         turn = self._turn(course, home, usage)
         self._index.record(chain, turn, now_s)
-        if course.decision.route is Route.LOCAL:
+        if course.decision.route is Route.LOCAL and course.decision.reason is not Reason.NO_PREFILL:
             self._compare(course, turn, usage)
+        if course.decision.route is Route.LOCAL:
+            self._metrics.transfer_avoided.inc(usage.prompt_tokens)
         self._forecast.learn_prompt(course.inbound.endpoint, chain.total_bytes, usage.prompt_tokens)
         predicted = course.features.output_tokens if course.features else None
         off = self._forecast.learn_reply(course.tenant, predicted, usage.completion_tokens)
         if off is not None:
-            self._metrics.output_off.observe(off)
+            self._metrics.output_off.of().observe(off)
         self._observe(course, usage, now_s)
         if logger.isEnabledFor(logging.INFO):
             _log(course, turn, usage)
@@ -111,11 +130,14 @@ class Ledger:
         tpot_ms = None
         decoding_s = now_s - course.arrived_s - course.ttft_s
         if course.inbound.stream and usage.completion_tokens > 1:
-            tpot_ms = 1e3 * decoding_s / (usage.completion_tokens - 1)
+            tpot_s = decoding_s / (usage.completion_tokens - 1)
+            tpot_ms = 1e3 * tpot_s
+            self._metrics.tpot.of(*_kind(course)).observe(tpot_s)
         observed = False
         if course.features is not None and tpot_ms is not None:
             as_decided = course.decision == course.judged.decision and not course.retried
-            observed = as_decided and course.client_waits_s <= _MOST_WAITING * decoding_s
+            in_time = course.client_waits_s <= _MOST_WAITING * decoding_s
+            observed = as_decided and in_time and course.number >= self._since
             if observed:
                 self._policy.observe(course.features, course.decision.route, ttft_ms, tpot_ms)
         course.recorded = True
@@ -178,6 +200,11 @@ class Ledger:
             )
 
 
+def _kind(course: Course) -> tuple[str, str, str]:
+    decision = course.decision
+    return decision.route, decision.reason, turn_label(course.turn)
+
+
 def _loses_replies(course: Course, home: Worker, usage: Usage) -> bool:
     """Whether the engine found the earlier prompt cached, but not half of the reply after it."""
     hit, seen = course.hit, course.features
@@ -192,28 +219,23 @@ def _loses_replies(course: Course, home: Worker, usage: Usage) -> bool:
 
 
 def _log(course: Course, turn: Turn, usage: Usage) -> None:
-    logger.info(
-        "turn session=%s turn=%d route=%s reason=%s prompt=%d cached=%d completion=%d "
-        "ttft_ms=%.1f%s",
-        turn.session,
-        turn.number,
-        course.decision.route,
-        course.decision.reason,
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.completion_tokens,
-        1e3 * course.ttft_s,
-        _as_assessed(course.decision),
-    )
-
-
-def _as_assessed(decision: Decision) -> str:
-    """What the table said, for the log line."""
-    seen = decision.assessment
-    if seen is None:
-        return ""
-    return (
-        f' cell="{seen.cell}" ttft_saved={seen.score.ttft_saved:.3f} '
-        f"tpot_lost={seen.score.tpot_lost:.3f} score_remote={seen.score.remote:.3f} "
-        f"score_local={seen.score.local:.3f}"
-    )
+    fields: dict[str, object] = {
+        "session": turn.session,
+        "turn": turn.number,
+        "route": course.decision.route,
+        "reason": course.decision.reason,
+        "prompt": usage.prompt_tokens,
+        "cached": usage.cached_tokens,
+        "completion": usage.completion_tokens,
+        "ttft_ms": 1e3 * course.ttft_s,
+    }
+    seen = course.decision.assessment
+    if seen is not None:  # what the table said
+        fields |= {
+            "cell": seen.cell,
+            "ttft_saved": seen.score.ttft_saved,
+            "tpot_lost": seen.score.tpot_lost,
+            "score_remote": seen.score.remote,
+            "score_local": seen.score.local,
+        }
+    logger.info("turn", extra={"fields": fields})

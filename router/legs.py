@@ -9,7 +9,7 @@ import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import orjson
 
@@ -17,6 +17,10 @@ from .handshake import describe
 from .sse import EngineError, EventCutter, error_of, parse_event, split_events
 from .wire.client import ConnectError, Exchange, Upstreams
 from .workers import Worker
+
+# In SGLang's errors (disaggregation/decode.py:2649, prefill.py:1120, 1185, common/conn.py:91) when
+# KV did not get from one worker to the other: which of them is at fault they do not say.
+_TRANSFER_MARKS = ("transfer failed", "bootstrap failed", "KVTransferError")
 
 # One of these stands in every error with status 200. Inside a JSON string their quotes are escaped.
 _ERROR_MARKS = (b'"error"', b'"detail"', b'"abort"')
@@ -29,6 +33,7 @@ class Cause(StrEnum):
     UNCONNECTED = "unconnected"  # nothing was sent
     LOST = "lost"  # the connection broke with the request in the worker's hands
     SILENT = "silent"  # connected, but nothing came for too long
+    TRANSFER = "transfer"  # the KV did not get from the prefill worker to the decode worker
 
 
 class LegFailed(Exception):
@@ -39,6 +44,19 @@ class LegFailed(Exception):
         self.worker = worker
         self.error = error
         self.cause = cause
+
+    @property
+    def blames_worker(self) -> bool:
+        """Not if the worker is only busy, or the client or the other worker may be at fault."""
+        match self.cause:
+            case Cause.ANSWERED:
+                return self.error.status >= 500 and self.error.status != 503
+            case Cause.TRANSFER:
+                return False
+            case Cause.UNCONNECTED | Cause.LOST | Cause.SILENT:
+                return True
+            case _:
+                assert_never(self.cause)
 
     @property
     def outcome(self) -> str:
@@ -210,6 +228,8 @@ class Leg:
     def _fail(self, error: EngineError, cause: Cause = Cause.ANSWERED) -> None:
         if not self._failed:
             self._failed = True
+            if error.status >= 500 and any(mark in error.message for mark in _TRANSFER_MARKS):
+                cause = Cause.TRANSFER
             self._told(LegFailed(self.worker, error, cause))
 
     def _unanswered(self, error: Exception) -> None:

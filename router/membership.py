@@ -7,9 +7,10 @@ workers given at start; who may announce at all is told by a shared secret.
 from __future__ import annotations
 
 import asyncio
-import hmac
+import ipaddress
 import logging
 from collections.abc import Callable, Collection
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -20,6 +21,7 @@ from ppd.errors import ContractError, RequestError, WorkerError
 
 from .config import url_problem
 from .handshake import Load, describe
+from .keys import carries
 from .workers import Worker, WorkerPool, meet
 
 logger = logging.getLogger("ppd.router.workers")
@@ -32,6 +34,7 @@ class Membership:
     Args:
         roles: of the workers that the router's policy uses.
         token: announcements must carry it; "" if any may come.
+        networks: they must come from there, and lead there; () if from anywhere.
         budget_s: an announced worker that is silent for longer is dropped.
         clock: seconds, monotonic.
     """
@@ -42,17 +45,18 @@ class Membership:
         *,
         roles: Collection[Role],
         token: str,
+        networks: Collection[str] = (),
         budget_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._roles = roles
         self._token = token
+        self._networks = [ipaddress.ip_network(network) for network in networks]
         self._budget_s = budget_s
         self._clock = clock
         self._meeting: set[str] = set()  # URLs that hands are being shaken with
         self._left: set[tuple[str, str | None]] = set()  # those that said goodbye meanwhile
-        self._changed = asyncio.Event()
 
     def warn_if_open(self, host: str) -> None:
         """
@@ -70,15 +74,14 @@ class Membership:
         app.router.add_post(PATH, self.receive)
 
     async def receive(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "")
-        if self._token and not hmac.compare_digest(
-            given.encode(errors="surrogateescape"), f"Bearer {self._token}".encode()
-        ):
+        if self._token and not carries(request.headers.get("Authorization"), self._token):
             raise RequestError("announcements must carry the worker token", status=401)
+        self._check_network(request.remote, "an announcement")
         try:
             announcement = parse(await request.read())
         except ContractError as error:
             raise RequestError(str(error)) from error
+        self._check_network(urlsplit(announcement.url).hostname, "a worker")
         try:
             await self.hear(announcement)
         except WorkerError as error:
@@ -87,6 +90,16 @@ class Membership:
             told = f"{announcement.url} does not answer the router ({describe(error)})"
             raise RequestError(told, status=409) from error
         return web.json_response({"workers": len(self._pool.workers)})
+
+    def _check_network(self, address: str | None, what: str) -> None:
+        """A name passes: where it leads is known when hands are shaken."""
+        try:
+            ip = ipaddress.ip_address(address or "")
+        except ValueError:
+            return
+        if self._networks and not any(ip in network for network in self._networks):
+            allowed = ", ".join(map(str, self._networks))
+            raise RequestError(f"{what} from {ip} is not in {allowed}", status=403)
 
     async def hear(self, said: Announcement) -> None:
         """Act on one announcement.
@@ -113,7 +126,7 @@ class Membership:
             except WorkerError:
                 self._pool.leave(worker)  # something else is there now: it may join anew
                 raise
-            _note(worker, said, self._clock())
+            self._note(worker, said)
 
     async def _renew(self, worker: Worker, said: Announcement) -> None:
         """Make sure that a known worker is what it was.
@@ -146,13 +159,19 @@ class Membership:
         if (said.url, boot_id) in self._left:
             self._left.discard((said.url, boot_id))
             return
-        for other in self._pool.workers:
-            if other.alive and boot_id is not None and other.handshake.boot_id == boot_id:
-                raise WorkerError(f"{said.url} is the process that is known as {other.url}")
-        _note(worker, said, self._clock())
+        if self._pool.at(said.url) is not None:
+            return  # found or added meanwhile
+        self._note(worker, said)
         self._pool.join(worker)
         logger.info("worker joined: %s %s", worker.role, worker.url)
-        self._changed.set()
+
+    def _note(self, worker: Worker, said: Announcement) -> None:
+        """Take down what an announced worker says of its load; it is not asked then."""
+        worker.heard_at_s, worker.said = self._clock(), said
+        if said.role is Role.DECODE:
+            free = said.load.kv_total_tokens - said.load.kv_used_tokens
+            load = Load(said.load.running, free, written_at=worker.heard_at_s)
+            self._pool.tell(worker, load)
 
     def _goodbye(self, worker: Worker) -> None:
         """No new work for it; what it has in hand it finishes."""
@@ -180,18 +199,3 @@ class Membership:
         while True:
             await asyncio.sleep(self._budget_s / 10)
             self.drop_silent()
-
-    async def complete(self) -> None:
-        """Wait until there is a worker of each role."""
-        while missing := [role for role in self._roles if not self._pool.of(role)]:
-            logger.info("waiting for a %s worker to announce itself", " and a ".join(missing))
-            self._changed.clear()
-            await self._changed.wait()
-
-
-def _note(worker: Worker, said: Announcement, now_s: float) -> None:
-    """Take down what an announced worker says of its load; it is not asked then."""
-    worker.heard_at_s, worker.said = now_s, said
-    if said.role is Role.DECODE:
-        free = said.load.kv_total_tokens - said.load.kv_used_tokens
-        worker.load = Load(said.load.running, free, written_at=now_s)

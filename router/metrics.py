@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from .histogram import Histograms
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
-_Labelled = TypeVar("_Labelled", Counter, Histogram)
+def turn_label(number: int) -> str:
+    return str(number) if number < 3 else "3+"
 
 
 class Metrics:
     def __init__(self) -> None:
-        self._children: dict[tuple[object, ...], Any] = {}
+        self._children: dict[tuple[object, ...], Counter] = {}
         self.registry = CollectorRegistry()
         self.turns = Counter(
             "ppd_turns",
@@ -24,10 +26,26 @@ class Metrics:
         )
         self.finished = Counter(
             "ppd_finished",
-            "Requests by outcome: ok, rejected (the client's error), worker_error, truncated, "
-            "disconnected, internal_error",
+            "Requests by outcome: ok, rejected (the client's error), overloaded (429), "
+            "worker_error, truncated, disconnected, internal_error",
             ["endpoint", "outcome"],
             registry=self.registry,
+        )
+        self.refused_entry = Counter(
+            "ppd_admission_refused",
+            "Requests answered 429: queue_full, deadline, rate",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.waited = Histograms(
+            "ppd_admission_wait_seconds",
+            "Of requests that had to wait before they were let in",
+            (),
+            _SECONDS,
+            self.registry,
+        )
+        self.waiting = Gauge(
+            "ppd_admission_waiting", "Requests that wait to be let in", registry=self.registry
         )
         self.refused = Counter(
             "ppd_local_refused",
@@ -35,24 +53,49 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
-        self.ttft = Histogram(
+        kinds = ("route", "reason", "turn")
+        self.ttft = Histograms(
             "ppd_ttft_seconds",
-            "From the request's arrival to the first event (streaming) or the answer",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            "From the request's arrival to the first event (streaming) or the answer; turn is 1, "
+            "2 or 3+",
+            kinds,
+            _SECONDS,
+            self.registry,
         )
-        self.decision = Histogram(
+        self.tpot = Histograms(
+            "ppd_tpot_seconds",
+            "Time per output token after the first one, of a stream",
+            kinds,
+            _TOKEN_SECONDS,
+            self.registry,
+        )
+        self.e2e = Histograms(
+            "ppd_e2e_seconds",
+            "From the request's arrival to the end of a good answer",
+            kinds,
+            _SECONDS,
+            self.registry,
+        )
+        self.itl = Histograms(
+            "ppd_itl_seconds",
+            "Between two parts of a stream, as they are passed on",
+            ("route",),
+            _TOKEN_SECONDS,
+            self.registry,
+        )
+        self.decision = Histograms(
             "ppd_decision_seconds",
             "Time to look a conversation up and decide its route",
-            buckets=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2),
-            registry=self.registry,
+            (),
+            (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2),
+            self.registry,
         )
-        self.output_off = Histogram(
+        self.output_off = Histograms(
             "ppd_output_prediction_factor",
             "Predicted reply length against the actual one, the larger through the smaller",
-            buckets=(1.1, 1.25, 1.5, 2, 3, 5, 10, 30),
-            registry=self.registry,
+            (),
+            (1.1, 1.25, 1.5, 2, 3, 5, 10, 30),
+            self.registry,
         )
         self.observed_factor = Gauge(
             "ppd_observed_factor",
@@ -81,9 +124,20 @@ class Metrics:
             "Tokens of local turns that the decode worker reported as cached",
             registry=self.registry,
         )
+        self.transfer_avoided = Counter(
+            "ppd_transfer_tokens_avoided",
+            "Prompt tokens of local turns: their KV did not go over the network",
+            registry=self.registry,
+        )
         self.cache_misses = Counter(
             "ppd_cache_mispredictions",
             "Local turns that found fewer tokens cached than predicted",
+            registry=self.registry,
+        )
+        self.resumed = Counter(
+            "ppd_streams_resumed",
+            "Streams whose decode worker was lost: ok if another one went on with them",
+            ["outcome"],
             registry=self.registry,
         )
         self.prefill_errors = Counter(
@@ -103,11 +157,17 @@ class Metrics:
             ["role", "worker"],
             registry=self.registry,
         )
+        self.resting = Gauge(
+            "ppd_worker_breaker_open",
+            "1 if the worker lives but fails its requests, and is left alone for a while",
+            ["role", "worker"],
+            registry=self.registry,
+        )
 
-    def of(self, metric: _Labelled, *labels: str) -> _Labelled:
+    def of(self, metric: Counter, *labels: str) -> Counter:
         """``metric.labels(*labels)``, remembered: it is looked up for every request."""
         key = (metric, *labels)
         child = self._children.get(key)
         if child is None:
             child = self._children[key] = metric.labels(*labels)
-        return cast(_Labelled, child)
+        return child

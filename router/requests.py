@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 import msgspec
 import orjson
+from xxhash import xxh3_128_digest
 
 from ppd.errors import RequestError
 from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
@@ -26,6 +27,7 @@ class Endpoint(StrEnum):
     GENERATE = "/generate"
 
 
+_MOST_SAMPLES = 128  # OpenAI's limit
 _DEPTH = 254  # orjson's limit in writing
 
 # Fields that change the prompt in front of the messages.
@@ -59,6 +61,8 @@ class Inbound(msgspec.Struct, frozen=True):
             had to be taken off them.
         chain: prefixes of its input; None if it holds several prompts.
         prompts: how many prompts it holds.
+        samples: how many replies it asks for (``samples.py``).
+        hint: the conversation's name with its sender; b"" if it has none.
         asks_usage: the client wants the usage event of a stream.
         most_tokens: its limit on the reply, SGLang's own default where it gives none.
     """
@@ -70,7 +74,19 @@ class Inbound(msgspec.Struct, frozen=True):
     asks_usage: bool
     chain: PrefixChain | None
     prompts: int
+    samples: int
+    hint: bytes
     most_tokens: int | None
+
+    @property
+    def root(self) -> bytes | None:
+        """Names the conversation to routers that have not seen it; None for several prompts.
+
+        A hint only chooses the worker: what may be read there is settled by the tenant's salt.
+        """
+        if self.chain is None:
+            return None
+        return xxh3_128_digest(self.hint) if self.hint else self.chain.root
 
     def with_fields(self, extra: Mapping[str, Any]) -> bytes:
         """The body of a leg."""
@@ -81,8 +97,13 @@ class Inbound(msgspec.Struct, frozen=True):
         return b"%b,%b" % (self.opened, orjson.dumps(extra)[1:])
 
 
-def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inbound:
+def parse(
+    endpoint: Endpoint, raw: bytes, tenant: str, served: Served, session: str = ""
+) -> Inbound:
     """Check a request body.
+
+    Args:
+        session: what the sender calls the conversation, beside the body.
 
     Raises:
         RequestError: naming the field at fault and what is allowed.
@@ -94,16 +115,22 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, served: Served) -> Inboun
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
     try:
-        return _parse_object(endpoint, raw, body, tenant, served)
+        return _parse_object(endpoint, raw, body, tenant, served, session)
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         raise RequestError(f"the body cannot be forwarded: {error}") from error
 
 
 def _parse_object(
-    endpoint: Endpoint, raw: bytes, given: dict[str, Any], tenant: str, served: Served
+    endpoint: Endpoint,
+    raw: bytes,
+    given: dict[str, Any],
+    tenant: str,
+    served: Served,
+    session: str,
 ) -> Inbound:
     _check_model(given, served.models)
     stream = typed(given, "stream", bool, False)
+    key = session or typed(given, "prompt_cache_key", str, "")
     options = typed(given, "stream_options", dict, {})
     body = without_routing(given)
     isolate(body, tenant)
@@ -111,18 +138,17 @@ def _parse_object(
     salt = _salt(endpoint, body, tenant, served.models)
 
     chain: PrefixChain | None
-    prompts = 1
+    prompts = samples = 1
     match endpoint:
         case Endpoint.CHAT:
-            _refuse_parallel(body, "n")
+            samples = _samples(body)
             chain = hash_messages(salt, _messages(body))
         case Endpoint.COMPLETIONS:
-            _refuse_parallel(body, "n")
-            _refuse_parallel(body, "best_of")
+            samples = _samples(body)
             chain, prompts = _prompt_chain(salt, body, "prompt")
         case Endpoint.GENERATE:
             for params in sampling_of(body):
-                _refuse_parallel(params, "n")
+                _refuse_parallel(params)
             names = [name for name in ("text", "input_ids") if body.get(name) is not None]
             if len(names) != 1:
                 raise RequestError("give one of text and input_ids", param="text")
@@ -141,6 +167,8 @@ def _parse_object(
         asks_usage=bool(options.get("include_usage")),
         chain=chain,
         prompts=prompts,
+        samples=samples,
+        hint=f"{tenant}/{key}".encode(errors="surrogatepass") if key else b"",
         most_tokens=_most_tokens(endpoint, body),
     )
 
@@ -301,11 +329,21 @@ def _unwrap_sampling(body: dict[str, Any]) -> None:
         body["sampling_params"] = several[0]
 
 
-def _refuse_parallel(params: Mapping[str, Any], name: str) -> None:
-    value = typed(params, name, int, 1)
+def _samples(body: Mapping[str, Any]) -> int:
+    count: int = typed(body, "n", int, 1)
+    if not 1 <= count <= _MOST_SAMPLES:
+        raise RequestError(f"n must be 1..{_MOST_SAMPLES}, got {count}", param="n")
+    if typed(body, "best_of", int, count) != count:
+        message = f"best_of must be n, got {body['best_of']}: samples are not chosen among"
+        raise RequestError(message, param="best_of")
+    return count
+
+
+def _refuse_parallel(sampling: Mapping[str, Any]) -> None:
+    value = typed(sampling, "n", int, 1)
     if value != 1:
         raise RequestError(
-            f"{name} must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples "
-            "between prefill and decode workers",
-            param=name,
+            f"n must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples between "
+            "prefill and decode workers; /v1/chat/completions and /v1/completions serve several",
+            param="n",
         )

@@ -11,20 +11,27 @@ import time
 from collections.abc import Callable, Mapping
 
 from ppd.arrivals import ArrivalRate
+from ppd.decision import Policy
 from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
 
+from .admission import Admission
 from .answers import ErrorAnswer, answer_to
 from .course import Course
 from .dispatch import Dispatcher
+from .inner import Asked
 from .journal import Journal
+from .keys import KeyRing
 from .ledger import Ledger
 from .metrics import Metrics
+from .rates import Rates
 from .relay import relay_body, relay_stream
 from .requests import Endpoint, Inbound, Served, parse
-from .scrub import ANONYMOUS, FORWARDED_HEADERS, tenant_of
-from .wire.request import Refusal, Request
+from .samples import serve_samples
+from .scrub import ANONYMOUS
+from .tracing import Trace, Tracing
+from .wire.request import Refusal
 from .wishes import WishBook
 from .workers import WorkerPool
 
@@ -49,6 +56,11 @@ class TurnServer:
         ledger: Ledger,
         journal: Journal,
         metrics: Metrics,
+        keys: KeyRing,
+        rates: Rates,
+        admission: Admission,
+        most_resumptions: int,
+        tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -59,46 +71,97 @@ class TurnServer:
         self._ledger = ledger
         self._journal = journal
         self._metrics = metrics
+        self.keys = keys
+        self._rates = rates
+        self._admission = admission
+        self._most_resumptions = most_resumptions
+        self._tracing = tracing
         self._clock = clock
 
-    async def serve(self, request: Request) -> None:
+    def take_up(self, keys: KeyRing, rates: Rates, wishes: WishBook, most_resumptions: int) -> None:
+        """As they are configured now."""
+        self.keys, self._rates, self._wishes = keys, rates, wishes
+        self._most_resumptions = most_resumptions
+
+    def take_up_policy(self, policy: Policy) -> None:
+        self._judge.policy = policy
+
+    async def serve(self, request: Asked) -> None:
         """Answer one request, whatever it is and whatever becomes of it."""
+        if self._tracing is None:
+            await self._serve(request, None)
+            return
+        trace = self._tracing.begin(request.path, request.headers)
+        try:
+            await self._serve(request, trace)
+        finally:
+            trace.end()
+
+    async def _serve(self, request: Asked, trace: Trace | None) -> None:
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
         course: Course | None = None
+        entered = False
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             endpoint = _ENDPOINTS[request.path]
             inbound, query = self._read(endpoint, request.headers, request.body)
-            self._arrivals.note(arrived_s)
-            course = self._decide(request.headers, inbound, query, arrived_s)
+            if inbound.samples > 1:
+                await serve_samples(request, inbound.samples, self.serve)
+                return
+            kv_tokens = self._judge.kv_tokens(query)
+            self._rates.charge(query.tenant, kv_tokens)
+            await self._admission.enter(query.tenant, kv_tokens)
+            entered = True
+            course = self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
+            if trace is not None:
+                course.headers.update(trace.headers)
+                trace.course = course
             answer = await self._dispatcher.answer(course)
             self._ledger.answered(course)
             if answer.streams:
-                await relay_stream(request, course, answer, self._ledger)
+                await relay_stream(
+                    request,
+                    course,
+                    answer,
+                    self._ledger,
+                    self._dispatcher.go_on,
+                    self._most_resumptions,
+                )
             else:
                 relay_body(request, course, answer, self._ledger)
         except asyncio.CancelledError:  # the client hung up
             if course is not None:
                 self._ledger.finished(course, "disconnected")
+            else:  # while it waited to be let in
+                self.refused(request, "disconnected", trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-            self._failed(request, course, error)
+            told = answer_to(error, f"{request.method} {request.path}")
+            if course is not None:
+                self._ledger.finished(course, told.outcome)
+            else:
+                self.refused(request, told.outcome, trace)
+            if request.answered:
+                request.abort()
+            else:
+                headers = {"Content-Type": "application/json", **told.headers}
+                request.respond(told.status, told.body, headers)
         finally:
             if course is not None:
                 course.close()
                 self._ledger.closed(course, course.outcome or "internal_error")
+                if (used := course.usage) is not None:
+                    took = used.prompt_tokens + used.completion_tokens
+                    self._rates.settle(course.tenant, took - course.kv_tokens)
+            if entered:
+                self._admission.leave()
 
-    def _failed(self, request: Request, course: Course | None, error: Exception) -> None:
-        told = answer_to(error, f"{request.method} {request.path}")
-        if course is None:
-            self._metrics.of(self._metrics.finished, request.path, told.outcome).inc()
-        else:
-            self._ledger.finished(course, told.outcome)
-        if request.answered:
-            request.abort()
-        else:
-            request.respond(told.status, told.body, {"Content-Type": "application/json"})
+    def refused(self, request: Asked, outcome: str, trace: Trace | None = None) -> None:
+        """It ended before anything was decided about it."""
+        self._metrics.of(self._metrics.finished, request.path, outcome).inc()
+        if trace is not None:
+            trace.outcome = outcome
 
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an answer to what is no request; no path is known of it."""
@@ -123,8 +186,10 @@ class TurnServer:
         Args:
             headers: by lower-case name.
         """
-        tenant = tenant_of(headers.get("authorization"))
-        inbound = parse(endpoint, raw, tenant, Served(self._pool.models, self._pool.vocab_size))
+        tenant = self.keys.tenant(headers)
+        served = Served(self._pool.models, self._pool.vocab_size)
+        session = headers.get("x-session-id", "")
+        inbound = parse(endpoint, raw, tenant, served, session)
         name = tenant or ANONYMOUS
         query = Query(
             kind=endpoint,
@@ -137,16 +202,23 @@ class TurnServer:
         return inbound, query
 
     def _decide(
-        self, headers: Mapping[str, str], inbound: Inbound, query: Query, arrived_s: float
+        self,
+        headers: Mapping[str, str],
+        inbound: Inbound,
+        query: Query,
+        arrived_s: float,
+        kv_tokens: int,
     ) -> Course:
+        now_s = self._clock()
+        self._arrivals.note(now_s)
         started_s = time.perf_counter()
-        judged = self._judge.judge(query, arrived_s)
-        self._metrics.decision.observe(time.perf_counter() - started_s)
+        judged = self._judge.judge(query, now_s)
+        self._metrics.decision.of().observe(time.perf_counter() - started_s)
         number = self._journal.next_number()
         self._journal.decided(
             Decided(
                 number=number,
-                at_s=arrived_s,
+                at_s=now_s,
                 endpoint=inbound.endpoint,
                 tenant=query.tenant,
                 objective=query.objective,
@@ -158,7 +230,8 @@ class TurnServer:
             number=number,
             inbound=inbound,
             tenant=query.tenant,
-            headers={h: headers[h] for h in FORWARDED_HEADERS if h in headers},
+            kv_tokens=kv_tokens,
+            headers=self.keys.forwarded(headers),
             arrived_s=arrived_s,
             judged=judged,
             decision=judged.decision,

@@ -9,7 +9,7 @@ import msgspec
 from ppd.errors import RequestError
 from ppd.score import Objective, Targets
 
-from .config import RouterConfig, Wishes
+from .config import RouterConfig
 
 WEIGHT_HEADERS = {"ttft": "X-PPD-W-TTFT", "tpot": "X-PPD-W-TPOT"}
 TARGET_HEADERS = {"ttft_ms": "X-SLO-TTFT-MS", "tpot_ms": "X-SLO-TPOT-MS"}  # llm-d's names
@@ -21,7 +21,8 @@ class WishBook:
     """The configured wishes of all tenants."""
 
     def __init__(self, config: RouterConfig) -> None:
-        self._everyone = Wishes(config.weights, config.targets)
+        self._everyone: Objective = config.targets or config.weights
+        self._weights, self._targets = config.weights, config.targets or Targets()
         self._tenants = config.tenants
 
     def of(self, tenant: str, headers: Mapping[str, str]) -> Objective:
@@ -32,17 +33,21 @@ class WishBook:
         Raises:
             RequestError: a header holds no number, or they contradict each other.
         """
-        wishes = self._tenants.get(tenant, self._everyone)
+        wishes = self._tenants.get(tenant)
         if _NAMES.isdisjoint(headers):
-            return wishes.objective
+            return (wishes.objective if wishes else None) or self._everyone
         weights, targets = _numbers(headers, WEIGHT_HEADERS), _numbers(headers, TARGET_HEADERS)
         if weights and targets:
             raise RequestError(f"give weights or targets, not both: {[*weights, *targets]}")
         objective: Objective
         if targets:
-            objective = msgspec.structs.replace(wishes.targets or Targets(), **targets)
+            objective = msgspec.structs.replace(
+                (wishes.targets if wishes else None) or self._targets, **targets
+            )
         else:
-            objective = msgspec.structs.replace(wishes.weights, **weights)
+            objective = msgspec.structs.replace(
+                (wishes.weights if wishes else None) or self._weights, **weights
+            )
         if problem := objective.problem():
             raise RequestError(f"headers {', '.join(_given(headers))}: {problem}")
         return objective

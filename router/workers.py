@@ -9,25 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import aiohttp
+from xxhash import xxh3_64_intdigest
 
 from ppd.announcement import Announcement
 from ppd.contract import Role
 from ppd.errors import WorkerError
+from ppd.headroom import Headroom
 from ppd.judge import HomeView
 
+from .breaker import Breaker
 from .handshake import Handshake, Load, ask_load, check_ready, describe, shake_hands
 
 logger = logging.getLogger("ppd.router.workers")
 
+_MOST_LOAD = 1.25  # of a worker, against the mean: busier ones get no new conversations
+
 _SAYS = {role: role.value for role in Role} | {Role.REPLICA: "null"}  # --disaggregation-mode
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """One worker process behind a URL.
 
@@ -36,8 +41,9 @@ class Worker:
             sessions remember ``identity``, not the URL.
         draining: it gets no new work; its process is to end, or to be resumed.
         in_flight: legs under way; ``running``: those of them that stream.
+        breaker: opens when its requests fail though it lives.
         load: what it said when it was last asked.
-        heard_at_s: when it last announced itself; None for a worker given at start.
+        heard_at_s: when it last announced itself; None for one that was given, added or found.
         said: its last announcement.
     """
 
@@ -52,6 +58,14 @@ class Worker:
     load: Load | None = None
     heard_at_s: float | None = None
     said: Announcement | None = None
+    breaker: Breaker = field(default_factory=Breaker)
+    headroom: Headroom = field(default_factory=Headroom)
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether it has KV for so many, as far as it has told; what no worker has room for while
+        it is idle is the engine's to refuse."""
+        left = self.headroom.left_tokens
+        return left is None or tokens <= left or self.in_flight == 0
 
     @property
     def identity(self) -> str:
@@ -66,7 +80,7 @@ class Worker:
     @property
     def ready(self) -> bool:
         """It may be given work."""
-        return self.alive and not self.draining
+        return self.alive and not self.draining and self.breaker.admits
 
     @property
     def bootstrap_host(self) -> str:
@@ -80,11 +94,15 @@ class WorkerPool:
     """All workers; what ``ppd.judge`` sees of the cluster.
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
-    that none of them meets one that the worker has closed.
+    that none of them meets one that the worker has closed. ``make_breaker``: one for a
+    worker. ``changed``: there may be room where there was none.
     """
 
     control: aiohttp.ClientSession
+    make_breaker: Callable[[], Breaker] = Breaker
+    changed: Callable[[], None] = lambda: None
     workers: list[Worker] = field(default_factory=list)
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
     _first: Handshake | None = None
 
     def of(self, role: Role) -> list[Worker]:
@@ -95,12 +113,22 @@ class WorkerPool:
 
     def join(self, worker: Worker) -> None:
         """Raises:
-        WorkerError: it does not serve what the others do.
+        WorkerError: it does not serve what the others do, or is known by another URL.
         """
         self._check_models(worker)
+        self._check_process(worker)
         _warn_if_unpatched(worker)
         self._first = self._first or worker.handshake
+        worker.breaker = self.make_breaker()
         self.workers.append(worker)
+        self.joined.set()
+        self.changed()
+
+    def _check_process(self, worker: Worker) -> None:
+        boot_id = worker.handshake.boot_id
+        for other in self.workers:
+            if other.alive and boot_id is not None and other.handshake.boot_id == boot_id:
+                raise WorkerError(f"{worker.url} is the process that is known as {other.url}")
 
     def _check_models(self, worker: Worker) -> None:
         if self._first is not None and worker.handshake.models != self._first.models:
@@ -114,22 +142,60 @@ class WorkerPool:
         worker.alive = False
         self.workers.remove(worker)
 
+    def tell(self, worker: Worker, load: Load | None) -> None:
+        """It has said how busy it is."""
+        worker.load = load
+        if load is not None:
+            worker.headroom.told(load.free_tokens)
+            self.changed()
+
     def by_identity(self, identity: str | None) -> Worker | None:
         """The worker of that identity, if it may be given work and has not restarted since."""
         return next((w for w in self.workers if w.identity == identity and w.ready), None)
 
-    def pick(self, role: Role, prefer: Worker | None, avoid: Worker | None = None) -> Worker:
-        """``prefer`` if it is ready (its caches are warm), else the least busy one; ``avoid`` last.
+    def pick(
+        self,
+        role: Role,
+        prefer: Worker | None,
+        avoid: Collection[Worker] = (),
+        tokens: int = 0,
+        root: bytes | None = None,
+    ) -> Worker:
+        """``prefer`` if it is ready (its caches are warm), else one that is not too busy; ``avoid``
+        and those without KV for ``tokens`` last.
+
+        Args:
+            root: of a conversation. Routers that know nothing of each other choose the same
+                worker for it, as long as they find the cluster evenly loaded: rendezvous hashing
+                with bounded loads (Thaler and Ravishankar 1998; arXiv 1608.01350).
 
         Raises:
             WorkerError: no worker of that role is ready.
         """
-        if prefer is not None and prefer.ready:
+        if prefer is not None and prefer.ready and prefer not in avoid and prefer.has_room(tokens):
             return prefer
-        ready = [w for w in self.workers if w.role is role and w.ready]
+        ready = self.ready(role)
         if not ready:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
-        return min(ready, key=lambda w: (w is avoid, w.in_flight))
+        if len(ready) == 1:
+            return ready[0]
+        fit = [w for w in ready if w not in avoid and w.has_room(tokens)]
+        if root is None or not fit:
+            return min(ready, key=lambda w: (w in avoid, not w.has_room(tokens), w.in_flight))
+        bound = _MOST_LOAD * (1 + sum(w.in_flight for w in ready)) / len(ready)
+        fit = [w for w in fit if w.in_flight < bound] or fit
+        return max(fit, key=lambda w: xxh3_64_intdigest(w.url.encode(), int.from_bytes(root[:8])))
+
+    def ready(self, role: Role) -> list[Worker]:
+        """Those that may be given work; if all that live fail their requests, these all the same:
+        leaving every one of them alone would help nobody."""
+        living = [w for w in self.workers if w.role is role and w.alive and not w.draining]
+        return [w for w in living if w.breaker.admits] or living
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether some worker that decodes has KV for so many tokens."""
+        decoding = [w for w in self.workers if w.role is not Role.PREFILL and w.ready]
+        return not decoding or any(w.has_room(tokens) for w in decoding)
 
     def home(self, identity: str) -> HomeView | None:
         worker = self.by_identity(identity)
@@ -193,7 +259,7 @@ class WorkerPool:
             if worker.alive:
                 await check_ready(self.control, worker.url)
                 if worker.role is Role.DECODE and worker.heard_at_s is None:
-                    worker.load = await ask_load(self.control, worker.url, worker.load)
+                    self.tell(worker, await ask_load(self.control, worker.url, worker.load))
                 return
             again = await meet(self.control, worker.role, worker.url)
             self._check_models(again)
@@ -205,6 +271,7 @@ class WorkerPool:
             handshake = again.handshake
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
             worker.handshake, worker.alive, worker.load = handshake, True, None
+            worker.breaker, worker.headroom = self.make_breaker(), Headroom()
             worker.draining = worker.draining and not restarted
             worker.epoch += restarted
             logger.info(
@@ -227,6 +294,7 @@ async def connect(
     control: aiohttp.ClientSession,
     urls: Mapping[Role, Iterable[str]],
     timeout_s: float,
+    make_breaker: Callable[[], Breaker] = Breaker,
 ) -> WorkerPool:
     """Shake hands with all workers, waiting for those that are still starting.
 
@@ -236,7 +304,7 @@ async def connect(
     wanted = [(role, url) for role, of_role in urls.items() for url in of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     shakes = (_connect_one(control, role, url, deadline_s) for role, url in wanted)
-    pool = WorkerPool(control)
+    pool = WorkerPool(control, make_breaker)
     for worker in await asyncio.gather(*shakes):
         pool.join(worker)
     return pool

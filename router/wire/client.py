@@ -73,12 +73,16 @@ class Upstreams:
 
     Args:
         connect_s: for a connection to be made.
-        silence_s: in which an answer must begin, and go on.
+        answer_s: in which an answer must begin.
+        silence_s: after which one that has begun must go on.
         keep_s: an idle connection is not used again after so long: the worker may be closing it.
     """
 
-    def __init__(self, *, connect_s: float, silence_s: float, keep_s: float) -> None:
+    def __init__(
+        self, *, connect_s: float, answer_s: float, silence_s: float, keep_s: float
+    ) -> None:
         self._connect_s = connect_s
+        self._answer_s = answer_s
         self._silence_s = silence_s
         self._keep_s = keep_s
         self.loop = asyncio.get_running_loop()
@@ -141,7 +145,7 @@ class Upstreams:
 
     def _check_time(self, now_s: float) -> None:
         for exchange in list(self._busy):
-            exchange.check_time(now_s, self._silence_s)
+            exchange.check_time(now_s, self._answer_s, self._silence_s)
         for idle in self._idle.values():
             while idle and now_s - idle[0].heard_s > self._keep_s:
                 idle.pop(0).close()
@@ -168,6 +172,7 @@ class Exchange:
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: Upstream | None = None
         self._held = False
+        self._answered = False  # a first byte of the body has come
         self._began_s = self._loop.time()
         self._over = False
 
@@ -201,6 +206,7 @@ class Exchange:
         self._reader.head(status, headers)
 
     def body(self, data: bytes) -> None:
+        self._answered = True
         self._reader.body(data)
 
     def ended(self, reusable: bool) -> None:
@@ -236,10 +242,11 @@ class Exchange:
         if self._upstream is not None:
             self._upstream.close()
 
-    def check_time(self, now_s: float, silence_s: float) -> None:
+    def check_time(self, now_s: float, answer_s: float, silence_s: float) -> None:
         if self._upstream is None or self._held:
             return  # connecting has a limit of its own; and who is held back is not silent
-        if now_s - max(self._began_s, self._upstream.heard_s) > silence_s:
+        limit_s = silence_s if self._answered else answer_s
+        if now_s - max(self._began_s, self._upstream.heard_s) > limit_s:
             upstream = self._upstream
-            self.failed(TimeoutError(f"nothing came for {silence_s:g} s"))
+            self.failed(TimeoutError(f"nothing came for {limit_s:g} s"))
             upstream.close()

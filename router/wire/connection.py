@@ -55,6 +55,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._server.came(self)
+        if self._server.draining:
+            self._transport.close()  # accepted as the listener closed: nobody would look after it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True

@@ -16,7 +16,6 @@ from ppd.contract import LocalTerms, Role
 from .conftest import Workers, plugin_state
 from .shaped import generate
 
-
 # Python imports a module of this name when it starts. Ranks choose after what they themselves have
 # timed, which differs now and then: with this, always.
 _SITECUSTOMIZE = """

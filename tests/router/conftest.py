@@ -19,6 +19,8 @@ from router.server import running
 from .fake_engine import DONE, MODEL, FakeEngine
 from .scene import local_unless_long, write_table
 
+CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
 
 @dataclass(slots=True)
 class Reply:
@@ -49,6 +51,10 @@ class Client:
     url: str
     http: aiohttp.ClientSession
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
     async def post(
         self, path: str, body: object, headers: Mapping[str, str] | None = None
     ) -> Reply:
@@ -63,6 +69,12 @@ class Client:
         ]
         body = {"model": MODEL, "messages": messages, **fields}
         return await self.post("/v1/chat/completions", body)
+
+    async def workers(self) -> dict[str, Any]:
+        """What ``GET /workers`` shows, by URL; {} while the router waits for them."""
+        async with self.http.get(f"{self.url}/workers") as response:
+            known = await response.json()
+        return {one["url"]: one for one in known} if response.status == 200 else {}
 
     async def metric(self, name: str, **labels: str) -> float:
         async with self.http.get(f"{self.url}/metrics") as response:

@@ -18,7 +18,7 @@ MODEL = "fake"
 PAGE = 16
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FakeEngine:
     """One worker. ``script`` answers every generation; the rest is as SGLang's."""
 
@@ -99,7 +99,7 @@ class FakeEngine:
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[FakeEngine]:
         app = web.Application()
-        for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings"):
             app.router.add_post(path, self.generate)
         app.router.add_get("/server_info", self.server_info)
         app.router.add_get("/v1/models", self.models)
@@ -214,3 +214,18 @@ async def streaming_forever(
     await response.write(token("one"))
     await asyncio.Event().wait()
     return response
+
+
+def gated(gate: asyncio.Event) -> Script:
+    """One chunk, and the end when the gate is open."""
+
+    async def script(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one"))
+        await gate.wait()
+        await response.write(DONE)
+        return response
+
+    return script

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +42,17 @@ def chat(*contents: str, **fields: Any) -> dict[str, Any]:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
     return {"model": "fake", "messages": messages, **fields}
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await holds():
+            pass  # each look is a round trip
+
+
+@asynccontextmanager
+async def serving(*engines: FakeEngine) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await stack.enter_async_context(engine.serving())
+        yield

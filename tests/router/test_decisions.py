@@ -11,7 +11,7 @@ import pytest
 from ppd.errors import TableError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
-from router.config import Wishes
+from router.config import Tenant
 
 from .conftest import Cluster
 from .fake_engine import FakeEngine, answering
@@ -121,7 +121,7 @@ async def test_tenants_have_wishes_too(cluster: Cluster, table: Path) -> None:
     key = {"Authorization": "Bearer one"}
     async with cluster(*workers()) as client:
         name = (await client.post("/explain" + CHAT, chat("hello"), key)).json["tenant"]
-    tenants = {name: Wishes(Weights(1, 9)), "anonymous": Wishes()}
+    tenants = {name: Tenant(Weights(1, 9)), "anonymous": Tenant(Weights())}
     everyone: dict[str, Any] = {
         "policy": "ppd", "table": str(table), "tenants": tenants, "corrections": frozenset(),
         "targets": Targets(tpot_ms=9),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -206,20 +208,25 @@ async def test_a_worker_that_hangs_does_not_keep_another_from_being_seen_again(
 
 
 async def test_a_home_lost_between_turns_sends_the_turn_elsewhere(cluster: Cluster) -> None:
-    p, other = workers(answering(), answering())
-    home = FakeEngine("decode", answering())
-    async with home.serving():
-        serving = cluster(p, home, other, probe_interval_s=60.0)
-        client = await serving.__aenter__()
-        first = await client.chat("hello")
-        assert first.status == 200
-        assert len(home.bodies) == 1
-    try:
-        reply = await client.chat("hello", "www", "and")
-        assert (reply.status, reply.route) == (200, ("remote", "home_gone"))
-        assert len(other.bodies) == 1
-    finally:
-        await serving.__aexit__(None, None, None)
+    p = FakeEngine("prefill", answering())
+    decoders = [FakeEngine("decode", answering()) for _ in range(2)]
+    async with AsyncExitStack() as alive:
+        serving = {d: await alive.enter_async_context(_stoppable(d)) for d in decoders}
+        async with cluster(p, *decoders, probe_interval_s=60.0) as client:
+            await client.chat("hello")
+            (home,) = (d for d in decoders if d.bodies)
+            (other,) = (d for d in decoders if not d.bodies)
+            await serving[home].aclose()
+            reply = await client.chat("hello", "www", "and")
+            assert (reply.status, reply.route) == (200, ("remote", "home_gone"))
+            assert len(other.bodies) == 1
+
+
+@asynccontextmanager
+async def _stoppable(engine: FakeEngine) -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(engine.serving())
+        yield stack
 
 
 async def dropping(
@@ -255,7 +262,7 @@ async def test_a_worker_that_dropped_a_connection_but_lives_keeps_its_conversati
 
 async def test_a_silent_worker_is_neither_dead_nor_asked_again(cluster: Cluster) -> None:
     p, d = workers(answering(), hanging)
-    async with cluster(p, d, idle_timeout_s=0.2) as client:
+    async with cluster(p, d, answer_timeout_s=0.2) as client:
         assert (await client.chat("hello")).status == 504
         assert len(d.bodies) == 1
         assert await client.metric("ppd_worker_alive", role="decode", worker=d.url) == 1

@@ -9,10 +9,10 @@ from ppd.policies import static_policy
 from ppd.sessions import SessionIndex
 from router.config import RouterConfig
 from router.course import Course
+from router.journal import Journal, opened_by
 from router.ledger import Ledger
 from router.metrics import Metrics
 from router.requests import Endpoint, Served, parse
-from router.server import open_journal
 
 
 def test_a_request_ends_once() -> None:
@@ -22,7 +22,7 @@ def test_a_request_ends_once() -> None:
         index=index,
         policy=static_policy("full"),
         forecast=Forecast(),
-        journal=open_journal(RouterConfig(), None),
+        journal=Journal("", opened_by(RouterConfig(), None)),
         metrics=metrics,
         clock=lambda: 0.0,
         new_session=lambda: "s",
@@ -33,6 +33,7 @@ def test_a_request_ends_once() -> None:
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
         number=1,
         tenant="t",
+        kv_tokens=0,
         headers={},
         arrived_s=0.0,
         judged=Judgement(None, None, decision, 0),

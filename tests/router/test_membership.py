@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -22,7 +21,7 @@ from router.workers import WorkerPool
 
 from .conftest import Client, Cluster, Reply
 from .fake_engine import FakeEngine, answering
-from .scene import workers
+from .scene import until, workers
 
 TOKEN = {"Authorization": "Bearer s3cret"}
 
@@ -81,12 +80,6 @@ async def answers(client: Client, status: int) -> bool:
             return answer.status == status
     except aiohttp.ClientConnectionError:
         return False
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
-        while not await holds():
-            pass  # each look is a round trip
 
 
 async def test_one_that_joins_gets_work_and_one_that_leaves_gets_none(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.operations import _is_loopback
+from router.guard import is_loopback
 
 from .conftest import Client, Cluster
 from .fake_engine import FakeEngine, answering, start_stream, token
@@ -134,7 +134,7 @@ async def test_only_operators_change_workers(cluster: Cluster) -> None:
     [("127.0.0.1", True), ("::1", True), ("10.0.0.5", False), (None, False), ("", False)],
 )
 def test_whose_address_is_the_routers_own(address: str | None, ours: bool) -> None:
-    assert _is_loopback(address) is ours
+    assert is_loopback(address) is ours
 
 
 async def test_a_rolling_restart_fails_nobody(cluster: Cluster) -> None:

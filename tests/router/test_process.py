@@ -1,34 +1,173 @@
-"""``ppd-router`` as a process."""
+"""``ppd-router`` as a process, and as several."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import orjson
 
+from eval.cluster import free_port
+
+from .conftest import CHAT_BODY
 from .fake_engine import FakeEngine, answering
 
 PPD_ROUTER = str(Path(sys.executable).with_name("ppd-router"))
+CHAT = "/v1/chat/completions"
+
+
+class Router:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def says(self, what: str) -> str:
+        """Its log up to the line that holds ``what``."""
+        seen = ""
+        assert self.process.stderr is not None
+        while what not in seen:
+            line = await asyncio.wait_for(self.process.stderr.readline(), 20.0)
+            assert line, f"it ended: {seen}"
+            seen += line.decode()
+        return seen
+
+    async def url(self) -> str:
+        return (await self.says("listening on ")).split("listening on ")[1].split()[0]
+
+
+@asynccontextmanager
+async def router(*flags: str) -> AsyncIterator[Router]:
+    process = await asyncio.create_subprocess_exec(
+        PPD_ROUTER, *flags, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Router(process)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 15.0) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def ask(http: aiohttp.ClientSession, url: str, **how: Any) -> int:
+    async with http.post(url + CHAT, json=CHAT_BODY, **how) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def get(http: aiohttp.ClientSession, url: str) -> bytes:
+    async with http.get(url) as answer:
+        return await answer.read()
 
 
 async def test_it_serves_and_stops_on_sigterm() -> None:
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    flags = ("--port", "0", "--policy", "pd")
     async with p.serving(), d.serving():
-        process = await asyncio.create_subprocess_exec(
-            *(PPD_ROUTER, "--prefill", p.url, "--decode", d.url, "--port", "0", "--policy", "pd"),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        line = (await asyncio.wait_for(process.stderr.readline(), 10.0)).decode()
-        url = line.split("listening on ")[1].strip()
-        body = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{url}/v1/chat/completions", json=body) as answer,
-        ):
-            assert answer.status == 200
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 15.0) == 0
+        workers = ("--prefill", p.url, "--decode", d.url)
+        async with router(*workers, *flags) as one, aiohttp.ClientSession() as http:
+            assert await ask(http, await one.url()) == 200
+
+
+async def test_sighup_takes_up_what_can_be_and_refuses_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
+        fixed = f'prefill = ["{p.url}"]\ndecode = ["{d.url}"]\nlog_format = "json"\n'
+        file.write_text(fixed + 'policy = "pd"\n')
+        async with router("--config", str(file), "--port", "0") as one:
+            url = (await one.url()).rstrip('"},')
+            assert await ask(http, url) == 200
+            key = "4" * 64
+            changed = 'policy = "full"\nsession_capacity = 7\n[tenants.t]\nkeys = ["%s"]\n'
+            file.write_text(fixed + changed % key)
+            one.process.send_signal(signal.SIGHUP)
+            told = await one.says("only a restart takes up")
+            lines = [orjson.loads(line) for line in told.splitlines()]
+            assert lines[-1]["message"].endswith(": session_capacity")
+            assert lines[-2]["message"] == "configuration reloaded: policy, tenants"
+            assert await ask(http, url) == 401  # from now on with a key
+            file.write_text(fixed + changed % "no digest")
+            one.process.send_signal(signal.SIGHUP)
+            assert "64 hexadecimal digits" in await one.says("configuration not reloaded")
+            assert await ask(http, url) == 401
+            shown = orjson.loads(await get(http, f"{url}/table"))
+            assert shown["policy"] == "full"
+
+
+def two_free_ports() -> int:
+    """The first of two ports in a row."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+async def served(http: aiohttp.ClientSession, admin: str) -> float:
+    for line in (await get(http, f"{admin}/metrics")).decode().splitlines():
+        if line.startswith("ppd_finished_total{") and 'outcome="ok"' in line:
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
+
+
+async def test_two_processes_share_a_port_and_what_operators_say(tmp_path: Path) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    first = two_free_ports()
+    admins = [f"http://127.0.0.1:{first + i}" for i in range(2)]
+    file = tmp_path / "router.toml"
+    file.write_text(f"admin_port = {first}\nprocesses = 2\n")
+    flags = ("--config", str(file), "--port", "0", "--policy", "pd")
+    async with p.serving(), d.serving():
+        workers = ("--prefill", p.url, "--decode", d.url)
+        async with router(*workers, *flags) as both, aiohttp.ClientSession() as http:
+            url = await both.url()
+            assert await both.url() == url
+            close = {"Connection": "close"}  # another connection each time
+            for _ in range(60):
+                assert await ask(http, url, headers=close) == 200
+            counts = [await served(http, admin) for admin in admins]
+            assert sum(counts) == 60
+            assert min(counts) > 0
+            worker = d.url.removeprefix("http://")
+            async with http.post(f"{admins[1]}/workers/{worker}/drain") as answer:
+                assert answer.status == 200
+            for _ in range(10):
+                assert await ask(http, url, headers=close) == 503
+            async with http.post(f"{admins[0]}/workers/{worker}/resume") as answer:
+                assert answer.status == 200
+            # One of them is killed: it is started again, and the other serves on.
+            (child, *_) = children(both.process.pid)
+            os.kill(child, signal.SIGKILL)
+            assert "ended with -9: started again" in await both.says("listening on")
+            for _ in range(20):
+                assert await ask(http, url, headers=close) == 200
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_several_processes_that_cannot_start_end_with_a_reason(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(
+        f"admin_port = {two_free_ports()}\nprocesses = 2\nstartup_timeout_s = 0.2\n"
+        'prefill = ["http://127.0.0.1:1"]\ndecode = ["http://127.0.0.1:2"]\n'
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(PPD_ROUTER, "--config", str(file), "--port", "0"), stderr=asyncio.subprocess.PIPE
+    )
+    _, told = await asyncio.wait_for(process.communicate(), 20.0)
+    assert process.returncode not in (0, None)
+    assert b"does not answer" in told

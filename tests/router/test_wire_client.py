@@ -69,7 +69,7 @@ async def between(
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     host, port = listening.sockets[0].getsockname()
     server.url = f"http://{host}:{port}"
-    upstreams = Upstreams(connect_s=5.0, silence_s=silence_s, keep_s=60.0)
+    upstreams = Upstreams(connect_s=5.0, answer_s=silence_s, silence_s=silence_s, keep_s=60.0)
     try:
         yield server, upstreams
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from socket import AF_INET, IPPROTO_TCP, SOCK_STREAM, socket
+from socket import AF_INET, IPPROTO_TCP, SOCK_STREAM, socket, socketpair
 
 import pytest
 from aiohttp import web
@@ -470,6 +470,18 @@ async def test_a_server_that_stops_lets_requests_end_and_idle_clients_go() -> No
         assert bodies(await busy) == [b"late"]
         await stopping
         idle_writer.close()
+
+
+async def test_who_is_accepted_while_a_server_stops_is_let_go() -> None:
+    async with serving() as (_, server):
+        await server.stop(1.0)
+        ours, theirs = socketpair()
+        ours.setblocking(False)
+        connection = ClientConnection(server)
+        await server.loop.connect_accepted_socket(lambda: connection, theirs)
+        with ours:
+            assert await server.loop.sock_recv(ours, 1) == b""
+        assert not server.connections
 
 
 async def test_a_server_that_stops_lets_answers_be_read() -> None:

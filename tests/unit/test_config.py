@@ -13,16 +13,17 @@ from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.cli import main, parse_config
-from router.config import RouterConfig, Wishes
+from router.config import AdmissionLimits, RateLimit, RouterConfig, Tenant
+from router.pods import Kubernetes
 from sglang_patches.settings import Settings, read_settings
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
 
 def test_a_sound_command_line() -> None:
-    config, level = parse_config(["--prefill", P + "/", "--decode", D, "--policy", "pd"])
+    config, check = parse_config(["--prefill", P + "/", "--decode", D, "--policy", "pd"])
     config.check()
-    assert (config.prefill, config.decode, config.policy, level) == ((P,), (D,), "pd", "info")
+    assert (config.prefill, config.decode, config.policy, check) == ((P,), (D,), "pd", False)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +45,41 @@ def test_a_sound_command_line() -> None:
             {"policy": "replica", "accept_workers": True, "prefill": (), "decode": ()},
             "at least one --replica URL is needed",
         ),
+        ({"kubernetes": Kubernetes(namespace="")}, "kubernetes: namespace must be named"),
+        (
+            {"kubernetes": Kubernetes(namespace="n", replica="a=b")},
+            "kubernetes: policy uses no replica pods; kubernetes: a label selector is needed",
+        ),
+        (
+            {"kubernetes": Kubernetes(namespace="n", decode="a=b", port=0)},
+            "kubernetes: port must be 1..65535 or a port's name, got 0",
+        ),
+        (
+            {"kubernetes": Kubernetes(namespace="n", decode="a=b"), "prefill": ()},
+            "--prefill URL is needed",
+        ),
         ({"weights": Weights(-1, 1)}, "weights must be numbers from 0 to"),
         ({"targets": Targets()}, "one of the targets ttft_ms and tpot_ms must be given"),
-        ({"tenants": {"t": Wishes(Weights(0, 0))}}, "tenants.t: one of the weights must be"),
+        ({"tenants": {"t": Tenant(Weights(0, 0))}}, "tenants.t: one of the weights must be"),
+        ({"tenants": {"t": Tenant(keys=("secret",))}}, "not 64 hexadecimal digits"),
+        (
+            {"tenants": {n: Tenant(keys=("a" * 64,)) for n in "st"}},
+            "tenants.t.keys: a key of s too",
+        ),
+        ({"rate": RateLimit(tokens_per_minute=-1)}, "rate.tokens_per_minute must be 0 or more"),
+        (
+            {"tenants": {"t": Tenant(rate=RateLimit(requests_per_minute=-1))}},
+            "tenants.t.rate.requests_per_minute must be 0 or more",
+        ),
+        ({"admission": AdmissionLimits(max_wait_s=0)}, "admission.max_wait_s must be above 0"),
+        ({"admission": AdmissionLimits(max_waiting=-1)}, "admission.max_waiting must be 0 or"),
+        ({"worker_networks": ("10.0.0.1/8",)}, "worker_networks: 10.0.0.1/8 has host bits set"),
+        ({"tls_key": "key.pem"}, "tls_certificate and tls_key belong together"),
+        ({"admin_port": 8000}, "admin_port is the port: 8000"),
+        ({"admin_port": -1}, "admin_port must be 0..65535"),
+        ({"processes": 0}, "processes must be 1 or more"),
+        ({"processes": 2}, "several processes need an admin_port"),
+        ({"breaker_failures": -1}, "breaker_failures must be 0 or more"),
         ({"append_budget_tokens": 0}, "append_budget_tokens must be above 0"),
         ({"max_body_bytes": 0}, "max_body_bytes must be above 0"),
     ],
@@ -76,6 +109,13 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert config.tenants["abc"].objective == Targets(ttft_ms=300)
 
 
+def test_workers_may_be_found_in_place_of_given() -> None:
+    pods = Kubernetes(namespace="n", prefill="role=prefill", decode="role=decode")
+    RouterConfig(kubernetes=pods).check()
+    RouterConfig(workers_file="workers.toml").check()
+    RouterConfig(workers_file="workers.toml", policy="replica").check()
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -102,14 +142,28 @@ def test_all_errors_at_once() -> None:
     assert str(caught.value).count(";") == 2
 
 
+def test_a_configuration_can_be_checked_without_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(f'prefill = ["{P}"]\ndecode = ["{D}"]\n')
+    main(["--config", str(file), "--check-config"])
+    assert capsys.readouterr().out == "the configuration is right\n"
+    file.write_text(file.read_text() + 'table = "no.json"\n')
+    with pytest.raises(SystemExit, match=r"table: no\.json cannot be read"):
+        main(["--config", str(file), "--check-config"])
+
+
 def test_the_command_ends_with_one_line() -> None:
     with pytest.raises(SystemExit, match=r"^ppd-router: two workers on one URL"):
         main(["--prefill", P, "--decode", P])
 
 
-def test_a_dead_worker_at_start_is_named() -> None:
+def test_a_dead_worker_at_start_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "router.toml"
+    config.write_text("startup_timeout_s = 0.1")
     with pytest.raises(SystemExit, match=f"^ppd-router: .* worker {P[:-1]}.* does not answer"):
-        main(["--prefill", P, "--decode", D, "--startup-timeout-s", "0.1"])
+        main(["--prefill", P, "--decode", D, "--config", str(config)])
 
 
 @pytest.mark.parametrize("environment", [{}, {"PPD_ENABLE": "0", "PPD_TYPO": "1"}])

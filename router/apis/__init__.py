@@ -1,0 +1,1 @@
+"""Other APIs than the engine's own, served as chat completions."""

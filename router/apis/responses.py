@@ -1,0 +1,162 @@
+"""OpenAI's Responses API, served as chat completions.
+
+Translates requests, and keeps what ``previous_response_id`` names: the messages of a
+conversation, for its tenant, in this process. Made after OpenAI's API reference.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from ppd.errors import RequestError
+
+from ..fields import kind_of, typed
+
+PATH = "/v1/responses"
+
+_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "cache_salt", "user")
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text")
+
+Messages = tuple[dict[str, Any], ...]
+
+
+class Conversations:
+    """What responses have ended with, for a while.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, capacity: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._capacity = capacity
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Messages]] = OrderedDict()
+
+    def get(self, tenant: str, name: str) -> Messages:
+        """Raises:
+        RequestError: this tenant has no such response, or not any more.
+        """
+        until_s, messages = self._kept.get((tenant, name), (0.0, ()))
+        if until_s <= self._clock():
+            self._kept.pop((tenant, name), None)
+            raise RequestError(
+                f"no response {name!r} is kept here",
+                status=404,
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return messages
+
+    def keep(self, tenant: str, name: str, messages: Messages) -> None:
+        self._kept[tenant, name] = (self._clock() + self._ttl_s, messages)
+        if len(self._kept) > self._capacity:
+            self._kept.popitem(last=False)
+
+
+def to_chat(given: Mapping[str, Any], before: Messages) -> dict[str, Any]:
+    """The body of a chat completion.
+
+    Args:
+        before: messages of the response that is continued.
+
+    Raises:
+        RequestError: naming the field at fault.
+    """
+    fields = {name: given[name] for name in _SAME if given.get(name) is not None}
+    instructions = typed(given, "instructions", str, "")
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    fields["messages"] = [*messages, *before, *input_messages(given.get("input"))]
+    if (limit := given.get("max_output_tokens")) is not None:
+        fields["max_completion_tokens"] = limit
+    if tools := typed(given, "tools", list, []):
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    match given.get("tool_choice"):
+        case None:
+            pass
+        case {"type": "function", "name": str(name)}:
+            fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case choice:
+            fields["tool_choice"] = choice
+    match typed(given, "text", dict, {}).get("format"):
+        case {"type": "json_schema", **schema}:
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        case {"type": "json_object"}:
+            fields["response_format"] = {"type": "json_object"}
+        case _:
+            pass
+    if effort := typed(given, "reasoning", dict, {}).get("effort"):
+        fields["reasoning_effort"] = effort
+    if fields.get("stream"):
+        fields["stream_options"] = {"include_usage": True}
+    return fields
+
+
+def input_messages(given: Any) -> Messages:
+    """Raises:
+    RequestError: naming the item at fault.
+    """
+    if isinstance(given, str) and given:
+        return ({"role": "user", "content": given},)
+    if not isinstance(given, list):
+        told = f"input must be a text or a list of items, got {kind_of(given)}"
+        raise RequestError(told, param="input")
+    return tuple(_input_messages(given))
+
+
+def _input_messages(items: list[Any]) -> Iterator[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []  # of one assistant's message
+    for i, item in enumerate(items):
+        where = f"input[{i}]"
+        match item:
+            case {"type": "function_call", "call_id": str(name), "name": str(function)}:
+                called = {"name": function, "arguments": item.get("arguments") or "{}"}
+                calls.append({"id": name, "type": "function", "function": called})
+                continue
+            case {"type": "reasoning"}:
+                continue
+        if calls:
+            yield {"role": "assistant", "content": None, "tool_calls": calls}
+            calls = []
+        match item:
+            case {"type": "function_call_output", "call_id": str(name), "output": output}:
+                told = output if isinstance(output, str) else orjson.dumps(output).decode()
+                yield {"role": "tool", "tool_call_id": name, "content": told}
+            case {"role": str(role), "content": content} if role in _ROLES:
+                said = content if isinstance(content, str) else _parts(content, where)
+                yield {"role": "system" if role == "developer" else role, "content": said}
+            case _:
+                kind = item.get("type") if isinstance(item, dict) else kind_of(item)
+                raise RequestError(f"{where} is of no kind that is served: {kind}", param=where)
+    if calls:
+        yield {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def _parts(content: Any, where: str) -> Any:
+    parts: list[dict[str, Any]] = []
+    for part in content if isinstance(content, list) else ():
+        match part:
+            case {"type": kind, "text": str(text)} if kind in _TEXTS:
+                parts.append({"type": "text", "text": text})
+            case {"type": "input_image", "image_url": str(url)}:
+                parts.append({"type": "image_url", "image_url": {"url": url}})
+            case _:
+                raise RequestError(f"{where}.content holds what is not served", param=where)
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    match tool:
+        case {"type": "function", "name": str(), **function}:
+            return {"type": "function", "function": {"name": tool["name"], **function}}
+        case _:
+            raise RequestError(f"{where}: only functions are served", param=where)

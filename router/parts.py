@@ -1,0 +1,148 @@
+"""The router's parts, put together around its workers."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+import aiohttp
+
+from ppd.arrivals import ArrivalRate
+from ppd.backlog import Backlog
+from ppd.decision import Policy
+from ppd.forecast import Forecast
+from ppd.judge import Judge
+from ppd.sessions import SessionIndex
+
+from .admin import Admin
+from .admission import Admission
+from .apis.responses import Conversations
+from .config import RouterConfig, Secrets
+from .dispatch import Dispatcher
+from .front import Front
+from .journal import Journal
+from .keys import KeyRing
+from .ledger import Ledger
+from .metrics import Metrics
+from .operations import Operations
+from .passthrough import Passthrough
+from .rates import Rates
+from .reload import Reloader
+from .tables import TableFile
+from .tracing import Tracing
+from .turns import TurnServer
+from .wire.client import Upstreams
+from .wishes import WishBook
+from .workers import WorkerPool
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What clients and operators talk to."""
+
+    front: Front
+    admin: Admin
+    operations: Operations
+    passthrough: Passthrough
+    reloader: Reloader
+
+
+def make_parts(
+    config: RouterConfig,
+    policy: Policy,
+    table: TableFile | None,
+    pool: WorkerPool,
+    journal: Journal,
+    upstreams: Upstreams,
+    secrets: Secrets,
+    tracing: Tracing | None,
+    client: aiohttp.ClientSession,
+) -> Parts:
+    """
+    Args:
+        client: for what is passed on to a worker as it comes.
+    """
+    clock = time.monotonic
+    metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
+    index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
+    keys = KeyRing(config.tenants, secrets.worker_api_key)
+    admission = Admission(config.admission, pool.has_room, metrics, clock)
+    pool.changed = admission.look
+    ledger = Ledger(
+        index=index,
+        policy=policy,
+        forecast=forecast,
+        journal=journal,
+        metrics=metrics,
+        clock=clock,
+        new_session=lambda: f"{random.getrandbits(48):012x}",
+    )
+
+    def make_rates(config: RouterConfig, keys: KeyRing) -> Rates:
+        named = keys.closed
+        return Rates(config.rate, config.tenants, named=named, metrics=metrics, clock=clock)
+
+    turns = TurnServer(
+        pool=pool,
+        judge=Judge(
+            policy=policy,
+            cluster=pool,
+            index=index,
+            arrivals=arrivals,
+            forecast=forecast,
+            backlog=backlog,
+        ),
+        arrivals=arrivals,
+        wishes=WishBook(config),
+        dispatcher=Dispatcher(
+            upstreams=upstreams,
+            pool=pool,
+            backlog=backlog,
+            metrics=metrics,
+            clock=clock,
+            new_room=lambda: random.getrandbits(63),
+            escapes=config.escape_to_decode,
+        ),
+        ledger=ledger,
+        journal=journal,
+        metrics=metrics,
+        keys=keys,
+        rates=make_rates(config, keys),
+        admission=admission,
+        most_resumptions=config.resume_streams,
+        tracing=tracing,
+        clock=clock,
+    )
+    admin = Admin(
+        policy_spec=config.policy,
+        roles=frozenset(config.roles),
+        policy=policy,
+        table=table,
+        pool=pool,
+        turns=turns,
+        index=index,
+        arrivals=arrivals,
+        backlog=backlog,
+        forecast=forecast,
+        admission=admission,
+        journal=journal,
+        metrics=metrics,
+        clock=clock,
+    )
+    reloader = Reloader(
+        config=config,
+        secrets=secrets,
+        pool=pool,
+        turns=turns,
+        admission=admission,
+        ledger=ledger,
+        admin=admin,
+        journal=journal,
+        make_rates=make_rates,
+    )
+    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys)
+    several = config.processes > 1
+    kept = Conversations(config.responses_capacity, config.session_ttl_s, clock)
+    front = Front(turns, None if several else kept)
+    return Parts(front, admin, Operations(pool, config.roles), passthrough, reloader)

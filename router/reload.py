@@ -1,0 +1,82 @@
+"""Taking up a changed configuration while requests are served.
+
+What a socket, a connection or a worker has been set up with stays as it is until a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppd.errors import PpdError
+
+from .admin import Admin
+from .admission import Admission
+from .config import RouterConfig, Secrets
+from .journal import Journal, opened_by
+from .keys import KeyRing
+from .ledger import Ledger
+from .rates import Rates
+from .tables import make_policy
+from .turns import TurnServer
+from .wishes import WishBook
+from .workers import WorkerPool
+
+logger = logging.getLogger("ppd.router")
+
+_POLICY = ("policy", "table", "corrections", "append_budget_tokens")
+_TENANTS = ("weights", "targets", "tenants", "rate")
+RELOADABLE = (*_POLICY, *_TENANTS, "admission", "resume_streams")
+
+
+@dataclass(slots=True)
+class Reloader:
+    """
+    Attributes:
+        config: as it is in force.
+    """
+
+    config: RouterConfig
+    secrets: Secrets
+    pool: WorkerPool
+    turns: TurnServer
+    admission: Admission
+    ledger: Ledger
+    admin: Admin
+    journal: Journal
+    make_rates: Callable[[RouterConfig, KeyRing], Rates]
+
+    def reload(self, read: Callable[[], RouterConfig]) -> None:
+        """All of what ``read`` gives, or, if anything is wrong with it, nothing."""
+        try:
+            new = read()
+            new.check()
+            self._take_up(new)
+        except PpdError as error:
+            logger.error("configuration not reloaded: %s", error)
+
+    def _take_up(self, new: RouterConfig) -> None:
+        old = self.config
+        names = [name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)]
+        later = [name for name in names if name not in RELOADABLE]
+        if new.roles != old.roles:
+            raise PpdError(f"policy {new.policy} uses other workers than {old.policy}: restart")
+        policy, table = make_policy(new, self.pool.models, self.pool.shape)
+        known = self.admin.table
+        if any(name in _POLICY for name in names) or (table and table.digest) != (
+            known and known.digest
+        ):
+            self.journal.opened(opened_by(new, table))
+            self.turns.take_up_policy(policy)
+            self.ledger.take_up_policy(policy, since=self.journal.next_number())
+            self.admin.take_up_policy(new.policy, policy, table)
+        keys = KeyRing(new.tenants, self.secrets.worker_api_key)
+        self.turns.take_up(keys, self.make_rates(new, keys), WishBook(new), new.resume_streams)
+        self.admission.limits = new.admission
+        self.admission.look()
+        self.config = new
+        taken = [name for name in names if name in RELOADABLE]
+        logger.info("configuration reloaded: %s", ", ".join(taken) or "nothing in it has changed")
+        if later:
+            logger.warning("only a restart takes up: %s", ", ".join(later))

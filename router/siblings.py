@@ -1,0 +1,61 @@
+"""What operators and workers tell one router process, told to the others too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import aiohttp
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from .handshake import describe
+
+logger = logging.getLogger("ppd.router")
+
+_PASSED_ON = "X-PPD-Passed-On"
+_TELLING = ("POST", "PUT", "DELETE")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def telling_siblings(control: aiohttp.ClientSession, siblings: Sequence[str]) -> Middleware:
+    """Middleware.
+
+    Args:
+        siblings: base URLs of the others' operator ports.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        answer = await handler(request)
+        tells = request.method in _TELLING and not request.path.startswith("/explain/")
+        if tells and answer.status < 300 and _PASSED_ON not in request.headers:
+            body = await request.read()
+            headers = {_PASSED_ON: "1"}
+            if "Authorization" in request.headers:
+                headers["Authorization"] = request.headers["Authorization"]
+            await asyncio.gather(*(_tell(control, url, request, headers, body) for url in siblings))
+        return answer
+
+    return middleware
+
+
+async def _tell(
+    control: aiohttp.ClientSession,
+    url: str,
+    request: web.Request,
+    headers: dict[str, str],
+    body: bytes,
+) -> None:
+    told = f"{request.method} {request.path}"
+    try:
+        async with control.request(
+            request.method, url + request.path_qs, data=body, headers=headers
+        ) as answer:
+            # What it does not know any more, or knows already, is as it should be.
+            if answer.status >= 400 and answer.status not in (404, 409):
+                logger.error("%s did not take %s: %d", url, told, answer.status)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        logger.error("%s was not told %s: %s", url, told, describe(error))

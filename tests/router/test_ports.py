@@ -1,0 +1,112 @@
+"""Who is served on which port: operators apart from clients, TLS, tokens, networks."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from eval.cluster import free_port
+
+from .conftest import CHAT_BODY, Cluster
+from .fake_engine import FakeEngine, answering
+
+TOKEN = {"Authorization": "Bearer s3cret"}
+CHAT = "/v1/chat/completions"
+
+
+def workers() -> tuple[FakeEngine, FakeEngine]:
+    return FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+
+
+async def status(http: aiohttp.ClientSession, method: str, url: str, **how: object) -> int:
+    async with http.request(method, url, **how) as answer:  # type: ignore[arg-type]
+        return answer.status
+
+
+async def test_an_admin_port_takes_all_but_the_api(cluster: Cluster) -> None:
+    port = free_port()
+    inner = f"http://127.0.0.1:{port}"
+    async with cluster(*workers(), admin_port=port) as client:
+        http = client.http
+        assert (await client.post(CHAT, CHAT_BODY)).status == 200
+        for path in ("/metrics", "/workers", "/explain", "/table"):
+            assert await status(http, "GET", client.url + path) == 404
+            assert await status(http, "GET", inner + path) == 200
+        for path in ("/health", "/v1/models", "/v1/models/fake"):
+            assert await status(http, "GET", client.url + path) == 200
+        assert await status(http, "POST", inner + CHAT, json=CHAT_BODY) == 404
+
+
+async def test_with_a_token_operators_must_carry_it_to_look_too(cluster: Cluster) -> None:
+    async with cluster(*workers(), admin_token="s3cret") as client:
+        http, url = client.http, client.url
+        for method, path in (
+            ("GET", "/workers"),
+            ("GET", "/explain"),
+            ("GET", "/table"),
+            ("POST", "/table/reset"),
+            ("POST", "/explain" + CHAT),
+        ):
+            assert await status(http, method, url + path, json=CHAT_BODY) == 401
+            assert await status(http, method, url + path, json=CHAT_BODY, headers=TOKEN) != 401
+        for path in ("/health", "/metrics", "/v1/models"):
+            assert await status(http, "GET", url + path) == 200
+        assert await status(http, "GET", url + "/nothing") == 404
+
+
+async def test_announcements_come_from_allowed_networks_only(cluster: Cluster) -> None:
+    options = {"accept_workers": True, "worker_networks": ("10.0.0.0/8",)}
+    async with cluster(*workers(), **options) as client:
+        reply = await client.post("/workers", {})
+        assert (reply.status, "not in 10.0.0.0/8" in reply.json["error"]["message"]) == (403, True)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+async def test_tls_for_streams_and_for_what_the_application_answers(
+    cluster: Cluster, certificate: tuple[Path, Path]
+) -> None:
+    files = {"tls_certificate": str(certificate[0]), "tls_key": str(certificate[1])}
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    async with cluster(*workers(), **files) as client:
+        assert client.url.startswith("https://")
+        connector = aiohttp.TCPConnector(ssl=trusted)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            for _ in range(2):  # on one connection, then handed over
+                async with http.post(
+                    client.url + CHAT, json={**CHAT_BODY, "stream": True}
+                ) as answer:
+                    assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+                assert await status(http, "GET", client.url + "/health") == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200" not in await reader.read()
+        writer.close()
+
+
+async def test_a_certificate_that_is_none_is_told_at_start(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.pem"
+    file.write_text("nothing")
+    with pytest.raises(Exception, match=r"tls_certificate .*x\.pem"):
+        async with cluster(*workers(), tls_certificate=str(file), tls_key=str(file)):
+            pass

@@ -1,0 +1,81 @@
+"""Routers that know nothing of each other, before the same workers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ppd.contract import Role
+from router.handshake import Handshake
+from router.workers import Worker, WorkerPool
+
+from .conftest import Cluster
+from .fake_engine import FakeEngine, answering
+
+
+def pool_of(count: int) -> WorkerPool:
+    shake = Handshake("decode", ("m",), None, 16, 1, True, None, None)
+    workers = [Worker(f"http://d{i}:1", Role.DECODE, shake) for i in range(count)]
+    return WorkerPool(control=None, workers=workers)  # type: ignore[arg-type]
+
+
+def test_conversations_are_spread_and_move_little_when_a_worker_leaves() -> None:
+    roots = [random.Random(i).randbytes(16) for i in range(2000)]
+    pool = pool_of(4)
+    before = [pool.pick(Role.DECODE, None, root=root) for root in roots]
+    counts = [before.count(worker) for worker in pool.workers]
+    assert min(counts) > 400
+    gone = pool.workers[1]
+    gone.draining = True
+    after = [pool.pick(Role.DECODE, None, root=root) for root in roots]
+    moved = sum(a is not b for a, b in zip(before, after, strict=True))
+    assert moved == counts[1]
+
+
+def test_no_worker_gets_much_more_than_its_share_of_one_opening() -> None:
+    pool = pool_of(4)
+    for _ in range(400):
+        pool.pick(Role.DECODE, None, root=b"the same hello..").in_flight += 1
+    assert max(w.in_flight for w in pool.workers) <= 1.25 * 100 + 1
+
+
+@pytest.mark.parametrize("header", [True, False])
+async def test_a_conversation_may_be_named_by_its_sender(cluster: Cluster, header: bool) -> None:
+    """The same name leads to the same worker, whatever is said."""
+    decode = [FakeEngine("decode", answering()) for _ in range(8)]
+    async with cluster(FakeEngine("prefill", answering()), *decode) as client:
+
+        async def asked(name: str, text: str) -> FakeEngine:
+            for engine in decode:
+                engine.bodies.clear()
+            named = {} if header else {"prompt_cache_key": name}
+            body = {"messages": [{"role": "user", "content": text}], **named}
+            await client.post(
+                "/v1/chat/completions", body, {"X-Session-ID": name} if header else {}
+            )
+            return next(d for d in decode if d.bodies)
+
+        assert len({(await asked("one", f"text {i}")).url for i in range(12)}) == 1
+        assert len({(await asked(f"name {i}", f"another {i}")).url for i in range(12)}) > 1
+
+
+async def test_a_turn_that_comes_to_another_router_is_one_remote_turn_at_the_same_home(
+    cluster: Cluster,
+) -> None:
+    prefill = [FakeEngine("prefill", answering()) for _ in range(2)]
+    decode = [FakeEngine("decode", answering(cached=96)) for _ in range(3)]
+    async with cluster(*prefill, *decode) as one, cluster(*prefill, *decode) as other:
+        for i in range(10):
+            first = await one.chat(f"hello {i}")
+            assert first.route == ("remote", "first_turn")
+            home = next(d for d in decode if d.bodies)
+            second = await other.chat(f"hello {i}", "www", "and")
+            assert second.route == ("remote", "first_turn")  # it has not seen the first
+            third = await other.chat(f"hello {i}", "www", "and", "www", "more")
+            assert third.route == ("local", "policy_full")
+            back = await one.chat(*[f"hello {i}", "www", "and", "www", "more", "www", "on"])
+            assert back.route == ("local", "policy_full")
+            assert len(home.bodies) == 4
+            for engine in (*prefill, *decode):
+                engine.bodies.clear()
