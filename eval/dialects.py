@@ -45,11 +45,14 @@ def event(value: object) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(value)
 
 
-def stream_events(path: str, number: int, counts: Counts, worker: int) -> list[bytes]:
+def stream_events(
+    path: str, number: int, counts: Counts, worker: int, start: int = 0
+) -> list[bytes]:
     """One event a word, with all that ends the stream behind the last.
 
     Args:
         worker: names who answers, in the first event.
+        start: the first word; those before it stand in the prompt.
     """
     words = counts.completion
     if path == GENERATE:
@@ -61,7 +64,7 @@ def stream_events(path: str, number: int, counts: Counts, worker: int) -> list[b
             for i in range(words)
         ]
     else:
-        deltas = [_choice(path, word(number, i)) for i in range(words)]
+        deltas = [_choice(path, word(number, start + i)) for i in range(words)]
         events = [event({"choices": [delta]}) for delta in deltas]
         events[0] = event({"choices": [deltas[0]], WORKER: worker})
         events[-1] += event({"choices": [], "usage": counts.usage()})

@@ -235,7 +235,9 @@ class FaultyConnection(WorkerConnection):
         self._transport.write(head.encode() + body)
 
     def _stream(self, now: _Answering, counts: Counts) -> None:
-        events = stream_events(now.path, _number(now.user), counts, self._worker.port)
+        number = _number(now.user)
+        start = now.leg.body.count(b" %d." % number)  # where another worker has broken off
+        events = stream_events(now.path, number, counts, self._worker.port, start)
         now.events.extend(events)
         if now.fault is Fault.ERROR_FIRST:
             self._refuse(now, "error, by request", 500)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from .dialects import text_in, text_of
 from .reply_client import Reply
 
-OK, REJECTED, WORKER_ERROR = "ok", "rejected", "worker_error"
+OK, REJECTED, OVERLOADED, WORKER_ERROR = "ok", "rejected", "overloaded", "worker_error"
 TRUNCATED, DISCONNECTED, INTERNAL = "truncated", "disconnected", "internal_error"
 NO_END = "no_end"  # no word of the router's: an answer that just stops, which must not be
 
@@ -35,6 +35,8 @@ def outcome_of(reply: Reply) -> str:
         kind = reply.errors[0].get("type") if reply.errors else None
         if kind == "router_error":
             return INTERNAL
+        if reply.status == 429:
+            return OVERLOADED
         return REJECTED if reply.status < 500 else WORKER_ERROR
     if not reply.streams:
         return OK
@@ -139,6 +141,7 @@ class Books:
     finished: Counts
     turns: Counts
     answered: Counter[str]  # by route, as the histogram of TTFT counts them
+    resumed: int
     in_flight: float
     backlog_tokens: float
 
@@ -157,13 +160,16 @@ def read_metrics(text: str) -> Books:
                     key = (labels["endpoint"], labels["route"], labels["reason"])
                     turns[key] = int(value)
                 case "ppd_ttft_seconds_count":
-                    answered[labels["route"]] = int(value)
+                    answered[labels["route"]] += int(value)
+                case "ppd_streams_resumed_total" if labels["outcome"] == "ok":
+                    sums[sample.name] = int(value)
                 case "ppd_worker_in_flight" | "ppd_worker_backlog_tokens" as name:
                     sums[name] += int(value)
     return Books(
         finished,
         turns,
         answered,
+        sums["ppd_streams_resumed_total"],
         sums["ppd_worker_in_flight"],
         sums["ppd_worker_backlog_tokens"],
     )

@@ -14,7 +14,8 @@ from .faulty_workers import Fault
 from .load_account import OK, REJECTED, TRUNCATED, WORKER_ERROR
 from .reply_client import Reply, http_request
 
-# What becomes of a request that asks its decode worker for a fault: streaming, and not.
+# What becomes of a request that asks its decode worker for a fault: streaming, and not. A stream
+# that breaks off may go on elsewhere, again and again, until it is whole.
 _BY_DECODE = {
     Fault.RESETS: (TRUNCATED, WORKER_ERROR),
     Fault.ENDS_EARLY: (TRUNCATED, WORKER_ERROR),
@@ -92,7 +93,8 @@ def fault_to_ask(source: random.Random, stream: bool) -> tuple[str, Sequence[str
         fault = source.choice([*_BY_PREFILL])
         return f"prefill={fault}", (_BY_PREFILL[fault], OK)
     fault = source.choice([*_BY_DECODE])
-    return f"decode={fault}", (_BY_DECODE[fault][0 if stream else 1],)
+    outcome = _BY_DECODE[fault][0 if stream else 1]
+    return f"decode={fault}", (outcome, OK) if outcome == TRUNCATED else (outcome,)
 
 
 @dataclass(frozen=True, slots=True)

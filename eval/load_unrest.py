@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from .load_worker import FLAP
 _START_S = 30.0
 _WEIGHTS = {Trouble.KILL: 4, Trouble.STOP: 3, Trouble.FLAP: 3, Trouble.DRAIN: 3}
 _WHOLE_ROLE = 0.06  # of all troubles
+_BAD = (" ERROR ", " CRITICAL ", "Traceback", "was never", "Unclosed")
 
 
 @dataclass(slots=True)
@@ -176,10 +178,14 @@ class Unrest:
                 raise ClusterError(f"{url} answered {answer.status}: {await answer.text()}")
 
 
-def log_lines(log: Path, allowed: str) -> tuple[int, list[str]]:
-    """How many errors of the allowed kind a router has logged, and all the others."""
-    lines = log.read_text(errors="replace").splitlines()
-    known = [line for line in lines if " ERROR " in line and allowed in line]
-    bad = (" ERROR ", " CRITICAL ", "Traceback", "was never", "Unclosed")
-    others = [line for line in lines if allowed not in line and any(mark in line for mark in bad)]
-    return len(known), others
+def log_lines(log: Path, known: Sequence[str]) -> tuple[Counter[str], list[str]]:
+    """How many errors of each known kind a router has logged, and all the others."""
+    counted, others = Counter[str](), list[str]()
+    for line in log.read_text(errors="replace").splitlines():
+        kind = next((mark for mark in known if mark in line), None)
+        if any(mark in line for mark in _BAD):
+            if kind is None:
+                others.append(line)
+            else:
+                counted[kind] += 1
+    return counted, others

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,12 +30,14 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield some
 
 
+@pytest.mark.parametrize("more", [{}, {"resume_streams": 0, "escape_to_decode": False}])
 async def test_nothing_is_lost_under_load_and_unrest(
-    workers: Workers, caplog: pytest.LogCaptureFixture
+    workers: Workers, caplog: pytest.LogCaptureFixture, more: dict[str, Any]
 ) -> None:
     caplog.set_level("WARNING")
     urls = {role: tuple(slot.url for slot in workers.of(role)) for role in ROLES}
-    config = RouterConfig(prefill=urls["prefill"], decode=urls["decode"], port=0, **OPTIONS)
+    options = OPTIONS | more
+    config = RouterConfig(prefill=urls["prefill"], decode=urls["decode"], port=0, **options)
     async with running(config) as url:
         tasks = len(asyncio.all_tasks())
         target = Target(int(url.rpartition(":")[2]), os.getpid())
@@ -46,11 +49,8 @@ async def test_nothing_is_lost_under_load_and_unrest(
         assert len(asyncio.all_tasks()) <= tasks
         assert run.events, "something was done to the workers"
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    truncated = sum(
-        count for (_, how), count in run.shared.account.finished.items() if how == "truncated"
-    )
-    assert len(errors) == truncated
-    assert all("truncated stream from" in error for error in errors)
+    known = ("truncated stream from", "fails request after request")
+    assert [error for error in errors if not any(mark in error for mark in known)] == []
 
 
 def reply(status: int, body: bytes, *, streams: bool = True, **fields: object) -> Reply:
@@ -117,8 +117,14 @@ def test_an_error_needs_a_trouble_of_that_role_and_time() -> None:
 def test_one_request_more_or_less_is_a_difference() -> None:
     account, path = Account(), "/generate"
     account.finished[path, "ok"] = 2
-    books = Books(finished=account.finished.copy(), turns=account.turns.copy(),
-                  answered=account.explained.copy(), in_flight=0, backlog_tokens=0)  # fmt: skip
+    books = Books(
+        finished=account.finished.copy(),
+        turns=account.turns.copy(),
+        answered=account.explained.copy(),
+        resumed=0,
+        in_flight=0,
+        backlog_tokens=0,
+    )
     assert differences(account, books) == []
     books.finished[path, "ok"] += 1
     assert differences(account, books) == ["finished /generate ok: client 2, router 3"]
