@@ -183,12 +183,15 @@ class FaultyConnection(WorkerConnection):
         now = _Answering(leg, path, user, self._worker.fault_of(user), bool(STREAM.search(body)))
         self._now = now
         if now.fault is Fault.LATE:
-            now.timer = self._loop.call_later(self._worker.behaviour.late_s, self._answer, now)
+            now.timer = self._loop.call_later(self._worker.behaviour.late_s, self._take_up, now)
         elif now.fault is Fault.DROPS:
             self._over()
             self._transport.abort()
         elif now.fault is not Fault.HANGS:
-            self._worker.when_ready(now.fault, body, lambda: self._answer(now))
+            self._take_up(now)
+
+    def _take_up(self, now: _Answering) -> None:
+        self._worker.when_ready(now.fault, now.leg.body, lambda: self._answer(now))
 
     def _answer(self, now: _Answering) -> None:
         if self._now is not now:

@@ -26,8 +26,7 @@ def outcome_of(reply: Reply) -> str:
     """Of a request, from all that its client got.
 
     A client that has hung up by ``Leave.HALF`` still sees what was under way to it: if that is
-    ``[DONE]``, the answer had ended before. (The last chunk, of HTTP, may not have been sent any
-    more.)
+    the end of the answer, the answer had ended before. See ``is_uncertain``, too.
     """
     if not reply.whole and not (reply.left and reply.dones):
         return DISCONNECTED if reply.left else NO_END
@@ -44,6 +43,12 @@ def outcome_of(reply: Reply) -> str:
         ours = errors[-1].get("type") == "worker_error" and errors[-1].get("code") == 502
         return TRUNCATED if ours else WORKER_ERROR
     return OK if reply.dones == 1 and reply.body.endswith(b"data: [DONE]\n\n") else NO_END
+
+
+def is_uncertain(reply: Reply) -> bool:
+    """A client that has hung up and sees ``[DONE]``, but not HTTP's end behind it: it has come to
+    the router in the same moment as the end of the answer, and either may have been first."""
+    return reply.left and not reply.whole and bool(reply.dones)
 
 
 def problem_of(path: str, number: int, words: int, outcome: str, reply: Reply) -> str | None:
@@ -85,12 +90,14 @@ class Account:
 
     Attributes:
         finished: by endpoint and outcome; ``turns``: by endpoint, route and reason.
+        uncertain: of ``finished``, those that may as well have ended as ``disconnected``.
         explained: errors, by what was done to the workers.
         seen_back_after_s: the longest that requests were refused for want of a worker that was
             there again.
     """
 
     finished: Counts = field(default_factory=Counter)
+    uncertain: Counts = field(default_factory=Counter)
     turns: Counts = field(default_factory=Counter)
     explained: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
@@ -126,8 +133,8 @@ def seen_back_after_s(reply: Reply, events: Sequence[Event]) -> float:
     """How long a router that says that no worker is left has not seen that one is."""
     said = " ".join(str(error.get("message")) for error in reply.errors)
     role = "decode" if "no decode worker" in said else "prefill"
-    last = {e.worker: e.over_s for e in events if e.role == role and e.began_s <= reply.sent_s}
-    return max(0.0, reply.sent_s - min(last.values()))
+    last = {e.worker: e.over_s for e in events if e.role == role and e.began_s <= reply.ended_s}
+    return max(0.0, reply.ended_s - min(last.values()))
 
 
 def _near(event: Event, reply: Reply, after_s: float) -> bool:
@@ -177,10 +184,15 @@ def read_metrics(text: str) -> Books:
 
 def differences(account: Account, books: Books) -> list[str]:
     """Where client and router do not say the same; [] if nowhere."""
+    finished = account.finished.copy()
+    for (path, outcome), count in account.uncertain.items():
+        late = min(count, max(0, finished[path, outcome] - books.finished[path, outcome]))
+        finished[path, outcome] -= late
+        finished[path, DISCONNECTED] += late
     found = [
         f"{name} {' '.join(key)}: client {mine[key]}, router {theirs[key]}"
         for name, mine, theirs in (
-            ("finished", account.finished, books.finished),
+            ("finished", finished, books.finished),
             ("turns", account.turns, books.turns),
         )
         for key in sorted(mine.keys() | theirs.keys())

@@ -72,10 +72,11 @@ def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any
         logged: errors of known kinds in the router's log; ``others``: all others.
     """
     shared, books, rss_mb = done.shared, done.books, done.rss_mb
+    account = shared.account
     outcomes, routes = Counter[str](), Counter[str]()
-    for (_, outcome), count in shared.account.finished.items():
+    for (_, outcome), count in account.finished.items():
         outcomes[outcome] += count
-    for (_, route, reason), count in shared.account.turns.items():
+    for (_, route, reason), count in account.turns.items():
         routes[f"{route} {reason}"] += count
     differences = done.differences
     # One that a client has hung up on while it was to go on elsewhere is only logged.
@@ -84,7 +85,7 @@ def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any
         differences.append(f"broken off: {broken_off} seen, {logged[_BROKEN_OFF]} logged")
     clean = (
         not differences
-        and not shared.account.unexplained
+        and not account.unexplained
         and not others
         and done.descriptors[1] <= done.descriptors[0]
         and not books.in_flight
@@ -99,11 +100,12 @@ def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any
         "outcomes": dict(outcomes),
         "routes": dict(routes),
         "troubles": dict(Counter(event.trouble.value for event in done.events)),
+        "uncertain": account.uncertain.total(),
         "differences": differences[:20],
-        "errors_explained": dict(shared.account.explained),
-        "seen_back_after_s": round(shared.account.seen_back_after_s, 2),
-        "unexplained": len(shared.account.unexplained),
-        "unexplained_first": shared.account.unexplained[:5],
+        "errors_explained": dict(account.explained),
+        "seen_back_after_s": round(account.seen_back_after_s, 2),
+        "unexplained": len(account.unexplained),
+        "unexplained_first": account.unexplained[:5],
         "streams_resumed": books.resumed,
         "logged_errors": {**logged, "others": len(others), "first": others[:5]},
         "descriptors": list(done.descriptors),

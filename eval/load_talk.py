@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .dialects import WORKER
 from .faulty_workers import Fault
-from .load_account import DISCONNECTED, OK, Account, outcome_of, problem_of
+from .load_account import DISCONNECTED, OK, Account, is_uncertain, outcome_of, problem_of
 from .load_requests import Conversation, bad_request, begin, fault_to_ask
 from .reply_client import Leave, Patience, Reply, ReplyConnection, connect
 
@@ -113,7 +113,8 @@ class Talker:
             case "well":
                 stream = source.random() < 0.7
             case "hangs up":
-                patience = Patience(Leave.HALF, events=source.randint(1, words))
+                most = source.choice((words, words // 2, words // 2))
+                patience = Patience(Leave.HALF, events=source.randint(1, most))
                 allowed = (OK, DISCONNECTED)
             case "hangs up on silence":
                 stream, asks, patience = self._silence()
@@ -141,14 +142,15 @@ class Talker:
             how = Leave.HALF
         if source.random() < 0.5:
             return True, f"decode={Fault.HOLDS}", Patience(how, events=1)
-        # Not sooner: a request is counted when it is begun, and a router that has not read it
-        # before it reads that the client has left need not begin it.
-        patience = Patience(how, after_s=source.uniform(0.3, 0.6))
+        # Not sooner: what has not been sent when a client leaves is not sent any more.
+        patience = Patience(how, after_s=source.uniform(0.05, 0.3))
         return source.random() < 0.5, f"decode={Fault.HANGS}", patience
 
     def _note(self, turn: Turn, problem: str | None) -> None:
         account, reply = self._shared.account, turn.reply
         account.finished[turn.path, turn.outcome] += 1
+        if is_uncertain(reply):
+            account.uncertain[turn.path, turn.outcome] += 1
         if (route := reply.headers.get("x-ppd-route")) is not None:
             account.turns[turn.path, route, reply.headers["x-ppd-reason"]] += 1
         if problem is not None:

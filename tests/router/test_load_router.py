@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,20 @@ def test_one_request_more_or_less_is_a_difference() -> None:
     assert differences(account, books) == []
     books.finished[path, "ok"] += 1
     assert differences(account, books) == ["finished /generate ok: client 2, router 3"]
+
+
+def test_who_hangs_up_in_the_last_moment_may_be_counted_either_way() -> None:
+    account, path = Account(), "/generate"
+    account.finished[path, "ok"] = 2
+    account.uncertain[path, "ok"] = 1
+    books = Books(
+        finished=Counter({(path, "ok"): 1, (path, "disconnected"): 1}),
+        turns=Counter(),
+        answered=Counter(),
+        resumed=0,
+        in_flight=0,
+        backlog_tokens=0,
+    )
+    assert differences(account, books) == []
+    books.finished[path, "ok"], books.finished[path, "disconnected"] = 0, 2
+    assert len(differences(account, books)) == 2
