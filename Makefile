@@ -10,7 +10,7 @@ RECORD ?=
 MINUTES ?= 20
 REQUESTS ?= 200000
 
-.PHONY: help setup demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router soak-engine clean
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -53,7 +53,15 @@ check: setup
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
-test: check
+# The router's page is tested in the system's chromium; where there is none, that test says so.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium for the tests of the router's page"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
+	fi
+
+test: check browser
 	$(BIN)/python -m pytest
 
 wheel: setup

@@ -118,6 +118,9 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     return 0
 
 
+_HOMES = [f"http://d{i}:30000#0" for i in range(8)]  # a name is one object in the router too
+
+
 def _chain(number: int, turns: int) -> PrefixChain:
     """A conversation of that many turns; its first message is its own."""
     messages = [{"role": "system", "content": "You are helpful."}]
@@ -131,9 +134,9 @@ def _chain(number: int, turns: int) -> PrefixChain:
 def _turn(number: int, source: random.Random) -> Turn:
     prompt = source.randrange(500, 20_000)
     return Turn(
-        session=f"{number:012x}",
+        session=2**47 + number,
         number=1,
-        home=f"http://d{number % 8}:30000#0",
+        home=_HOMES[number % 8],
         prompt_tokens=prompt,
         completion_tokens=source.randrange(10, 900),
         prefill_worker="http://p0:30000#0",

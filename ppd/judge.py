@@ -139,7 +139,7 @@ class Judge:
         else:
             context_tokens, new_tokens = turn.kv_tokens, tokens_after - turn.completion_tokens
         return Features(
-            session=turn.session,
+            session=turn.session_name,
             turn=hit.next_turn,
             context_tokens=context_tokens,
             earlier_prompt_tokens=turn.prompt_tokens,

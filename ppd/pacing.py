@@ -86,9 +86,12 @@ class ChunkCost:
         """The largest chunk within a budget; 0 if there is none."""
         fixed = self.fixed_ms(context)
         each = self.ms(1, context) - fixed
-        if each <= 0:
-            return limit if fixed <= budget_ms else 0
-        return max(0, min(limit, math.floor((budget_ms - fixed) / each)))
+        left_ms = budget_ms - fixed
+        if left_ms < 0:
+            return 0
+        if left_ms >= each * limit:  # not by division: what a token costs may be next to nothing
+            return limit
+        return math.floor(left_ms / each)
 
     def _features(self, tokens: int, context: float) -> tuple[float, float, float, float]:
         tokens_scaled, context_scaled = tokens / self._TOKENS, context / self._CONTEXT

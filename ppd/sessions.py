@@ -20,11 +20,11 @@ _MOST_CANDIDATES = 1024
 
 
 # Not tracked by the garbage collector: a million of them cost it a second, and they hold no cycles.
-class Turn(msgspec.Struct, frozen=True, gc=False):
+class Turn(msgspec.Struct, gc=False):
     """What is known after a request has finished.
 
     Attributes:
-        session: names the conversation in logs.
+        session: a number of the conversation's own, below 2**48.
         number: the turn that finished, from 1.
         home: the decode worker that holds the KV.
         prompt_tokens, completion_tokens: as the engine counted them.
@@ -35,7 +35,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
             the prompt before one cached, but not the reply.
     """
 
-    session: str
+    session: int
     number: int
     home: str
     prompt_tokens: int
@@ -44,6 +44,11 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     prefill_tokens: int
     usual_reply_tokens: float
     loses_replies: bool = False
+
+    @property
+    def session_name(self) -> str:
+        """The conversation's, in logs."""
+        return f"{self.session:012x}"
 
     @property
     def kv_tokens(self) -> int:
@@ -61,8 +66,9 @@ class Hit(msgspec.Struct, frozen=True):
         return self.turn.number + (self.bytes_after > 0)
 
 
-class _Entry(msgspec.Struct, gc=False):
-    turn: Turn
+class _Entry(Turn, kw_only=True, gc=False):
+    """A turn with what the index must know of it: one object, for there are a million."""
+
     anchor: Anchor | None
     expires_at_s: float
 
@@ -94,7 +100,7 @@ class SessionIndex:
                 continue
             entry.expires_at_s = now_s + self._ttl_s
             self._entries.move_to_end(candidate.digest)
-            return Hit(entry.turn, candidate.bytes_after)
+            return Hit(entry, candidate.bytes_after)
         return None
 
     def record(self, chain: PrefixChain, turn: Turn, now_s: float) -> None:
@@ -105,7 +111,8 @@ class SessionIndex:
         while len(self._entries) >= self._capacity:
             self._remove(next(iter(self._entries)))
         anchor = chain.anchor
-        self._entries[digest] = _Entry(turn, anchor, now_s + self._ttl_s)
+        fields = (getattr(turn, name) for name in Turn.__struct_fields__)
+        self._entries[digest] = _Entry(*fields, anchor=anchor, expires_at_s=now_s + self._ttl_s)
         if anchor is not None:
             tails = self._tails.setdefault(anchor.block, {})
             tails[anchor.tail_bytes] = tails.get(anchor.tail_bytes, 0) + 1

@@ -13,6 +13,7 @@ from ppd.announcement import PATH as ANNOUNCEMENTS
 
 from .admin import Admin
 from .answers import ErrorAnswer, answer_to
+from .dashboard import PAGE, Dashboard
 from .front import PATHS
 from .guard import Guard
 from .membership import Membership
@@ -33,6 +34,7 @@ _OPEN = (
     "GET /v1/models",
     "GET /v1/models/{model}",
     f"POST {ANNOUNCEMENTS}",
+    *(f"GET {path}" for path in PAGE),
     *(f"POST {path}" for path in PASSED_ON),
 )
 
@@ -64,6 +66,7 @@ def complete(
     app[_GUARD] = Guard(admin_token, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)
+    Dashboard(admin).add_routes(app)
     operations.add_routes(app)
     if membership is not None:
         membership.add_routes(app)

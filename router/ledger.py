@@ -39,7 +39,7 @@ class Ledger:
         journal: Journal,
         metrics: Metrics,
         clock: Callable[[], float],
-        new_session: Callable[[], str],
+        new_session: Callable[[], int],
     ) -> None:
         self._index = index
         self._policy = policy
@@ -192,7 +192,7 @@ class Ledger:
             logger.warning(
                 "cache misprediction session=%s turn=%d: predicted %d cached tokens, the engine "
                 "found %d of %d (reply re-tokenized or edited, or KV evicted)",
-                turn.session,
+                turn.session_name,
                 turn.number,
                 predicted,
                 usage.cached_tokens,
@@ -220,7 +220,7 @@ def _loses_replies(course: Course, home: Worker, usage: Usage) -> bool:
 
 def _log(course: Course, turn: Turn, usage: Usage) -> None:
     fields: dict[str, object] = {
-        "session": turn.session,
+        "session": turn.session_name,
         "turn": turn.number,
         "route": course.decision.route,
         "reason": course.decision.reason,

@@ -76,7 +76,7 @@ def make_parts(
         journal=journal,
         metrics=metrics,
         clock=clock,
-        new_session=lambda: f"{random.getrandbits(48):012x}",
+        new_session=lambda: random.getrandbits(48),
     )
 
     def make_rates(config: RouterConfig, keys: KeyRing) -> Rates:

@@ -109,7 +109,7 @@ def _attributes(course: Course) -> dict[str, Any]:
         "gen_ai.request.model": str(course.inbound.fields.get("model", "default")),
     }
     if course.hit is not None:
-        attributes["ppd.session"] = course.hit.turn.session
+        attributes["ppd.session"] = course.hit.turn.session_name
     if course.usage is not None:
         attributes["gen_ai.usage.input_tokens"] = course.usage.prompt_tokens
         attributes["gen_ai.usage.output_tokens"] = course.usage.completion_tokens

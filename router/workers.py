@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -70,7 +71,8 @@ class Worker:
     @property
     def identity(self) -> str:
         """The plugin's process where it is told; a worker that left and came back kept its KV."""
-        return f"{self.url}#{self.handshake.boot_id or self.epoch}"
+        # One string for all the turns that remember it.
+        return sys.intern(f"{self.url}#{self.handshake.boot_id or self.epoch}")
 
     @property
     def id(self) -> str:

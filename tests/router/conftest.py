@@ -106,8 +106,8 @@ def cluster() -> Cluster:
                 prefill=tuple(e.url for e in engines if e.role == "prefill"),
                 decode=tuple(e.url for e in engines if e.role == "decode"),
                 replica=tuple(e.url for e in engines if e.role == "null"),
-                port=0,
                 **{
+                    "port": 0,
                     "policy": "full",
                     "startup_timeout_s": 5.0,
                     "probe_interval_s": 0.05,

@@ -25,7 +25,7 @@ def test_a_request_ends_once() -> None:
         journal=Journal("", opened_by(RouterConfig(), None)),
         metrics=metrics,
         clock=lambda: 0.0,
-        new_session=lambda: "s",
+        new_session=lambda: 1,
     )
     decision = Decision(Route.REMOTE, Reason.FIRST_TURN)
     body = b'{"messages": [{"role": "user", "content": "x"}]}'

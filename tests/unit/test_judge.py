@@ -19,7 +19,7 @@ from ppd.sessions import SessionIndex, Turn
 
 PROMPT = list(range(1000))
 TURN = Turn(
-    session="s",
+    session=1,
     number=3,
     home="d",
     prompt_tokens=1000,
@@ -89,7 +89,7 @@ def test_a_later_turn() -> None:
         world.arrivals.note(float(at_s))
     seen = world.judge(NEXT)
     assert seen == Features(
-        session="s",
+        session="000000000001",
         turn=4,
         context_tokens=1100,
         earlier_prompt_tokens=1000,
