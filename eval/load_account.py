@@ -26,7 +26,7 @@ def outcome_of(reply: Reply) -> str:
     """Of a request, from all that its client got.
 
     A client that has hung up by ``Leave.HALF`` still sees what was under way to it: if that is
-    the end of the answer, the answer had ended before. See ``is_uncertain``, too.
+    the end of the answer, the answer had ended before. See ``also``, too.
     """
     if not reply.whole and not (reply.left and reply.dones):
         return DISCONNECTED if reply.left else NO_END
@@ -43,12 +43,6 @@ def outcome_of(reply: Reply) -> str:
         ours = errors[-1].get("type") == "worker_error" and errors[-1].get("code") == 502
         return TRUNCATED if ours else WORKER_ERROR
     return OK if reply.dones == 1 and reply.body.endswith(b"data: [DONE]\n\n") else NO_END
-
-
-def is_uncertain(reply: Reply) -> bool:
-    """A client that has hung up and sees ``[DONE]``, but not HTTP's end behind it: it has come to
-    the router in the same moment as the end of the answer, and either may have been first."""
-    return reply.left and not reply.whole and bool(reply.dones)
 
 
 def problem_of(path: str, number: int, words: int, outcome: str, reply: Reply) -> str | None:
@@ -90,7 +84,8 @@ class Account:
 
     Attributes:
         finished: by endpoint and outcome; ``turns``: by endpoint, route and reason.
-        uncertain: of ``finished``, those that may as well have ended as ``disconnected``.
+        uncertain: of ``finished``, those that may have been counted otherwise: by endpoint,
+            outcome and other outcome.
         explained: errors, by what was done to the workers.
         seen_back_after_s: the longest that requests were refused for want of a worker that was
             there again.
@@ -127,6 +122,21 @@ def explain(reply: Reply, events: Sequence[Event], roles: Mapping[str, int]) -> 
     if reply.status == 504:  # also of the other role: a decode worker waits for a transfer
         return "silence" if near else None
     return next((e.trouble.value for e in near if f"{e.role} worker" in said), None)
+
+
+def also(reply: Reply, events: Sequence[Event]) -> Sequence[str]:
+    """As what a hang-up may have been counted, too: it came to the router in the same moment as
+    the end of the answer, and nothing that the client has seen tells which was first.
+
+    That is so where it sees ``[DONE]``, but not HTTP's end behind it; and where something was done
+    to the workers just then, and an error may have been on its way.
+    """
+    if not reply.left or reply.whole:
+        return ()
+    if reply.dones:
+        return (DISCONNECTED,)
+    near = any(_near(event, reply, _AFTER_S) for event in events)
+    return (WORKER_ERROR, TRUNCATED) if near else ()
 
 
 def seen_back_after_s(reply: Reply, events: Sequence[Event]) -> float:
@@ -182,13 +192,22 @@ def read_metrics(text: str) -> Books:
     )
 
 
+def settled(account: Account, books: Books) -> tuple[Counts, int]:
+    """What the client has seen, where it cannot know as the router says; in how many cases."""
+    mine, theirs, moved = account.finished.copy(), books.finished, 0
+    for (path, seen, other), count in account.uncertain.items():
+        too_many = mine[path, seen] - theirs[path, seen]
+        too_few = theirs[path, other] - mine[path, other]
+        here = max(0, min(count, too_many, too_few))
+        mine[path, seen] -= here
+        mine[path, other] += here
+        moved += here
+    return mine, moved
+
+
 def differences(account: Account, books: Books) -> list[str]:
     """Where client and router do not say the same; [] if nowhere."""
-    finished = account.finished.copy()
-    for (path, outcome), count in account.uncertain.items():
-        late = min(count, max(0, finished[path, outcome] - books.finished[path, outcome]))
-        finished[path, outcome] -= late
-        finished[path, DISCONNECTED] += late
+    finished, _ = settled(account, books)
     found = [
         f"{name} {' '.join(key)}: client {mine[key]}, router {theirs[key]}"
         for name, mine, theirs in (

@@ -15,7 +15,7 @@ import aiohttp
 import psutil
 
 from .cluster import ClusterError
-from .load_account import Books, Event, differences, explain, read_metrics, seen_back_after_s
+from .load_account import Books, Event, also, differences, explain, read_metrics, seen_back_after_s
 from .load_talk import Shared, talk
 from .load_unrest import Unrest, Workers, until_listening
 
@@ -126,6 +126,9 @@ async def _at_rest(http: aiohttp.ClientSession, target: Target, before: int) -> 
 def _explain_all(shared: Shared, events: list[Event], workers: Workers) -> None:
     account = shared.account
     roles = {role: len(workers.of(role)) for role in ("prefill", "decode")}
+    for turn in shared.hung_up:
+        for other in also(turn.reply, events):
+            account.uncertain[turn.path, turn.outcome, other] += 1
     for turn in shared.odd:
         why = explain(turn.reply, events, roles)
         if why is None:

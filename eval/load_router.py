@@ -17,7 +17,7 @@ import uvloop
 
 from .cluster import free_port, launching
 from .fault_table import MODEL, own_router
-from .load_account import DISCONNECTED, TRUNCATED
+from .load_account import DISCONNECTED, TRUNCATED, settled
 from .load_drive import Run, Target, drive
 from .load_unrest import Workers, log_lines
 from .provenance import provenance
@@ -100,7 +100,7 @@ def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any
         "outcomes": dict(outcomes),
         "routes": dict(routes),
         "troubles": dict(Counter(event.trouble.value for event in done.events)),
-        "uncertain": account.uncertain.total(),
+        "counted_otherwise": settled(account, books)[1],
         "differences": differences[:20],
         "errors_explained": dict(account.explained),
         "seen_back_after_s": round(account.seen_back_after_s, 2),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .dialects import WORKER
 from .faulty_workers import Fault
-from .load_account import DISCONNECTED, OK, Account, is_uncertain, outcome_of, problem_of
+from .load_account import DISCONNECTED, OK, Account, outcome_of, problem_of
 from .load_requests import Conversation, bad_request, begin, fault_to_ask
 from .reply_client import Leave, Patience, Reply, ReplyConnection, connect
 
@@ -51,7 +51,7 @@ class Shared:
         left: requests to be sent still.
         drained_since: since when the worker on that port gets no new work; None: it does.
         calm_for: whether nothing will be done to the workers for so many seconds.
-        odd: turns with an outcome that has to be explained.
+        odd: turns with an outcome that has to be explained; ``hung_up``: that were given up.
         marks: to be called when so many requests are left.
     """
 
@@ -62,6 +62,7 @@ class Shared:
     account: Account = field(default_factory=Account)
     kinds: Counter[str] = field(default_factory=Counter)
     odd: list[Turn] = field(default_factory=list)
+    hung_up: list[Turn] = field(default_factory=list)
     marks: dict[int, Callable[[], None]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
 
@@ -149,8 +150,8 @@ class Talker:
     def _note(self, turn: Turn, problem: str | None) -> None:
         account, reply = self._shared.account, turn.reply
         account.finished[turn.path, turn.outcome] += 1
-        if is_uncertain(reply):
-            account.uncertain[turn.path, turn.outcome] += 1
+        if reply.left and not reply.whole:
+            self._shared.hung_up.append(turn)
         if (route := reply.headers.get("x-ppd-route")) is not None:
             account.turns[turn.path, route, reply.headers["x-ppd-reason"]] += 1
         if problem is not None:

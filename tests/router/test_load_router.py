@@ -134,7 +134,7 @@ def test_one_request_more_or_less_is_a_difference() -> None:
 def test_who_hangs_up_in_the_last_moment_may_be_counted_either_way() -> None:
     account, path = Account(), "/generate"
     account.finished[path, "ok"] = 2
-    account.uncertain[path, "ok"] = 1
+    account.uncertain[path, "ok", "disconnected"] = 1
     books = Books(
         finished=Counter({(path, "ok"): 1, (path, "disconnected"): 1}),
         turns=Counter(),
