@@ -20,6 +20,7 @@ from .load_talk import Shared, talk
 from .load_unrest import Unrest, Workers, until_listening
 
 _SETTLE_S = 30.0
+_LOOKS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,13 @@ class Target:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def descriptors(self) -> int:
-        return psutil.Process(self.pid).num_fds()
+    async def descriptors(self) -> int:
+        """The fewest in a while: probes come and go."""
+        process, seen = psutil.Process(self.pid), list[int]()
+        while len(seen) < _LOOKS:
+            seen.append(process.num_fds())
+            await asyncio.sleep(0.01)
+        return min(seen)
 
     def rss_mb(self) -> float:
         return round(float(psutil.Process(self.pid).memory_info().rss) / 2**20, 1)
@@ -75,7 +81,7 @@ async def drive(target: Target, workers: Workers, requests: int, talkers: int, s
         await _all_alive(http, target)
         unrest = Unrest(workers, target.url, http, random.Random(source.random()))
         shared = Shared(target.port, requests, unrest.calm_for, workers.drained_since)
-        before, rss_mb = target.descriptors(), {0.0: target.rss_mb()}
+        before, rss_mb = await target.descriptors(), {0.0: target.rss_mb()}
         began_s, over = time.monotonic(), asyncio.Event()
         troubles = asyncio.create_task(unrest.run(over))
         for share in (0.25, 0.5, 0.75):
@@ -87,10 +93,10 @@ async def drive(target: Target, workers: Workers, requests: int, talkers: int, s
             await troubles
         seconds = time.monotonic() - began_s
         await _all_alive(http, target)
-        books = await _at_rest(http, target, before)
+        books, after = await _at_rest(http, target, before)
     rss_mb[1.0] = target.rss_mb()
     _explain_all(shared, unrest.events, workers)
-    return Run(shared, unrest.events, books, seconds, (before, target.descriptors()), rss_mb)
+    return Run(shared, unrest.events, books, seconds, (before, after), rss_mb)
 
 
 def _note(rss_mb: dict[float, float], share: float, target: Target) -> None:
@@ -109,18 +115,16 @@ async def _all_alive(http: aiohttp.ClientSession, target: Target) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _at_rest(http: aiohttp.ClientSession, target: Target, before: int) -> Books:
-    """The router's books when nothing is under way, and no connection kept."""
+async def _at_rest(http: aiohttp.ClientSession, target: Target, before: int) -> tuple[Books, int]:
+    """The router's books and descriptors when nothing is under way, and no connection kept."""
     deadline_s = time.monotonic() + _SETTLE_S
     while True:
         async with http.get(f"{target.url}/metrics") as answer:
             books = read_metrics(await answer.text())
-        left = target.descriptors() - before
-        if not books.in_flight and not books.backlog_tokens and left <= 0:
-            return books
-        if time.monotonic() > deadline_s:
-            return books  # it is told as it is
-        await asyncio.sleep(0.2)
+        after = await target.descriptors()
+        rests = not books.in_flight and not books.backlog_tokens and after <= before
+        if rests or time.monotonic() > deadline_s:
+            return books, after  # it is told as it is
 
 
 def _explain_all(shared: Shared, events: list[Event], workers: Workers) -> None:
