@@ -191,7 +191,6 @@ async def until_alive(client: Client, engine: FakeEngine, value: float) -> None:
     await asyncio.wait_for(poll(), 5.0)
 
 
-@pytest.mark.xfail(strict=True, reason="one round of probes waits for the slowest of them")
 async def test_a_worker_that_hangs_does_not_keep_another_from_being_seen_again(
     cluster: Cluster,
 ) -> None:
