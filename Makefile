@@ -8,8 +8,9 @@ TABLE ?= tables/cpu-tiny-llama-1P1D.json
 PORT ?= 0
 RECORD ?=
 MINUTES ?= 20
+REQUESTS ?= 200000
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router clients soak-engine clean
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -21,6 +22,8 @@ help:
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
 	@echo "make bench-engine     full transfer, delta transfer and local append, idle and under load (RECORD=FILE)"
 	@echo "make bench-router     what a router costs: ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
+	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
+	@echo "make load-router      200,000 requests while workers are killed; the books must agree (REQUESTS=200000)"
 	@echo "make clients          openai, anthropic, sglang.benchmark.serving and AIPerf through the router (RECORD=FILE)"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
@@ -77,6 +80,12 @@ bench-engine: setup
 
 bench-router: setup
 	@$(BIN)/ppd-eval bench-router $(if $(RECORD),--out $(RECORD))
+
+fault-table: setup
+	@$(BIN)/ppd-eval fault-table $(if $(RECORD),--out $(RECORD))
+
+load-router: setup
+	@$(BIN)/ppd-eval load-router --requests $(REQUESTS) $(if $(RECORD),--out $(RECORD))
 
 clients: setup
 	@$(BIN)/ppd-eval clients --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))

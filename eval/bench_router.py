@@ -301,6 +301,6 @@ def _start(
             process = launch.start(name, port, argv, _ROUTER_CORE)
         else:
             binaries = rival_routers.install(rivals)
-            process = rival_routers.start(launch, binaries, name, prefill, decode, _ROUTER_CORE)
+            process = rival_routers.start(launch, binaries, name, prefill, [decode], _ROUTER_CORE)
         candidates.append(Candidate(name, process, int(process.url.rpartition(":")[2])))
     return candidates, d

@@ -18,7 +18,9 @@ from . import (
     bench_router,
     clients,
     demo,
+    fault_table,
     interference,
+    load_router,
     replay_decisions,
     serve,
     soak,
@@ -138,6 +140,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="the environment that AIPerf is installed in, on the first run",
     )
     fourteen.add_argument("--out", type=Path, help="append the result to this JSONL file")
+        "fault-table", help="the same faults done to our router and to others"
+    )
+    fifteen.add_argument(
+        "--routers", nargs="+", default=fault_table.NAMES, choices=fault_table.NAMES
+    )
+    fifteen.add_argument("--rows", nargs="+", type=int, help="numbers of rows; default: all")
+    fifteen.add_argument("--rivals", type=Path, default=Path(".run/rivals"))
+    fifteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
+    fifteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    sixteen = commands.add_parser(
+        "load-router", help="our router under load while its workers die, hang and come back"
+    )
+    sixteen.add_argument("--requests", type=int, default=200_000)
+    sixteen.add_argument("--clients", type=int, default=128)
+    sixteen.add_argument("--seed", type=int, default=0)
+    sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
+    sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
 
     options = parser.parse_args(argv)
     try:
@@ -181,6 +200,14 @@ def _run(options: argparse.Namespace) -> int:
             )
         case "clients":
             return clients.run(options.model or None, options.aiperf, options.out, options.logs)
+        case "fault-table":
+            return fault_table.run(
+                options.routers, options.rows, options.rivals, options.out, options.logs
+            )
+        case "load-router":
+            return load_router.run(
+                options.requests, options.clients, options.seed, options.out, options.logs
+            )
         case "interference":
             return interference.run(
                 options.model or None,

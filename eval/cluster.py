@@ -133,8 +133,19 @@ class Launcher:
     def start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
         """Any process that will listen on ``port``."""
         log = self.logs / f"{name}-{port}.log"
-        with log.open("wb") as output:
-            popen = subprocess.Popen(
+        log.unlink(missing_ok=True)
+        popen = self.spawn(log, argv, core)
+        process = Process(name, f"http://127.0.0.1:{port}", log, popen)
+        self.started.append(process)
+        self.stack.callback(process.stop)
+        return process
+
+    def spawn(
+        self, log: Path, argv: Sequence[str], core: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """A process that its caller stops; it dies with us, whatever happens."""
+        with log.open("ab") as output:
+            return subprocess.Popen(
                 argv,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -143,10 +154,6 @@ class Launcher:
                 env={**os.environ, **self.environment},
                 preexec_fn=_in_child(core),
             )
-        process = Process(name, f"http://127.0.0.1:{port}", log, popen)
-        self.started.append(process)
-        self.stack.callback(process.stop)
-        return process
 
 
 @contextmanager

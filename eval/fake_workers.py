@@ -15,23 +15,32 @@ import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 import uvloop
 
-_MOST = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
-_STREAM = re.compile(rb'"stream": ?true')
+PATHS = ("/v1/chat/completions", "/v1/completions", "/generate")
+MOST = re.compile(rb'"max_(?:completion_|new_)?tokens": ?(\d+)')
+STREAM = re.compile(rb'"stream": ?true')
 _IDLE = {
     "max_total_num_tokens": 1_000_000,
     "num_total_tokens": 0,
     "num_running_reqs": 0,
     "timestamp": 0.0,
 }
-_STREAM_HEAD = (
+STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
+
+
+class Stream(Protocol):
+    """One that is open."""
+
+    def emit(self, burst: int) -> None:
+        """The next chunks."""
+        ...
 
 
 class Steps:
@@ -44,11 +53,11 @@ class Steps:
     def __init__(self) -> None:
         self.interval_s = 0.0
         self.burst = 1
-        self.streams: set[FakeWorker] = set()
+        self.streams: set[Stream] = set()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, stream: FakeWorker) -> None:
+    def add(self, stream: Stream) -> None:
         self.streams.add(stream)
         if self._timer is None:
             self._timer = self._loop.call_later(self.interval_s, self._step)
@@ -121,83 +130,107 @@ class Script:
         return json.dumps(body, separators=(",", ":")).encode()
 
 
-class FakeWorker(asyncio.Protocol):
-    """One connection to one of the workers."""
+class WorkerConnection(asyncio.Protocol):
+    """One connection to a worker; answers what routers ask to know whom they have before them."""
 
-    def __init__(self, role: str, script: Script, steps: Steps) -> None:
-        self._role = role
-        self._steps = steps
-        self._script = script
-        self._token = chunked(script.event({"content": " token"}))
-        self._tail = chunked(script.event({}, "stop"))
-        self._tail += chunked(script.event(None)) + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-        self._whole = json_answer(script.whole())
+    def __init__(self, role: str, model: str, boot_id: str, bootstrap_port: int = 8998) -> None:
+        self.role = role
+        self._bootstrap_port = bootstrap_port
+        self._model = model
+        self._boot_id = boot_id
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
-        self._body = b""
-        self._left = 0
+        self._parts: list[bytes] = []
+
+    def generate(self, path: str, body: bytes) -> None:
+        """Answer a generation request."""
+        raise NotImplementedError
+
+    def control(self, path: str, body: bytes) -> object | None:
+        """The answer to what only this program's own processes ask; None: it is not that."""
+        return None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._steps.streams.discard(self)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
     def on_message_begin(self) -> None:
-        self._target = self._body = b""
+        self._target = b""
+        self._parts = []
 
     def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_body(self, data: bytes) -> None:
-        self._body += data
+        self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        path = self._target.partition(b"?")[0].decode()
-        if path == "/v1/chat/completions":
-            self._generate()
-        elif path == "/rhythm":
-            asked = json.loads(self._body)
-            self._steps.interval_s, self._steps.burst = asked["interval_s"], asked["burst"]
-            self._json({})
-        else:
-            self._json(self._about(path))
+        path, body = self._target.partition(b"?")[0].decode(), b"".join(self._parts)
+        if path in PATHS:
+            self.generate(path, body)
+            return
+        told = self.control(path, body)
+        answer = self._about(path) if told is None else told
+        self._transport.write(json_answer(json.dumps(answer).encode()))
 
     def _about(self, path: str) -> object:
-        """What routers ask to know whom they have before them."""
-        model = self._script.model
+        model = self._model
         if path == "/v1/models":
             card = {"id": model, "object": "model", "owned_by": "sglang", "max_model_len": 32768}
             return {"object": "list", "data": [card]}
-        plugin = {"version": "0", "local_prefill": True, "boot_id": self._role, "vocab_size": 256}
+        plugin = {
+            "version": "0",
+            "local_prefill": True,
+            "boot_id": self._boot_id,
+            "vocab_size": 256,
+        }
         return {
             "model_path": model,
             "served_model_name": model,
             "tokenizer_path": model,
             "is_generation": True,
-            "disaggregation_mode": self._role,
-            "disaggregation_bootstrap_port": 8998,
+            "disaggregation_mode": self.role,
+            "disaggregation_bootstrap_port": self._bootstrap_port,
             "page_size": 16,
             "version": "0.5.21",
-            "internal_states": [{"ppd": plugin} if self._role == "decode" else {}],
+            "internal_states": [{"ppd": plugin} if self.role == "decode" else {}],
             "loads": [_IDLE],
         }
 
-    def _json(self, value: object) -> None:
-        self._transport.write(json_answer(json.dumps(value).encode()))
 
-    def _generate(self) -> None:
-        if _STREAM.search(self._body) is None:
+class FakeWorker(WorkerConnection):
+    """Answers chat requests at once, in the decode worker's steps."""
+
+    def __init__(self, role: str, script: Script, steps: Steps) -> None:
+        super().__init__(role, script.model, role)
+        self._steps = steps
+        self._token = chunked(script.event({"content": " token"}))
+        self._tail = chunked(script.event({}, "stop"))
+        self._tail += chunked(script.event(None)) + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        self._whole = json_answer(script.whole())
+        self._left = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._steps.streams.discard(self)
+
+    def control(self, path: str, body: bytes) -> object | None:
+        if path != "/rhythm":
+            return None
+        asked = json.loads(body)
+        self._steps.interval_s, self._steps.burst = asked["interval_s"], asked["burst"]
+        return {}
+
+    def generate(self, path: str, body: bytes) -> None:
+        if STREAM.search(body) is None:
             self._transport.write(self._whole)
             return
-        most = _MOST.search(self._body)
-        self._left = int(most[1]) if most and self._role == "decode" else 1
+        most = MOST.search(body)
+        self._left = int(most[1]) if most and self.role == "decode" else 1
         # With the first chunk, as uvicorn does when that is there.
-        self._send(_STREAM_HEAD + self._token)
+        self._send(STREAM_HEAD + self._token)
         self._left -= 1
         if self._left:
             self._steps.add(self)

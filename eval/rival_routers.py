@@ -26,20 +26,28 @@ def install(where: Path) -> Path:
 
 
 def start(
-    launch: Launcher, binaries: Path, name: str, prefill: str, decode: str, core: int
+    launch: Launcher,
+    binaries: Path,
+    name: str,
+    prefill: str,
+    decode: Sequence[str],
+    core: int | None = None,
 ) -> Process:
     """One of ``NAMES``, still starting. Round robin, no limit on concurrency."""
     port = free_port()
     return launch.start(name, port, [*_argv(binaries, name, port, prefill, decode)], core)
 
 
-def _argv(binaries: Path, name: str, port: int, prefill: str, decode: str) -> Sequence[str]:
+def _argv(
+    binaries: Path, name: str, port: int, prefill: str, decode: Sequence[str]
+) -> Sequence[str]:
     python = [str(binaries / "python"), "-m", "sglang_router.launch_router"]
     command = [str(binaries / "smg"), "launch"] if name == "smg" else python
     argv = [
         *command,
         "--pd-disaggregation",
-        *("--prefill", prefill, "8998", "--decode", decode),
+        *("--prefill", prefill, "8998"),
+        *(word for url in decode for word in ("--decode", url)),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
     if name == "mini_lb":

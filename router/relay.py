@@ -165,11 +165,16 @@ class _Relay:
                 worker.breaker.succeeded()
             self.outcome.set_result("worker_error" if self._tail.failed else "ok")
             return
+        worker.breaker.failed()
+        self._tail.breaks_off()
+        if self._tail.failed:  # the client knows; a second error would be one too many
+            self._request.write(DONE)
+            self.outcome.set_result("worker_error")
+            return
         self._trouble = trouble or "the decode worker ended its stream early"
         logger.error("truncated stream from %s: %s", worker.url, self._trouble)
-        worker.breaker.failed()
         self._course.failed.append(worker)
-        if self._resumption is None or self._tail.failed:
+        if self._resumption is None:
             self.outcome.set_result(self.truncated())
         else:
             self.outcome.set_result(None)

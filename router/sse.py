@@ -176,6 +176,11 @@ class Tail:
                 self.failed = self.failed or error_of(answer, 200) is not None
         self.usage = total(self._usages.values())
 
+    def breaks_off(self) -> None:
+        """The stream has ended before ``[DONE]``: with an error of the engine, or without."""
+        if self.native:
+            self._read_last_event(self._last)
+
     def _read_last_event(self, block: bytes) -> None:
         for event in reversed(split_events(block)):
             answer = parse_event(event)

@@ -249,10 +249,23 @@ class WorkerPool:
             worker.alive = False
 
     async def probe_forever(self, interval_s: float) -> None:
-        """Ask every worker for its health again and again; revive it by a new handshake."""
-        while True:
-            await asyncio.sleep(interval_s)
-            await asyncio.gather(*(self.check(worker) for worker in self.workers))
+        """Ask every worker for its health again and again; revive it by a new handshake.
+
+        Nobody waits for one that hangs.
+        """
+        asked: set[Worker] = set()
+
+        async def ask(worker: Worker) -> None:
+            await self.check(worker)
+            asked.remove(worker)
+
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                await asyncio.sleep(interval_s)
+                for worker in self.workers:
+                    if worker not in asked:
+                        asked.add(worker)
+                        probes.create_task(ask(worker))
 
     async def check(self, worker: Worker) -> None:
         """Find out now whether a worker lives."""

@@ -29,6 +29,7 @@ class FakeEngine:
     ready: bool = True
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     free_tokens: int | None = None
+    probes_hang: bool = False
     running: int = 0
     loads_fail: bool = False
     load_written_at: float = 0.0
@@ -36,6 +37,7 @@ class FakeEngine:
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    probed: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -89,6 +91,9 @@ class FakeEngine:
         await self.load_asks.get()  # it asks again only when it has read the answer
 
     async def is_ready(self, _request: web.Request) -> web.Response:
+        if self.probes_hang:
+            self.probed.set()
+            await asyncio.Event().wait()
         return web.Response(status=200 if self.ready else 503)
 
     @asynccontextmanager

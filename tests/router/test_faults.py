@@ -191,6 +191,21 @@ async def until_alive(client: Client, engine: FakeEngine, value: float) -> None:
     await asyncio.wait_for(poll(), 5.0)
 
 
+async def test_a_worker_that_hangs_does_not_keep_another_from_being_seen_again(
+    cluster: Cluster,
+) -> None:
+    """Probes take up to five seconds; a worker that is back is seen after one interval."""
+    p, d = workers(answering(), answering())
+    stuck = FakeEngine("decode", answering())
+    async with cluster(p, d, stuck) as client:
+        d.ready = False
+        await until_alive(client, d, 0.0)
+        stuck.probes_hang = True
+        await asyncio.wait_for(stuck.probed.wait(), 5.0)
+        d.ready = True
+        await asyncio.wait_for(until_alive(client, d, 1.0), 2.0)
+
+
 async def test_a_home_lost_between_turns_sends_the_turn_elsewhere(cluster: Cluster) -> None:
     p = FakeEngine("prefill", answering())
     decoders = [FakeEngine("decode", answering()) for _ in range(2)]
@@ -266,6 +281,33 @@ async def test_an_error_inside_a_stream_is_no_success(cluster: Cluster) -> None:
         reply = await client.chat("hello", stream=True)
         assert reply.events[-1]["error"]["message"] == "oom"
         labels = {"endpoint": "/v1/chat/completions", "outcome": "worker_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize("resets", [False, True], ids=["ends", "resets"])
+async def test_an_error_inside_a_stream_is_told_once(
+    cluster: Cluster, path: str, resets: bool
+) -> None:
+    """Also where the worker says no ``[DONE]`` behind it."""
+
+    async def dying(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one") if path != "/generate" else event({"text": "one"}))
+        await response.write(event({"error": {"message": "oom", "code": 500}}))
+        if resets:
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    p, d = workers(answering(), dying)
+    async with cluster(p, d) as client:
+        body = {"messages": [{"role": "user", "content": "hello"}], "text": "hello", "stream": True}
+        reply = await client.post(path, body)
+        assert [e["error"]["message"] for e in reply.events if "error" in e] == ["oom"]
+        labels = {"endpoint": path, "outcome": "worker_error"}
         assert await client.metric("ppd_finished_total", **labels) == 1
 
 

@@ -1,0 +1,49 @@
+"""Every row of ``ppd-eval fault-table``, played against a router of this process.
+
+So each of our cells there is a test here, of the same name; what else is known of those
+faults (metrics, endpoints, answers that do not stream) is in ``test_faults.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from eval.fault_rows import ROWS, Row
+from eval.fault_scene import Scene
+from eval.faulty_workers import FaultyWorker
+from ppd.contract import LOCAL_MARKER
+from router.config import RouterConfig
+from router.server import running
+
+CELLS = [
+    pytest.param(row, local, id=f"{row.name}, {'local' if local else 'remote'}")
+    for row in ROWS
+    for local in (False, True)
+    if row.local or not local
+]
+
+
+@pytest.mark.parametrize(("row", "local"), CELLS)
+async def test_our_cells_are_right(row: Row, local: bool) -> None:
+    prefill = FaultyWorker("prefill", "fake")
+    decode = [FaultyWorker("decode", "fake") for _ in range(row.decodes)]
+    workers = (prefill, *decode)
+    for worker in workers:
+        await worker.listen()
+    config = RouterConfig(
+        prefill=(prefill.url,),
+        decode=tuple(worker.url for worker in decode),
+        port=0,
+        policy="full",
+        probe_interval_s=0.05,
+    )
+    try:
+        async with running(config) as url:
+            port = int(url.rpartition(":")[2])
+            cell = await row.play(Scene(port, "fake", prefill, decode, local=local))
+            assert cell.right, cell.words
+        if local and row.name != "one of 2 decodes is gone":  # which leaves no way but the other
+            assert LOCAL_MARKER.encode() in decode[0].legs[-1].body
+    finally:
+        for worker in workers:
+            await worker.close()
