@@ -140,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="the environment that AIPerf is installed in, on the first run",
     )
     fourteen.add_argument("--out", type=Path, help="append the result to this JSONL file")
+    fifteen = commands.add_parser(
         "fault-table", help="the same faults done to our router and to others"
     )
     fifteen.add_argument(

@@ -87,8 +87,6 @@ class Dispatcher:
         resumed = Route.REPLICA if route is Route.REPLICA else Route.REMOTE
         course.decision = Decision(resumed, Reason.RESUMED)
         course.inbound, course.prefill, course.retried = continued, None, False
-        role = Role.REPLICA if resumed is Route.REPLICA else Role.DECODE
-        await asyncio.gather(*(self._pool.check(w) for w in self._pool.of(role) if w.alive))
         return await self.answer(course)
 
     async def _local(self, course: Course) -> Answer | None:
