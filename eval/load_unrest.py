@@ -113,7 +113,8 @@ class Unrest:
     async def run(self, until: asyncio.Event) -> None:
         """One trouble after the other until then; all are over when this returns."""
         while not until.is_set():
-            calm_s = self._source.choice((0.05, 0.3, 2.0))
+            calms_s = (0.05, 0.3, 2.0) if self.events else (0.05,)  # a short run has some, too
+            calm_s = self._source.choice(calms_s)
             self._calm_since_s = time.monotonic()
             self._calm_until_s = self._calm_since_s + calm_s
             with suppress(TimeoutError):

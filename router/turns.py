@@ -125,7 +125,12 @@ class TurnServer:
             self._turn_down(request, error, trace)
             return
         try:
-            course = self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
+            try:
+                course = self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
+            except Exception as error:  # noqa: BLE001 - a bug of ours, as above
+                self._rates.refund(query.tenant, kv_tokens)
+                self._turn_down(request, error, trace)
+                return
             try:
                 if trace is not None:
                     trace.follow(course)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -38,8 +37,9 @@ class Worker:
     """One worker process behind a URL.
 
     Attributes:
-        epoch: counts its restarts as seen from here: a restarted worker has lost its KV, so
-            sessions remember ``identity``, not the URL.
+        epoch: counts its restarts as seen from here.
+        identity: what sessions remember, for a restarted worker has lost its KV: the plugin's
+            process where it is told; a worker that left and came back kept its KV.
         draining: it gets no new work; its process is to end, or to be resumed.
         in_flight: legs under way; ``running``: those of them that stream.
         breaker: opens when its requests fail though it lives.
@@ -61,6 +61,7 @@ class Worker:
     said: Announcement | None = None
     breaker: Breaker = field(default_factory=Breaker)
     headroom: Headroom = field(default_factory=Headroom)
+    identity: str = field(init=False)
 
     def has_room(self, tokens: int) -> bool:
         """Whether it has KV for so many, as far as it has told; what no worker has room for while
@@ -68,11 +69,19 @@ class Worker:
         left = self.headroom.left_tokens
         return left is None or tokens <= left or self.in_flight == 0
 
-    @property
-    def identity(self) -> str:
-        """The plugin's process where it is told; a worker that left and came back kept its KV."""
-        # One string for all the turns that remember it.
-        return sys.intern(f"{self.url}#{self.handshake.boot_id or self.epoch}")
+    def __post_init__(self) -> None:
+        self._name()
+
+    def met_again(self, handshake: Handshake, *, restarted: bool) -> None:
+        """It answers after it was down."""
+        self.handshake, self.alive, self.load = handshake, True, None
+        self.draining = self.draining and not restarted
+        self.epoch += restarted
+        self._name()
+
+    def _name(self) -> None:
+        # Kept: one string for all the turns that remember it.
+        self.identity = f"{self.url}#{self.handshake.boot_id or self.epoch}"
 
     @property
     def id(self) -> str:
@@ -106,9 +115,13 @@ class WorkerPool:
     workers: list[Worker] = field(default_factory=list)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     _first: Handshake | None = None
+    _of: dict[Role, list[Worker]] = field(init=False)
 
-    def of(self, role: Role) -> list[Worker]:
-        return [w for w in self.workers if w.role is role]
+    def __post_init__(self) -> None:
+        self._of = {role: [w for w in self.workers if w.role is role] for role in Role}
+
+    def of(self, role: Role) -> Sequence[Worker]:
+        return self._of[role]
 
     def at(self, url: str) -> Worker | None:
         return next((w for w in self.workers if w.url == url), None)
@@ -123,6 +136,7 @@ class WorkerPool:
         self._first = self._first or worker.handshake
         worker.breaker = self.make_breaker()
         self.workers.append(worker)
+        self._of[worker.role].append(worker)
         self.joined.set()
         self.changed()
 
@@ -143,6 +157,7 @@ class WorkerPool:
         """It gets no new work; legs under way are left to end."""
         worker.alive = False
         self.workers.remove(worker)
+        self._of[worker.role].remove(worker)
 
     def tell(self, worker: Worker, load: Load | None) -> None:
         """It has said how busy it is."""
@@ -190,13 +205,19 @@ class WorkerPool:
     def ready(self, role: Role) -> list[Worker]:
         """Those that may be given work; if all that live fail their requests, these all the same:
         leaving every one of them alone would help nobody."""
-        living = [w for w in self.workers if w.role is role and w.alive and not w.draining]
-        return [w for w in living if w.breaker.admits] or living
+        able = [w for w in self._of[role] if w.ready]
+        return able or [w for w in self._of[role] if w.alive and not w.draining]
 
     def has_room(self, tokens: int) -> bool:
         """Whether some worker that decodes has KV for so many tokens."""
-        decoding = [w for w in self.workers if w.role is not Role.PREFILL and w.ready]
-        return not decoding or any(w.has_room(tokens) for w in decoding)
+        nobody = True
+        for role in (Role.DECODE, Role.REPLICA):
+            for worker in self._of[role]:
+                if worker.ready:
+                    if worker.has_room(tokens):
+                        return True
+                    nobody = False
+        return nobody
 
     def home(self, identity: str) -> HomeView | None:
         worker = self.by_identity(identity)
@@ -284,10 +305,8 @@ class WorkerPool:
         else:
             handshake = again.handshake
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
-            worker.handshake, worker.alive, worker.load = handshake, True, None
+            worker.met_again(handshake, restarted=restarted)
             worker.breaker, worker.headroom = self.make_breaker(), Headroom()
-            worker.draining = worker.draining and not restarted
-            worker.epoch += restarted
             logger.info(
                 "worker up again: %s %s (%s)",
                 worker.role,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,14 @@ class FakeEngine:
             yield self
         finally:
             await runner.cleanup()
+
+
+@asynccontextmanager
+async def stoppable(engine: FakeEngine) -> AsyncIterator[AsyncExitStack]:
+    """It serves until what this gives is closed."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(engine.serving())
+        yield stack
 
 
 def event(value: object) -> bytes:

@@ -14,7 +14,7 @@ from ppd.table_policy import Correction
 from router.config import Tenant
 
 from .conftest import Cluster
-from .fake_engine import FakeEngine, answering
+from .fake_engine import FakeEngine, answering, stoppable
 from .scene import CHAT, LATER, always_remote, chat, local_unless_long, workers, write_table
 
 
@@ -203,14 +203,14 @@ async def test_replicas_keep_their_conversations(cluster: Cluster) -> None:
 
 
 async def test_a_lost_replica_costs_one_retry(cluster: Cluster) -> None:
-    one = FakeEngine("null", answering(prompt=100), local_prefill=False)
-    two = FakeEngine("null", answering(prompt=100), local_prefill=False)
-    async with AsyncExitStack() as stack, two.serving():
-        await stack.enter_async_context(one.serving())
-        async with cluster(one, two, policy="replica") as client:
+    engines = [FakeEngine("null", answering(prompt=100), local_prefill=False) for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        serving = {e: await stack.enter_async_context(stoppable(e)) for e in engines}
+        async with cluster(*engines, policy="replica") as client:
             await client.chat("hello")
-            assert len(one.bodies) == 1
-            await stack.aclose()
+            (home,) = (e for e in engines if e.bodies)
+            (other,) = (e for e in engines if not e.bodies)
+            await serving[home].aclose()
             later = await client.chat(*LATER)
             assert (later.status, later.route[0]) == (200, "replica")
-            assert len(two.bodies) == 1
+            assert len(other.bodies) == 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -27,6 +26,7 @@ from .fake_engine import (
     hanging,
     resetting,
     start_stream,
+    stoppable,
     streaming_forever,
     token,
 )
@@ -210,7 +210,7 @@ async def test_a_home_lost_between_turns_sends_the_turn_elsewhere(cluster: Clust
     p = FakeEngine("prefill", answering())
     decoders = [FakeEngine("decode", answering()) for _ in range(2)]
     async with AsyncExitStack() as alive:
-        serving = {d: await alive.enter_async_context(_stoppable(d)) for d in decoders}
+        serving = {d: await alive.enter_async_context(stoppable(d)) for d in decoders}
         async with cluster(p, *decoders, probe_interval_s=60.0) as client:
             await client.chat("hello")
             (home,) = (d for d in decoders if d.bodies)
@@ -219,13 +219,6 @@ async def test_a_home_lost_between_turns_sends_the_turn_elsewhere(cluster: Clust
             reply = await client.chat("hello", "www", "and")
             assert (reply.status, reply.route) == (200, ("remote", "home_gone"))
             assert len(other.bodies) == 1
-
-
-@asynccontextmanager
-async def _stoppable(engine: FakeEngine) -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(engine.serving())
-        yield stack
 
 
 async def dropping(

@@ -179,7 +179,7 @@ async def test_when_nobody_can_go_on_there_is_one_error_and_an_end(cluster: Clus
 
 
 async def test_a_worker_that_hangs_does_not_hold_up_the_rest(cluster: Cluster) -> None:
-    """Nobody is probed first: a probe takes up to five seconds, and the client waits in mid-stream."""
+    """A probe takes up to five seconds, and the client waits in mid-stream."""
     workers, _ = scene(LOST, rest(2, "three ", "four"), rest(2, "three ", "four"))
     async with cluster(*workers, resume_streams=1, probe_interval_s=60.0) as client:
         for engine in workers:
