@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from ppd.arrivals import ArrivalRate
 from ppd.decision import Policy
-from ppd.errors import Overloaded, RequestError
+from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
 
@@ -109,40 +109,44 @@ class TurnServer:
     async def _serve(
         self, request: Asked, inbound: Inbound, query: Query, arrived_s: float, trace: Trace | None
     ) -> None:
-        kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
         try:
-            self._rates.charge(query.tenant, kv_tokens)
-        except Overloaded as error:
+            course = await self._let_in(request, inbound, query, arrived_s)
+        except asyncio.CancelledError:  # the client hung up
+            self.refused(request.path, "disconnected", trace)
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, trace)
             return
+        try:
+            if trace is not None:
+                trace.follow(course)
+            await self._answer(request, course)
+        finally:
+            try:
+                self._over(course, trace)
+            finally:
+                self._admission.leave()
+
+    async def _let_in(
+        self, request: Asked, inbound: Inbound, query: Query, arrived_s: float
+    ) -> Course:
+        """Charge the request, wait until it may be served, decide its route.
+
+        Raises:
+            Overloaded: it may not.
+        """
+        kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
+        self._rates.charge(query.tenant, kv_tokens)
         try:
             await self._admission.enter(query.tenant, kv_tokens)
-        except BaseException as error:
-            self._rates.refund(query.tenant, kv_tokens)
-            if not isinstance(error, Exception):  # the client hung up
-                self.refused(request.path, "disconnected", trace)
+            try:
+                return self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
+            except BaseException:
+                self._admission.leave()
                 raise
-            self._turn_down(request, error, trace)
-            return
-        try:
-            try:
-                course = self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
-            except Exception as error:  # noqa: BLE001 - a bug of ours, as above
-                self._rates.refund(query.tenant, kv_tokens)
-                self._turn_down(request, error, trace)
-                return
-            try:
-                if trace is not None:
-                    trace.follow(course)
-                await self._answer(request, course)
-            finally:
-                course.close()
-                self._ledger.closed(course, course.outcome or "internal_error")
-                self._settle(course)
-                if trace is not None:
-                    trace.end(course.outcome or "internal_error")
-        finally:
-            self._admission.leave()
+        except BaseException:
+            self._rates.refund(query.tenant, kv_tokens)
+            raise
 
     async def _answer(self, request: Asked, course: Course) -> None:
         try:
@@ -167,8 +171,13 @@ class TurnServer:
             self._ledger.finished(course, told.outcome)
             _tell(request, told)
 
-    def _settle(self, course: Course) -> None:
-        """Charge what was used; nothing if no worker has spoken."""
+    def _over(self, course: Course, trace: Trace | None) -> None:
+        """Give back what the request held; charge what was used, nothing if no worker spoke."""
+        outcome = course.outcome or "internal_error"
+        course.close()
+        self._ledger.closed(course, outcome)
+        if trace is not None:
+            trace.end(outcome)
         if (used := course.usage) is not None:
             took = used.prompt_tokens + used.completion_tokens
             self._rates.settle(course.tenant, took - course.kv_tokens)
