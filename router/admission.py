@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ppd.errors import Overloaded
 
-from .config import AdmissionLimits
+from .limits import AdmissionLimits
 from .metrics import Metrics
 
 _PATIENCE = 0.5  # of the longest wait

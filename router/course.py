@@ -11,7 +11,7 @@ from ppd.sessions import Hit
 
 from .requests import Inbound
 from .sse import Usage
-from .workers import Worker
+from .worker import Worker
 
 
 class Closable(Protocol):

@@ -21,7 +21,7 @@ from ppd.decision import Reason, Route
 
 from .admin import Admin
 from .journal import Explained
-from .workers import Worker
+from .worker import Worker
 
 PAGE = ("/dashboard", "/dashboard/{file}")  # without the state; the token is typed in there
 

@@ -21,7 +21,9 @@ from ppd.errors import WorkerError
 from .config import RouterConfig
 from .handshake import describe
 from .kubernetes import Pods
-from .workers import Worker, WorkerPool, meet
+from .meeting import meet
+from .worker import Worker
+from .workers import WorkerPool
 from .workers_file import WorkersFile
 
 logger = logging.getLogger("ppd.router.workers")

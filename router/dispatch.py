@@ -6,19 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from ppd.backlog import Backlog
 from ppd.contract import LocalTerms, Role, parse_refusal
 from ppd.decision import Decision, Reason, Route
 
+from .bodies import with_room, with_terms
 from .course import Course
+from .holds import Promised, Queued, Spoken
 from .legs import Answer, Cause, Leg, LegFailed
 from .metrics import Metrics
-from .requests import Endpoint, Inbound
+from .requests import Inbound
 from .sse import EngineError
 from .wire.client import Upstreams
-from .workers import Worker, WorkerPool
+from .worker import Worker
+from .workers import WorkerPool
 
 logger = logging.getLogger("ppd.router.turns")
 
@@ -95,9 +98,9 @@ class Dispatcher:
         assert course.features is not None
         home = self._pool.by_identity(course.hit.turn.home)
         assert home is not None, "it was ready when this was decided, and nothing has been awaited"
-        body = _with_terms(course.inbound, LocalTerms(course.features.least_cached_tokens))
+        body = with_terms(course.inbound, LocalTerms(course.features.least_cached_tokens))
         # In the same step as the decision, which counted on it: nothing has been awaited since.
-        queued = _Queued(self._backlog, home.identity, course.features.uncached_at_home)
+        queued = Queued(self._backlog, home.identity, course.features.uncached_at_home)
         course.opened.append(queued)
         try:
             answer = await self._spoken(home, course, body)
@@ -140,14 +143,14 @@ class Dispatcher:
             return None
 
     async def _spoken(self, worker: Worker, course: Course, body: bytes) -> Answer:
-        spoken = _Spoken(self._upstreams.loop)
+        spoken = Spoken(self._upstreams.loop)
 
         def told(answer: Answer | LegFailed) -> None:
             _blame(worker, answer)
             promised.spoke()
             spoken.told(answer)
 
-        promised = _Promised(worker, course)
+        promised = Promised(worker, course)
         course.opened += (promised, self._open(worker, course, body, told))
         return await spoken.future
 
@@ -170,10 +173,10 @@ class Dispatcher:
         """The answer of a decode worker that prefills the whole prompt; None: try on."""
         wanted = course.decision
         course.decision = Decision(Route.LOCAL, Reason.NO_PREFILL)
-        queued = _Queued(self._backlog, decode.identity, course.judged.remote_tokens)
+        queued = Queued(self._backlog, decode.identity, course.judged.remote_tokens)
         course.opened.append(queued)
         try:
-            answer = await self._spoken(decode, course, _with_terms(course.inbound, LocalTerms(0)))
+            answer = await self._spoken(decode, course, with_terms(course.inbound, LocalTerms(0)))
         except LegFailed as failure:
             course.close()
             course.decision = wanted
@@ -209,10 +212,10 @@ class Dispatcher:
         if course.decision.reason is Reason.HOME_FULL and home is not None:
             avoided = [*avoided, home]
         decode = self._pool.pick(Role.DECODE, home, avoided, course.kv_tokens, root)
-        body = _with_room(course.inbound, prefill, self._new_room)
-        spoken = _Spoken(self._upstreams.loop)
+        body = with_room(course.inbound, prefill, self._new_room)
+        spoken = Spoken(self._upstreams.loop)
         # In the same step as the decision: turns that are decided next shall see it.
-        queued = _Queued(self._backlog, prefill.identity, course.judged.remote_tokens)
+        queued = Queued(self._backlog, prefill.identity, course.judged.remote_tokens)
 
         prefilled = False
 
@@ -238,7 +241,7 @@ class Dispatcher:
                 promised.spoke()
                 spoken.told(answer)
 
-        promised = _Promised(decode, course)
+        promised = Promised(decode, course)
 
         prefill_leg = self._open(prefill, course, body, prefill_told)
         prefill_leg.pour_into(None)
@@ -300,80 +303,3 @@ def _blame(worker: Worker, answer: Answer | LegFailed) -> None:
         worker.breaker.failed()
         if worker.breaker.open and not rested:
             logger.error("%s fails request after request: left alone for a while", worker.url)
-
-
-class _Queued:
-    """Tokens in a worker's queue until it has spoken, or never will."""
-
-    def __init__(self, backlog: Backlog, identity: str, tokens: int) -> None:
-        self._backlog = backlog
-        self._of = (identity, tokens)
-        self._left = False
-        backlog.add(identity, tokens)
-
-    def close(self) -> None:
-        if not self._left:
-            self._left = True
-            self._backlog.remove(*self._of)
-
-
-class _Promised:
-    """KV that a request will need on the worker that decodes it."""
-
-    def __init__(self, worker: Worker, course: Course) -> None:
-        self._headroom, self._number = worker.headroom, course.number
-        self._headroom.sent(course.number, course.kv_tokens)
-
-    def spoke(self) -> None:
-        self._headroom.spoke(self._number)
-
-    def close(self) -> None:
-        self._headroom.ended(self._number)
-
-
-class _Spoken:
-    """The decode worker's answer, or what came in its way first."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[Answer] = loop.create_future()
-        self._failed = False
-
-    def explains(self, answer: Answer | LegFailed) -> bool:
-        """Whether a leg is only silent because the other one has failed."""
-        silent = isinstance(answer, LegFailed) and answer.cause is Cause.SILENT
-        return silent and self._failed
-
-    def told(self, answer: Answer | LegFailed) -> None:
-        if self.future.done():
-            return  # cancelled, with whoever waited for it; or the other leg was first
-        if isinstance(answer, LegFailed):
-            self._failed = True
-            self.future.set_exception(answer)
-        else:
-            self.future.set_result(answer)
-
-
-def _with_terms(inbound: Inbound, terms: LocalTerms) -> bytes:
-    """The body of a local leg. ``/generate`` carries the marker in its sampling parameters."""
-    if inbound.endpoint is not Endpoint.GENERATE:
-        custom = (inbound.fields.get("custom_params") or {}) | terms.to_custom_params()
-        return inbound.with_fields({"custom_params": custom})
-    sampling = inbound.fields.get("sampling_params") or {}
-    custom = (sampling.get("custom_params") or {}) | terms.to_custom_params()
-    return inbound.with_fields({"sampling_params": {**sampling, "custom_params": custom}})
-
-
-def _with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -> bytes:
-    """The body of both legs of a remote turn."""
-    host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
-    address: dict[str, Any]
-    if inbound.chain is not None:
-        address = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": new_room()}
-    else:
-        n = inbound.prompts
-        address = {
-            "bootstrap_host": [host] * n,
-            "bootstrap_port": [port] * n,
-            "bootstrap_room": [new_room() for _ in range(n)],
-        }
-    return inbound.with_fields(address)

@@ -15,9 +15,8 @@ from .apis import messages, responses
 from .apis.messages import MessagesTaker
 from .apis.response_answers import ResponseTaker
 from .apis.responses import Conversations, Messages
-from .fields import kind_of
 from .inner import Asked, Inner, Taker
-from .requests import Endpoint
+from .requests import Endpoint, json_object
 from .turns import TurnServer
 
 PATHS = (*Endpoint, messages.PATH, responses.PATH)
@@ -53,7 +52,7 @@ class Front:
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
-            fields, taker = translate(request, _object(request.body))
+            fields, taker = translate(request, json_object(request.body))
             body = orjson.dumps(fields)
         except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
             self._refuse(
@@ -97,16 +96,6 @@ class Front:
                 kept.keep(tenant, name, (*before, *asked, said))
 
         return fields, ResponseTaker(request, given, name, keep)
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is no valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
-    return body
 
 
 def _error_body(status: int, message: str) -> bytes:

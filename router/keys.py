@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ppd.errors import RequestError
 
-from .config import Tenant
+from .limits import Tenant
 from .scrub import FORWARDED_HEADERS, tenant_of
 
 _BEARER = "bearer "

@@ -15,7 +15,7 @@ from .histogram import Observed
 from .journal import Journal
 from .metrics import Metrics, turn_label
 from .sse import Usage
-from .workers import Worker
+from .worker import Worker
 
 _MOST_WAITING = 0.1  # for the client, of the time of decoding, for a turn to be worth observing
 

@@ -16,7 +16,7 @@ import orjson
 from .handshake import describe
 from .sse import EngineError, EventCutter, error_of, parse_event, split_events
 from .wire.client import ConnectError, Exchange, Upstreams
-from .workers import Worker
+from .worker import Worker
 
 # In SGLang's errors (disaggregation/decode.py:2649, prefill.py:1120, 1185, common/conn.py:91) when
 # KV did not get from one worker to the other: which of them is at fault they do not say.

@@ -24,8 +24,10 @@ from .config import url_problem
 from .guard import is_loopback
 from .handshake import Load, describe
 from .keys import carries
+from .meeting import meet
 from .siblings import PASSED_ON
-from .workers import Worker, WorkerPool, meet
+from .worker import Worker
+from .workers import WorkerPool
 
 logger = logging.getLogger("ppd.router.workers")
 

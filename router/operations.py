@@ -18,7 +18,9 @@ from ppd.errors import RequestError, WorkerError
 
 from .config import url_problem
 from .handshake import describe
-from .workers import Worker, WorkerPool, meet
+from .meeting import meet
+from .worker import Worker
+from .workers import WorkerPool
 
 logger = logging.getLogger("ppd.router.workers")
 

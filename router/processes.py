@@ -21,7 +21,8 @@ from contextlib import suppress
 
 import msgspec
 
-from .config import RateLimit, RouterConfig, Tenant
+from .config import RouterConfig
+from .limits import RateLimit, Tenant
 from .listening import bind
 
 logger = logging.getLogger("ppd.router")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ppd.errors import Overloaded
 
-from .config import RateLimit, Tenant
+from .limits import RateLimit, Tenant
 from .metrics import Metrics
 
 _MINUTE_S = 60.0

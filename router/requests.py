@@ -108,16 +108,24 @@ def parse(
     Raises:
         RequestError: naming the field at fault and what is allowed.
     """
+    body = json_object(raw)
+    try:
+        return _parse_object(endpoint, raw, body, tenant, served, session)
+    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
+        raise RequestError(f"the body cannot be forwarded: {error}") from error
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Raises:
+    RequestError: it is none.
+    """
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is no valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
-    try:
-        return _parse_object(endpoint, raw, body, tenant, served, session)
-    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
-        raise RequestError(f"the body cannot be forwarded: {error}") from error
+    return body
 
 
 def _parse_object(

@@ -11,93 +11,23 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import aiohttp
 from xxhash import xxh3_64_intdigest
 
-from ppd.announcement import Announcement
 from ppd.contract import Role
 from ppd.errors import WorkerError
 from ppd.headroom import Headroom
 from ppd.judge import HomeView
 
 from .breaker import Breaker
-from .handshake import Handshake, Load, ask_load, check_ready, describe, shake_hands
+from .handshake import Handshake, Load, ask_load, check_ready, describe
+from .meeting import meet, meet_by
+from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
 _MOST_LOAD = 1.25  # of a worker, against the mean: busier ones get no new conversations
-
-_SAYS = {role: role.value for role in Role} | {Role.REPLICA: "null"}  # --disaggregation-mode
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One worker process behind a URL.
-
-    Attributes:
-        epoch: counts its restarts as seen from here.
-        identity: what sessions remember, for a restarted worker has lost its KV: the plugin's
-            process where it is told; a worker that left and came back kept its KV.
-        draining: it gets no new work; its process is to end, or to be resumed.
-        in_flight: legs under way; ``running``: those of them that stream.
-        breaker: opens when its requests fail though it lives.
-        load: what it said when it was last asked.
-        heard_at_s: when it last announced itself; None for one that was given, added or found.
-        said: its last announcement.
-    """
-
-    url: str
-    role: Role
-    handshake: Handshake
-    alive: bool = True
-    draining: bool = False
-    epoch: int = 0
-    in_flight: int = 0
-    running: int = 0
-    load: Load | None = None
-    heard_at_s: float | None = None
-    said: Announcement | None = None
-    breaker: Breaker = field(default_factory=Breaker)
-    headroom: Headroom = field(default_factory=Headroom)
-    identity: str = field(init=False)
-
-    def has_room(self, tokens: int) -> bool:
-        """Whether it has KV for so many, as far as it has told; what no worker has room for while
-        it is idle is the engine's to refuse."""
-        left = self.headroom.left_tokens
-        return left is None or tokens <= left or self.in_flight == 0
-
-    def __post_init__(self) -> None:
-        self._name()
-
-    def met_again(self, handshake: Handshake, *, restarted: bool) -> None:
-        """It answers after it was down."""
-        self.handshake, self.alive, self.load = handshake, True, None
-        self.draining = self.draining and not restarted
-        self.epoch += restarted
-        self._name()
-
-    def _name(self) -> None:
-        # Kept: one string for all the turns that remember it.
-        self.identity = f"{self.url}#{self.handshake.boot_id or self.epoch}"
-
-    @property
-    def id(self) -> str:
-        """For operators: host and port."""
-        return urlsplit(self.url).netloc
-
-    @property
-    def ready(self) -> bool:
-        """It may be given work."""
-        return self.alive and not self.draining and self.breaker.admits
-
-    @property
-    def bootstrap_host(self) -> str:
-        host = urlsplit(self.url).hostname
-        assert host is not None, "RouterConfig.check admits no URL without a host"
-        return host
 
 
 @dataclass(slots=True)
@@ -315,14 +245,6 @@ class WorkerPool:
             )
 
 
-def _check_role(url: str, role: Role, handshake: Handshake) -> None:
-    if handshake.role != _SAYS[role]:
-        raise WorkerError(
-            f"{url} was given as a {role} worker, but runs with --disaggregation-mode "
-            f"{handshake.role}"
-        )
-
-
 async def connect(
     control: aiohttp.ClientSession,
     urls: Mapping[Role, Iterable[str]],
@@ -336,23 +258,11 @@ async def connect(
     """
     wanted = [(role, url) for role, of_role in urls.items() for url in of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
-    shakes = (_connect_one(control, role, url, deadline_s) for role, url in wanted)
+    shakes = (meet_by(control, role, url, deadline_s) for role, url in wanted)
     pool = WorkerPool(control, make_breaker)
     for worker in await asyncio.gather(*shakes):
         pool.join(worker)
     return pool
-
-
-async def meet(control: aiohttp.ClientSession, role: Role, url: str) -> Worker:
-    """Shake hands once.
-
-    Raises:
-        WorkerError: it is not what it was given as.
-        aiohttp.ClientError, TimeoutError, OSError: it does not answer.
-    """
-    handshake = await shake_hands(control, url)
-    _check_role(url, role, handshake)
-    return Worker(url, role, handshake)
 
 
 def _warn_if_unpatched(worker: Worker) -> None:
@@ -362,18 +272,3 @@ def _warn_if_unpatched(worker: Worker) -> None:
             "PPD_ENABLE=1 where sglang-ppd is installed): its turns stay remote",
             worker.url,
         )
-
-
-async def _connect_one(
-    client: aiohttp.ClientSession, role: Role, url: str, deadline_s: float
-) -> Worker:
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            return await meet(client, role, url)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if loop.time() >= deadline_s:
-                raise WorkerError(
-                    f"{role} worker {url} does not answer ({describe(error)})"
-                ) from error
-            await asyncio.sleep(min(0.5, max(0.0, deadline_s - loop.time())))

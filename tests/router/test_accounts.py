@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.config import AdmissionLimits, RateLimit
+from router.limits import AdmissionLimits, RateLimit
 
 from .conftest import CHAT_BODY, Client, Cluster
 from .fake_engine import FakeEngine, answering, event, failing, gated, hanging, start_stream

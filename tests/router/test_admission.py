@@ -11,8 +11,8 @@ import pytest
 
 from ppd.errors import Overloaded, RequestError
 from router.admission import Admission
-from router.config import AdmissionLimits, RateLimit, Tenant
 from router.keys import KeyRing
+from router.limits import AdmissionLimits, RateLimit, Tenant
 from router.metrics import Metrics
 from router.rates import Rates
 

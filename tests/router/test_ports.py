@@ -13,7 +13,7 @@ import pytest
 
 from eval.cluster import free_port
 from ppd.errors import ConfigError
-from router.config import Tenant
+from router.limits import Tenant
 
 from .conftest import CHAT_BODY, Cluster
 from .fake_engine import FakeEngine, answering

@@ -12,8 +12,9 @@ import pytest
 from ppd.announcement import Announcement
 from ppd.contract import Role
 from router.discovery import Reconciler
+from router.meeting import meet
 from router.membership import Membership
-from router.workers import WorkerPool, meet
+from router.workers import WorkerPool
 
 from .scene import serving, workers
 

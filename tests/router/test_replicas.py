@@ -8,7 +8,8 @@ import pytest
 
 from ppd.contract import Role
 from router.handshake import Handshake
-from router.workers import Worker, WorkerPool
+from router.worker import Worker
+from router.workers import WorkerPool
 
 from .conftest import Cluster
 from .fake_engine import FakeEngine, answering

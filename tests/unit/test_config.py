@@ -13,7 +13,8 @@ from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.cli import main, parse_config
-from router.config import AdmissionLimits, RateLimit, RouterConfig, Tenant
+from router.config import RouterConfig
+from router.limits import AdmissionLimits, RateLimit, Tenant
 from router.pods import Kubernetes
 from router.processes import share_of
 from sglang_patches.settings import Settings, read_settings
