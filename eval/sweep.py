@@ -30,9 +30,13 @@ from ppd.errors import ConfigError
 from ppd.table_file import Axes
 
 from . import tiny_model
-from .client import Conversation, Exchange, Sample, empty_caches, hold, vocabulary_of
+from .client import hold
 from .cluster import Launcher, Process, gpu_flags, launching, wait_all
+from .conversations import Conversation, Exchange
+from .endpoints import empty_caches, vocabulary_of
 from .provenance import provenance
+from .samples import Sample
+from .workload_kinds import first_turn_tokens
 
 Workload = tuple[int, int, int]  # bins of context, new and output tokens
 
@@ -65,7 +69,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def contexts(self, workload: Workload) -> list[int]:
         """Of the first turn (what it brings) and of each later one; their mean is the cell's."""
         context, new, output = self._tokens(workload)
-        first = round(context - output - (self.turns - 2) / 2 * (new + output))
+        first = first_turn_tokens(context, new, output, self.turns)
         return [first, *(first + output + k * (new + output) for k in range(self.turns - 1))]
 
     def exchanges(self, workload: Workload, source: random.Random) -> tuple[Exchange, ...]:
