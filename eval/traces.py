@@ -23,8 +23,10 @@ from ppd.errors import ConfigError
 from .conversations import Conversation, Exchange
 
 T = TypeVar("T")
-Tokens = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+# Bounds beyond any model and any trace, so that a broken number is an error, not a plan.
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
+TokensOrZero = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 MOONCAKE_BLOCK_TOKENS = 512
 
@@ -34,8 +36,8 @@ class SessionRow(msgspec.Struct, frozen=True):
 
     s: str | int
     k: Tokens
-    prompt: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="in")
-    ctx: Annotated[int, msgspec.Meta(ge=0)]
+    prompt: Tokens = msgspec.field(name="in")
+    ctx: TokensOrZero
     new: Tokens
     out: Tokens
     t: Seconds | None = None
@@ -47,7 +49,7 @@ class MooncakeRow(msgspec.Struct, frozen=True):
 
     timestamp: Seconds  # ms
     input_length: Tokens
-    output_length: Annotated[int, msgspec.Meta(ge=0)]
+    output_length: TokensOrZero
     hash_ids: tuple[int | str, ...]
 
 
@@ -66,6 +68,11 @@ class _Session:
     turns: list[Turn] = field(default_factory=list)
     starts_at_s: float | None = None
     last_s: float = 0.0
+
+    @property
+    def held_tokens(self) -> int:
+        """By its last turn with its reply."""
+        return self.turns[-1].prompt_tokens + self.turns[-1].output_tokens
 
 
 def conversation_of(turns: Sequence[Turn], starts_at_s: float = 0.0) -> Conversation:
@@ -148,36 +155,36 @@ def read_sessions(path: Path) -> tuple[list[Conversation], bool]:
 
 
 def read_mooncake(path: Path, block_tokens: int) -> list[Conversation]:
-    """A request continues the one whose whole blocks it begins with, the longest if there are
-    several. Blocks that most requests begin with are a system prompt, and continue nothing. A
-    second request that continues the same one is a conversation of its own.
+    """A request continues the one whose whole blocks it begins with (the longest if there are
+    several) if it is longer than that with its reply. Blocks that most requests begin with are
+    a system prompt, and continue nothing. A second request that continues the same one is a
+    conversation of its own.
 
     Raises:
         ConfigError: a line is broken.
     """
     rows = [row for _, row in _checked(path, block_tokens)]
-    common = _common_blocks([row.hash_ids for row in rows])
-    shared = len(common)
+    shared = _common_blocks([row.hash_ids for row in rows])
     ended: dict[int | str, _Session] = {}  # by the last whole block of its prompt
     sessions: list[_Session] = []
     for row in sorted(rows, key=lambda row: row.timestamp):
-        at_s, blocks = row.timestamp / 1e3, row.hash_ids
-        found = next((b for b in reversed(blocks) if b in ended), None)
+        at_s, tokens = row.timestamp / 1e3, row.input_length
         output = max(1, row.output_length)
+        found = next(
+            (b for b in reversed(row.hash_ids) if b in ended and ended[b].held_tokens < tokens),
+            None,
+        )
         if found is None:
-            session = _Session([Turn(row.input_length, 0, output)], at_s, at_s)
+            session = _Session([Turn(tokens, 0, output)], at_s, at_s)
             sessions.append(session)
         else:
             session = ended.pop(found)
-            before = session.turns[-1]
-            whole = before.prompt_tokens + before.output_tokens
-            same = (blocks.index(found) + 1) * block_tokens
-            context = whole if whole < row.input_length else same
-            session.turns.append(Turn(row.input_length, context, output, at_s - session.last_s))
+            held = session.held_tokens
+            session.turns.append(Turn(tokens, held, output, at_s - session.last_s))
             session.last_s = at_s
-        whole_blocks = row.input_length // block_tokens
+        whole_blocks = tokens // block_tokens
         if whole_blocks > shared:
-            ended[blocks[whole_blocks - 1]] = session
+            ended[row.hash_ids[whole_blocks - 1]] = session
     return [
         replace(one, shared_tokens=min(shared * block_tokens, one.exchanges[0].new_tokens))
         for one in _conversations(sessions)
@@ -195,17 +202,14 @@ def _checked(path: Path, block_tokens: int) -> Iterator[tuple[int, MooncakeRow]]
         yield number, row
 
 
-def _common_blocks(prompts: Sequence[tuple[int | str, ...]]) -> list[int | str]:
-    """Those that more than half of the prompts begin with."""
-    common: list[int | str] = []
+def _common_blocks(prompts: Sequence[tuple[int | str, ...]]) -> int:
+    """How many blocks more than half of the prompts begin with."""
+    common = 0
     while True:
-        counts = Counter(one[len(common)] for one in prompts if len(one) > len(common))
-        if not counts:
+        counts = Counter(one[common] for one in prompts if len(one) > common)
+        if len(prompts) < 2 or 2 * max(counts.values(), default=0) <= len(prompts):
             return common
-        block, times = counts.most_common(1)[0]
-        if len(prompts) < 2 or 2 * times <= len(prompts):
-            return common
-        common.append(block)
+        common += 1
 
 
 def read_azure(path: Path) -> list[Conversation]:

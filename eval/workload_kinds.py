@@ -20,10 +20,17 @@ from ppd.errors import ConfigError
 
 from .conversations import Conversation, Exchange
 from .dialogues import Count, load_count, read_agents, read_dialogues
-from .traces import MOONCAKE_BLOCK_TOKENS, Tokens, read_azure, read_mooncake, read_sessions
+from .traces import (
+    MOONCAKE_BLOCK_TOKENS,
+    Seconds,
+    Tokens,
+    TokensOrZero,
+    read_azure,
+    read_mooncake,
+    read_sessions,
+)
 
 S = TypeVar("S", bound="Settings")
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 # arXiv 2603.13358, section on workloads; github.com/freelulul/vllm-ppd,
 # scripts/benchmark/comprehensive_benchmark.py (T1_CONFIGS, T2_CONFIGS). New and output tokens.
@@ -56,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Thinking(Settings, frozen=True):
     """For kinds that do not tell times: mean of an exponential think time."""
 
-    think_s: NotNegative = 0.0
+    think_s: Seconds = 0.0
 
 
 class TurnScaling(Thinking, frozen=True):
@@ -74,8 +81,8 @@ class Grid(Thinking, frozen=True):
     context: str = "1024"
     new: str = "64"
     out: str = "64"
-    turns: Annotated[int, msgspec.Meta(ge=2)] = 3
-    shared: Annotated[int, msgspec.Meta(ge=0)] = 0
+    turns: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 3
+    shared: TokensOrZero = 0
 
 
 class Mooncake(Settings, frozen=True):
@@ -217,7 +224,7 @@ def _grid(spec: str, told: Grid) -> Iterator[Conversation]:
 
 def _numbers(spec: str, name: str, text: str) -> list[int]:
     parts = text.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.isdecimal() and 0 < int(part) < 100_000_000 for part in parts):
         raise ConfigError(
             f"workload {spec}: {name} must be numbers of tokens with commas between, got {text!r}"
         )
