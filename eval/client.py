@@ -61,10 +61,12 @@ async def hold(
     ) as http:
         prompts = _Prompts(seed, vocabulary, conversations)
         run = _Run(http, url, time.perf_counter(), prompts, ended)
-        held = await asyncio.gather(
-            *(_hold_one(run, number, one) for number, one in enumerate(conversations))
-        )
-    return [sample for samples in held for sample in samples]
+        async with asyncio.TaskGroup() as held:
+            tasks = [
+                held.create_task(_hold_one(run, number, one))
+                for number, one in enumerate(conversations)
+            ]
+    return [sample for task in tasks for sample in task.result()]
 
 
 class _Prompts:
@@ -229,7 +231,9 @@ def _judged(stream: _Stream, sample: Sample, sent_s: float) -> tuple[Sample, lis
     try:
         answer = orjson.loads((stream.error or stream.last or b"data: {}")[6:])
         ids = answer.get("output_ids") or []
-        cached = int((answer.get("meta_info") or {}).get("cached_tokens") or 0)
+        meta = answer.get("meta_info") or {}
+        cached = int(meta.get("cached_tokens") or 0)
+        reason = meta.get("finish_reason")
         if not all(type(one) is int for one in ids):
             raise TypeError("output_ids must be integers")
     except (orjson.JSONDecodeError, TypeError, ValueError, AttributeError) as error:
@@ -241,7 +245,9 @@ def _judged(stream: _Stream, sample: Sample, sent_s: float) -> tuple[Sample, lis
     if not stream.done:
         return _failed(sample, Failure.DROPPED, f"ended after {len(ids)} tokens, no [DONE]"), []
     if len(ids) != sample.output_tokens:
-        return _failed(sample, Failure.SHORT, f"got {len(ids)} tokens: no error told"), []
+        wanted = sample.output_tokens
+        said = f"got {len(ids)} tokens of {wanted}: finish_reason {str(reason)[:200]}"
+        return _failed(sample, Failure.SHORT, said), []
     return replace(
         sample,
         cached_tokens=cached,

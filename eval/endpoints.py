@@ -23,8 +23,9 @@ async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None
     """As :func:`vocabulary_of`, of whatever serves at ``url``: a worker, or a router, which says
     where its workers are; None if nobody tells."""
     told = await _get_json(http, f"{url}/workers")
-    workers = told if isinstance(told, list) else []
-    for one in (url, *(worker["url"] for worker in workers if "url" in worker)):
+    workers = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    decode = [one["url"] for one in workers if one.get("role") == "decode" and "url" in one]
+    for one in (url, *decode[:1]):
         with suppress(aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError):
             return await vocabulary_of(http, one)
     return None

@@ -12,11 +12,9 @@ import resource
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import uvloop
@@ -27,6 +25,7 @@ from .client import hold
 from .conversations import Conversation
 from .endpoints import find_vocabulary, most_tokens_of
 from .provenance import provenance
+from .raw_rows import Write, appending
 from .samples import Sample
 from .summary import Latencies, Slo, Spread, Summary, summarize
 from .workloads import Demand, plan
@@ -85,7 +84,8 @@ def run_command(options: argparse.Namespace) -> int:
 def run(demand: Demand, target: Target, out: Path | None) -> int:
     _check(target)
     conversations = plan(demand)
-    with _rows(out) as write:
+    _allow_connections()
+    with appending(out) as write:
         summary = uvloop.run(_measure(demand, target, conversations, write))
     _show(summary, target.slo)
     print(json.dumps({"part": "load", "workload": demand.spec, **asdict(summary)}))
@@ -104,20 +104,11 @@ def _check(target: Target) -> None:
             raise ConfigError(f"{name} must be above 0, got {value:g}")
 
 
-Write = Callable[[dict[str, Any]], None]
-
-
-@contextmanager
-def _rows(out: Path | None) -> Iterator[Write]:
-    if out is None:
-        yield lambda row: None
-        return
-    try:
-        file = out.open("a")
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error}") from error
-    with file:
-        yield lambda row: print(json.dumps(row), file=file)
+def _allow_connections() -> None:
+    """As many as the system lets this process have: a turn that finds no descriptor would look
+    like a drop."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _measure(

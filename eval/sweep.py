@@ -35,6 +35,7 @@ from .cluster import Launcher, Process, gpu_flags, launching, wait_all
 from .conversations import Conversation, Exchange
 from .endpoints import empty_caches, vocabulary_of
 from .provenance import provenance
+from .raw_rows import end_last_line
 from .samples import Sample
 from .workload_kinds import first_turn_tokens
 
@@ -227,7 +228,7 @@ async def _measure_all(
     routers: dict[Route, Process],
     out: Path,
 ) -> None:
-    _end_last_line(out)
+    end_last_line(out)
     async with aiohttp.ClientSession() as http:
         vocabulary = await vocabulary_of(http, workers[1].url)
         # Kernels warm up, connections open: not measured.
@@ -256,12 +257,6 @@ async def _measure_all(
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def _end_last_line(out: Path) -> None:
-    """After a kill in mid-write: what follows must not be glued to it."""
-    if out.exists() and (data := out.read_bytes()) and not data.endswith(b"\n"):
-        out.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def _write(

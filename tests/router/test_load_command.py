@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from eval import cli
+from eval.client import hold
+from eval.conversations import Conversation, Exchange
 from eval.load import Target, run
+from eval.raw_rows import appending
 from eval.summary import Slo
 from eval.workloads import Demand
 from ppd.errors import ConfigError, WorkerError
@@ -24,15 +28,16 @@ FIRST, FIRST_OUT, NEW, OUT = 16, 16, 2, 4  # an eighth of it
 Body = dict[str, Any]
 
 
-def answer(ids: list[int], cached: int) -> bytes:
-    meta = {"completion_tokens": len(ids), "cached_tokens": cached, "prompt_tokens": 1}
+def answer(ids: list[int], prompt: int) -> bytes:
+    counts = {"prompt_tokens": prompt, "cached_tokens": prompt - 1}
+    meta = {"completion_tokens": len(ids), **counts}
     return event({"text": "x", "output_ids": ids, "meta_info": meta})
 
 
 async def begin(request: web.Request, body: Body, tokens: int) -> web.StreamResponse:
     response = await start_stream(request)
     for n in range(1, tokens + 1):
-        await response.write(answer(list(range(100, 100 + n)), cached=len(body["input_ids"]) // 2))
+        await response.write(answer(list(range(100, 100 + n)), len(body["input_ids"])))
     return response
 
 
@@ -179,7 +184,7 @@ async def test_behind_a_router_later_turns_go_their_way(
 ) -> None:
     prefill, decode = FakeEngine("prefill", whole), FakeEngine("decode", whole)
     async with cluster(prefill, decode) as client:
-        # Not scaled: a prompt of ids is recognised by whole blocks.
+        # Not scaled: a few tokens are not worth a home.
         demand = Demand("paper:small_tiny", conversations=8, qps=200)
         await load(client.url, demand, tmp_path / "rows.jsonl")
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -233,3 +238,47 @@ def test_wrong_options_are_refused(target: Target, named: str, tmp_path: Path) -
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         run(SMALL, Target("http://127.0.0.1:9", 1.0, Slo()), tmp_path)
+
+
+def test_a_wrong_command_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="ppd-eval: workload nix: no such kind") as ended:
+        cli.main(["load", "--url", "http://127.0.0.1:9", "--workload", "nix", "--qps", "1"])
+    assert "\n" not in str(ended.value.code)
+
+
+async def test_prompts_are_what_the_plan_says() -> None:
+    """A shared beginning, a cut history, and times that follow arrivals and thinking."""
+    exchanges = (
+        Exchange(40, 4),
+        Exchange(10, 4, gap_s=0.2),
+        Exchange(10, 4, think_s=0.1, keep_tokens=45),
+    )
+    plan = [Conversation(0.05 * n, exchanges, shared_tokens=20) for n in range(3)]
+    engine = FakeEngine("null", whole)
+    async with engine.serving():
+        samples = await hold(engine.url, plan, seed="s", vocabulary=range(32, 96))
+    prompts = {len(body["input_ids"]): list[list[int]]() for body in engine.bodies}
+    for body in engine.bodies:
+        prompts[len(body["input_ids"])].append(body["input_ids"])
+    assert {size: len(ids) for size, ids in prompts.items()} == {40: 3, 54: 3, 55: 3}
+    assert len({tuple(ids[:20]) for ids in prompts[40]}) == 1
+    assert len({tuple(ids[20:]) for ids in prompts[40]}) == 3
+    for ids in prompts[55]:
+        assert any(ids[:45] == earlier[:45] for earlier in prompts[54])
+    assert all(token in range(32, 96) for ids in prompts[40] for token in ids)
+    for sample in samples:
+        assert not sample.error
+        assert sample.late_ms >= 0
+    first, second, third = samples[:3]
+    assert [s.context_tokens for s in (first, second, third)] == [0, 44, 45]
+    # The turn before was due at 0; its reply came sooner than the gap.
+    assert 0.2 <= second.sent_at_s < 0.2 + second.late_ms / 1e3 + 0.01
+    assert third.sent_at_s >= second.sent_at_s + second.e2e_ms / 1e3 + 0.1 - 0.001
+
+
+def test_rows_are_not_glued_to_what_a_killed_run_left(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text('{"row": "begin"}\n{"row": "tu')
+    with appending(out) as write:
+        write({"row": "begin"})
+    assert rows_in(out) == [{"row": "begin"}] * 2
