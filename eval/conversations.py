@@ -99,6 +99,18 @@ def at_rate(starts_s: Sequence[float], qps: float) -> list[float]:
     return [(at_s - first_s) * factor for at_s in starts_s]
 
 
+def hastened(conversation: Conversation, factor: float) -> Conversation:
+    """All its times divided by ``factor``."""
+    if factor == 1.0:
+        return conversation
+    exchanges = tuple(
+        replace(one, think_s=one.think_s / factor, gap_s=one.gap_s / factor)
+        for one in conversation.exchanges
+    )
+    starts_at_s = conversation.starts_at_s / factor
+    return replace(conversation, starts_at_s=starts_at_s, exchanges=exchanges)
+
+
 def scaled(conversation: Conversation, scale: float) -> Conversation:
     """All token counts times ``scale``, rounded up: a turn never becomes empty. Times stay."""
     if scale == 1.0:

@@ -153,7 +153,8 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
         try:
             most = await most_tokens_of(http, target.url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise WorkerError(f"{target.url}: nobody answers: {error!r}") from error
+            told = str(error) or type(error).__name__
+            raise WorkerError(f"{target.url}: nobody answers: {told}") from error
         vocabulary = await find_vocabulary(http, target.url)
     number, longest = max(
         ((number, one.longest_tokens) for number, one in enumerate(conversations)),

@@ -18,7 +18,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from .conversations import Conversation, Exchange
+from .conversations import Conversation, Exchange, hastened
 from .dialogues import Count, load_count, read_agents, read_dialogues
 from .traces import (
     MOONCAKE_BLOCK_TOKENS,
@@ -85,7 +85,13 @@ class Grid(Thinking, frozen=True):
     shared: TokensOrZero = 0
 
 
-class Mooncake(Settings, frozen=True):
+class Told(Settings, frozen=True):
+    """For kinds that tell times: all of them are divided by ``faster``."""
+
+    faster: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+
+
+class Mooncake(Told, frozen=True):
     block: Tokens = MOONCAKE_BLOCK_TOKENS
 
 
@@ -126,16 +132,14 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             return _made(grid, list(_grid(spec, grid)))
         case "mooncake":
             mooncake = _settings(spec, query, Mooncake)
-            found = read_mooncake(_path(spec, what), mooncake.block)
-            return Workload(found, endless=False, timed=True, most_tokens=mooncake.most_tokens)
+            return _read(mooncake, read_mooncake(_path(spec, what), mooncake.block))
         case "azure":
-            most = _settings(spec, query, Settings).most_tokens
-            found = read_azure(_path(spec, what))
-            return Workload(found, endless=False, timed=True, most_tokens=most)
+            told_times = _settings(spec, query, Told)
+            return _read(told_times, read_azure(_path(spec, what)))
         case "sessions":
-            most = _settings(spec, query, Settings).most_tokens
+            told_times = _settings(spec, query, Told)
             found, timed = read_sessions(_path(spec, what))
-            return Workload(found, endless=False, timed=timed, most_tokens=most)
+            return _read(told_times, found, timed=timed)
         case "tau-bench" | "mt-bench-101":
             told = _settings(spec, query, Thinking)
             found = read_dialogues(_path(spec, what), _count(spec, tokenizer))
@@ -143,9 +147,9 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
                 found, endless=False, think_s=told.think_s, most_tokens=told.most_tokens
             )
         case "mini-swe":
-            most = _settings(spec, query, Settings).most_tokens
+            told_times = _settings(spec, query, Told)
             found = read_agents(_path(spec, what), _count(spec, tokenizer))
-            return Workload(found, endless=False, most_tokens=most)
+            return _read(told_times, found, timed=False)
         case _:
             raise ConfigError(
                 f"workload {spec}: no such kind; allowed: paper:NAME turns:N grid mooncake:FILE "
@@ -155,6 +159,11 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
 
 def _made(told: Thinking, kinds: Sequence[Conversation]) -> Workload:
     return Workload(kinds, think_s=told.think_s, most_tokens=told.most_tokens)
+
+
+def _read(told: Told, found: Sequence[Conversation], *, timed: bool = True) -> Workload:
+    kinds = [hastened(one, told.faster) for one in found]
+    return Workload(kinds, endless=False, timed=timed, most_tokens=told.most_tokens)
 
 
 def _settings(spec: str, query: str, kind: type[S]) -> S:

@@ -128,6 +128,8 @@ def test_arrivals_are_the_traces_or_those_of_another(tmp_path: Path) -> None:
     others = plan(Demand("paper:small_tiny", arrivals=f"sessions:{path}", conversations=2))
     assert [one.starts_at_s for one in others] == [0, 1]
     assert sizes_of(others[0]) == [(128, 128), (16, 32)]
+    hastened = plan(Demand(f"sessions:{path}?faster=10"))
+    assert [one.starts_at_s for one in hastened] == pytest.approx([0, 0.1, 0.4])
     many = plan(Demand(f"sessions:{path}", arrivals="poisson", conversations=7, qps=1))
     assert len(many) == 7
 
@@ -151,6 +153,7 @@ def test_arrivals_are_the_traces_or_those_of_another(tmp_path: Path) -> None:
         (Demand("paper:small_tiny", qps=1, scale=0), "scale must be above 0 and at most 1"),
         (Demand("paper:small_tiny", qps=1, conversations=0), "conversations must be at least 1"),
         (Demand("paper:small_tiny", arrivals="turns:2"), "turns:2: tells no times of arrival"),
+        (Demand("mooncake:/x?faster=0"), r"> 0.*faster.*; allowed: most_tokens, faster, block"),
         (Demand("mooncake"), "must name its file, as mooncake:FILE"),
         (Demand("mooncake:/nowhere"), "/nowhere: cannot be read"),
         (Demand("tau-bench:/x", qps=1), "is text, its lengths are the model's: give --tokenizer"),
