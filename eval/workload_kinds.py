@@ -127,7 +127,7 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
         case "turns":
             scaling = _settings(spec, query, TurnScaling)
             return _made(scaling, [_turns(spec, what, scaling)])
-        case "grid":
+        case "grid" if not what:
             grid = _settings(spec, query, Grid)
             return _made(grid, list(_grid(spec, grid)))
         case "mooncake":
