@@ -16,7 +16,7 @@ import msgspec
 from ppd.errors import ConfigError
 
 from .conversations import Conversation
-from .traces import Seconds, Turn, conversation_of, read_lines, read_rows
+from .traces import BROKEN_JSON, Seconds, Turn, conversation_of, read_lines, read_rows
 
 Count = Callable[[str], int]
 
@@ -105,7 +105,7 @@ def _dialogues(path: Path) -> Iterator[tuple[str, Dialogue]]:
         whole = msgspec.json.decode(
             b"".join(line for _, line in read_lines(path)), type=tuple[Dialogue, ...]
         )
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except BROKEN_JSON as error:
         raise ConfigError(f"{path}: {error}") from error
     yield from ((f"{path}: dialogue {number}", one) for number, one in enumerate(whole, 1))
 

@@ -29,6 +29,7 @@ TokensOrZero = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 MOONCAKE_BLOCK_TOKENS = 512
+BROKEN_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # the last: nesting
 
 
 class SessionRow(msgspec.Struct, frozen=True):
@@ -116,7 +117,7 @@ def read_rows(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
     for number, line in read_lines(path):
         try:
             yield number, decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except BROKEN_JSON as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
 
 

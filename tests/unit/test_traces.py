@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,47 @@ def test_a_broken_azure_line_is_named(tmp_path: Path, text: str, named: str) -> 
     path.write_text(text)
     with pytest.raises(ConfigError, match=named):
         read_azure(path)
+
+
+READERS: list[Callable[[Path], object]] = [
+    read_sessions,
+    lambda path: read_mooncake(path, 512),
+    read_azure,
+    lambda path: read_dialogues(path, len),
+    lambda path: read_agents(path, len),
+]
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+_LENGTHS = ["s", "k", "in", "ctx", "new", "out", "t", "gap", "input_length", "output_length"]
+_OTHERS = ["timestamp", "hash_ids", "messages", "traj", "history", "session_id", "input", "output"]
+names = st.sampled_from([*_LENGTHS, *_OTHERS])
+lines = st.binary(max_size=40) | st.dictionaries(names, values).map(
+    lambda row: json.dumps(row).encode()
+)
+
+
+@given(st.sampled_from(READERS), st.booleans(), st.lists(lines, max_size=4))
+def test_whatever_a_file_holds_it_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    reader: Callable[[Path], object],
+    head: bool,
+    some: list[bytes],
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    path.write_bytes((HEAD.encode() if head else b"") + b"\n".join(some))
+    with suppress(ConfigError):
+        reader(path)
+
+
+def test_deep_nesting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"x": ' + "[" * 100_000)
+    for reader in READERS:
+        with pytest.raises(ConfigError, match="deep"):
+            reader(path)
 
 
 # -- text: lengths are counted in characters here -------------------------------------------
