@@ -248,6 +248,8 @@ def _judged(stream: _Stream, sample: Sample, sent_s: float) -> tuple[Sample, lis
         wanted = sample.output_tokens
         said = f"got {len(ids)} tokens of {wanted}: finish_reason {str(reason)[:200]}"
         return _failed(sample, Failure.SHORT, said), []
+    if not stream.first_s:
+        return _failed(sample, Failure.MALFORMED, "no event says that it brings a token"), []
     return replace(
         sample,
         cached_tokens=cached,

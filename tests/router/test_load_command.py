@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ async def babbles(engine: FakeEngine, request: web.Request, body: Body) -> web.S
     return response
 
 
+async def brings_nothing(
+    engine: FakeEngine, request: web.Request, body: Body
+) -> web.StreamResponse:
+    response = await start_stream(request)
+    ids = [100] * body["sampling_params"]["max_new_tokens"]
+    await response.write(event({"output_ids": ids, "meta_info": {"completion_tokens": 0}}) + DONE)
+    return response
+
+
 def in_turn(*scripts: Script) -> Script:
     """The first request gets the first, and so on; all others a whole answer."""
     left = list(scripts)
@@ -150,16 +160,17 @@ async def test_whatever_goes_wrong_is_counted_and_the_rest_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = (hangs, resets, ends_early, is_short, tells_an_error, refuses, babbles)
-    engine = FakeEngine("null", in_turn(*faults))
+    engine = FakeEngine("null", in_turn(*faults, brings_nothing))
+    demand = replace(SMALL, conversations=9)
     async with engine.serving():
-        rows = await load(engine.url, SMALL, tmp_path / "rows.jsonl", timeout_s=1.0)
+        rows = await load(engine.url, demand, tmp_path / "rows.jsonl", timeout_s=1.0)
     failures = Counter(row["failure"] for row in rows if row["row"] == "turn")
     assert failures == {
-        "timeout": 1, "dropped": 2, "short": 1, "error": 1, "refused": 1, "malformed": 1, None: 2,
+        "timeout": 1, "dropped": 2, "short": 1, "error": 1, "refused": 1, "malformed": 2, None: 2,
     }  # fmt: skip
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["planned"], told["sent"], told["ok"], told["failed"]) == (16, 9, 2, 7)
-    assert told["success_rate"] == 0.125
+    assert (told["planned"], told["sent"], told["ok"], told["failed"]) == (18, 10, 2, 8)
+    assert told["success_rate"] == 0.1111
     assert told["valid"] is False
     timed_out = next(row for row in rows if row.get("failure") == "timeout")
     assert 900 < timed_out["e2e_ms"] < 5000
@@ -271,9 +282,11 @@ async def test_prompts_are_what_the_plan_says() -> None:
         assert sample.late_ms >= 0
     first, second, third = samples[:3]
     assert [s.context_tokens for s in (first, second, third)] == [0, 44, 45]
-    # The turn before was due at 0; its reply came sooner than the gap.
-    assert 0.2 <= second.sent_at_s < 0.2 + second.late_ms / 1e3 + 0.01
-    assert third.sent_at_s >= second.sent_at_s + second.e2e_ms / 1e3 + 0.1 - 0.001
+    ended_s = first.sent_at_s + first.e2e_ms / 1e3
+    due_s = max(0.2, ended_s)  # the turn before was due at 0
+    assert second.sent_at_s - second.late_ms / 1e3 == pytest.approx(due_s, abs=0.005)
+    due_s = second.sent_at_s + second.e2e_ms / 1e3 + 0.1
+    assert third.sent_at_s - third.late_ms / 1e3 == pytest.approx(due_s, abs=0.005)
 
 
 def test_rows_are_not_glued_to_what_a_killed_run_left(tmp_path: Path) -> None:
