@@ -29,8 +29,9 @@ from ppd.pacing import LEAST_SLOWDOWN
 
 from . import tiny_model
 from .bench_load import arrivals, load, median, summarize_load
-from .client import empty_caches, hold, vocabulary_of
+from .client import hold
 from .cluster import Launcher, Process, gpu_flags, launching, wait_all
+from .endpoints import empty_caches, vocabulary_of
 from .engine_client import EngineClient, Reply, bootstrap_port_of, gaps_ms, plugin_state_of
 from .provenance import provenance
 from .tiny_model import ModelSpec

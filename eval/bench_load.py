@@ -11,8 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from .client import Conversation, Exchange, empty_caches, hold
+from .client import hold
 from .cluster import Process
+from .conversations import Conversation, Exchange
+from .endpoints import empty_caches
 
 _RATES = (0.5, 1.0, 1.3)  # conversations a second
 _FIRST, _LATER, _OUTPUT, _TURNS = 1536, 32, 16, 4

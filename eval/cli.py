@@ -20,6 +20,7 @@ from . import (
     demo,
     fault_table,
     interference,
+    load,
     load_router,
     replay_decisions,
     serve,
@@ -158,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--seed", type=int, default=0)
     sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    load.add_parser(commands)
 
     options = parser.parse_args(argv)
     try:
@@ -205,6 +207,8 @@ def _run(options: argparse.Namespace) -> int:
             return fault_table.run(
                 options.routers, options.rows, options.rivals, options.out, options.logs
             )
+        case "load":
+            return load.run_command(options)
         case "load-router":
             return load_router.run(
                 options.requests, options.clients, options.seed, options.out, options.logs

@@ -2,7 +2,9 @@
 
 Conversations arrive when their plan says, however slow the server is; inside a conversation
 a turn follows the reply before it after its think time. Prompts are token ids of exact length
-on ``/generate``; each turn sends the whole history, as chat clients do. No connection cap.
+on ``/generate``; each turn sends the whole history, as chat clients do. No connection cap, so
+nothing waits here but for a connection to be made, which a user would wait for, too: it is in
+TTFT.
 """
 
 from __future__ import annotations
@@ -10,57 +12,23 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 import orjson
 
+from .conversations import Conversation
+from .samples import Failure, Sample, gap_bucket, gaps_of
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One turn to be held: ``think_s`` passes before it, from the end of the reply before."""
-
-    new_tokens: int
-    output_tokens: int
-    think_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    starts_at_s: float
-    exchanges: tuple[Exchange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What one turn showed.
-
-    Attributes:
-        conversation, turn: which one; turns count from 1.
-        sent_at_s: since the start of the run; ``late_ms`` after it was due.
-        context_tokens: of all earlier turns, prompts and replies.
-        output_tokens: asked for and, unless ``error`` says otherwise, received.
-        cached_tokens: of the prompt, as the engine reports them.
-        route, reason: as the router's headers say.
-        ttft_ms: from the send to the first event.
-        tpot_ms: from the first to the last event, for each token after the first.
-        error: why the turn failed; its conversation ends there.
-    """
-
-    conversation: int
-    turn: int
-    sent_at_s: float
-    late_ms: float
-    context_tokens: int
-    new_tokens: int
-    output_tokens: int
-    cached_tokens: int = 0
-    route: str = ""
-    reason: str = ""
-    ttft_ms: float = 0.0
-    tpot_ms: float = 0.0
-    error: str = ""
+_LINE_BYTES = 1 << 23  # an event has all ids of the reply so far
+_KEEP_ALIVE_S = 2.0  # less than servers': one that closes first would look like a drop
+_UNIQUE_TOKENS = 16  # a conversation's first: what comes from the pool may come twice
+_POOL_TOKENS = 1 << 16
+_COUNT = b'"completion_tokens":'
+_DONE = b"data: [DONE]"
 
 
 async def hold(
@@ -69,8 +37,10 @@ async def hold(
     *,
     seed: str,
     vocabulary: range,
-    timeout_s: float = 120.0,
+    silence_s: float = 120.0,
+    timeout_s: float | None = None,
     headers: dict[str, str] | None = None,
+    ended: Callable[[Sample], None] | None = None,
 ) -> list[Sample]:
     """Hold all ``conversations``; a row for each turn that was sent.
 
@@ -78,119 +48,216 @@ async def hold(
         seed: of the prompts' content. Not one that the same router has seen: it would take them
             for conversations it knows.
         vocabulary: token ids to make prompts of.
-        timeout_s: of a turn without any event.
+        silence_s: of a turn without any event, before it is given up.
+        timeout_s: of a turn from its send to its end.
+        ended: is told of every turn as it ends.
     """
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=timeout_s)
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_read=silence_s)
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        timeout=timeout,
+        headers=headers,
+        read_bufsize=_LINE_BYTES,
     ) as http:
-        start_s = time.perf_counter()
-        held = await asyncio.gather(
-            *(
-                _hold_one(_Server(http, url), number, one, start_s, seed, vocabulary)
+        prompts = _Prompts(seed, vocabulary, conversations)
+        run = _Run(http, url, time.perf_counter(), prompts, ended)
+        async with asyncio.TaskGroup() as held:
+            tasks = [
+                held.create_task(_hold_one(run, number, one))
                 for number, one in enumerate(conversations)
-            )
-        )
-    return [sample for samples in held for sample in samples]
+            ]
+    return [sample for task in tasks for sample in task.result()]
+
+
+class _Prompts:
+    """Token ids by number of conversation and turn.
+
+    Drawing each id as its turn is due would hold up all other conversations, so they are pieces of
+    one long row; only what conversations begin with is drawn, so that none begins like another.
+    """
+
+    def __init__(self, seed: str, vocabulary: range, conversations: Sequence[Conversation]) -> None:
+        longest = max((t.new_tokens for c in conversations for t in c.exchanges), default=0)
+        self._seed = seed
+        self._vocabulary = vocabulary
+        source = random.Random(f"{seed}/pool")
+        self._pool = source.choices(vocabulary, k=longest + _POOL_TOKENS)
+
+    def source(self, number: int) -> random.Random:
+        return random.Random(f"{self._seed}/{number}")
+
+    def first(self, source: random.Random, tokens: int, shared: int) -> list[int]:
+        """
+        Args:
+            shared: so many are as in all conversations of the run.
+        """
+        shared = min(shared, tokens)
+        own = min(_UNIQUE_TOKENS, tokens - shared)
+        return [
+            *self._pool[:shared],
+            *source.choices(self._vocabulary, k=own),
+            *self.later(source, tokens - shared - own),
+        ]
+
+    def later(self, source: random.Random, tokens: int) -> list[int]:
+        at = source.randrange(len(self._pool) - tokens)
+        return self._pool[at : at + tokens]
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class _Run:
     http: aiohttp.ClientSession
     url: str
+    start_s: float
+    prompts: _Prompts
+    ended: Callable[[Sample], None] | None
 
 
-async def _hold_one(
-    server: _Server,
-    number: int,
-    conversation: Conversation,
-    start_s: float,
-    seed: str,
-    vocabulary: range,
-) -> list[Sample]:
-    source = random.Random(f"{seed}/{number}")
+async def _hold_one(run: _Run, number: int, conversation: Conversation) -> list[Sample]:
+    source = run.prompts.source(number)
     samples: list[Sample] = []
     history: list[int] = []
-    due_s = start_s + conversation.starts_at_s
+    due_s = free_s = run.start_s + conversation.starts_at_s
     for turn, exchange in enumerate(conversation.exchanges, 1):
-        new = source.choices(vocabulary, k=exchange.new_tokens)
-        due_s += exchange.think_s
+        due_s = max(free_s + exchange.think_s, due_s + exchange.gap_s)
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        if exchange.keep_tokens is not None:
+            del history[exchange.keep_tokens :]
+        context = len(history)
+        if turn == 1:
+            shared = conversation.shared_tokens
+            history += run.prompts.first(source, exchange.new_tokens, shared)
+        else:
+            history += run.prompts.later(source, exchange.new_tokens)
+        body = _body(history, exchange.output_tokens)
         sent_s = time.perf_counter()
         sample = Sample(
             conversation=number,
             turn=turn,
-            sent_at_s=round(sent_s - start_s, 4),
+            sent_at_s=round(sent_s - run.start_s, 4),
             late_ms=round(1e3 * (sent_s - due_s), 2),
-            context_tokens=len(history),
+            context_tokens=context,
             new_tokens=exchange.new_tokens,
             output_tokens=exchange.output_tokens,
         )
-        history += new
-        samples.append(await _send(server, history, sample))
-        if samples[-1].error:
+        sample, reply = await _send(run, body, sample, sent_s)
+        free_s = time.perf_counter()
+        samples.append(replace(sample, e2e_ms=round(1e3 * (free_s - sent_s), 3)))
+        if run.ended is not None:
+            run.ended(samples[-1])
+        if sample.error:
             break
-        due_s = time.perf_counter()
+        history += reply
     return samples
 
 
-async def _send(server: _Server, history: list[int], sample: Sample) -> Sample:
-    """Send one turn; its reply is added to ``history``."""
-    body = {
-        "input_ids": history,
-        "stream": True,
-        "sampling_params": {
-            "temperature": 0,
-            "max_new_tokens": sample.output_tokens,
-            "ignore_eos": True,
-        },
-    }
-    first_s = last_s = 0.0
-    last = b""
-    started_s = time.perf_counter()
+def _body(prompt: list[int], output_tokens: int) -> bytes:
+    sampling = {"temperature": 0, "max_new_tokens": output_tokens, "ignore_eos": True}
+    return orjson.dumps({"input_ids": prompt, "stream": True, "sampling_params": sampling})
+
+
+@dataclass(slots=True)
+class _Stream:
+    """An answer's events, as they come; the last is kept, and of the others their times."""
+
+    first_s: float = 0.0
+    last_s: float = 0.0
+    last: bytes = b""
+    error: bytes = b""
+    tokens: int = 0
+    done: bool = False
+    gaps: Counter[int] = field(default_factory=Counter)
+
+    def take(self, line: bytes) -> None:
+        if line.startswith(_DONE):
+            self.done = True
+        if not line.startswith(b"data: {"):
+            return
+        if line.startswith(b'data: {"error"'):
+            self.error = self.error or line
+            return
+        self.last = line
+        tokens = _tokens_so_far(line)
+        if tokens is not None and tokens <= self.tokens:
+            return  # brings nothing
+        self.tokens = self.tokens + 1 if tokens is None else tokens
+        now_s = time.perf_counter()
+        if self.first_s:
+            self.gaps[gap_bucket(1e3 * (now_s - self.last_s))] += 1
+        self.first_s = self.first_s or now_s
+        self.last_s = now_s
+
+
+def _tokens_so_far(line: bytes) -> int | None:
+    """Read without parsing: a reply of n tokens is n events of up to n ids."""
+    at = line.rfind(_COUNT)
+    if at < 0:
+        return None
+    at += len(_COUNT)
+    end = at
+    while line[end : end + 1].isdigit() or line[end : end + 1] == b" ":
+        end += 1
+    digits = line[at:end].strip()
+    return int(digits) if digits.isdigit() else None
+
+
+async def _send(run: _Run, body: bytes, sample: Sample, sent_s: float) -> tuple[Sample, list[int]]:
+    """One turn and the ids of its reply."""
+    stream = _Stream()
+    kind = {"Content-Type": "application/json"}
     try:
-        async with server.http.post(f"{server.url}/generate", data=orjson.dumps(body)) as response:
+        async with run.http.post(f"{run.url}/generate", data=body, headers=kind) as response:
+            sample = replace(
+                sample,
+                route=response.headers.get("X-PPD-Route", ""),
+                reason=response.headers.get("X-PPD-Reason", ""),
+            )
             if response.status != 200:
-                return replace(sample, error=f"{response.status} {(await response.text())[:300]}")
+                said = (await response.text(errors="replace"))[:300]
+                return _failed(sample, Failure.REFUSED, f"{response.status} {said}"), []
             async for line in response.content:
-                if not line.startswith(b"data: {"):
-                    continue
-                last, last_s = line, time.perf_counter()
-                first_s = first_s or last_s
-            route = response.headers.get("X-PPD-Route", "")
-            reason = response.headers.get("X-PPD-Reason", "")
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return replace(sample, error=str(error) or type(error).__name__)
-    answer = orjson.loads(last[6:]) if last else {}
-    ids = answer.get("output_ids") or []
-    if "error" in answer or len(ids) != sample.output_tokens:
-        return replace(
-            sample, error=f"got {len(ids)} tokens: {answer.get('error', 'no error told')}"
-        )
-    history += ids
+                stream.take(line)
+    except TimeoutError as error:
+        return _failed(sample, Failure.TIMEOUT, str(error) or "no end in time"), []
+    except (aiohttp.ClientError, OSError) as error:
+        return _failed(sample, Failure.DROPPED, str(error) or type(error).__name__), []
+    except ValueError as error:  # a line longer than any answer's
+        return _failed(sample, Failure.MALFORMED, str(error)), []
+    return _judged(stream, sample, sent_s)
+
+
+def _judged(stream: _Stream, sample: Sample, sent_s: float) -> tuple[Sample, list[int]]:
+    answer: dict[str, Any] = {}
+    try:
+        answer = orjson.loads((stream.error or stream.last or b"data: {}")[6:])
+        ids = answer.get("output_ids") or []
+        meta = answer.get("meta_info") or {}
+        cached = int(meta.get("cached_tokens") or 0)
+        reason = meta.get("finish_reason")
+        if not all(type(one) is int for one in ids):
+            raise TypeError("output_ids must be integers")
+    except (orjson.JSONDecodeError, TypeError, ValueError, AttributeError) as error:
+        # A stream that was cut ends in half an event.
+        failure = Failure.MALFORMED if stream.done else Failure.DROPPED
+        return _failed(sample, failure, f"no answer of /generate: {error}"), []
+    if "error" in answer:
+        return _failed(sample, Failure.ERROR, str(answer["error"])[:300]), []
+    if not stream.done:
+        return _failed(sample, Failure.DROPPED, f"ended after {len(ids)} tokens, no [DONE]"), []
+    if len(ids) != sample.output_tokens:
+        wanted = sample.output_tokens
+        said = f"got {len(ids)} tokens of {wanted}: finish_reason {str(reason)[:200]}"
+        return _failed(sample, Failure.SHORT, said), []
+    if not stream.first_s:
+        return _failed(sample, Failure.MALFORMED, "no event says that it brings a token"), []
     return replace(
         sample,
-        route=route,
-        reason=reason,
-        cached_tokens=answer["meta_info"]["cached_tokens"],
-        ttft_ms=round(1e3 * (first_s - started_s), 3),
-        tpot_ms=round(1e3 * (last_s - first_s) / max(1, len(ids) - 1), 3),
-    )
+        cached_tokens=cached,
+        ttft_ms=round(1e3 * (stream.first_s - sent_s), 3),
+        tpot_ms=round(1e3 * (stream.last_s - stream.first_s) / max(1, len(ids) - 1), 3),
+        gaps=gaps_of(stream.gaps),
+    ), ids
 
 
-async def vocabulary_of(http: aiohttp.ClientSession, decode_url: str) -> range:
-    """Token ids for prompts, as a decode worker with the plugin tells; without the special
-    tokens, which stand first or are few."""
-    async with http.get(f"{decode_url}/server_info") as answer:
-        size: int = (await answer.json())["internal_states"][0]["ppd"]["vocab_size"]
-    return range(size // 16, size)
-
-
-async def empty_caches(http: aiohttp.ClientSession, urls: Sequence[str]) -> None:
-    """Empty the workers' radix caches, which a server does only when it is idle: waits for it."""
-    for url in urls:
-        while True:
-            async with http.post(f"{url}/flush_cache") as answer:
-                if answer.status == 200:
-                    break
-            await asyncio.sleep(0.05)
+def _failed(sample: Sample, failure: Failure, error: str) -> Sample:
+    return replace(sample, failure=failure, error=error)

@@ -22,8 +22,8 @@ import aiohttp
 from ppd.contract import Role
 
 from . import tiny_model
-from .client import empty_caches, vocabulary_of
 from .cluster import gpu_flags, launching, wait_all
+from .endpoints import empty_caches, vocabulary_of
 from .engine_client import EngineClient, gaps_ms
 from .provenance import provenance
 

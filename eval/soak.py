@@ -26,8 +26,8 @@ from ppd.contract import Role
 from ppd.errors import PpdError
 
 from . import tiny_model
-from .client import empty_caches, vocabulary_of
 from .cluster import Launcher, Process, gpu_flags, launching, wait_all
+from .endpoints import empty_caches, vocabulary_of
 from .engine_client import plugin_state_of
 from .provenance import provenance
 

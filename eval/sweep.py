@@ -30,9 +30,14 @@ from ppd.errors import ConfigError
 from ppd.table_file import Axes
 
 from . import tiny_model
-from .client import Conversation, Exchange, Sample, empty_caches, hold, vocabulary_of
+from .client import hold
 from .cluster import Launcher, Process, gpu_flags, launching, wait_all
+from .conversations import Conversation, Exchange
+from .endpoints import empty_caches, vocabulary_of
 from .provenance import provenance
+from .raw_rows import end_last_line
+from .samples import Sample
+from .workload_kinds import first_turn_tokens
 
 Workload = tuple[int, int, int]  # bins of context, new and output tokens
 
@@ -65,7 +70,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def contexts(self, workload: Workload) -> list[int]:
         """Of the first turn (what it brings) and of each later one; their mean is the cell's."""
         context, new, output = self._tokens(workload)
-        first = round(context - output - (self.turns - 2) / 2 * (new + output))
+        first = first_turn_tokens(context, new, output, self.turns)
         return [first, *(first + output + k * (new + output) for k in range(self.turns - 1))]
 
     def exchanges(self, workload: Workload, source: random.Random) -> tuple[Exchange, ...]:
@@ -223,7 +228,7 @@ async def _measure_all(
     routers: dict[Route, Process],
     out: Path,
 ) -> None:
-    _end_last_line(out)
+    end_last_line(out)
     async with aiohttp.ClientSession() as http:
         vocabulary = await vocabulary_of(http, workers[1].url)
         # Kernels warm up, connections open: not measured.
@@ -252,12 +257,6 @@ async def _measure_all(
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def _end_last_line(out: Path) -> None:
-    """After a kill in mid-write: what follows must not be glued to it."""
-    if out.exists() and (data := out.read_bytes()) and not data.endswith(b"\n"):
-        out.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def _write(

@@ -17,9 +17,12 @@ from pathlib import Path
 import aiohttp
 
 from . import tiny_model
-from .client import Conversation, Sample, empty_caches, hold, vocabulary_of
+from .client import hold
 from .cluster import Process, launching, wait_all
+from .conversations import Conversation
+from .endpoints import empty_caches, vocabulary_of
 from .provenance import provenance
+from .samples import Sample
 from .sweep import SweepConfig, start_workers
 
 _STEPS = 11

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from eval.client import vocabulary_of
 from eval.cluster import Launcher, Process, free_port, launching, wait_all
+from eval.endpoints import vocabulary_of
 from eval.engine_client import EngineClient, bootstrap_port_of
 from eval.tiny_model import ModelSpec, ensure
 from ppd.contract import LocalTerms, Role

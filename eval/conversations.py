@@ -1,0 +1,143 @@
+"""Plans of conversations: what is to be said and when, before anything is sent.
+
+Pure values. Owns sizes, times and the knobs that change a whole plan (scale, rate, cut); knows
+neither where a plan comes from (``workloads``, ``traces``) nor how it is held (``client``).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ppd.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One turn to be held.
+
+    It is due ``think_s`` after the end of the reply before, and not earlier than ``gap_s`` after
+    the turn before was due: a trace tells when turns arrived, not when replies ended.
+
+    Attributes:
+        keep_tokens: of the history, from its beginning; None: all of it. Traces have clients that
+            cut, edit or leave out replies.
+    """
+
+    new_tokens: int
+    output_tokens: int
+    think_s: float = 0.0
+    gap_s: float = 0.0
+    keep_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """
+    Attributes:
+        label: its kind, for who compares kinds within a run.
+        shared_tokens: with which all conversations of a run begin: a system prompt.
+    """
+
+    starts_at_s: float
+    exchanges: tuple[Exchange, ...]
+    label: str = ""
+    shared_tokens: int = 0
+
+    def contexts(self) -> Iterator[int]:
+        """Tokens of history that each turn is sent with, if replies are as long as planned."""
+        held = 0
+        for exchange in self.exchanges:
+            context = held if exchange.keep_tokens is None else min(held, exchange.keep_tokens)
+            yield context
+            held = context + exchange.new_tokens + exchange.output_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """The most that a model must hold of it: prompt and reply of its largest turn."""
+        return max(
+            context + exchange.new_tokens + exchange.output_tokens
+            for context, exchange in zip(self.contexts(), self.exchanges, strict=True)
+        )
+
+
+def poisson_starts(conversations: int, qps: float, source: random.Random) -> list[float]:
+    """A Poisson process that has exactly as many arrivals in its time as it should: by chance
+    alone the rates of short runs would differ by half.
+
+    Args:
+        qps: conversations a second.
+    """
+    all_s = conversations / qps
+    return sorted(source.uniform(0.0, all_s) for _ in range(conversations))
+
+
+def starting(
+    conversations: Sequence[Conversation], starts_s: Sequence[float]
+) -> list[Conversation]:
+    """The same, each at its time, in order of time."""
+    return [
+        replace(one, starts_at_s=at_s)
+        for one, at_s in zip(conversations, sorted(starts_s), strict=True)
+    ]
+
+
+def at_rate(starts_s: Sequence[float], qps: float) -> list[float]:
+    """A trace's arrivals, stretched to a mean rate: its bursts stay.
+
+    Raises:
+        ConfigError: they are all at one time.
+    """
+    if len(starts_s) < 2:
+        return [0.0 for _ in starts_s]
+    first_s, last_s = min(starts_s), max(starts_s)
+    if last_s <= first_s:
+        raise ConfigError("qps cannot stretch arrivals that are all at one time")
+    factor = (len(starts_s) - 1) / qps / (last_s - first_s)
+    return [(at_s - first_s) * factor for at_s in starts_s]
+
+
+def hastened(conversation: Conversation, factor: float) -> Conversation:
+    """All its times divided by ``factor``."""
+    if factor == 1.0:
+        return conversation
+    exchanges = tuple(
+        replace(one, think_s=one.think_s / factor, gap_s=one.gap_s / factor)
+        for one in conversation.exchanges
+    )
+    starts_at_s = conversation.starts_at_s / factor
+    return replace(conversation, starts_at_s=starts_at_s, exchanges=exchanges)
+
+
+def scaled(conversation: Conversation, scale: float) -> Conversation:
+    """All token counts times ``scale``, rounded up: a turn never becomes empty. Times stay."""
+    if scale == 1.0:
+        return conversation
+
+    def less(tokens: int) -> int:
+        return math.ceil(tokens * scale - 1e-9)  # 0.1 * 30 is a little more than 3
+
+    exchanges = tuple(
+        replace(
+            one,
+            new_tokens=less(one.new_tokens),
+            output_tokens=less(one.output_tokens),
+            keep_tokens=None if one.keep_tokens is None else less(one.keep_tokens),
+        )
+        for one in conversation.exchanges
+    )
+    shared = less(conversation.shared_tokens)
+    return replace(conversation, exchanges=exchanges, shared_tokens=shared)
+
+
+def cut(conversation: Conversation, most_tokens: int) -> Conversation | None:
+    """Without the turns from the first on that a model of ``most_tokens`` could not hold; None
+    if that is all of them."""
+    kept: list[Exchange] = []
+    for context, exchange in zip(conversation.contexts(), conversation.exchanges, strict=True):
+        if context + exchange.new_tokens + exchange.output_tokens > most_tokens:
+            break
+        kept.append(exchange)
+    return replace(conversation, exchanges=tuple(kept)) if kept else None

@@ -1,0 +1,173 @@
+"""Readers of conversations that are text: tau-bench, MT-Bench-101, mini-SWE agent runs.
+
+What counts is how long each piece is for the model at hand, so every reader is given its
+tokenizer's count. The text itself is dropped: prompts are random tokens of those lengths. Chat
+templates add a few tokens a message, which are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from ppd.errors import ConfigError
+
+from .conversations import Conversation
+from .traces import BROKEN_JSON, Seconds, Turn, conversation_of, read_lines, read_rows
+
+Count = Callable[[str], int]
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str | None = None
+    tool_calls: Any = None
+
+    @property
+    def text(self) -> str:
+        """As the model reads or writes it: tool calls are JSON."""
+        calls = msgspec.json.encode(self.tool_calls).decode() if self.tool_calls else ""
+        return (self.content or "") + calls
+
+
+class _Spoken(msgspec.Struct, frozen=True):
+    user: str
+    bot: str
+
+
+class Dialogue(msgspec.Struct, frozen=True):
+    """Under the names it has in plain chat files, in tau-bench and in MT-Bench-101."""
+
+    messages: tuple[Message, ...] = ()
+    traj: tuple[Message, ...] = ()
+    history: tuple[_Spoken, ...] = ()
+
+    @property
+    def spoken(self) -> Sequence[Message]:
+        if self.history:
+            pairs = [
+                (Message("user", one.user), Message("assistant", one.bot)) for one in self.history
+            ]
+            return [message for pair in pairs for message in pair]
+        return self.messages or self.traj
+
+
+class AgentRow(msgspec.Struct, frozen=True):
+    """LMCache's agent traces: one model call, its whole prompt and reply."""
+
+    session_id: str
+    timestamp: Annotated[int, msgspec.Meta(ge=0)]  # us
+    input: Annotated[str, msgspec.Meta(min_length=1)]
+    output: str
+
+
+def load_count(tokenizer: Path) -> Count:
+    """
+    Args:
+        tokenizer: ``tokenizer.json``, or the folder of a model that has one.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ConfigError("counting tokens takes: pip install 'sglang-ppd[eval]'") from error
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; --tokenizer takes a tokenizer.json or its folder")
+    try:
+        made = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{path}: no tokenizer: {error}") from error
+    return lambda text: len(made.encode(text, add_special_tokens=False).ids)
+
+
+def read_dialogues(path: Path, count: Count) -> list[Conversation]:
+    """JSONL, or one JSON array. All that stands before a reply of the assistant is that turn's
+    new text; what follows the last reply is left out.
+
+    Raises:
+        ConfigError: a dialogue is broken, or has no reply.
+    """
+    return [_conversation(where, one.spoken, count) for where, one in _dialogues(path)]
+
+
+def _dialogues(path: Path) -> Iterator[tuple[str, Dialogue]]:
+    first = next(line for _, line in read_lines(path))
+    if not first.lstrip().startswith(b"["):
+        yield from ((f"{path}:{number}", row) for number, row in read_rows(path, Dialogue))
+        return
+    try:
+        whole = msgspec.json.decode(
+            b"".join(line for _, line in read_lines(path)), type=tuple[Dialogue, ...]
+        )
+    except BROKEN_JSON as error:
+        raise ConfigError(f"{path}: {error}") from error
+    yield from ((f"{path}: dialogue {number}", one) for number, one in enumerate(whole, 1))
+
+
+def _conversation(where: str, messages: Sequence[Message], count: Count) -> Conversation:
+    turns: list[list[int]] = []  # of new and output tokens
+    new: int | None = None
+    for message in messages:
+        tokens = count(message.text)
+        if message.role != "assistant":
+            new = (new or 0) + tokens
+        elif new is not None:
+            turns.append([max(1, new), max(1, tokens)])
+            new = None
+        elif turns:  # goes on speaking
+            turns[-1][1] += tokens
+        else:
+            turns.append([1, max(1, tokens)])
+    if not turns:
+        raise ConfigError(
+            f"{where}: must have messages, traj or history with a reply of the assistant"
+        )
+    found, held = [], 0
+    for fresh, output in turns:
+        found.append(Turn(held + fresh, held, output))
+        held += fresh + output
+    return conversation_of(found)
+
+
+def read_agents(path: Path, count: Count) -> list[Conversation]:
+    """Calls of one session in order of time; what a call's prompt has in common with the one
+    before is its context. Sessions have no time of arrival that could be compared: runs of
+    several days are in one file.
+
+    Raises:
+        ConfigError: a line is broken.
+    """
+    sessions: dict[str, list[AgentRow]] = {}
+    for _, row in read_rows(path, AgentRow):
+        sessions.setdefault(row.session_id, []).append(row)
+    found = []
+    for rows in sessions.values():
+        turns: list[Turn] = []
+        before: AgentRow | None = None
+        for row in sorted(rows, key=lambda row: row.timestamp):
+            same = common_start(before.input, row.input) if before else ""
+            gap_s: Seconds = (row.timestamp - before.timestamp) / 1e6 if before else 0.0
+            context = count(same) if same else 0
+            new = max(1, count(row.input[len(same) :]))
+            turns.append(Turn(context + new, context, max(1, count(row.output)), gap_s))
+            before = row
+        found.append(conversation_of(turns))
+    return found
+
+
+def common_start(one: str, other: str) -> str:
+    """The longest text that both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # by halves: prompts are long, and mostly one begins with the other
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return one[:low]

@@ -1,0 +1,63 @@
+"""What servers tell of themselves before a run, and what they are asked to do between runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import orjson
+
+
+async def vocabulary_of(http: aiohttp.ClientSession, decode_url: str) -> range:
+    """Token ids for prompts, as a decode worker with the plugin tells; without the special
+    tokens, which stand first or are few."""
+    async with http.get(f"{decode_url}/server_info") as answer:
+        size: int = (await answer.json())["internal_states"][0]["ppd"]["vocab_size"]
+    return range(size // 16, size)
+
+
+async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None:
+    """As :func:`vocabulary_of`, of whatever serves at ``url``: a worker, or a router, which says
+    where its workers are; None if nobody tells."""
+    told = await _get_json(http, f"{url}/workers")
+    workers = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    decode = [one["url"] for one in workers if one.get("role") == "decode" and "url" in one]
+    for one in (url, *decode[:1]):
+        with suppress(aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError):
+            return await vocabulary_of(http, one)
+    return None
+
+
+async def most_tokens_of(http: aiohttp.ClientSession, url: str) -> int | None:
+    """What the model at ``url`` can hold of one conversation; None if it does not say.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: nobody answers there.
+    """
+    async with http.get(f"{url}/v1/models"):
+        pass
+    with suppress(LookupError, TypeError, ValueError):
+        told = await _get_json(http, f"{url}/v1/models")
+        return int(told["data"][0]["max_model_len"])
+    return None
+
+
+async def _get_json(http: aiohttp.ClientSession, url: str) -> Any:
+    try:
+        async with http.get(url) as answer:
+            return orjson.loads(await answer.read()) if answer.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+
+
+async def empty_caches(http: aiohttp.ClientSession, urls: Sequence[str]) -> None:
+    """Empty the workers' radix caches, which a server does only when it is idle: waits for it."""
+    for url in urls:
+        while True:
+            async with http.post(f"{url}/flush_cache") as answer:
+                if answer.status == 200:
+                    break
+            await asyncio.sleep(0.05)

@@ -1,0 +1,240 @@
+"""``ppd-eval load``: any workload against any ``/generate``, a router's or a plain SGLang server's.
+
+Raw rows are written as turns end: one that begins the run (what was asked, where it ran), one for
+each turn, one that ends it with the summary. A run without its last row was cut short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import uvloop
+
+from ppd.errors import ConfigError, WorkerError
+
+from .client import hold
+from .conversations import Conversation
+from .endpoints import find_vocabulary, most_tokens_of
+from .provenance import provenance
+from .raw_rows import Write, appending
+from .samples import Sample
+from .summary import Latencies, Slo, Spread, Summary, summarize
+from .workloads import Demand, plan
+
+# Where nobody tells the vocabulary: every tokenizer has these, and few are special.
+_ANY_VOCABULARY = range(32, 96)
+_ASK_S = 10.0
+_PROGRESS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Attributes:
+    timeout_s: of a turn, from its send to its end.
+    """
+
+    url: str
+    timeout_s: float
+    slo: Slo
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    load = commands.add_parser("load", help="any workload against any /generate")
+    load.add_argument("--url", required=True, help="of a router or of an SGLang server")
+    load.add_argument("--workload", required=True, help="KIND:WHAT, see docs/WORKLOADS.md")
+    load.add_argument("--arrivals", help="'poisson', or a trace whose arrivals are taken")
+    load.add_argument("--conversations", type=int, help="default: 200, or all of a file")
+    load.add_argument("--qps", type=float, help="conversations a second, as the paper counts")
+    load.add_argument("--scale", type=float, default=1.0, help="of all token counts, up to 1")
+    load.add_argument("--tokenizer", type=Path, help="of the model; for workloads that are text")
+    load.add_argument("--slo-ttft-ms", type=float)
+    load.add_argument("--slo-tpot-ms", type=float)
+    load.add_argument("--timeout-s", type=float, default=120.0, help="of a turn")
+    load.add_argument("--seed", type=int, default=0)
+    load.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Raises:
+    ConfigError: an option or a workload's file is wrong.
+    WorkerError: nobody answers at the URL.
+    """
+    demand = Demand(
+        spec=options.workload,
+        arrivals=options.arrivals,
+        conversations=options.conversations,
+        qps=options.qps,
+        scale=options.scale,
+        seed=options.seed,
+        tokenizer=options.tokenizer,
+    )
+    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+    return run(demand, Target(options.url.rstrip("/"), options.timeout_s, slo), options.out)
+
+
+def run(demand: Demand, target: Target, out: Path | None) -> int:
+    _check(target)
+    conversations = plan(demand)
+    _allow_connections()
+    with appending(out) as write:
+        summary = uvloop.run(_measure(demand, target, conversations, write))
+    _show(summary, target.slo)
+    print(json.dumps({"part": "load", "workload": demand.spec, **asdict(summary)}))
+    return 0
+
+
+def _check(target: Target) -> None:
+    if not target.url.startswith(("http://", "https://")):
+        raise ConfigError(f"url must begin with http:// or https://, got {target.url}")
+    for name, value in (
+        ("timeout_s", target.timeout_s),
+        ("slo_ttft_ms", target.slo.ttft_ms),
+        ("slo_tpot_ms", target.slo.tpot_ms),
+    ):
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{name} must be above 0, got {value:g}")
+
+
+def _allow_connections() -> None:
+    """As many as the system lets this process have: a turn that finds no descriptor would look
+    like a drop."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _measure(
+    demand: Demand, target: Target, conversations: Sequence[Conversation], write: Write
+) -> Summary:
+    vocabulary = await _ask(target, conversations, demand.scale)
+    run = uuid.uuid4().hex[:12]
+    asked = {"workload": demand.spec, "url": target.url, "timeout_s": target.timeout_s}
+    asked |= {"slo": asdict(target.slo), "vocabulary": [vocabulary.start, vocabulary.stop]}
+    asked |= {"demand": {**asdict(demand), "tokenizer": str(demand.tokenizer or "")}}
+    write({"row": "begin", "part": "load", "run": run, **asked, **provenance(demand.seed)})
+    turns = sum(len(one.exchanges) for one in conversations)
+    progress = _Progress(turns)
+
+    def ended(sample: Sample) -> None:
+        label = conversations[sample.conversation].label
+        write({"row": "turn", "run": run, "label": label, **asdict(sample)})
+        progress.seen(sample)
+
+    begun_s, cpu_s = time.perf_counter(), _cpu_s()
+    samples = await hold(
+        target.url,
+        conversations,
+        # Never twice the same: a server that is still up would know it.
+        seed=f"{demand.spec}/{demand.seed}/{run}",
+        vocabulary=vocabulary,
+        silence_s=target.timeout_s,
+        timeout_s=target.timeout_s,
+        ended=ended,
+    )
+    wall_s = time.perf_counter() - begun_s
+    summary = summarize(samples, conversations, wall_s, target.slo)
+    told = {"client_cpu": round((_cpu_s() - cpu_s) / wall_s, 3), **asdict(summary)}
+    write({"row": "run", "part": "load", "run": run, **asked, **told, **provenance(demand.seed)})
+    return summary
+
+
+async def _ask(target: Target, conversations: Sequence[Conversation], scale: float) -> range:
+    """What prompts are made of; and whether anybody is there who can take them."""
+    timeout = aiohttp.ClientTimeout(total=_ASK_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        try:
+            most = await most_tokens_of(http, target.url)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            told = str(error) or type(error).__name__
+            raise WorkerError(f"{target.url}: nobody answers: {told}") from error
+        vocabulary = await find_vocabulary(http, target.url)
+    number, longest = max(
+        ((number, one.longest_tokens) for number, one in enumerate(conversations)),
+        key=lambda one: one[1],
+    )
+    if most is not None and longest > most:
+        raise ConfigError(
+            f"conversation {number} grows to {longest} tokens, the model takes {most}: "
+            f"--scale {scale * most / longest:.3g} or less, or a workload with ?most_tokens={most}"
+        )
+    return vocabulary or _ANY_VOCABULARY
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class _Progress:
+    """A line now and then on stderr."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._ended = self._failed = 0
+        self._next_s = time.monotonic() + _PROGRESS_S
+
+    def seen(self, sample: Sample) -> None:
+        self._ended += 1
+        self._failed += bool(sample.error)
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _PROGRESS_S
+            told = f"  {self._ended} of {self._turns} turns, {self._failed} failed"
+            print(told, file=sys.stderr, flush=True)
+
+
+# -- what people read -----------------------------------------------------------------------
+
+_COLUMNS = "{:<12} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10}"
+
+
+def _show(summary: Summary, slo: Slo) -> None:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.failures.items()))
+    unsent = summary.planned - summary.sent
+    print(
+        f"{summary.conversations} conversations, {summary.planned} turns in {summary.wall_s:.1f} s"
+        f": {summary.ok} ok, {summary.failed} failed ({kinds or 'none'}), {unsent} never sent; "
+        f"success rate {summary.success_rate:.1%}"
+    )
+    print(
+        f"{summary.turns_per_s:g} turns/s, {summary.output_tokens_per_s:g} output tokens/s", end=""
+    )
+    if slo.given:
+        assert summary.slo_share is not None
+        targets = [("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms)]
+        named = ", ".join(f"{name} {ms:g} ms" for name, ms in targets if ms is not None)
+        goodput = f"{summary.goodput_turns_per_s:g} turns/s ({summary.slo_share:.1%})"
+        print(f"; goodput {goodput} within {named}", end="")
+    print()
+    if summary.routes:
+        routes = ", ".join(f"{count} {route}" for route, count in sorted(summary.routes.items()))
+        print(f"routes: {routes}", end="")
+        print(
+            "" if summary.cached_share is None else f"; cached {summary.cached_share:.1%} of later"
+        )
+    print(_COLUMNS.format("ms", "n", "mean", "p50", "p90", "p99", "max"))
+    for turns in ("first", "later"):
+        _show_latencies(turns, summary.latencies[turns])
+    _show_spread("sent late", summary.late_ms)
+    for note in summary.notes:
+        print(f"note: {note}")
+
+
+def _show_latencies(turns: str, told: Latencies) -> None:
+    _show_spread(f"{turns} TTFT", told.ttft_ms)
+    _show_spread(f"{turns} TPOT", told.tpot_ms)
+    _show_spread(f"{turns} ITL", told.itl_ms)
+    _show_spread(f"{turns} E2E", told.e2e_ms)
+
+
+def _show_spread(name: str, told: Spread | None) -> None:
+    if told is not None:
+        figures = (told.mean, told.p50, told.p90, told.p99, told.max)
+        print(_COLUMNS.format(name, told.n, *(f"{figure:.2f}" for figure in figures)))

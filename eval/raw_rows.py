@@ -1,0 +1,38 @@
+"""Files of raw rows: JSONL that runs append to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ppd.errors import ConfigError
+
+Write = Callable[[dict[str, Any]], None]
+
+
+def end_last_line(out: Path) -> None:
+    """After a kill in mid-write: what follows must not be glued to it."""
+    if out.exists() and (data := out.read_bytes()) and not data.endswith(b"\n"):
+        out.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+@contextmanager
+def appending(out: Path | None) -> Iterator[Write]:
+    """Each row is written as it comes; without a file, none is.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if out is None:
+        yield lambda row: None
+        return
+    try:
+        end_last_line(out)
+        file = out.open("a", buffering=1)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error}") from error
+    with file:
+        yield lambda row: print(json.dumps(row), file=file)

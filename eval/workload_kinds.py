@@ -1,0 +1,240 @@
+"""Kinds of workload: ``KIND[:WHAT][?KEY=VALUE&...]`` to the conversations it is made of.
+
+Made here: ``paper`` (its 18), ``turns`` (its turn scaling), ``grid`` (any). Read: ``mooncake``,
+``sessions``, ``azure``, ``tau-bench``, ``mt-bench-101``, ``mini-swe``. docs/WORKLOADS.md says
+where their files come from. When they arrive, and how many, is ``workloads``' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from ppd.errors import ConfigError
+
+from .conversations import Conversation, Exchange, hastened
+from .dialogues import Count, load_count, read_agents, read_dialogues
+from .traces import (
+    MOONCAKE_BLOCK_TOKENS,
+    Seconds,
+    Tokens,
+    TokensOrZero,
+    read_azure,
+    read_mooncake,
+    read_sessions,
+)
+
+S = TypeVar("S", bound="Settings")
+
+# arXiv 2603.13358, section on workloads; github.com/freelulul/vllm-ppd,
+# scripts/benchmark/comprehensive_benchmark.py (T1_CONFIGS, T2_CONFIGS). New and output tokens.
+PAPER_FIRST_TURNS = {"small": (128, 128), "large": (1024, 1024)}
+PAPER_LATER_TURNS = {
+    "tiny": (16, 32),
+    "short_gen": (32, 256),
+    "long_gen": (32, 512),
+    "very_long_gen": (64, 1024),
+    "small_bal": (64, 64),
+    "mid_bal": (128, 128),
+    "mid_paste": (256, 64),
+    "big_paste": (512, 64),
+    "huge_paste": (1024, 32),
+}
+PAPER_QPS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)  # conversations a second
+PAPER = tuple(f"{first}_{later}" for first, later in product(PAPER_FIRST_TURNS, PAPER_LATER_TURNS))
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may follow ``?`` for every kind.
+
+    Attributes:
+        most_tokens: conversations end before the turn that would need more.
+    """
+
+    most_tokens: Tokens | None = None
+
+
+class Thinking(Settings, frozen=True):
+    """For kinds that do not tell times: mean of an exponential think time."""
+
+    think_s: Seconds = 0.0
+
+
+class TurnScaling(Thinking, frozen=True):
+    """Turn scaling, as the paper's ``small_mid_bal`` with more turns."""
+
+    first: Tokens = 128
+    first_out: Tokens = 128
+    new: Tokens = 128
+    out: Tokens = 128
+
+
+class Grid(Thinking, frozen=True):
+    """Lists of numbers; every combination is a cell. ``context`` is the mean of later turns'."""
+
+    context: str = "1024"
+    new: str = "64"
+    out: str = "64"
+    turns: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 3
+    shared: TokensOrZero = 0
+
+
+class Told(Settings, frozen=True):
+    """For kinds that tell times: all of them are divided by ``faster``."""
+
+    faster: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+
+
+class Mooncake(Told, frozen=True):
+    block: Tokens = MOONCAKE_BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Attributes:
+    kinds: conversations to hold, each of them as often as wanted if ``endless``.
+    timed: their ``starts_at_s`` mean something.
+    think_s: mean of think times to draw; 0: the turns' own.
+    """
+
+    kinds: Sequence[Conversation]
+    endless: bool = True
+    timed: bool = False
+    think_s: float = 0.0
+    most_tokens: int | None = None
+
+
+def load(spec: str, tokenizer: Path | None = None) -> Workload:
+    """
+    Args:
+        tokenizer: of the model; for text.
+
+    Raises:
+        ConfigError: there is no such kind, a setting or a file is wrong.
+    """
+    named, _, query = spec.partition("?")
+    kind, _, what = named.partition(":")
+    match kind:
+        case "paper":
+            told = _settings(spec, query, Thinking)
+            return _made(told, _paper(spec, what))
+        case "turns":
+            scaling = _settings(spec, query, TurnScaling)
+            return _made(scaling, [_turns(spec, what, scaling)])
+        case "grid" if not what:
+            grid = _settings(spec, query, Grid)
+            return _made(grid, list(_grid(spec, grid)))
+        case "mooncake":
+            mooncake = _settings(spec, query, Mooncake)
+            return _read(mooncake, read_mooncake(_path(spec, what), mooncake.block))
+        case "azure":
+            told_times = _settings(spec, query, Told)
+            return _read(told_times, read_azure(_path(spec, what)))
+        case "sessions":
+            told_times = _settings(spec, query, Told)
+            found, timed = read_sessions(_path(spec, what))
+            return _read(told_times, found, timed=timed)
+        case "tau-bench" | "mt-bench-101":
+            told = _settings(spec, query, Thinking)
+            found = read_dialogues(_path(spec, what), _count(spec, tokenizer))
+            return Workload(
+                found, endless=False, think_s=told.think_s, most_tokens=told.most_tokens
+            )
+        case "mini-swe":
+            told_times = _settings(spec, query, Told)
+            found = read_agents(_path(spec, what), _count(spec, tokenizer))
+            return _read(told_times, found, timed=False)
+        case _:
+            raise ConfigError(
+                f"workload {spec}: no such kind; allowed: paper:NAME turns:N grid mooncake:FILE "
+                "azure:FILE sessions:FILE tau-bench:FILE mt-bench-101:FILE mini-swe:FILE"
+            )
+
+
+def _made(told: Thinking, kinds: Sequence[Conversation]) -> Workload:
+    return Workload(kinds, think_s=told.think_s, most_tokens=told.most_tokens)
+
+
+def _read(told: Told, found: Sequence[Conversation], *, timed: bool = True) -> Workload:
+    kinds = [hastened(one, told.faster) for one in found]
+    return Workload(kinds, endless=False, timed=timed, most_tokens=told.most_tokens)
+
+
+def _settings(spec: str, query: str, kind: type[S]) -> S:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    allowed = ", ".join(kind.__struct_fields__)
+    try:
+        if query and len(dict(pairs)) != len(query.split("&")):
+            raise ValueError("settings are KEY=VALUE, each once, with & between")
+        return msgspec.convert(dict(pairs), kind, strict=False)
+    except ValueError as error:  # msgspec's own is one
+        raise ConfigError(f"workload {spec}: {error}; allowed: {allowed}") from error
+
+
+def _path(spec: str, what: str) -> Path:
+    if not what:
+        raise ConfigError(f"workload {spec}: must name its file, as {spec.partition(':')[0]}:FILE")
+    return Path(what)
+
+
+def _count(spec: str, tokenizer: Path | None) -> Count:
+    if tokenizer is None:
+        raise ConfigError(
+            f"workload {spec}: is text, its lengths are the model's: give --tokenizer, "
+            "a tokenizer.json or a folder with one"
+        )
+    return load_count(tokenizer)
+
+
+def _paper(spec: str, what: str) -> list[Conversation]:
+    if what not in (*PAPER, "all"):
+        raise ConfigError(f"workload {spec}: no such workload; allowed: all {' '.join(PAPER)}")
+    names = PAPER if what == "all" else (what,)
+    found = []
+    for name in names:
+        first, _, later = name.partition("_")
+        turns = PAPER_FIRST_TURNS[first], PAPER_LATER_TURNS[later]
+        found.append(Conversation(0.0, tuple(Exchange(*sizes) for sizes in turns), name))
+    return found
+
+
+def _turns(spec: str, what: str, told: TurnScaling) -> Conversation:
+    if not (what.isdecimal() and 1 <= int(what) <= 1000):
+        raise ConfigError(f"workload {spec}: turns must be 1 to 1000, as turns:8; got {what!r}")
+    later = [Exchange(told.new, told.out)] * (int(what) - 1)
+    return Conversation(0.0, (Exchange(told.first, told.first_out), *later), f"turns-{what}")
+
+
+def first_turn_tokens(context: float, new: int, output: int, turns: int) -> int:
+    """What a first turn must bring so that the contexts of the later ones have that mean."""
+    return round(context - output - (turns - 2) / 2 * (new + output))
+
+
+def _grid(spec: str, told: Grid) -> Iterator[Conversation]:
+    axes = [_numbers(spec, name, getattr(told, name)) for name in ("context", "new", "out")]
+    for context, new, output in product(*axes):
+        first = first_turn_tokens(context, new, output, told.turns)
+        if first < max(1, told.shared):
+            raise ConfigError(
+                f"workload {spec}: a mean context of {context} with {told.turns} turns of {new} "
+                f"new and {output} output tokens leaves the first turn {first} tokens; it must "
+                f"have at least {max(1, told.shared)}: a longer context or fewer turns"
+            )
+        later = [Exchange(new, output)] * (told.turns - 1)
+        label = f"{context}+{new}>{output}"
+        yield Conversation(0.0, (Exchange(first, output), *later), label, told.shared)
+
+
+def _numbers(spec: str, name: str, text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and 0 < int(part) < 100_000_000 for part in parts):
+        raise ConfigError(
+            f"workload {spec}: {name} must be numbers of tokens with commas between, got {text!r}"
+        )
+    return [int(part) for part in parts]
