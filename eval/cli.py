@@ -23,6 +23,7 @@ from . import (
     load_router,
     replay_decisions,
     serve,
+    simulate,
     soak,
     sweep,
     table_build,
@@ -159,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
 
+    simulate.add_to(commands)
+
     options = parser.parse_args(argv)
     try:
         status = _run(options)
@@ -218,6 +221,8 @@ def _run(options: argparse.Namespace) -> int:
                 options.plot,
                 options.logs,
             )
+        case "simulate":
+            return simulate.run(options)
         case "soak":
             return soak.run(
                 options.model or None,

@@ -181,16 +181,16 @@ LLAMA_8B = ModelSizes(
 )
 H100 = Gpu(name="H100 SXM", peak_flops=989e12, memory_bytes_per_s=3.35e12, memory_bytes=80e9)
 
-# Calibrated by ``docs/SIMULATOR.md``, section "Calibration"; the last two are the paper's flag
+# What ``ppd-eval simulate calibrate`` gives (docs/SIMULATOR.md); the last two are the paper's flag,
 # and an assumption.
 VLLM_H100 = Serving(
-    compute_share=0.515,
-    memory_share=0.86,
-    step_ms=2.2,
-    sequence_ms=0.053,
-    request_ms=20.3,
-    handover_ms=63.5,
-    link_bytes_per_s=13.6e9,
+    compute_share=0.525,
+    memory_share=0.988,
+    step_ms=2.90,
+    sequence_ms=0.0754,
+    request_ms=20.35,
+    handover_ms=63.3,
+    link_bytes_per_s=19.0e9,
     memory_used_share=0.85,
     activation_bytes=4e9,
 )

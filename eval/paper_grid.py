@@ -2,7 +2,8 @@
 
 Its load generator is copied with its faults, because they are in its numbers: ten seconds of
 arrivals, fifty connections, a clock that runs while a turn waits for one, prompts longer than
-they are called (freelulul/vllm-ppd, ``scripts/benchmark/comprehensive_benchmark.py``).
+they are called, replies sent back as text (freelulul/vllm-ppd,
+``scripts/benchmark/comprehensive_benchmark.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import product
 from ppd.decision import Route
 from ppd.policies import static_policy
 
-from .cost_model import paper_model
+from .cost_model import CostModel
 from .sim_cluster import Shape
 from .sim_traffic import Clients, Workload, lengthened, poisson
 from .simulator import Simulation, TurnRow
@@ -51,6 +52,7 @@ class Harness:
     connections: int = 50
     timeout_s: float = 120.0
     prompts_longer: float = _PROMPTS_LONGER
+    replies_lost: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +101,14 @@ def points(
             yield Point(configuration, workload, qps, seed)
 
 
-def measure(point: Point, harness: Harness) -> PointRow:
+def measure(point: Point, harness: Harness, costs: CostModel) -> PointRow:
     """The same conversations come to every configuration."""
     shape = Shape.parse(point.configuration)
     policy = static_policy("replica" if shape.replica == shape.workers else "full")
-    clients = Clients(harness.connections or None, harness.timeout_s)
-    simulation = Simulation(paper_model(), shape, policy, clients, point.seed)
+    clients = Clients(
+        harness.connections or None, harness.timeout_s, replies_lost=harness.replies_lost
+    )
+    simulation = Simulation(costs, shape, policy, clients, point.seed)
     workload = lengthened(point.workload, harness.prompts_longer)
     source = random.Random(f"{workload.name}/{point.qps}/{point.seed}")
     result = simulation.run(poisson(workload, point.qps, harness.duration_s, source))

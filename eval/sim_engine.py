@@ -34,6 +34,7 @@ class Job:
     Attributes:
         output_tokens: 0: it ends with its prefill.
         has_kv: its KV has come from elsewhere; else it is prefilled here.
+        keeps_reply: what it generates stays cached, too.
         least_cached_tokens: a precondition; ``refused`` is called if it is not met.
     """
 
@@ -45,6 +46,7 @@ class Job:
     first: Then | None = None
     refused: Then | None = None
     least_cached_tokens: int = 0
+    keeps_reply: bool = True
     cached_tokens: int = field(default=0, init=False)
     left_tokens: int = field(default=0, init=False)
     ends_at_step: int = field(default=0, init=False)
@@ -149,7 +151,8 @@ class Engine:
                 return
             self._waiting.popleft()
             # The last token is always computed: it gives the first of the reply.
-            job.cached_tokens = min(self.cache.take(job.session, job.kv_tokens), job.prompt_tokens - 1)
+            found = self.cache.take(job.session, job.kv_tokens)
+            job.cached_tokens = min(found, job.prompt_tokens - 1)
             if job.has_kv:
                 self._join(job, job.output_tokens)
                 self._fresh.append(job)
@@ -230,6 +233,7 @@ class Engine:
 
     def _finish(self, job: Job, now_ms: float) -> None:
         # The last generated token was never fed back.
-        kept = job.prompt_tokens + max(0, job.output_tokens - 1)
+        reply = max(0, job.output_tokens - 1) if job.keeps_reply else 0
+        kept = job.prompt_tokens + reply
         self.cache.give(job.session, job.kv_tokens, kept)
         job.done(now_ms)

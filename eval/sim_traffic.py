@@ -40,11 +40,14 @@ class Clients:
     Attributes:
         connections: so many turns are under way at most, the others wait for one and their clocks
             run. A conversation that goes on without a pause keeps its own. None: no bound.
+        replies_lost: replies are sent back as text that makes other tokens than were generated,
+            so that no cache knows them.
         timeout_s: of a turn, from when its clock starts; then its conversation has failed.
     """
 
     connections: int | None = None
     timeout_s: float = float("inf")
+    replies_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,9 @@ def load(path: Path) -> tuple[Workload, ...]:
         raise ConfigError(f"{path}: {error}") from error
     for one in workloads:
         if not one.turns or min(min(t.new, t.out) for t in one.turns) < 1 or min(one.qps) <= 0:
-            raise ConfigError(f"{path}: {one.name} must have turns of at least one token, qps above 0")
+            raise ConfigError(
+                f"{path}: {one.name} must have turns of at least one token, qps above 0"
+            )
     return workloads
 
 

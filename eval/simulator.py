@@ -226,6 +226,7 @@ class Simulation:
         talk = course.talk
         tokens = talk.plan.turns[talk.turn].out
         job = Job(talk.plan.session, talk.prompt_tokens, tokens, has_kv, lambda _: None)
+        job.keeps_reply = not self._clients.replies_lost
         job.first = partial(self._spoke, course, job)
         job.done = partial(self._ended, course)
         return job
@@ -294,6 +295,7 @@ class Simulation:
             usual_reply_tokens=blend(
                 None if before is None else before.usual_reply_tokens, output_tokens
             ),
+            loses_replies=self._clients.replies_lost,
         )
         self._index.record(_chain(talk.plan, talk.turn), turn, now_s)
         if judged.features is not None:
