@@ -64,6 +64,7 @@ class Serving:
 
     Attributes:
         compute_share, memory_share: of the peaks that an engine reaches.
+        attention_share: of the peak, in attention's products.
         step_ms, sequence_ms: a step's fixed price, and that of each sequence that decodes in it.
         request_ms: client, router, tokenizer and scheduler, once for each turn.
         handover_ms: once for each transfer, whatever its size: the second leg, and the decode
@@ -74,6 +75,7 @@ class Serving:
     """
 
     compute_share: float
+    attention_share: float
     memory_share: float
     step_ms: float
     sequence_ms: float
@@ -102,10 +104,10 @@ class CostModel:
         self.model = model
         self.gpu = gpu
         self.serving = serving
-        flops_per_ms = gpu.peak_flops * serving.compute_share / 1e3
+        flops_per_ms = gpu.peak_flops / 1e3
         bytes_per_ms = gpu.memory_bytes_per_s * serving.memory_share / 1e3
-        self.token_ms = model.flops_per_token / flops_per_ms
-        self.pair_ms = model.flops_per_pair / flops_per_ms
+        self.token_ms = model.flops_per_token / (flops_per_ms * serving.compute_share)
+        self.pair_ms = model.flops_per_pair / (flops_per_ms * serving.attention_share)
         self.weights_ms = model.weight_bytes / bytes_per_ms
         self.context_ms = model.kv_bytes_per_token / bytes_per_ms  # for each token of KV read
         self.transfer_ms = model.kv_bytes_per_token / (serving.link_bytes_per_s / 1e3)
@@ -181,10 +183,11 @@ LLAMA_8B = ModelSizes(
 )
 H100 = Gpu(name="H100 SXM", peak_flops=989e12, memory_bytes_per_s=3.35e12, memory_bytes=80e9)
 
-# What ``ppd-eval simulate calibrate`` gives (docs/SIMULATOR.md); the last two are the paper's flag,
-# and an assumption.
+# What ``ppd-eval simulate calibrate`` gives (docs/SIMULATOR.md). Assumed: attention's share (the
+# paper's contexts are too short to tell), and the last; the one before is the paper's flag.
 VLLM_H100 = Serving(
     compute_share=0.525,
+    attention_share=0.525,
     memory_share=0.988,
     step_ms=2.90,
     sequence_ms=0.0754,

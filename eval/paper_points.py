@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ppd.errors import ConfigError
 
 from .cost_model import H100, LLAMA_8B, CostModel, Serving
+from .fit import fit
 from .paper_grid import Harness, Point, PointRow, measure
 from .sim_traffic import Workload
 
@@ -87,7 +88,6 @@ PREDICTED = (
 )
 _SEEDS = range(5)  # their arrivals are not known: the mean over several of ours
 
-# What the calibration may move, and by how much it looks around.
 _FREE = (
     "compute_share",
     "memory_share",
@@ -97,8 +97,6 @@ _FREE = (
     "handover_ms",
     "link_bytes_per_s",
 )
-_NUDGE = 0.04
-_ROUNDS = 8
 
 
 def simulated(
@@ -135,46 +133,11 @@ def simulated(
 
 
 def calibrate(start: Serving, workloads: Sequence[Workload]) -> Serving:
-    """Least squares of relative errors over ``CALIBRATION`` (Gauss-Newton)."""
+    """Fit ``CALIBRATION``."""
 
     def errors(serving: Serving) -> list[float]:
         costs = CostModel(LLAMA_8B, H100, serving)
         values = simulated(CALIBRATION, workloads, costs, Harness())
         return [value / point.value - 1 for value, point in zip(values, CALIBRATION, strict=True)]
 
-    serving = start
-    for _ in range(_ROUNDS):
-        now = errors(serving)
-        slopes = []
-        for name in _FREE:
-            moved = replace(serving, **{name: getattr(serving, name) * (1 + _NUDGE)})
-            slopes.append([(b - a) / _NUDGE for a, b in zip(now, errors(moved), strict=True)])
-        normal = [[_dot(a, b) for b in slopes] for a in slopes]
-        for i, row in enumerate(normal):
-            row[i] += 1e-6
-        change = _solve(normal, [-_dot(a, now) for a in slopes])
-        changes = {
-            name: getattr(serving, name) * (1 + max(-0.3, min(0.3, by)))
-            for name, by in zip(_FREE, change, strict=True)
-        }
-        serving = replace(serving, **changes)
-    return serving
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss's elimination; ``matrix`` is positive definite."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for i in range(size):
-        for j in range(i + 1, size):
-            factor = rows[j][i] / rows[i][i]
-            rows[j] = [x - factor * y for x, y in zip(rows[j], rows[i], strict=True)]
-    found = [0.0] * size
-    for i in reversed(range(size)):
-        known = sum(rows[i][j] * found[j] for j in range(i + 1, size))
-        found[i] = (rows[i][size] - known) / rows[i][i]
-    return found
+    return fit(start, _FREE, errors)

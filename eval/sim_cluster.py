@@ -15,8 +15,18 @@ from .cost_model import CostModel
 from .sim_engine import Engine, Timer
 from .sim_link import Link
 
-_STEP_TOKENS = 8192  # of one forward: vLLM's default on such GPUs
-_PACED_CHUNK = 2048  # ppd-worker's --chunked-prefill-size
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """
+    Attributes:
+        step_tokens: most of one forward; the default is vLLM's on such GPUs.
+        paced_tokens: most of a chunk on decode workers that append, chosen by ``ppd.pacing``
+            beside decodes; None: as many as fit a step.
+    """
+
+    step_tokens: int = 8192
+    paced_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,12 @@ class Cluster:
     """A ``ppd.judge.ClusterView``. New conversations are spread by chance, as by a hash."""
 
     def __init__(
-        self, costs: CostModel, shape: Shape, timer: Timer, source: random.Random, *, paced: bool
+        self,
+        costs: CostModel,
+        shape: Shape,
+        timer: Timer,
+        source: random.Random,
+        chunking: Chunking,
     ) -> None:
         self.backlog = Backlog()
         self.prefill_workers = [f"p{i}" for i in range(shape.prefill)]
@@ -71,11 +86,11 @@ class Cluster:
         self.links = {name: Link(costs.transfer_ms) for name in self.prefill_workers}
         self.engines: dict[str, Engine] = {}
         for name in self.prefill_workers + self.homes:
-            if paced and name in appending:
-                pacer = Pacer(full_chunk=_PACED_CHUNK, page_size=1, mixed=True)
-                self.engines[name] = Engine(costs, timer, _PACED_CHUNK, pacer)
-            else:
-                self.engines[name] = Engine(costs, timer, _STEP_TOKENS, None)
+            most, pacer = chunking.step_tokens, None
+            if chunking.paced_tokens is not None and name in appending:
+                most = chunking.paced_tokens
+                pacer = Pacer(full_chunk=most, page_size=1, mixed=True)
+            self.engines[name] = Engine(costs, timer, most, pacer)
 
     @property
     def decode_workers(self) -> int:

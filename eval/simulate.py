@@ -17,6 +17,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
+from . import cpu_check, sweep
 from .cost_model import VLLM_H100, CostModel, paper_model
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
@@ -40,6 +41,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     paper.add_argument("--replies-found", action="store_true", help="caches know replies, too")
     paper.add_argument("--processes", type=int, default=os.cpu_count())
     paper.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    cpu = kinds.add_parser("cpu", help="against a real cluster, by what a sweep measured")
+    cpu.add_argument("config", type=Path, help="of the sweep")
+    cpu.add_argument("raw", type=Path, help="what the sweep wrote")
+    cpu.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     kinds.add_parser("calibrate", parents=[given], help="fit the cost model to measured points")
 
 
@@ -47,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     """Raises:
     ConfigError: the workloads cannot be read, or an option is wrong.
     """
+    if options.simulate_command == "cpu":
+        return cpu_check.run(sweep.load_config(options.config), options.raw, options.out)
     workloads = load(options.workloads)
     if options.simulate_command == "calibrate":
         serving = calibrate(VLLM_H100, workloads)

@@ -23,7 +23,7 @@ from ppd.score import Objective, Weights
 from ppd.sessions import SessionIndex, Turn
 
 from .cost_model import CostModel
-from .sim_cluster import Cluster, Shape
+from .sim_cluster import Chunking, Cluster, Shape
 from .sim_engine import Job, Then
 from .sim_traffic import Clients, Conversation
 
@@ -117,10 +117,11 @@ class Simulation:
         *,
         objective: Objective | None = None,
         delta: bool = False,
-        paced: bool = False,
+        chunking: Chunking | None = None,
     ) -> None:
         self.clock = Clock()
-        self.cluster = Cluster(costs, shape, self.clock.at, random.Random(seed), paced=paced)
+        source = random.Random(seed)
+        self.cluster = Cluster(costs, shape, self.clock.at, source, chunking or Chunking())
         self.judge = Judge(
             policy=policy,
             cluster=self.cluster,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eval.cost_model import H100, LLAMA_8B, VLLM_H100, CostModel, Extend, paper_model
 from eval.sim_cache import KvCache
-from eval.sim_cluster import Shape
+from eval.sim_cluster import Chunking, Shape
 from eval.sim_link import Link
 from eval.sim_traffic import (
     Clients,
@@ -50,7 +50,7 @@ def held(
         clients or Clients(),
         seed,
         delta=delta,
-        paced=paced,
+        chunking=Chunking(paced_tokens=2048 if paced else None),
     )
     return simulation, simulation.run(conversations)
 
