@@ -39,11 +39,11 @@ TINY = ModelSizes(
     head_dim=32,
     bytes_per_value=4,
 )
-CORE = Gpu(name="a CPU core", peak_flops=5e10, memory_bytes_per_s=1e10, memory_bytes=8e9)
+CORE = Gpu(name="a CPU core", peak_flops=4e11, memory_bytes_per_s=1e10, memory_bytes=8e9)
 _START = Serving(
-    compute_share=0.5,
-    attention_share=0.5,
-    memory_share=0.5,
+    compute_share=0.25,
+    attention_share=0.1,
+    memory_share=0.4,
     step_ms=2.5,
     sequence_ms=0.5,
     request_ms=8.0,
@@ -61,7 +61,9 @@ _FREE = (
     "handover_ms",
     "link_bytes_per_s",
 )
-_CHUNKING = Chunking(step_tokens=8192, paced_tokens=512)  # ppd-worker's on CPUs
+_STEP_TOKENS = 512  # of a chunk: ppd-worker's on CPUs
+_ROUNDS = 5
+_APART_S = 1e4
 _SHAPES = {Route.REMOTE: "1P_1D", Route.LOCAL: "1P_1pD"}
 
 Key = tuple[Workload, int | None, Route]
@@ -76,8 +78,11 @@ class Medians:
     tpot_ms: float
 
 
-def run(config: SweepConfig, raw: Path, out: Path | None) -> int:
-    """Print what differs, and one JSON line.
+def run(config: SweepConfig, raw: Path, *, paced: bool, out: Path | None) -> int:
+    """Print one JSON line.
+
+    Args:
+        paced: the sweep's decode workers bounded their chunks by ``ppd.pacing``.
 
     Raises:
         ConfigError: ``raw`` does not hold the whole sweep.
@@ -88,17 +93,19 @@ def run(config: SweepConfig, raw: Path, out: Path | None) -> int:
     if not quiet or len(quiet) * len(config.axes.qps) != len(loaded):
         raise ConfigError(f"{raw}: not a whole sweep of this configuration")
 
+    chunking = Chunking(_STEP_TOKENS, _STEP_TOKENS if paced else None)
+
     def errors(serving: Serving) -> list[float]:
         costs = CostModel(TINY, CORE, serving)
         return [
             off
             for key in quiet
-            for off in _off(simulate(config, key, config.seeds[:1], costs), seen[key])
+            for off in _off(simulate(config, key, config.seeds[:1], costs, chunking), seen[key])
         ]
 
     serving = fit(_START, _FREE, errors)
     costs = CostModel(TINY, CORE, serving)
-    made = {key: simulate(config, key, config.seeds, costs) for key in (*quiet, *loaded)}
+    made = {key: simulate(config, key, config.seeds, costs, chunking) for key in (*quiet, *loaded)}
     rows = [
         {
             "row": "cell",
@@ -113,6 +120,7 @@ def run(config: SweepConfig, raw: Path, out: Path | None) -> int:
     same = [_prefers_local(seen, key) is _prefers_local(made, key) for key in _pairs(loaded)]
     summary: dict[str, object] = {
         "cells": len(seen),
+        "paced": paced,
         "fitted": asdict(serving),
         "quiet": _spread(seen, made, quiet),
         "remote": _spread(seen, made, [key for key in loaded if key[2] is Route.REMOTE]),
@@ -138,34 +146,44 @@ def measured(config: SweepConfig, raw: Path) -> dict[Key, Medians]:
     }
 
 
-def simulate(config: SweepConfig, key: Key, seeds: Sequence[int], costs: CostModel) -> Medians:
-    """The same conversations, at the same moments."""
+def simulate(
+    config: SweepConfig, key: Key, seeds: Sequence[int], costs: CostModel, chunking: Chunking
+) -> Medians:
+    """The same conversations, at the same moments, on a worker whose pacer has learned: the
+    cluster's had served the whole sweep before. So what counts is the last of several rounds."""
     workload, qps, route = key
-    turns: list[tuple[int, float, float]] = []
-    for seed in seeds:
-        planned = plan(config, Run(workload, qps, route, seed))
-        conversations = [
-            Conversation(
-                session=number,
-                # Quiet ones are held one after the other.
-                at_s=one.starts_at_s if qps is not None else number * 1e4,
-                turns=tuple(Exchange(e.new_tokens, e.output_tokens) for e in one.exchanges),
-                think_s=tuple(e.think_s for e in one.exchanges[1:]),
+    conversations: list[Conversation] = []
+    start_s = 0.0
+    for seed in (*seeds,) * _ROUNDS:
+        for number, one in enumerate(plan(config, Run(workload, qps, route, seed))):
+            if qps is None and number:  # held one after the other
+                start_s += _APART_S
+            conversations.append(
+                Conversation(
+                    session=len(conversations),
+                    at_s=start_s + one.starts_at_s,
+                    turns=tuple(Exchange(e.new_tokens, e.output_tokens) for e in one.exchanges),
+                    think_s=tuple(e.think_s for e in one.exchanges[1:]),
+                )
             )
-            for number, one in enumerate(planned)
+        start_s += _APART_S
+    simulation = Simulation(
+        costs,
+        Shape.parse(_SHAPES[route]),
+        static_policy("full"),
+        Clients(),
+        seeds[0],
+        delta=True,
+        chunking=chunking,
+    )
+    counted = len(conversations) * (_ROUNDS - 1) // _ROUNDS
+    return _medians(
+        [
+            (row.turn, row.ttft_ms, row.tpot_ms)
+            for row in simulation.run(conversations).rows
+            if row.session >= counted
         ]
-        simulation = Simulation(
-            costs,
-            Shape.parse(_SHAPES[route]),
-            static_policy("full"),
-            Clients(),
-            seed,
-            delta=True,
-            chunking=_CHUNKING,
-        )
-        result = simulation.run(conversations)
-        turns += [(row.turn, row.ttft_ms, row.tpot_ms) for row in result.rows]
-    return _medians(turns)
+    )
 
 
 def _medians(turns: Sequence[tuple[int, float, float]]) -> Medians:

@@ -44,6 +44,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     cpu = kinds.add_parser("cpu", help="against a real cluster, by what a sweep measured")
     cpu.add_argument("config", type=Path, help="of the sweep")
     cpu.add_argument("raw", type=Path, help="what the sweep wrote")
+    cpu.add_argument("--paced", action="store_true", help="its decode workers bounded chunks")
     cpu.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     kinds.add_parser("calibrate", parents=[given], help="fit the cost model to measured points")
 
@@ -53,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
     ConfigError: the workloads cannot be read, or an option is wrong.
     """
     if options.simulate_command == "cpu":
-        return cpu_check.run(sweep.load_config(options.config), options.raw, options.out)
+        config = sweep.load_config(options.config)
+        return cpu_check.run(config, options.raw, paced=options.paced, out=options.out)
     workloads = load(options.workloads)
     if options.simulate_command == "calibrate":
         serving = calibrate(VLLM_H100, workloads)
