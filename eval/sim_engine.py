@@ -91,6 +91,7 @@ class Engine:
         return len(self._waiting) + len(self._prefilling)
 
     def submit(self, job: Job, now_ms: float) -> None:
+        assert job.kv_tokens <= self.cache.capacity_tokens, "a request no worker could ever hold"
         self._waiting.append(job)
         if self._idle:
             self._next(now_ms)

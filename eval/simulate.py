@@ -17,7 +17,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from . import cpu_check, sweep
+from . import cpu_check, simulate_study, sweep
 from .cost_model import VLLM_H100, CostModel, paper_model
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
@@ -46,6 +46,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     cpu.add_argument("raw", type=Path, help="what the sweep wrote")
     cpu.add_argument("--paced", action="store_true", help="its decode workers bounded chunks")
     cpu.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    simulate_study.add_to(kinds)
     kinds.add_parser("calibrate", parents=[given], help="fit the cost model to measured points")
 
 
@@ -56,6 +57,10 @@ def run(options: argparse.Namespace) -> int:
     if options.simulate_command == "cpu":
         config = sweep.load_config(options.config)
         return cpu_check.run(config, options.raw, paced=options.paced, out=options.out)
+    if options.simulate_command == "cluster":
+        return simulate_study.run_cluster(options)
+    if options.simulate_command == "plan":
+        return simulate_study.run_plan(options)
     workloads = load(options.workloads)
     if options.simulate_command == "calibrate":
         serving = calibrate(VLLM_H100, workloads)

@@ -269,9 +269,12 @@ class Simulation:
             return
         talk.prompt_tokens += output_tokens + plan.turns[number].new
         talk.turn = number
-        if pause_s := plan.think_s[number - 1]:
+        pause_ms = plan.think_s[number - 1] * 1e3
+        if plan.since_arrival:
+            pause_ms = max(0.0, pause_ms - e2e_ms)
+        if pause_ms:
             self._leave(now_ms)
-            self._later(pause_s * 1e3, partial(self._arrive, talk))
+            self._later(pause_ms, partial(self._arrive, talk))
         else:
             self._start(talk, now_ms, now_ms)
 
