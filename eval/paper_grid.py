@@ -1,8 +1,8 @@
 """The PPD paper's measurement, simulated: 17 configurations, 18 workloads, 10 rates.
 
 Its load generator is copied with its faults, because they are in its numbers: ten seconds of
-arrivals, fifty connections, a clock that runs while a turn waits for one, prompts longer than
-they are called, replies sent back as text (freelulul/vllm-ppd,
+arrivals, drawn anew for each configuration, fifty connections, a clock that runs while a turn
+waits for one, prompts longer than they are called, replies sent back as text (freelulul/vllm-ppd,
 ``scripts/benchmark/comprehensive_benchmark.py``).
 """
 
@@ -46,13 +46,15 @@ _PROMPTS_LONGER = 1.22  # its generator counts 0.75 words to a token, and adds a
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """``duration_s`` of arrivals; ``connections`` 0: no bound."""
+    """``duration_s`` of arrivals; ``connections`` 0: no bound; ``same_arrivals``: in every
+    configuration, where the paper's draws them anew."""
 
     duration_s: float = 10.0
     connections: int = 50
     timeout_s: float = 120.0
     prompts_longer: float = _PROMPTS_LONGER
     replies_lost: bool = True
+    same_arrivals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,6 @@ def points(
 
 
 def measure(point: Point, harness: Harness, costs: CostModel) -> PointRow:
-    """The same conversations come to every configuration."""
     shape = Shape.parse(point.configuration)
     policy = static_policy("replica" if shape.replica == shape.workers else "full")
     clients = Clients(
@@ -110,7 +111,8 @@ def measure(point: Point, harness: Harness, costs: CostModel) -> PointRow:
     )
     simulation = Simulation(costs, shape, policy, clients, point.seed)
     workload = lengthened(point.workload, harness.prompts_longer)
-    source = random.Random(f"{workload.name}/{point.qps}/{point.seed}")
+    arrivals = "" if harness.same_arrivals else point.configuration
+    source = random.Random(f"{workload.name}/{point.qps}/{point.seed}/{arrivals}")
     result = simulation.run(poisson(workload, point.qps, harness.duration_s, source))
     good = [row for row in result.rows if not row.failed]
     first = [row for row in good if row.turn == 1]

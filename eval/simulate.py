@@ -39,6 +39,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     paper.add_argument("--duration-s", type=float, default=10.0, help="of arrivals, at each point")
     paper.add_argument("--connections", type=int, default=50, help="of the clients; 0: no bound")
     paper.add_argument("--replies-found", action="store_true", help="caches know replies, too")
+    paper.add_argument("--same-arrivals", action="store_true", help="in every configuration")
     paper.add_argument("--processes", type=int, default=os.cpu_count())
     paper.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     cpu = kinds.add_parser("cpu", help="against a real cluster, by what a sweep measured")
@@ -73,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
         duration_s=options.duration_s,
         connections=options.connections,
         replies_lost=not options.replies_found,
+        same_arrivals=options.same_arrivals,
     )
     return paper(workloads, harness, options.seed, options.processes, options.out)
 
