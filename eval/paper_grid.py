@@ -19,8 +19,9 @@ from ppd.policies import static_policy
 
 from .cost_model import CostModel
 from .sim_cluster import Shape
+from .sim_rows import TurnRow
 from .sim_traffic import Clients, Workload, lengthened, poisson
-from .simulator import Simulation, TurnRow
+from .simulator import Simulation
 
 # By what moves later turns: nothing does, none, some, all of them are local, or part of the
 # cluster is replicas.

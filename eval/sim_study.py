@@ -20,8 +20,9 @@ from ppd.score import Targets
 
 from .cost_model import CostModel
 from .sim_cluster import Chunking, Shape
+from .sim_rows import TurnRow
 from .sim_traffic import Clients, Conversation, Workload, mixed, traced
-from .simulator import Simulation, TurnRow
+from .simulator import Simulation
 
 PACED_TOKENS = 2048  # ppd-worker's --chunked-prefill-size on GPUs
 

@@ -6,7 +6,6 @@ Owns the clock, the clients, and what happens to a turn from its arrival to its 
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,55 +22,13 @@ from ppd.score import Objective, Weights
 from ppd.sessions import SessionIndex, Turn
 
 from .cost_model import CostModel
+from .sim_clock import Clock
 from .sim_cluster import Chunking, Cluster, Shape
-from .sim_engine import Job, Then
+from .sim_engine import Job
+from .sim_rows import Result, TurnRow
 from .sim_traffic import Clients, Conversation
 
 _BYTES_PER_TOKEN = 4  # the judge sees bytes, and tells tokens from them exactly
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-        self._events: list[tuple[float, int, Then]] = []
-        self._number = 0
-
-    def at(self, at_ms: float, then: Then) -> None:
-        self._number += 1
-        heapq.heappush(self._events, (max(at_ms, self.now_ms), self._number, then))
-
-    def run(self) -> None:
-        events = self._events
-        while events:
-            self.now_ms, _, then = heapq.heappop(events)
-            then(self.now_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRow:
-    """One turn as its client saw it. Of a failed one only its names are meant."""
-
-    session: int
-    turn: int
-    route: Route
-    reason: Reason
-    at_s: float
-    ttft_ms: float
-    tpot_ms: float
-    e2e_ms: float
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    moved_tokens: int
-    failed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    rows: list[TurnRow]
-    ended_s: float
-    moved_tokens: int
-    evicted_tokens: int
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ from eval.cost_model import H100, LLAMA_8B, VLLM_H100, CostModel, Extend, paper_
 from eval.sim_cache import KvCache
 from eval.sim_cluster import Chunking, Shape
 from eval.sim_link import Link
+from eval.sim_rows import Result
 from eval.sim_traffic import (
     Clients,
     Conversation,
@@ -23,7 +24,7 @@ from eval.sim_traffic import (
     load,
     poisson,
 )
-from eval.simulator import Result, Simulation
+from eval.simulator import Simulation
 from ppd.decision import Reason, Route
 from ppd.errors import ConfigError
 from ppd.policies import static_policy
