@@ -24,6 +24,7 @@ from . import (
     load_router,
     replay_decisions,
     serve,
+    simulate,
     soak,
     sweep,
     table_build,
@@ -161,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.add_parser(commands)
 
+    simulate.add_to(commands)
+
     options = parser.parse_args(argv)
     try:
         status = _run(options)
@@ -222,6 +225,8 @@ def _run(options: argparse.Namespace) -> int:
                 options.plot,
                 options.logs,
             )
+        case "simulate":
+            return simulate.run(options)
         case "soak":
             return soak.run(
                 options.model or None,

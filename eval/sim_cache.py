@@ -1,0 +1,64 @@
+"""A simulated worker's KV: what running requests hold, and what finished ones left behind.
+
+Counts tokens by conversation. Prefixes that conversations share count in each of them. What is
+left behind is evicted from its end, the least recently used conversation first, as a radix cache
+does; what runs is never evicted. Knows no time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class KvCache:
+    def __init__(self, capacity_tokens: int) -> None:
+        assert capacity_tokens > 0
+        self.capacity_tokens = capacity_tokens
+        self.active_tokens = 0
+        self.evicted_tokens = 0
+        self._idle_tokens = 0
+        self._idle: OrderedDict[int, int] = OrderedDict()  # by conversation, oldest use first
+
+    @property
+    def free_tokens(self) -> int:
+        """For running requests: what is idle can be evicted."""
+        return self.capacity_tokens - self.active_tokens
+
+    def cached_tokens(self, session: int) -> int:
+        return self._idle.get(session, 0)
+
+    def can_take(self, tokens: int) -> bool:
+        return tokens <= self.free_tokens
+
+    def take(self, session: int, tokens: int) -> int:
+        """Hold ``tokens`` for a request of ``session``; returns how many of them it finds."""
+        assert self.can_take(tokens)
+        found = self._idle.pop(session, 0)
+        self._idle_tokens -= found
+        self.active_tokens += tokens
+        self._evict()
+        return min(found, tokens)
+
+    def give(self, session: int, tokens: int, kept_tokens: int) -> None:
+        """A request ends: ``tokens`` were taken for it, ``kept_tokens`` of them stay cached."""
+        assert 0 <= kept_tokens <= tokens <= self.active_tokens
+        self.active_tokens -= tokens
+        # A second request of the same conversation may have ended meanwhile: the longer one stays.
+        old = self._idle.pop(session, 0)
+        kept = max(old, kept_tokens)
+        self._idle[session] = kept
+        self._idle_tokens += kept - old
+        self._evict()
+
+    def _evict(self) -> None:
+        over = self.active_tokens + self._idle_tokens - self.capacity_tokens
+        while over > 0:
+            session, held = next(iter(self._idle.items()))
+            gone = min(held, over)
+            if gone == held:
+                del self._idle[session]
+            else:
+                self._idle[session] = held - gone
+            self._idle_tokens -= gone
+            self.evicted_tokens += gone
+            over -= gone

@@ -1,0 +1,169 @@
+"""What simulated clients send: conversations, when they begin, how many at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from ppd.errors import ConfigError
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """One turn: tokens that it adds, and those of its reply. Tokens are exact."""
+
+    new: int
+    out: int
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Conversations that are all alike, at several rates.
+
+    Attributes:
+        qps: conversations that begin in a second.
+        think_s: between a reply and the next turn.
+    """
+
+    name: str
+    turns: tuple[Exchange, ...]
+    qps: tuple[float, ...]
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """How a load generator behaves.
+
+    Attributes:
+        connections: so many turns are under way at most, the others wait for one and their clocks
+            run. A conversation that goes on without a pause keeps its own. None: no bound.
+        replies_lost: replies are sent back as text that makes other tokens than were generated,
+            so that no cache knows them.
+        timeout_s: of a turn, from when its clock starts; then its conversation has failed.
+    """
+
+    connections: int | None = None
+    timeout_s: float = float("inf")
+    replies_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """
+    Attributes:
+        think_s: before each turn but the first, from the end of the reply before it.
+        since_arrival: ... from when that turn arrived, as traces tell it; never before its end.
+    """
+
+    session: int
+    at_s: float
+    turns: tuple[Exchange, ...]
+    think_s: tuple[float, ...]
+    since_arrival: bool = False
+
+
+def load(path: Path) -> tuple[Workload, ...]:
+    """Raises:
+    ConfigError: the file is missing, or holds no workloads.
+    """
+    try:
+        workloads = msgspec.json.decode(path.read_bytes(), type=tuple[Workload, ...])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for one in workloads:
+        if not one.turns or min(min(t.new, t.out) for t in one.turns) < 1 or min(one.qps) <= 0:
+            raise ConfigError(
+                f"{path}: {one.name} must have turns of at least one token, qps above 0"
+            )
+    return workloads
+
+
+def lengthened(workload: Workload, by: float) -> Workload:
+    """The same with inputs ``by`` times as long; replies stay."""
+    turns = tuple(Exchange(max(1, round(turn.new * by)), turn.out) for turn in workload.turns)
+    return msgspec.structs.replace(workload, turns=turns)
+
+
+def poisson(
+    workload: Workload, qps: float, duration_s: float, source: random.Random
+) -> Iterator[Conversation]:
+    """As many as should come in ``duration_s``, less those that by chance would come later."""
+    at_s = 0.0
+    for session in range(int(qps * duration_s)):
+        at_s += source.expovariate(qps)
+        if at_s < duration_s:
+            pauses = len(workload.turns) - 1
+            think = workload.think_s
+            thinks = tuple(source.expovariate(1 / think) if think else 0.0 for _ in range(pauses))
+            yield Conversation(session, at_s, workload.turns, thinks)
+
+
+def mixed(
+    workloads: tuple[Workload, ...],
+    qps: float,
+    duration_s: float,
+    think_s: float | None,
+    source: random.Random,
+) -> Iterator[Conversation]:
+    """``qps`` conversations a second for ``duration_s``, each like one of ``workloads``.
+
+    Args:
+        think_s: mean pause, exponential; None: the workload's own.
+    """
+    at_s = source.expovariate(qps)
+    session = 0
+    while at_s < duration_s:
+        workload = source.choice(workloads)
+        think = workload.think_s if think_s is None else think_s
+        pauses = len(workload.turns) - 1
+        thinks = tuple(source.expovariate(1 / think) if think else 0.0 for _ in range(pauses))
+        yield Conversation(session, at_s, workload.turns, thinks)
+        session += 1
+        at_s += source.expovariate(qps)
+
+
+class _TraceTurn(msgspec.Struct):
+    """A row of a trace: turn ``k`` of session ``s`` at ``t`` seconds, with ``new`` tokens after the
+    ``ctx`` of earlier ones."""
+
+    s: int
+    k: int
+    t: float
+    ctx: int
+    new: int
+    out: int
+
+
+def traced(path: Path, copies: int) -> list[Conversation]:
+    """A trace's conversations, each ``copies`` times, spread over the second that follows.
+
+    What the trace's contexts hold beyond the turns in it (of earlier ones that it does not show)
+    counts as new in the first turn.
+
+    Raises:
+        ConfigError: the file is missing, or no trace.
+    """
+    try:
+        rows = msgspec.json.Decoder(_TraceTurn).decode_lines(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    sessions: dict[int, list[_TraceTurn]] = {}
+    for row in rows:
+        sessions.setdefault(row.s, []).append(row)
+    conversations: list[Conversation] = []
+    for turns in sessions.values():
+        turns.sort(key=lambda row: row.k)
+        exchanges = [Exchange(max(1, turns[0].ctx + turns[0].new), max(1, turns[0].out))]
+        exchanges += [Exchange(max(1, row.new), max(1, row.out)) for row in turns[1:]]
+        gaps = tuple(max(0.0, b.t - a.t) for a, b in pairwise(turns))
+        for copy in range(copies):
+            at_s = turns[0].t + copy / copies
+            session = len(conversations)
+            conversations.append(
+                Conversation(session, at_s, tuple(exchanges), gaps, since_arrival=True)
+            )
+    return conversations
