@@ -23,6 +23,7 @@ from eval.tiny_model import Family, ModelSpec, Vocabulary
 from ppd.contract import Role
 from ppd.decision import Policy
 from router.config import RouterConfig
+from router.limits import AdmissionLimits
 from router.server import running
 
 BPE = ModelSpec(vocabulary=Vocabulary.BPE)
@@ -47,7 +48,13 @@ class Workers:
     @asynccontextmanager
     async def routed(self, policy: Policy) -> AsyncIterator[str]:
         """A router in this process before these workers; gives its URL."""
-        config = RouterConfig(prefill=(self.prefill.url,), decode=(self.decode.url,), port=0)
+        config = RouterConfig(
+            prefill=(self.prefill.url,),
+            decode=(self.decode.url,),
+            port=0,
+            # Else the router would keep from the engine the shortages that are tested here.
+            admission=AdmissionLimits(kv_headroom=False),
+        )
         async with running(config, policy) as url:
             yield url
 
