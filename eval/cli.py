@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppd.errors import ConfigError, PpdError
-from ppd.score import Objective, Targets, Weights
+from ppd.errors import PpdError
 from ppd.table_policy import Correction
 
 from . import (
@@ -26,10 +25,13 @@ from . import (
     serve,
     simulate,
     soak,
-    sweep,
-    table_build,
     weights,
 )
+from .objective import add_targets, add_weights, objective_of
+from .sweep import drive
+from .sweep.config import load_config
+from .table import build, trial
+from .table import command as table
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,18 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     four.add_argument("--rounds", type=int, default=5000)
     four.add_argument("--seed", type=int, default=0)
     five = commands.add_parser("sweep", parents=[cluster], help="measure both routes in a grid")
-    five.add_argument("config", type=Path, help="a TOML file, see eval/cpu-sweep.toml")
+    five.add_argument("config", type=Path, help="a TOML file, see eval/sweep/cpu.toml")
     five.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
-    table = commands.add_parser("table", help="decision tables").add_subparsers(
-        dest="table_command", required=True
-    )
-    six = table.add_parser("build", help="from a sweep's raw rows")
-    six.add_argument("config", type=Path, help="of the sweep")
-    six.add_argument("raw", type=Path, help="what the sweep wrote")
-    six.add_argument("--out", type=Path, required=True)
-    seven = table.add_parser("show", help="what each cell says")
-    seven.add_argument("file", type=Path)
-    _add_weights(seven)
+    five.add_argument("--table", type=Path, help="build it, and let a router try it")
+    table.add_to(commands)
     nine = commands.add_parser(
         "weights", parents=[cluster], help="share of local turns as the weights move"
     )
@@ -87,9 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--corrections", nargs="*", choices=[*Correction], help="in place of the log's"
     )
     eight.add_argument("--show", type=int, default=20, help="changed decisions to print")
-    _add_weights(eight)
-    eight.add_argument("--slo-ttft-ms", type=float)
-    eight.add_argument("--slo-tpot-ms", type=float)
+    add_weights(eight)
+    add_targets(eight)
 
     ten = commands.add_parser(
         "bench-engine", parents=[cluster], help="full transfer, delta transfer and local append"
@@ -237,54 +230,30 @@ def _run(options: argparse.Namespace) -> int:
                 options.logs,
             )
         case "sweep":
-            config = sweep.load_config(options.config)
-            return sweep.sweep(config, options.model or None, options.out, options.logs)
+            config = load_config(options.config)
+            model = options.model or None
+            drive.sweep(config, model, options.out, options.logs)
+            if options.table is not None:
+                told = build.build(config, options.out, options.table)
+                trial.run(config, model, options.table, told, options.logs)
+            return 0
         case "weights":
-            config = sweep.load_config(options.config)
+            config = load_config(options.config)
             grid = options.config.name
             mix = weights.Mix(grid, options.conversations, options.qps, options.seed)
             model = options.model or None
             return weights.run(config, model, options.table, mix, options.out, options.logs)
-        case "table" if options.table_command == "build":
-            config = sweep.load_config(options.config)
-            return table_build.build(config, options.raw, options.out)
         case "table":
-            given = _objective(options) or Weights()
-            assert isinstance(given, Weights)
-            return table_build.show(options.file, given)
+            return table.run(options)
         case _:
             corrections = options.corrections
             changes = replay_decisions.Changes(
                 table=options.table,
                 policy=options.policy,
                 corrections=None if corrections is None else frozenset(corrections),
-                objective=_objective(options),
+                objective=objective_of(options),
             )
             return replay_decisions.run(options.log, changes, options.show)
-
-
-def _add_weights(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--w-ttft", type=float)
-    parser.add_argument("--w-tpot", type=float)
-
-
-def _objective(options: argparse.Namespace) -> Objective | None:
-    """Raises:
-    ConfigError: weights or targets make no sense, or both are given.
-    """
-    given = vars(options)
-    weights = [given.get("w_ttft"), given.get("w_tpot")]
-    targets = [given.get("slo_ttft_ms"), given.get("slo_tpot_ms")]
-    objective: Objective | None = None
-    if weights != [None, None]:
-        objective = Weights(*(1.0 if weight is None else weight for weight in weights))
-    if targets != [None, None]:
-        if objective is not None:
-            raise ConfigError("give weights or targets, not both")
-        objective = Targets(*targets)
-    if objective is not None and (problem := objective.problem()):
-        raise ConfigError(problem)
-    return objective
 
 
 if __name__ == "__main__":

@@ -116,17 +116,17 @@ class Launcher:
 
     def router(
         self,
-        prefill: Sequence[Process],
-        decode: Sequence[Process],
+        prefill: Sequence[Process | str],
+        decode: Sequence[Process | str],
         *flags: str,
         port: int | None = None,
     ) -> Process:
-        """A router, still starting; it waits for its workers itself."""
+        """A router, still starting; it waits for its workers itself. Workers may be URLs."""
         port = port or free_port()
         argv = [
             *(_script("ppd-router"), "--port", str(port)),
-            *("--prefill", *(p.url for p in prefill)),
-            *("--decode", *(d.url for d in decode)),
+            *("--prefill", *map(_url, prefill)),
+            *("--decode", *map(_url, decode)),
         ]
         return self.start("router", port, [*argv, *flags])
 
@@ -219,6 +219,10 @@ def gpu_flags(index: int, workers: int) -> list[str]:
     on_one_gpu = -(-workers // gpus)
     fraction = f"{0.85 / on_one_gpu:.2f}"
     return ["--base-gpu-id", str(index % gpus), "--mem-fraction-static", fraction]
+
+
+def _url(worker: Process | str) -> str:
+    return worker if isinstance(worker, str) else worker.url
 
 
 def _script(name: str) -> str:

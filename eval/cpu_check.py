@@ -26,7 +26,8 @@ from .provenance import provenance
 from .sim_cluster import Chunking, Shape
 from .sim_traffic import Clients, Conversation, Exchange
 from .simulator import Simulation
-from .sweep import Run, SweepConfig, Workload, plan, read_runs
+from .sweep.config import Place, SweepConfig, Workload, plan
+from .sweep.rows import read_runs
 
 # ``eval.tiny_model``'s default. What it is made of only scales what is fitted.
 TINY = ModelSizes(
@@ -138,8 +139,10 @@ def run(config: SweepConfig, raw: Path, *, paced: bool, out: Path | None) -> int
 
 def measured(config: SweepConfig, raw: Path) -> dict[Key, Medians]:
     turns: dict[Key, list[dict[str, Any]]] = defaultdict(list)
-    for one, _, of_run in read_runs(config, raw):
-        turns[one.workload, one.qps, one.route] += [turn for turn in of_run if not turn["error"]]
+    for told in read_runs(config, raw):
+        if told.run.route is not None:
+            key = (told.run.place.workload, told.run.place.qps, told.run.route)
+            turns[key] += [turn for turn in told.turns if not turn["error"]]
     return {
         key: _medians([(turn["turn"], turn["ttft_ms"], turn["tpot_ms"]) for turn in of_key])
         for key, of_key in turns.items()
@@ -155,7 +158,7 @@ def simulate(
     conversations: list[Conversation] = []
     start_s = 0.0
     for seed in (*seeds,) * _ROUNDS:
-        for number, one in enumerate(plan(config, Run(workload, qps, route, seed))):
+        for number, one in enumerate(plan(config, Place(workload, qps), seed)):
             if qps is None and number:  # held one after the other
                 start_s += _APART_S
             conversations.append(

@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from ppd.errors import WorkerError
+
 
 async def vocabulary_of(http: aiohttp.ClientSession, decode_url: str) -> range:
     """Token ids for prompts, as a decode worker with the plugin tells; without the special
@@ -53,11 +55,35 @@ async def _get_json(http: aiohttp.ClientSession, url: str) -> Any:
         return None
 
 
-async def empty_caches(http: aiohttp.ClientSession, urls: Sequence[str]) -> None:
-    """Empty the workers' radix caches, which a server does only when it is idle: waits for it."""
+async def empty_caches(
+    http: aiohttp.ClientSession, urls: Sequence[str], timeout_s: float = 120.0
+) -> None:
+    """Empty the workers' radix caches, which a server does only when it is idle: waits for it.
+
+    Raises:
+        WorkerError: one is not there, or was not idle in time.
+    """
     for url in urls:
-        while True:
-            async with http.post(f"{url}/flush_cache") as answer:
-                if answer.status == 200:
-                    break
-            await asyncio.sleep(0.05)
+        said = "it does not answer"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    async with http.post(f"{url}/flush_cache") as answer:
+                        if answer.status == 200:
+                            break
+                        said = f"/flush_cache answered {answer.status}: it is never idle"
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            raise WorkerError(f"{url}: {said}") from error
+        except aiohttp.ClientError as error:
+            raise WorkerError(f"{url}: {error or type(error).__name__}") from error
+
+
+async def is_ready(http: aiohttp.ClientSession, url: str) -> bool:
+    """Whether a worker says that it can serve."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=5.0)
+        async with http.get(f"{url}/health", timeout=timeout) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False

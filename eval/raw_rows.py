@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,3 +37,25 @@ def appending(out: Path | None) -> Iterator[Write]:
         raise ConfigError(f"{out}: cannot be written: {error}") from error
     with file:
         yield lambda row: print(json.dumps(row), file=file)
+
+
+def append_whole(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """All of ``rows``, or none of them.
+
+    Raises:
+        ConfigError: they cannot be written; the file is as it was.
+    """
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    try:
+        size = out.stat().st_size if out.exists() else 0
+        with out.open("ab", buffering=0) as file:
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                os.truncate(out, size)
+                raise
+    except OSError as error:
+        raise ConfigError(
+            f"{out}: cannot be written: {error}; what was written before is kept"
+        ) from error

@@ -17,13 +17,14 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from . import cpu_check, simulate_study, sweep
+from . import cpu_check, simulate_study
 from .cost_model import VLLM_H100, CostModel, paper_model
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
 from .paper_points import CALIBRATION, PREDICTED, Measured, calibrate, simulated
 from .provenance import provenance
 from .sim_traffic import Workload, load
+from .sweep.config import load_config
 
 
 # argparse has no public name for what ``add_subparsers`` returns.
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     ConfigError: the workloads cannot be read, or an option is wrong.
     """
     if options.simulate_command == "cpu":
-        config = sweep.load_config(options.config)
+        config = load_config(options.config)
         return cpu_check.run(config, options.raw, paced=options.paced, out=options.out)
     if options.simulate_command == "cluster":
         return simulate_study.run_cluster(options)

@@ -23,7 +23,8 @@ from .conversations import Conversation
 from .endpoints import empty_caches, vocabulary_of
 from .provenance import provenance
 from .samples import Sample
-from .sweep import SweepConfig, start_workers
+from .sweep.clusters import start_workers
+from .sweep.config import SweepConfig
 
 _STEPS = 11
 _COLUMNS = "{:>7} {:>7} {:>6} {:>12} {:>9} {:>9} {:>9} {:>9}"
@@ -60,11 +61,11 @@ def run(
     options.write_text("corrections = []\n")
     path = tiny_model.resolve(model)
     with launching(logs) as launch:
-        workers = start_workers(launch, config, path)
+        prefill, decode = start_workers(launch, config, path)
         flags = ["--config", str(options), *(["--table", str(table)] if table else [])]
-        router = launch.router(workers[:1], workers[1:], *flags)
+        router = launch.router(prefill, decode, *flags)
         wait_all([router])
-        rows = asyncio.run(_measure(config, mix, workers, router))
+        rows = asyncio.run(_measure(config, mix, [*prefill, *decode], router))
     for row in rows:
         row |= {"mix": asdict(mix), "model": Path(path).name, **provenance(mix.seed)}
     with out.open("a") as file:
@@ -91,7 +92,7 @@ async def _measure(
     )
     print(_COLUMNS.format(*head))
     async with aiohttp.ClientSession() as http:
-        vocabulary = await vocabulary_of(http, workers[1].url)
+        vocabulary = await vocabulary_of(http, urls[-1])
         warm = plan(config, replace(mix, conversations=4, seed=mix.seed + 1))
         await hold(router.url, warm, seed="warm", vocabulary=vocabulary)
         for step in range(_STEPS):

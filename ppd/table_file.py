@@ -51,6 +51,7 @@ class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         p99: the highest of the values while there are fewer than a hundred.
+        n: how many values; 0 where the cell was not measured.
         spread: between the lowest and the highest median of a seed.
     """
 
@@ -77,12 +78,20 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``bins``: its index on each axis, in the order of ``Axes``."""
+    """
+    Attributes:
+        bins: its index on each axis, in the order of ``Axes``.
+        seeds: it was measured with; none: it was not, and holds what the cells around it say.
+    """
 
     bins: tuple[int, int, int, int]
     remote: Measured
     local: Measured
     seeds: tuple[int, ...]
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.seeds)
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,7 +167,8 @@ def problems(record: TableRecord) -> Iterator[str]:
             yield f"cell {list(cell.bins)} stands twice"
         seen.add(cell.bins)
         for route in ("remote", "local"):
-            yield from _cell_problems(f"cell {list(cell.bins)} {route}", getattr(cell, route))
+            where = f"cell {list(cell.bins)} {route}"
+            yield from _cell_problems(where, getattr(cell, route), cell.measured)
     if sound:
         for bins_of in product(*map(range, sizes)):
             if bins_of not in seen:
@@ -182,7 +192,7 @@ def _axis_problems(name: str, bins: Sequence[Bin]) -> Iterator[str]:
             yield f"axis {name}: a hole between bins {i} and {i + 1} ({one.high} to {two.low})"
 
 
-def _cell_problems(where: str, measured: Measured) -> Iterator[str]:
+def _cell_problems(where: str, measured: Measured, has_seeds: bool) -> Iterator[str]:
     for name in ("ttft_ms", "tpot_ms"):
         one: Statistic = getattr(measured, name)
         if not 0 < one.median < math.inf:
@@ -191,8 +201,9 @@ def _cell_problems(where: str, measured: Measured) -> Iterator[str]:
             yield f"{where}: {name}.p99 must be at least the median, got {one.p99}"
         if not 0 <= one.spread < math.inf:
             yield f"{where}: {name}.spread must be 0 or more, got {one.spread}"
-        if one.n < 1:
-            yield f"{where}: {name}.n must be at least 1, got {one.n}"
+        if (one.n > 0) is not has_seeds:
+            wanted = "at least 1" if has_seeds else "0, there are no seeds"
+            yield f"{where}: {name}.n must be {wanted}, got {one.n}"
     if not 0 < measured.quiet_ttft_ms < math.inf:
         yield f"{where}: quiet_ttft_ms must be above 0, got {measured.quiet_ttft_ms}"
     for name in ("running", "qps"):

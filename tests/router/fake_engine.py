@@ -53,7 +53,12 @@ class FakeEngine:
             raise
 
     async def server_info(self, _request: web.Request) -> web.Response:
-        plugin = {"version": "0", "local_prefill": True, "boot_id": self.boot_id}
+        plugin = {
+            "version": "0",
+            "local_prefill": True,
+            "boot_id": self.boot_id,
+            "vocab_size": 4096,
+        }
         state = {"ppd": plugin} if self.local_prefill else {}
         return web.json_response(
             {
@@ -104,6 +109,8 @@ class FakeEngine:
         app.router.add_get("/server_info", self.server_info)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/ready", self.is_ready)
+        app.router.add_get("/health", self.is_ready)
+        app.router.add_post("/flush_cache", self.is_ready)
         app.router.add_get("/v1/loads", self.loads)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await runner.setup()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from eval import cpu_check
-from eval.sweep import load_config
+from eval.sweep.config import load_config
 from ppd.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "eval" / "cpu-sweep.toml"
+CONFIG = ROOT / "eval" / "sweep" / "cpu.toml"
 
 
 def test_the_cpu_cluster_is_predicted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval.sweep import Run, SweepConfig, load_config, plan, read_runs
-from eval.table_build import build
+from eval.sweep.config import Place, Run, SweepConfig, load_config, plan
+from eval.sweep.rows import read_runs
+from eval.table.build import build
 from ppd.decision import Route
 from ppd.errors import ConfigError
 from ppd.table import Table
@@ -47,7 +47,7 @@ def test_later_turns_meet_the_cells_context(config: SweepConfig) -> None:
         first, *later = config.contexts(workload)
         assert sum(later) / len(later) == 1000
         assert later[0] == first + 16
-        conversation = plan(config, Run(workload, 0, Route.LOCAL, 0))[0]
+        conversation = plan(config, Place(workload, 0), 0)[0]
         context, sizes = 0, []
         for exchange in conversation.exchanges:
             sizes.append(context)
@@ -55,18 +55,18 @@ def test_later_turns_meet_the_cells_context(config: SweepConfig) -> None:
         assert sizes == [0, *later]
 
 
-def test_both_routes_get_the_same_plan_and_seeds_others(config: SweepConfig) -> None:
-    run = Run((0, 0, 0), 1, Route.LOCAL, 0)
-    assert plan(config, run) == plan(config, replace(run, route=Route.REMOTE))
-    assert plan(config, run) != plan(config, replace(run, seed=1))
+def test_a_plan_is_its_places_and_its_seeds(config: SweepConfig) -> None:
+    place = Place((0, 0, 0), 1)
+    assert plan(config, place, 0) == plan(config, place, 0)
+    assert plan(config, place, 0) != plan(config, place, 1)
 
 
 def test_conversations_arrive_at_the_cells_rate(config: SweepConfig) -> None:
-    starts_s = [one.starts_at_s for one in plan(config, Run((0, 0, 0), 1, Route.LOCAL, 0))]
+    starts_s = [one.starts_at_s for one in plan(config, Place((0, 0, 0), 1), 0)]
     assert starts_s == sorted(starts_s)
     assert len(starts_s) == 20
     assert 10 < starts_s[-1] < 20 * 3 / 4
-    quiet = plan(config, Run((0, 0, 0), None, Route.LOCAL, 0))
+    quiet = plan(config, Place((0, 0, 0), None), 0)
     assert [one.starts_at_s for one in quiet] == [0.0, 0.0]
 
 
@@ -77,7 +77,22 @@ def test_conversations_arrive_at_the_cells_rate(config: SweepConfig) -> None:
         ("at = 1000", "at = 2000", r"a context of \[1736, 2264\], which must stay in \[0, 2048\)"),
         ("turns = 3", "turns = 1", "turns must be at least 2"),
         ("seeds = [0, 1]", "seeds = []", "seeds must name one"),
-        ('"1P1D"', '"2P1D"', "shape must be 1P1D so far"),
+        ('"1P1D"', '"1P1R"', "shape must be as 1P1D, 1 to 99 of each, got 1P1R"),
+        ("turns = 3", 'turns = 3\npolicies = ["pd"]', "policies must have full"),
+        ("turns = 3", 'turns = 3\npolicies = ["pd", "full", "some"]', "no such policy: 'some'"),
+        ("turns = 3", 'turns = 3\npolicies = ["pd", "full", "replica"]', "has no routes"),
+        ("turns = 3", "turns = 3\nclusters_here = 0", "clusters_here must be 1 to 64, got 0"),
+        ("[axes]", "[adaptive]\nwrong = 0.7\n[axes]", "adaptive.wrong must be above 0 and at most"),
+        (
+            "[axes]",
+            '[[clusters]]\nprefill = ["http://a"]\ndecode = []\n[axes]',
+            r"clusters\[0\] must be 1P1D, the shape, got 1P0D; clusters need hardware",
+        ),
+        (
+            "[axes]",
+            '[[clusters]]\nprefill = ["http://a"]\ndecode = ["http://a"]\n[axes]',
+            "a worker stands twice",
+        ),
         ("turns = 3", "turn = 3", "turn"),
     ],
 )
@@ -88,12 +103,15 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, old: str, new: str, named
 
 def rows_of(config: SweepConfig, run: Run, **changes: Any) -> list[dict[str, Any]]:
     """A run in which local saves half of TTFT, and each seed adds a tenth to everything."""
+    place = run.place
     ttft_ms = (100.0 if run.route is Route.REMOTE else 50.0) * (1 + 0.1 * run.seed)
-    ttft_ms *= 1.0 if run.qps is None else 2.0
+    ttft_ms *= 1.0 if place.qps is None else 2.0
     turns = []
     for number in range(4):
-        for turn, new in ((1, (700, 500)[run.workload[1]]), (2, (32, 512)[run.workload[1]])):
-            took = "remote" if turn == 1 else run.route.value
+        first = (700, 500, 900)[place.workload[1]]
+        later = round(config.axes.new_tokens[place.workload[1]].at)
+        for turn, new in ((1, first), (2, later)):
+            took = "remote" if turn == 1 else str(run.route)
             turns.append(
                 {
                     "row": "turn", "conversation": number, "turn": turn,
@@ -103,8 +121,8 @@ def rows_of(config: SweepConfig, run: Run, **changes: Any) -> list[dict[str, Any
                 }
             )  # fmt: skip
     summary = {
-        "row": "run", "config": config.digest, "workload": run.workload, "qps": run.qps,
-        "route": run.route, "seed": run.seed, "turns": len(turns), "failed": 0, "strayed": 0,
+        "row": "run", "config": config.digest, "workload": place.workload, "qps": place.qps,
+        "policy": run.policy, "seed": run.seed, "turns": len(turns), "failed": 0, "strayed": 0,
         "wall_s": 4.0, "model": "m", "engine": "e", "plugin": "p", "commit": "c",
         "hardware": "h", "at": "2026",
     }  # fmt: skip
@@ -117,8 +135,8 @@ def write_all(config: SweepConfig, path: Path) -> None:
         for seed in config.seeds
         for workload in config.workloads()
         for qps in (None, 0, 1)
-        for route in (Route.REMOTE, Route.LOCAL)
-        for row in rows_of(config, Run(workload, qps, route, seed))
+        for policy in ("pd", "full")
+        for row in rows_of(config, Run(Place(workload, qps), policy, seed))
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -128,7 +146,11 @@ def test_a_table_is_what_was_measured(
 ) -> None:
     raw, out = tmp_path / "raw.jsonl", tmp_path / "table.json"
     write_all(config, raw)
-    build(config, raw, out)
+    told = build(config, raw, out)
+    assert told == {
+        "cells": 4, "table": str(out), "local_cells": 4, "remote_cells": 0,
+        "noise_cells": 0, "measured_cells": 4,
+    }  # fmt: skip
     table = Table.parse(out.read_bytes())
     cell = table.find(1000, 32, 16, 1.0)
     assert cell is not None
@@ -173,5 +195,5 @@ def test_a_median_of_survivors_is_refused(config: SweepConfig, tmp_path: Path) -
 def test_what_is_no_sweep_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
     raw.write_text('{"row": "other"}\n')
-    with pytest.raises(ConfigError, match="holds no rows of a sweep"):
+    with pytest.raises(ConfigError, match=r"raw.jsonl:1: no row of a sweep"):
         list(read_runs(config, raw))

@@ -1,0 +1,39 @@
+"""Flags for an operator's wishes: weights, or targets."""
+
+from __future__ import annotations
+
+import argparse
+
+from ppd.errors import ConfigError
+from ppd.score import Objective, Targets, Weights
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--w-ttft", type=float)
+    parser.add_argument("--w-tpot", type=float)
+
+
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--slo-ttft-ms", type=float)
+    parser.add_argument("--slo-tpot-ms", type=float)
+
+
+def objective_of(options: argparse.Namespace) -> Objective | None:
+    """None if nothing was given.
+
+    Raises:
+        ConfigError: weights or targets make no sense, or both are given.
+    """
+    given = vars(options)
+    weights = [given.get("w_ttft"), given.get("w_tpot")]
+    targets = [given.get("slo_ttft_ms"), given.get("slo_tpot_ms")]
+    objective: Objective | None = None
+    if weights != [None, None]:
+        objective = Weights(*(1.0 if weight is None else weight for weight in weights))
+    if targets != [None, None]:
+        if objective is not None:
+            raise ConfigError("give weights or targets, not both")
+        objective = Targets(*targets)
+    if objective is not None and (problem := objective.problem()):
+        raise ConfigError(problem)
+    return objective

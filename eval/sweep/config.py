@@ -1,0 +1,246 @@
+"""A sweep as its TOML file says it, and the conversations of each of its runs.
+
+Pure values: what is to be measured. Knows neither clusters nor what was measured already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from ppd.decision import Route
+from ppd.errors import ConfigError
+from ppd.policies import static_policy
+from ppd.score import Weights
+from ppd.table_file import Axes
+
+from ..conversations import Conversation, Exchange, poisson_starts
+from ..workload_kinds import first_turn_tokens
+
+Workload = tuple[int, int, int]  # bins of context, new and output tokens
+
+REMOTE, LOCAL = "pd", "full"  # the policies whose later turns are all remote, all local
+_ROUTES = {REMOTE: Route.REMOTE, LOCAL: Route.LOCAL}
+_LEAST_FIRST = 64  # tokens of a first turn: less is no context to make
+_SHAPE = re.compile(r"([1-9]\d?)P([1-9]\d?)D")
+
+
+class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One that is there: URLs of its workers. The sweep puts routers of its own in front."""
+
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+
+
+class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Not the whole grid, but what decisions hang on (``eval.sweep.choice``).
+
+    Attributes:
+        wrong: the chance of a wrong route that may remain in any cell.
+        start: share of the cells that are measured first, spread over the grid.
+        most: share of the grid's runs that may be used.
+        weightings: for which of them decisions shall be right.
+    """
+
+    wrong: float = 0.05
+    start: float = 0.3
+    most: float = 1.0
+    weightings: tuple[Weights, ...] = (Weights(), Weights(tpot=3.0), Weights(ttft=3.0))
+
+
+class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sweep, as its TOML file says (see ``cpu.toml``).
+
+    Attributes:
+        shape: ``2P1D`` for two prefill workers and one decode worker.
+        conversations: of a run, for each decode worker.
+        policies: what every cell is measured with; ``pd`` and ``full`` make the table.
+        clusters: to measure on, in parallel; none: ``clusters_here`` are started on this machine.
+        hardware: of ``clusters``, which nobody else can tell.
+    """
+
+    shape: str
+    turns: int
+    conversations: int
+    quiet_conversations: int
+    think_s: float
+    seeds: tuple[int, ...]
+    axes: Axes
+    worker_flags: tuple[str, ...] = ()
+    policies: tuple[str, ...] = (REMOTE, LOCAL)
+    clusters: tuple[ClusterAt, ...] = ()
+    clusters_here: int = 1
+    hardware: str = ""
+    adaptive: Adaptive | None = None
+
+    @property
+    def digest(self) -> str:
+        """Names what a row was measured with. Seeds may be added, clusters come and go, and what is
+        chosen next changes nothing in what was measured."""
+        free = {"seeds": None, "clusters": None, "clusters_here": None, "adaptive": None}
+        fields = msgspec.to_builtins(self) | free
+        return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:12]
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """Prefill and decode workers of the shape."""
+        found = _SHAPE.fullmatch(self.shape)
+        assert found is not None
+        return int(found[1]), int(found[2])
+
+    def workloads(self) -> Iterator[Workload]:
+        a = self.axes
+        sizes = (a.context_tokens, a.new_tokens, a.output_tokens)
+        yield from product(*(range(len(bins)) for bins in sizes))
+
+    def contexts(self, workload: Workload) -> list[int]:
+        """Of the first turn (what it brings) and of each later one; their mean is the cell's."""
+        context, new, output = self._tokens(workload)
+        first = first_turn_tokens(context, new, output, self.turns)
+        return [first, *(first + output + k * (new + output) for k in range(self.turns - 1))]
+
+    def exchanges(self, workload: Workload, source: random.Random) -> tuple[Exchange, ...]:
+        _, new, output = self._tokens(workload)
+        first = Exchange(self.contexts(workload)[0], output)
+        thinks = (source.expovariate(1 / self.think_s) for _ in range(self.turns - 1))
+        return (first, *(Exchange(new, output, think_s) for think_s in thinks))
+
+    def _tokens(self, workload: Workload) -> tuple[int, int, int]:
+        c, n, o = workload
+        a = self.axes
+        return (
+            round(a.context_tokens[c].at),
+            round(a.new_tokens[n].at),
+            round(a.output_tokens[o].at),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the grid: a workload and a bin of the rate; ``qps`` None: it is measured quiet, one
+    conversation at a time."""
+
+    workload: Workload
+    qps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One place under one policy with one seed."""
+
+    place: Place
+    policy: str
+    seed: int
+
+    @property
+    def route(self) -> Route | None:
+        """That all later turns should take; None if the policy takes both."""
+        return _ROUTES.get(self.policy)
+
+
+def load_config(path: Path) -> SweepConfig:
+    """Raises:
+    ConfigError: the file is missing, or not a sweep that can be run.
+    """
+    try:
+        config = msgspec.toml.decode(path.read_bytes(), type=SweepConfig)
+    except (OSError, ValueError) as error:  # of TOML's syntax, and of msgspec's types
+        raise ConfigError(f"{path}: {error}") from error
+    if problems := list(_problems(config)):
+        raise ConfigError(f"{path}: {'; '.join(problems)}")
+    return config
+
+
+def _problems(config: SweepConfig) -> Iterator[str]:
+    if not _SHAPE.fullmatch(config.shape):
+        yield f"shape must be as 1P1D, 1 to 99 of each, got {config.shape}"
+    else:
+        yield from _cluster_problems(config)
+    if config.turns < 2 or config.conversations < 1 or config.quiet_conversations < 1:
+        yield "turns must be at least 2, conversations and quiet_conversations at least 1"
+    if not config.seeds or not config.think_s > 0:
+        yield "seeds must name one, think_s must be above 0"
+    yield from _policy_problems(config)
+    if config.adaptive is not None:
+        yield from _adaptive_problems(config.adaptive)
+    if not all(bins for _, bins in config.axes.each()):
+        yield "each axis must have a bin"
+    elif config.turns >= 2:
+        yield from _size_problems(config)
+
+
+def _cluster_problems(config: SweepConfig) -> Iterator[str]:
+    for number, one in enumerate(config.clusters):
+        if (len(one.prefill), len(one.decode)) != config.workers:
+            got = f"{len(one.prefill)}P{len(one.decode)}D"
+            yield f"clusters[{number}] must be {config.shape}, the shape, got {got}"
+    urls = [url for one in config.clusters for url in (*one.prefill, *one.decode)]
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            yield f"workers must be given as http:// or https:// URLs, got {url}"
+    if len(set(urls)) < len(urls):
+        yield "a worker stands twice in clusters: what is measured at once must not share workers"
+    if config.clusters and not config.hardware:
+        yield "clusters need hardware, a name of what they run on"
+    if not 1 <= config.clusters_here <= 64:
+        yield f"clusters_here must be 1 to 64, got {config.clusters_here}"
+
+
+def _policy_problems(config: SweepConfig) -> Iterator[str]:
+    if missing := {REMOTE, LOCAL} - set(config.policies):
+        yield f"policies must have {' and '.join(sorted(missing))}: the table compares them"
+    if len(set(config.policies)) < len(config.policies):
+        yield "a policy stands twice"
+    for name in config.policies:
+        try:
+            policy = static_policy(name)
+        except ConfigError as error:
+            yield str(error)
+            continue
+        if policy.opening is Route.REPLICA:
+            yield "policy replica has no routes to compare"
+
+
+def _adaptive_problems(adaptive: Adaptive) -> Iterator[str]:
+    for name, low, high in (("wrong", 0.0, 0.5), ("start", 0.0, 1.0), ("most", 0.0, 1.0)):
+        if not low < (value := getattr(adaptive, name)) <= high:
+            yield f"adaptive.{name} must be above {low:g} and at most {high:g}, got {value:g}"
+    if not adaptive.weightings:
+        yield "adaptive.weightings must name one"
+    yield from (problem for one in adaptive.weightings if (problem := one.problem()))
+
+
+def _size_problems(config: SweepConfig) -> Iterator[str]:
+    for workload in config.workloads():
+        first, *later = config.contexts(workload)
+        held = config.axes.context_tokens[workload[0]]
+        if first < _LEAST_FIRST or not all(held.low <= one < held.high for one in later):
+            yield (
+                f"context {held.at:g} with {config.axes.new_tokens[workload[1]].at:g} new tokens: "
+                f"the first turn would have {first} tokens (at least {_LEAST_FIRST}), the later "
+                f"ones a context of {later}, which must stay in [{held.low:g}, {held.high:g})"
+            )
+
+
+def plan(config: SweepConfig, place: Place, seed: int) -> list[Conversation]:
+    """The conversations of a run, the same for all policies.
+
+    Those of a quiet run are held one after the other. The rate of a cell is turns a second for
+    each decode worker (``ppd.arrivals``).
+    """
+    source = random.Random(f"{place.workload}/{place.qps}/{seed}")
+    _, decode = config.workers
+    if place.qps is None:
+        starts_s = [0.0] * config.quiet_conversations
+    else:
+        turns_per_s = config.axes.qps[place.qps].at * decode
+        number = config.conversations * decode
+        starts_s = poisson_starts(number, turns_per_s / config.turns, source)
+    return [Conversation(at_s, config.exchanges(place.workload, source)) for at_s in starts_s]

@@ -1,0 +1,1 @@
+"""``ppd-eval table``: decision tables made of a sweep's raw rows, and tools to look at them."""

@@ -1,0 +1,157 @@
+"""``ppd-eval table lint``: what is doubtful in a table.
+
+Holes (cells that were not measured, bins that reach far from their point), cells whose route the
+noise decided, and costs that fall where they should rise. A table with findings is still a table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ppd.score import Weights, score
+from ppd.table import Cell, Table
+from ppd.table_file import CellRecord, Measured, Statistic
+
+# From the range of n values to their standard deviation: mean of the range of n normal ones.
+_RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
+_UNKNOWN_NOISE = 0.05  # relative; one seed tells none
+_SURE = 2.0  # standard deviations
+_REACH = 8.0  # of a bin, beyond the point where it was measured, as a factor
+_FALLS = 0.85  # of the cell before; less than noise explains
+
+
+class Kind(StrEnum):
+    UNMEASURED = "unmeasured"  # filled from the cells around
+    FAR = "far"  # the bin reaches much further than what was measured
+    NOISE = "noise"  # another seed might have chosen the other route
+    FALLS = "falls"  # more work, and yet less time
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: Kind
+    text: str
+
+
+def run(path: Path, weights: Weights) -> int:
+    """Print every finding and one JSON line; 1 if there were any.
+
+    Raises:
+        TableError: it is no table.
+    """
+    table = Table.parse(path.read_bytes())
+    found = list(findings(table, weights))
+    for one in found:
+        print(f"{one.kind.value:<11} {one.text}")
+    counts = {kind.value: sum(one.kind is kind for one in found) for kind in Kind}
+    print(json.dumps({"table": str(path), **counts, **decisions(table, weights)}))
+    return 1 if found else 0
+
+
+def findings(table: Table, weights: Weights) -> Iterator[Finding]:
+    for name, bins in table.record.axes.each():
+        for one in bins:
+            if one.high > _REACH * max(1.0, one.at):
+                reach = f"measured at {one.at:g}, holds to {one.high:g}"
+                yield Finding(Kind.FAR, f"{name} [{one.low:g}, {one.high:g}): {reach}")
+    records = _records(table)
+    for cell in table.cells:
+        record = records[cell.index]
+        if not record.measured:
+            yield Finding(Kind.UNMEASURED, cell.label)
+        elif noise_decided(cell, record, weights):
+            result = score(weights, cell.remote, cell.local)
+            error = score_error(cell, record, weights)
+            said = f"score {result.local:+.3f}, its standard deviation {error:.3f}"
+            yield Finding(Kind.NOISE, f"{cell.label}: {said}")
+    yield from _falls(table, records)
+
+
+def decisions(table: Table, weights: Weights) -> dict[str, Any]:
+    """How many cells go which way, and in how many of them noise decided."""
+    records = _records(table)
+    local = sum(score(weights, c.remote, c.local).prefers_local for c in table.cells)
+    noise = sum(
+        records[c.index].measured and noise_decided(c, records[c.index], weights)
+        for c in table.cells
+    )
+    return {
+        "local_cells": local,
+        "remote_cells": len(table.cells) - local,
+        "noise_cells": noise,
+        "measured_cells": sum(record.measured for record in records),
+    }
+
+
+def noise_decided(cell: Cell, record: CellRecord, weights: Weights) -> bool:
+    """Whether the score is nearer to 0 than twice its standard deviation."""
+    points = score(weights, cell.remote, cell.local).local
+    return abs(points) < _SURE * score_error(cell, record, weights)
+
+
+def score_error(cell: Cell, record: CellRecord, weights: Weights) -> float:
+    """Standard deviation of Algorithm 1's score, by how far the seeds' medians lie apart."""
+    seeds = len(record.seeds)
+    remote, local = record.remote, record.local
+    ttft = (cell.local.ttft_ms / cell.remote.ttft_ms) * math.hypot(
+        _relative(remote.ttft_ms, seeds), _relative(local.ttft_ms, seeds)
+    )
+    tpot = (cell.local.tpot_ms / cell.remote.tpot_ms) * math.hypot(
+        _relative(remote.tpot_ms, seeds), _relative(local.tpot_ms, seeds)
+    )
+    return math.hypot(weights.ttft * ttft, weights.tpot * tpot)
+
+
+def _relative(statistic: Statistic, seeds: int) -> float:
+    """Standard deviation of a median, as a share of it."""
+    if seeds < 2:
+        return _UNKNOWN_NOISE
+    deviation = statistic.spread / _RANGE.get(seeds, 3.1)
+    return deviation / math.sqrt(seeds) / statistic.median
+
+
+def _records(table: Table) -> Sequence[CellRecord]:
+    """In the order of the table's cells."""
+    return sorted(table.record.cells, key=lambda record: record.bins)
+
+
+def _falls(table: Table, records: Sequence[CellRecord]) -> Iterator[Finding]:
+    """More context, input or load must not make a turn cheaper (beyond noise)."""
+    by_bins = {record.bins: record for record in records}
+    names = [name for name, _ in table.record.axes.each()]
+    rising = {"ttft_ms": (0, 1, 3), "tpot_ms": (0, 3)}
+    for quantity, axes in rising.items():
+        for axis in axes:
+            size = len(list(table.record.axes.each())[axis][1])
+            for bins, record in by_bins.items():
+                if bins[axis] + 1 == size:
+                    continue
+                above = (*bins[:axis], bins[axis] + 1, *bins[axis + 1 :])
+                after = by_bins[above[0], above[1], above[2], above[3]]
+                if not (record.measured and after.measured):
+                    continue
+                for route in ("remote", "local"):
+                    pair = (_of(record, route, quantity), _of(after, route, quantity))
+                    if fell := _fell(*pair):
+                        low, high = (list(one.bins) for one in (record, after))
+                        what = f"{route} {quantity} {fell} from {low} to {high}"
+                        yield Finding(Kind.FALLS, f"{what}, along {names[axis]}")
+
+
+def _of(record: CellRecord, route: str, quantity: str) -> Statistic:
+    measured: Measured = getattr(record, route)
+    statistic: Statistic = getattr(measured, quantity)
+    return statistic
+
+
+def _fell(before: Statistic, after: Statistic) -> str | None:
+    noise = math.hypot(before.spread, after.spread)
+    if after.median < _FALLS * before.median and before.median - after.median > noise:
+        return f"falls from {before.median:g} to {after.median:g}"
+    return None

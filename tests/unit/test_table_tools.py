@@ -1,0 +1,255 @@
+"""``ppd-eval table``: show, diff, score, lint, effort."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from eval import cli
+from eval.sweep.config import Place, Run, SweepConfig
+from ppd.table import Table
+from ppd.table_file import Axes, Bin, CellRecord, Measured, Provenance, Statistic, TableRecord
+
+from .test_sweep import TOML, config_of, rows_of
+from .test_sweep_choice import TOML as GRID
+from .test_sweep_choice import costs
+
+AXES = Axes(
+    context_tokens=(Bin(0, 2048, 1024), Bin(2048, 8192, 4096)),
+    new_tokens=(Bin(0, 64, 32), Bin(64, 1024, 512)),
+    output_tokens=(Bin(0, 128, 64),),
+    qps=(Bin(0, 2, 1), Bin(2, 8, 4)),
+)
+Told = Callable[..., dict[str, Any]]
+
+
+def measured(ttft_ms: float, tpot_ms: float, spread: float = 0.01, n: int = 40) -> Measured:
+    ttft, tpot = (
+        Statistic(median=one, p99=2 * one, n=n, spread=spread * one) for one in (ttft_ms, tpot_ms)
+    )
+    return Measured(ttft, tpot, quiet_ttft_ms=ttft_ms / 2, running=1.0, qps=1.0)
+
+
+def record(**changes: Any) -> TableRecord:
+    """Small inputs go local, large ones remote, at even weights."""
+    cells = []
+    for c in (0, 1):
+        for n in (0, 1):
+            for q in (0, 1):
+                ttft_ms = 100.0 * (1 + c) * (1 + n) * (1 + q)
+                tpot_ms = 5.0 + c + q
+                remote = measured(ttft_ms, tpot_ms)
+                local = measured(ttft_ms * (0.5, 0.9)[n], tpot_ms * (1.1, 1.5)[n])
+                cells.append(CellRecord((c, n, 0, q), remote, local, (0, 1, 2)))
+    whole = TableRecord(
+        version=1,
+        model="m",
+        shape="1P1D",
+        provenance=Provenance("h", "e", "p", "c", "2026", {}),
+        prefill_ms_per_token=0.1,
+        append_ms_per_token=0.1,
+        axes=AXES,
+        cells=tuple(cells),
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+def with_cell(index: int, **changes: Any) -> TableRecord:
+    whole = record()
+    cells = list(whole.cells)
+    cells[index] = msgspec.structs.replace(cells[index], **changes)
+    return msgspec.structs.replace(whole, cells=tuple(cells))
+
+
+def write(path: Path, told: TableRecord) -> str:
+    path.write_bytes(msgspec.json.encode(told))
+    return str(path)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str]]]:
+    def run(*argv: str) -> tuple[int, list[str]]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["table", *argv])
+        assert isinstance(ended.value.code, int), ended.value.code
+        return ended.value.code, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+Command = Callable[..., tuple[int, list[str]]]
+
+
+def test_a_sound_table_has_no_findings(tmp_path: Path, command: Command) -> None:
+    code, lines = command("lint", write(tmp_path / "t.json", record()))
+    assert code == 0
+    assert json.loads(lines[-1]) == {
+        "table": str(tmp_path / "t.json"), "unmeasured": 0, "far": 0, "noise": 0, "falls": 0,
+        "local_cells": 4, "remote_cells": 4, "noise_cells": 0, "measured_cells": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "named"),
+    [
+        (
+            with_cell(0, local=measured(95.0, 5.0, spread=0.2)),
+            "noise",
+            "context=[0,2048) new=[0,64) output=[0,128) qps=[0,2): score +0.050",
+        ),
+        (
+            with_cell(3, seeds=(), remote=measured(1, 1, 0, n=0), local=measured(1, 1, 0, n=0)),
+            "unmeasured",
+            "context=[0,2048) new=[64,1024)",
+        ),
+        (
+            with_cell(7, remote=measured(200, 8.0)),
+            "falls",
+            "remote ttft_ms falls from 400 to 200 from [0, 1, 0, 1] to [1, 1, 0, 1], along context",
+        ),
+        (
+            record(
+                axes=msgspec.structs.replace(AXES, qps=(Bin(0, 2, 1), Bin(2, 80, 4))),
+            ),
+            "far",
+            "qps [2, 80): measured at 4, holds to 80",
+        ),
+    ],
+)
+def test_lint_names_what_is_doubtful(
+    tmp_path: Path, command: Command, told: TableRecord, kind: str, named: str
+) -> None:
+    code, lines = command("lint", write(tmp_path / "t.json", told))
+    assert code == 1
+    assert any(line.startswith(kind) and named in line for line in lines), lines
+    assert json.loads(lines[-1])[kind] >= 1
+
+
+def test_show_draws_what_is_chosen(tmp_path: Path, command: Command) -> None:
+    file, png = write(tmp_path / "t.json", record()), tmp_path / "t.png"
+    code, lines = command("show", file, "--cells", "--png", str(png))
+    assert code == 0
+    rows = [line.split() for line in lines if line.strip().startswith(("1k", "4k"))]
+    assert rows[0] == ["1k", "32", "+0.40", "+0.40"]
+    assert rows[1] == ["1k", "512", "-0.40", "-0.40"]
+    assert sum(line.endswith("  local") for line in lines) == 4
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_score_moves_with_the_weights(tmp_path: Path, command: Command) -> None:
+    file = write(tmp_path / "t.json", record())
+    *_, last = command("score", file)[1]
+    scores = json.loads(last)["scores"]
+    assert [one["local_cells"] for one in scores] == [0, 0, 4, 4, 4, 4, 4, 4, 4, 8, 8]
+    assert scores[0]["ttft_ratio"] == scores[0]["tpot_ratio"] == 1.0
+    *_, last = command("score", file, "--slo-ttft-ms", "60", "--slo-tpot-ms", "50")[1]
+    (one,) = json.loads(last)["scores"]
+    assert one["objective"] == "TTFT 60 ms, TPOT 50 ms"
+    assert one["local_cells"] == 8, "TTFT is nearer to its target everywhere"
+
+
+def test_diff_names_cells_that_turned(tmp_path: Path, command: Command) -> None:
+    old, new = write(tmp_path / "a.json", record()), tmp_path / "b.json"
+    assert command("diff", old, old)[0] == 0
+    turned = with_cell(0, local=measured(50.0, 9.0))
+    code, lines = command("diff", old, write(new, turned))
+    assert code == 1
+    assert lines[0].strip().startswith("now remote  context=[0,2048) new=[0,64)")
+    assert json.loads(lines[-1])["flipped"] == 1
+    wider = msgspec.structs.replace(AXES, qps=(Bin(0, 2, 1), Bin(2, 80, 20)))
+    code, lines = command("diff", old, write(new, record(axes=wider)))
+    assert json.loads(lines[-1])["not_in_old"] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "t.json: cannot be read: No such file"),
+        ("{}", "t.json: it is no decision table"),
+        ("\xff", "t.json: it is no decision table"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, text: str | None, named: str) -> None:
+    file = tmp_path / "t.json"
+    if text is not None:
+        file.write_text(text, encoding="latin-1")
+    with pytest.raises(SystemExit, match=named):
+        cli.main(["table", "show", str(file)])
+
+
+def sweep_rows(config: SweepConfig, run: Run) -> list[dict[str, Any]]:
+    """A run of the smooth world in which adaptive sweeps are tested."""
+    ttft_ms, tpot_ms = costs(run, 0.03)
+    *turns, summary = rows_of(config, run)
+    for turn in turns:
+        turn |= {"ttft_ms": ttft_ms + 0.01 * turn["new_tokens"], "tpot_ms": tpot_ms}
+    return [*turns, summary]
+
+
+def test_effort_compares_a_part_with_the_whole(tmp_path: Path, command: Command) -> None:
+    adaptive = "[adaptive]\nstart = 0.2"
+    config = config_of(tmp_path, GRID.format(adaptive=adaptive))
+    runs = [
+        Run(Place(workload, qps), policy, seed)
+        for seed in config.seeds
+        for workload in config.workloads()
+        for qps in (None, 0, 1, 2)
+        for policy in config.policies
+    ]
+    raw = tmp_path / "raw.jsonl"
+    folded = [row for run in runs for row in sweep_rows(config, run)]
+    raw.write_text("".join(json.dumps(row) + "\n" for row in folded))
+    code, lines = command("effort", str(tmp_path / "sweep.toml"), str(raw))
+    assert code == 0
+    told = json.loads(lines[-1])
+    assert told["cells"] == 54
+    assert told["share_of_runs"] < 0.4
+    for agreed in told["by_weights"].values():
+        assert agreed["same_route"] >= 0.9 * 54
+        assert agreed["same_in_clear"] >= 0.95 * agreed["clear_cells"]
+    built = tmp_path / "t.json"
+    command("build", str(tmp_path / "sweep.toml"), str(raw), "--out", str(built))
+    table = Table.parse(built.read_bytes())
+    assert all(one.measured for one in table.record.cells), "all of it was there"
+
+
+def test_cells_left_out_are_filled_and_marked(tmp_path: Path, command: Command) -> None:
+    config = config_of(tmp_path, GRID.format(adaptive="[adaptive]"))
+    raw, built = tmp_path / "raw.jsonl", tmp_path / "t.json"
+    lines = []
+    for workload in config.workloads():
+        for qps in (None, 0, 2):  # the rate in the middle was never measured
+            for policy in config.policies:
+                lines += sweep_rows(config, Run(Place(workload, qps), policy, 0))
+    raw.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    code, told = command("build", str(tmp_path / "sweep.toml"), str(raw), "--out", str(built))
+    assert code == 0
+    assert json.loads(told[-1])["measured_cells"] == 36
+    table = Table.parse(built.read_bytes())
+    for cell in table.record.cells:
+        assert cell.measured is (cell.bins[3] != 1)
+        truth = costs(Run(Place(cell.bins[:3], cell.bins[3]), "pd", 0), 0.0)
+        assert math.isclose(cell.remote.ttft_ms.median, truth[0], rel_tol=0.3)
+        assert math.isclose(cell.remote.tpot_ms.median, truth[1], rel_tol=0.15)
+
+
+def test_too_little_to_fill_from_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TOML + "\n[adaptive]\n")
+    raw = tmp_path / "raw.jsonl"
+    lines = [
+        row
+        for qps in (None, 0)
+        for workload in config.workloads()
+        for policy in config.policies
+        for row in rows_of(config, Run(Place(workload, qps), policy, 0))
+    ]
+    raw.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    argv = ["table", "build", str(tmp_path / "sweep.toml"), str(raw), "--out", "none.json"]
+    with pytest.raises(SystemExit, match="2 of 4 cells were measured: at least 8 must be"):
+        cli.main(argv)
