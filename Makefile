@@ -10,7 +10,9 @@ RECORD ?=
 MINUTES ?= 20
 REQUESTS ?= 200000
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients soak-engine clean
+SMALL := .run/sweep-small
+
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients sweep-small soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -25,6 +27,7 @@ help:
 	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make load-router      200,000 requests while workers are killed; the books must agree (REQUESTS=200000)"
 	@echo "make clients          openai, anthropic, sglang.benchmark.serving and AIPerf through the router (RECORD=FILE)"
+	@echo "make sweep-small      a decision table in a quarter of an hour, and a router that uses it"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -89,6 +92,11 @@ load-router: setup
 
 clients: setup
 	@$(BIN)/ppd-eval clients --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+# From nothing each time: a table of what was measured just now.
+sweep-small: setup
+	@mkdir -p $(SMALL) && rm -f $(SMALL)/raw.jsonl
+	@$(BIN)/ppd-eval sweep eval/sweep/small.toml --model '$(MODEL)' --out $(SMALL)/raw.jsonl --table $(SMALL)/table.json
 
 soak-engine: setup
 	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))

@@ -27,6 +27,7 @@ from . import (
     soak,
     weights,
 )
+from .compare import command as compare
 from .objective import add_targets, add_weights, objective_of
 from .sweep import drive
 from .sweep.config import load_config
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     five.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
     five.add_argument("--table", type=Path, help="build it, and let a router try it")
     table.add_to(commands)
+    compare.add_to(commands)
     nine = commands.add_parser(
         "weights", parents=[cluster], help="share of local turns as the weights move"
     )
@@ -243,6 +245,8 @@ def _run(options: argparse.Namespace) -> int:
             mix = weights.Mix(grid, options.conversations, options.qps, options.seed)
             model = options.model or None
             return weights.run(config, model, options.table, mix, options.out, options.logs)
+        case "compare":
+            return compare.run(options)
         case "table":
             return table.run(options)
         case _:

@@ -20,6 +20,7 @@ from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correct
 from .limits import AdmissionLimits, RateLimit, Tenant, problems
 from .logs import LogFormat
 from .pods import Kubernetes
+from .retrieval.config import RetrievalConfig
 
 TABLE_POLICY = "ppd"
 
@@ -46,6 +47,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_certificate, tls_key: PEM files, for https on ``port``.
     workers_file: a TOML file that lists workers, looked at again and again.
     kubernetes: pods that are workers.
+    retrieval: passages from a pool of vectors, put into chats' new turns.
     discovery_interval_s: between two looks at ``workers_file`` and at who waits to join or leave.
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
     log_level, log_format: ``debug`` to ``error``; ``text`` or ``json``.
@@ -85,6 +87,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_key: str = ""
     workers_file: str = ""
     kubernetes: Kubernetes | None = None
+    retrieval: RetrievalConfig | None = None
     discovery_interval_s: float = 2.0
     heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
@@ -190,6 +193,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wrong.append(f"two workers on one URL: {url}")
         if self.kubernetes is not None:
             wrong += self.kubernetes.problems(self.roles)
+        if self.retrieval is not None:
+            wrong += self.retrieval.problems()
         return wrong
 
     def _may_come(self, role: Role) -> bool:

@@ -17,7 +17,10 @@ from .apis.response_answers import ResponseTaker
 from .apis.responses import Conversations, Messages
 from .inner import Asked, Inner, Taker
 from .requests import Endpoint, json_object
+from .retrieval.stage import RetrievalStage
 from .turns import TurnServer
+
+_ErrorBody = Callable[[ErrorAnswer], bytes]
 
 PATHS = (*Endpoint, messages.PATH, responses.PATH)
 
@@ -27,27 +30,45 @@ class Front:
     Args:
         conversations: None if they cannot be kept: a client's next request may come to another
             process.
+        retrieval: None: none is configured.
     """
 
-    def __init__(self, turns: TurnServer, conversations: Conversations | None) -> None:
+    def __init__(
+        self,
+        turns: TurnServer,
+        conversations: Conversations | None,
+        retrieval: RetrievalStage | None,
+    ) -> None:
         self._turns = turns
+        self._retrieval = retrieval
         self._conversations = conversations
         self.refuse = turns.refuse
 
     async def serve(self, request: Asked) -> None:
         match request.path:
             case messages.PATH:
-                await self._translated(request, self._message, messages.error_body)
+                await self._translated(request, self._message, _as_messages)
             case responses.PATH:
-                await self._translated(request, self._response, _error_body)
+                await self._translated(request, self._response, _as_openai)
+            case Endpoint.CHAT if self._retrieval is not None and request.method == "POST":
+                await self._chat(request)
             case _:
                 await self._turns.serve(request)
+
+    async def _chat(self, request: Asked) -> None:
+        if self._retrieval is None:
+            await self._turns.serve(request)
+            return
+        try:
+            await self._retrieval.serve(request)
+        except RequestError as error:
+            self._refuse(request, error, _as_openai)
 
     async def _translated(
         self,
         request: Asked,
         translate: Callable[[Asked, dict[str, Any]], tuple[dict[str, Any], Taker]],
-        error_body: Callable[[int, str], bytes],
+        error_body: _ErrorBody,
     ) -> None:
         try:
             if request.method != "POST":
@@ -63,15 +84,13 @@ class Front:
             self._refuse(request, error, error_body)
             return
         inner = Inner(Endpoint.CHAT, request.headers, body, request.connection, taker)
-        await self._turns.serve(inner)
+        await self._chat(inner)
 
-    def _refuse(
-        self, request: Asked, error: Exception, error_body: Callable[[int, str], bytes]
-    ) -> None:
+    def _refuse(self, request: Asked, error: Exception, error_body: _ErrorBody) -> None:
         told = answer_to(error, f"{request.method} {request.path}")
         self._turns.refused(request.path, told.outcome)
         headers = {"Content-Type": "application/json", **told.headers}
-        request.respond(told.status, error_body(told.status, told.message), headers)
+        request.respond(told.status, error_body(told), headers)
 
     def _message(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
         return messages.to_chat(given), MessagesTaker(request, given)
@@ -98,5 +117,9 @@ class Front:
         return fields, ResponseTaker(request, given, name, keep)
 
 
-def _error_body(status: int, message: str) -> bytes:
-    return ErrorAnswer(status, message).body
+def _as_openai(told: ErrorAnswer) -> bytes:
+    return told.body
+
+
+def _as_messages(told: ErrorAnswer) -> bytes:
+    return messages.error_body(told.status, told.message)

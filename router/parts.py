@@ -29,6 +29,12 @@ from .operations import Operations
 from .passthrough import Passthrough
 from .rates import Rates
 from .reload import Reloader
+from .retrieval.config import RetrievalConfig
+from .retrieval.memory import Memory
+from .retrieval.metrics import RetrievalMetrics
+from .retrieval.passages import Marks
+from .retrieval.retriever import PoolRetriever
+from .retrieval.stage import RetrievalStage
 from .tables import TableFile
 from .tracing import Tracing
 from .turns import TurnServer
@@ -145,5 +151,22 @@ def make_parts(
     passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys)
     several = config.processes > 1
     kept = Conversations(config.responses_max_bytes, config.session_ttl_s, clock)
-    front = Front(turns, None if several else kept)
+    retrieval = None
+    if config.retrieval is not None:
+        retrieval = _retrieval(config.retrieval, turns, client, metrics)
+    front = Front(turns, None if several else kept, retrieval)
     return Parts(front, admin, Operations(pool, config.roles), passthrough, reloader)
+
+
+def _retrieval(
+    config: RetrievalConfig, turns: TurnServer, client: aiohttp.ClientSession, metrics: Metrics
+) -> RetrievalStage:
+    return RetrievalStage(
+        turns=turns,
+        config=config,
+        retriever=PoolRetriever(config.url, client),
+        memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
+        marks=Marks(),
+        metrics=RetrievalMetrics(metrics.registry),
+        clock=time.monotonic,
+    )

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from ppd.arrivals import ArrivalRate
-from ppd.decision import Policy
+from ppd.decision import Policy, Route
 from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.judge import Judge, Judgement, Query
+from ppd.score import Targets
 
 from .admission import Admission
 from .answers import ErrorAnswer, answer_to
@@ -34,6 +36,23 @@ from .tracing import Trace, Tracing
 from .wire.request import Refusal
 from .wishes import WishBook
 from .workers import WorkerPool
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known of a turn before it is decided about.
+
+    Attributes:
+        prefill_ms: TTFT that the table says it will have; 0 if none does.
+        ttft_target_ms: the sender's own.
+    """
+
+    prefill_ms: float
+    ttft_target_ms: float | None
+
+
+# Of a request that is not whole yet: its body, when that is known.
+Completed = Callable[[Outlook], Awaitable[bytes]]
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
@@ -89,8 +108,13 @@ class TurnServer:
     def take_up_policy(self, policy: Policy) -> None:
         self._judge.policy = policy
 
-    async def serve(self, request: Asked) -> None:
-        """Answer one request, whatever it is and whatever becomes of it."""
+    async def serve(self, request: Asked, completed: Completed | None = None) -> None:
+        """Answer one request, whatever it is and whatever becomes of it.
+
+        Args:
+            completed: gives the body that is served, while the request waits to be let in by the
+                one it has; for requests of one sample.
+        """
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
         try:
             if request.method != "POST":
@@ -100,17 +124,23 @@ class TurnServer:
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, self._begin_trace(request))
             return
+        trace = self._begin_trace(request)
         if inbound.samples > 1:  # each of them comes back here
             await serve_samples(request, inbound.samples, self.serve)
         else:
-            trace = self._begin_trace(request)
-            await self._serve(request, inbound, query, arrived_s, trace)
+            await self._serve(request, inbound, query, arrived_s, trace, completed)
 
     async def _serve(
-        self, request: Asked, inbound: Inbound, query: Query, arrived_s: float, trace: Trace | None
+        self,
+        request: Asked,
+        inbound: Inbound,
+        query: Query,
+        arrived_s: float,
+        trace: Trace | None,
+        completed: Completed | None,
     ) -> None:
         try:
-            course = await self._let_in(request, inbound, query, arrived_s)
+            course = await self._let_in(request, inbound, query, arrived_s, completed)
         except asyncio.CancelledError:  # the client hung up
             self.refused(request.path, "disconnected", trace)
             raise
@@ -128,7 +158,12 @@ class TurnServer:
                 self._admission.leave()
 
     async def _let_in(
-        self, request: Asked, inbound: Inbound, query: Query, arrived_s: float
+        self,
+        request: Asked,
+        inbound: Inbound,
+        query: Query,
+        arrived_s: float,
+        completed: Completed | None,
     ) -> Course:
         """Charge the request, wait until it may be served, decide its route.
 
@@ -138,7 +173,11 @@ class TurnServer:
         kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
         self._rates.charge(query.tenant, kv_tokens)
         try:
-            await self._admission.enter(query.tenant, kv_tokens)
+            if completed is None:
+                await self._admission.enter(query.tenant, kv_tokens)
+            else:
+                body = await self._completed(query, kv_tokens, completed)
+                inbound, query = self._read(inbound.endpoint, request.headers, body)
             try:
                 return self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
             except BaseException:
@@ -147,6 +186,28 @@ class TurnServer:
         except BaseException:
             self._rates.refund(query.tenant, kv_tokens)
             raise
+
+    async def _completed(self, query: Query, kv_tokens: int, completed: Completed) -> bytes:
+        """The whole body, found out while the request waits to be let in; it is in then."""
+        outlook = self._outlook(query)
+        entering = asyncio.ensure_future(self._admission.enter(query.tenant, kv_tokens))
+        try:
+            body = await completed(outlook)
+            await entering
+        except BaseException:
+            if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
+                self._admission.leave()
+            raise
+        return body
+
+    def _outlook(self, query: Query) -> Outlook:
+        decision = self._judge.judge(query, self._clock()).decision
+        target_ms = query.objective.ttft_ms if isinstance(query.objective, Targets) else None
+        costs = decision.assessment
+        if costs is None:
+            return Outlook(0.0, target_ms)
+        chosen = costs.local if decision.route is Route.LOCAL else costs.remote
+        return Outlook(chosen.ttft_ms, target_ms)
 
     async def _answer(self, request: Asked, course: Course) -> None:
         try:

@@ -76,6 +76,7 @@ def plan_launch(
     environment: Mapping[str, str],
     float32: bool = False,
     alternate: bool = False,
+    plain: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Launch:
     """The server's command for ``role``.
@@ -86,6 +87,7 @@ def plan_launch(
         environment: the caller's variables, which win over the ones added here.
         float32: the model's weights are; SGLang's ``--dtype auto`` would halve them.
         alternate: chunks run between decode steps.
+        plain: without the plugin; a decode worker keeps no KV between turns.
         options: variables of the plugin, which win over the caller's.
     """
     flags: dict[str, str | None] = {"--enable-cache-report": None}
@@ -93,7 +95,8 @@ def plan_launch(
         flags["--dtype"] = "float32"
     added: dict[str, str] = {}
     if role is not Role.REPLICA:
-        added["PPD_ENABLE"] = "1"
+        if not plain:
+            added["PPD_ENABLE"] = "1"
         flags |= {
             "--disaggregation-mode": role.value,
             "--disaggregation-transfer-backend": "mooncake",
@@ -102,7 +105,9 @@ def plan_launch(
         # With overlap, SGLang sends a cached prefix's KV before the forward that may still be
         # writing it has ended, and Mooncake's sender does not wait (sgl-project/sglang#39417).
         added["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"
-    if role is Role.DECODE:
+    if role is Role.DECODE and plain:
+        flags["--disaggregation-decode-retraction-backup"] = "cpu_tensor"
+    elif role is Role.DECODE:
         flags["--disaggregation-decode-enable-radix-cache"] = None
         # A chunk when nothing decodes; what arrives meanwhile waits for its end.
         flags["--chunked-prefill-size"] = "512" if cpu else "2048"
@@ -180,6 +185,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="decode: run chunks between the forwards of running decodes, not in them "
         "(leaves --enable-mixed-chunk out)",
     )
+    parser.add_argument(
+        "--ppd-plain",
+        action="store_true",
+        help="SGLang as it comes, to compare with: without this plugin, and a decode worker "
+        "keeps no KV between turns",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     for flag, (variable, metavar, told) in _OPTIONS.items():
         parser.add_argument(flag, dest=variable, metavar=metavar, help=told)
@@ -199,6 +210,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     if given and options.role == Role.REPLICA:
         parser.error("a replica runs without the plugin; --ppd options are for the other roles")
+    if options.ppd_plain and (given or options.ppd_alternate):
+        parser.error("--ppd-plain runs without the plugin; no other --ppd option is for it")
     try:
         if options.role != Role.REPLICA:
             read_settings({settings.ENABLE: "1", **os.environ, **given})
@@ -211,6 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment=os.environ,
         float32=_is_float32(options.model_path),
         alternate=options.ppd_alternate,
+        plain=options.ppd_plain,
         options=given,
     )
     print(f"ppd-worker: {launch}", file=sys.stderr, flush=True)

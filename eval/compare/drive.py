@@ -1,0 +1,243 @@
+"""Measures every way on the same windows, one after the other on the same workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from ppd import __version__
+from ppd.contract import Role
+from ppd.errors import ConfigError, WorkerError
+
+from .. import tiny_model
+from ..client import hold
+from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
+from ..conversations import Conversation
+from ..endpoints import empty_caches, is_ready, most_tokens_of, vocabulary_of
+from ..metrics_text import read_metrics
+from ..provenance import provenance
+from ..raw_rows import append_whole, end_last_line
+from ..samples import Sample
+from ..summary import Slo, summarize
+from .config import BASE, FULL_TRANSFER, PPD, Comparison, Trace, Way, ways, window
+
+_WARM = 4  # conversations, through every router
+
+Key = tuple[str, int, str]  # trace, seed, way
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """``uncached``: a decode worker without radix cache, on the core of the other."""
+
+    prefill: Process
+    decode: Process
+    uncached: Process | None
+
+    @property
+    def urls(self) -> list[str]:
+        some = [self.prefill, self.decode, *([self.uncached] if self.uncached else [])]
+        return [worker.url for worker in some]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    config: Comparison
+    files: Mapping[str, Path]
+    tokenizer: Path | None
+    table: Path | None
+
+    def windows(self) -> dict[tuple[str, int], list[Conversation]]:
+        """Raises:
+        ConfigError: a trace cannot be read, or has no such window.
+        """
+        return {
+            (trace.name, seed): window(trace, self.files, self.tokenizer, seed)
+            for trace in self.config.traces
+            for seed in self.config.seeds
+        }
+
+    def order(self) -> list[tuple[Trace, int, Way]]:
+        """Seeds outermost; the ways in another order each time."""
+        every = []
+        for seed in self.config.seeds:
+            for trace in self.config.traces:
+                shuffled = ways(self.config)
+                random.Random(f"{trace.name}/{seed}").shuffle(shuffled)
+                every += [(trace, seed, way) for way in shuffled]
+        return every
+
+
+def run(study: Study, model: str | None, out: Path, logs: Path) -> None:
+    """Measure what ``out`` does not hold yet, and append it there.
+
+    Raises:
+        ConfigError: a trace or ``out`` cannot be read or written, or a conversation is too long.
+        WorkerError: a worker was lost; what was measured is kept.
+    """
+    windows = study.windows()
+    done = measured(out)
+    left = [one for one in study.order() if (one[0].name, one[1], one[2].name) not in done]
+    print(f"{len(left)} runs to measure, {len(done)} in {out}", file=sys.stderr, flush=True)
+    if not left:
+        return
+    path = tiny_model.resolve(model)
+    end_last_line(out)
+    with launching(logs) as launch:
+        workers = _start_workers(launch, study.config, path)
+        routers = _start_routers(launch, study, workers)
+        asyncio.run(_measure(study, path, windows, left, workers, routers, out))
+
+
+def measured(out: Path) -> set[Key]:
+    """Complete runs of the file: a run's row is written behind its turns, as a whole."""
+    return {
+        (row["trace"], row["seed"], row["way"]) for row in read_rows(out) if row["row"] == "run"
+    }
+
+
+def read_rows(out: Path) -> list[dict[str, Any]]:
+    """Raises:
+    ConfigError: it cannot be read, or a line is no row of a comparison.
+    """
+    rows = []
+    try:
+        lines = out.read_bytes().split(b"\n") if out.exists() else []
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be read: {error}") from error
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            row = json.loads(line)
+            if row["part"] != "compare" or row["row"] not in ("turn", "run"):
+                raise ValueError("another part")
+            _ = row["trace"], row["seed"], row["way"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{out}:{number}: no row of a comparison: {error!r}") from error
+        rows.append(row)
+    return rows
+
+
+def _start_workers(launch: Launcher, config: Comparison, model: str) -> Workers:
+    cached = 3 if FULL_TRANSFER in config.policies else 2
+    prefill_gpu, decode_gpu = gpu_flags(0, cached), gpu_flags(1, cached)
+    cores = (0, 1) if not prefill_gpu else (None, None)
+    flags = config.worker_flags
+    metrics = "--enable-metrics"  # what was sent
+    prefill = launch.worker(Role.PREFILL, model, *flags, metrics, *prefill_gpu, core=cores[0])
+    decode = launch.worker(Role.DECODE, model, *flags, *decode_gpu, core=cores[1])
+    uncached = None
+    if FULL_TRANSFER in config.policies:
+        plain = [*flags, *decode_gpu, "--ppd-plain"]
+        uncached = launch.worker(Role.DECODE, model, *plain, name="uncached", core=cores[1])
+    wait_all([one for one in (prefill, decode, uncached) if one is not None])
+    return Workers(prefill, decode, uncached)
+
+
+def _start_routers(launch: Launcher, study: Study, workers: Workers) -> dict[str, Process]:
+    """One for each policy; weights come with the requests."""
+    routers: dict[str, Process] = {}
+    for policy in dict.fromkeys(way.policy for way in ways(study.config)):
+        decode, flags = workers.decode, ["--policy", policy]
+        if policy == FULL_TRANSFER:
+            assert workers.uncached is not None
+            decode, flags = workers.uncached, ["--policy", BASE]
+        elif policy == PPD and study.table is not None:
+            flags += ["--table", str(study.table)]
+        routers[policy] = launch.router([workers.prefill], [decode], *flags)
+    wait_all(list(routers.values()))
+    return routers
+
+
+async def _measure(
+    study: Study,
+    model: str,
+    windows: Mapping[tuple[str, int], list[Conversation]],
+    left: Sequence[tuple[Trace, int, Way]],
+    workers: Workers,
+    routers: Mapping[str, Process],
+    out: Path,
+) -> None:
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        vocabulary = await vocabulary_of(http, workers.decode.url)
+        most = await most_tokens_of(http, workers.decode.url)
+        _check_lengths(windows, most)
+        first = next(iter(windows.values()))[:_WARM]
+        for router in routers.values():  # kernels warm up, connections open: not measured
+            await hold(router.url, first, seed="warm", vocabulary=vocabulary)
+        begun_s = time.monotonic()
+        for number, (trace, seed, way) in enumerate(left, 1):
+            await empty_caches(http, workers.urls)
+            before = _moved_bytes(workers)
+            plans = windows[trace.name, seed]
+            at_s = time.monotonic()
+            samples = await hold(
+                routers[way.policy].url,
+                plans,
+                seed=f"{trace.name}/{seed}/{way.name}",  # a router must not know them yet
+                vocabulary=vocabulary,
+                headers=way.headers,
+            )
+            wall_s = time.monotonic() - at_s
+            lost = [url for url in workers.urls if not await is_ready(http, url)]
+            if lost:
+                raise WorkerError(
+                    f"{', '.join(lost)} do not answer; what was measured is kept: the same "
+                    "command goes on from there"
+                )
+            moved = _moved_bytes(workers) - before
+            where = {"part": "compare", "trace": trace.name, "way": way.name, "seed": seed}
+            told = {
+                **asdict(summarize(samples, plans, wall_s, Slo())),
+                "kv_bytes_moved": moved,
+                "cached_tokens": sum(one.cached_tokens for one in samples if one.turn > 1),
+                "asked": msgspec.to_builtins(trace),
+                "worker_flags": study.config.worker_flags,
+                "model": Path(model).name,
+                "engine": f"sglang {version('sglang')}",
+                "plugin": __version__,
+            }
+            row = {"row": "run", **where, **told, **provenance(seed)}
+            append_whole(out, [*_turns(where, samples), row])
+            took_s = (time.monotonic() - begun_s) / number * (len(left) - number)
+            failed = sum(bool(one.error) for one in samples)
+            print(
+                f"{number}/{len(left)} {trace.name} seed {seed} {way.name}: {len(samples)} turns, "
+                f"{failed} failed; {took_s / 60:.0f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _turns(where: Mapping[str, object], samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    return [{"row": "turn", **where, **asdict(sample)} for sample in samples]
+
+
+def _check_lengths(windows: Mapping[tuple[str, int], list[Conversation]], most: int | None) -> None:
+    for (name, seed), plans in windows.items():
+        longest = max(one.longest_tokens for one in plans)
+        if most is not None and longest > most:
+            raise ConfigError(
+                f"trace {name}, seed {seed}: a conversation grows to {longest} tokens, the model "
+                f"takes {most}: scale it, or end it with ?most_tokens={most}"
+            )
+
+
+def _moved_bytes(workers: Workers) -> int:
+    """KV that the prefill worker has sent so far, as the engine counts it."""
+    total = 0.0
+    for name, _, value in read_metrics(workers.prefill.url):
+        if name == "sglang:kv_transfer_total_mb_sum":
+            total += value * 1024 * 1024
+    return round(total)

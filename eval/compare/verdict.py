@@ -1,0 +1,204 @@
+"""Who was better on the same traffic, and how surely: from raw rows alone.
+
+Of later turns, ``cost = w_ttft * TTFT / TTFT_pd + w_tpot * TPOT / TPOT_pd``, at the median and the
+90th percentile. All ways served the same conversations, so confidence intervals come from drawing
+whole conversations again, the same ones for every way (paired bootstrap, 95 %).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppd.errors import ConfigError
+from ppd.score import Weights
+
+from .config import BASE, PPD, Comparison, Way, ways
+from .drive import read_rows
+
+_DRAWS = 1000
+_INTERVAL = (2.5, 97.5)
+_QUANTILES = {"p50": 50.0, "p90": 90.0}
+
+Array = NDArray[np.float64]
+Place = tuple[int, int]  # seed and conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Later turns of one way on one trace, by conversation; each an array of (TTFT, TPOT)."""
+
+    by_place: Mapping[Place, Array]
+    failed: int
+
+    def draw(self, places: Sequence[Place]) -> Array:
+        return np.concatenate([self.by_place[place] for place in places])
+
+
+def run(config: Comparison, raw: Path) -> int:
+    """Print the tables and one JSON line.
+
+    Raises:
+        ConfigError: the file does not hold all runs.
+    """
+    rows = read_rows(raw)
+    told, compared, lost = [], 0, 0
+    for trace in config.traces:
+        every = {way.name: _turns(rows, trace.name, way, config.seeds) for way in ways(config)}
+        runs = _runs(rows, trace.name, config.seeds)
+        _print_ways(trace.name, every, runs)
+        verdicts = list(_verdicts(config, every))
+        _print_verdicts(verdicts)
+        compared += len(verdicts)
+        lost += sum(one["verdict"] == "loses" for one in verdicts)
+        told.append(
+            {
+                "trace": trace.name,
+                "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
+                "ways": _figures(every, runs),
+                "verdicts": verdicts,
+            }
+        )
+    print(json.dumps({"traces": told, "compared": compared, "ppd_loses": lost}))
+    return 0
+
+
+def _turns(rows: Sequence[Mapping[str, Any]], trace: str, way: Way, seeds: Sequence[int]) -> Turns:
+    by_place: dict[Place, list[tuple[float, float]]] = defaultdict(list)
+    failed, seen = 0, set()
+    for row in rows:
+        if (row["trace"], row["way"]) != (trace, way.name) or row["seed"] not in seeds:
+            continue
+        if row["row"] == "run":
+            seen.add(row["seed"])
+        elif row["error"]:
+            failed += 1
+        elif row["turn"] > 1:
+            by_place[row["seed"], row["conversation"]].append((row["ttft_ms"], row["tpot_ms"]))
+    if missing := set(seeds) - seen:
+        raise ConfigError(f"trace {trace}, {way.name}: seeds {sorted(missing)} are not measured")
+    return Turns({place: np.array(turns) for place, turns in by_place.items()}, failed)
+
+
+def _runs(
+    rows: Sequence[Mapping[str, Any]], trace: str, seeds: Sequence[int]
+) -> dict[str, list[Mapping[str, Any]]]:
+    runs: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["row"] == "run" and row["trace"] == trace and row["seed"] in seeds:
+            runs[row["way"]].append(row)
+    return runs
+
+
+# -- costs ------------------------------------------------------------------------------------
+
+
+def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[str, Any]]:
+    # Conversations that every way served: a way that lost some must not be compared by others.
+    shared = sorted(set.intersection(*(set(turns.by_place) for turns in every.values())))
+    if not shared:
+        raise ConfigError("no conversation had a later turn on every way")
+    source = np.random.default_rng(0)
+    draws = [
+        [shared[i] for i in source.integers(0, len(shared), len(shared))] for _ in range(_DRAWS)
+    ]
+    points = {name: _quantiles(turns.draw(shared)) for name, turns in every.items()}
+    spread = {
+        name: np.array([_quantiles(turns.draw(one)) for one in draws])
+        for name, turns in every.items()
+    }
+    for weights in config.weightings:
+        mine = Way(PPD, weights).name
+        for place, quantile in enumerate(_QUANTILES):
+            costs = {
+                policy: _cost(weights, points[policy][place], points[BASE][place])
+                for policy in (*config.policies, mine)
+            }
+            best = min(config.policies, key=lambda policy: costs[policy])
+            difference = _cost(weights, spread[mine][:, place], spread[BASE][:, place]) - _cost(
+                weights, spread[best][:, place], spread[BASE][:, place]
+            )
+            low, high = np.percentile(difference, _INTERVAL)
+            yield {
+                "weights": f"{weights.ttft:g}:{weights.tpot:g}",
+                "at": quantile,
+                "costs": {name: round(float(cost), 3) for name, cost in costs.items()},
+                "best_static": best,
+                "difference": round(float(costs[mine] - costs[best]), 3),
+                "interval": [round(float(low), 3), round(float(high), 3)],
+                "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
+            }
+
+
+def _quantiles(turns: Array) -> Array:
+    """Shape (quantiles, 2): TTFT and TPOT."""
+    found: Array = np.percentile(turns, list(_QUANTILES.values()), axis=0)
+    return found
+
+
+def _cost(weights: Weights, mine: Array, base: Array) -> Array:
+    """Args:
+    mine, base: shape (..., 2), TTFT and TPOT.
+    """
+    ratio = mine / base
+    cost: Array = weights.ttft * ratio[..., 0] + weights.tpot * ratio[..., 1]
+    return cost
+
+
+# -- what people read -------------------------------------------------------------------------
+
+
+def _figures(
+    every: Mapping[str, Turns], runs: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    figures = {}
+    for name, turns in every.items():
+        p50, p90 = _quantiles(turns.draw(sorted(turns.by_place)))
+        planned = sum(run["planned"] for run in runs[name])
+        later = sum(len(one) for one in turns.by_place.values())
+        local = sum(run["routes"].get("local", 0) for run in runs[name])
+        figures[name] = {
+            "ttft_p50_ms": round(float(p50[0]), 1),
+            "ttft_p90_ms": round(float(p90[0]), 1),
+            "tpot_p50_ms": round(float(p50[1]), 2),
+            "tpot_p90_ms": round(float(p90[1]), 2),
+            "local_share": round(local / later, 3),
+            "cached_tokens": sum(run["cached_tokens"] for run in runs[name]),
+            "kv_mb_moved": round(sum(run["kv_bytes_moved"] for run in runs[name]) / 2**20, 1),
+            "failed": sum(run["failed"] for run in runs[name]),
+            "planned": planned,
+        }
+    return figures
+
+
+def _print_ways(
+    trace: str, every: Mapping[str, Turns], runs: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
+    print(f"\n{trace}: later turns")
+    print(
+        f"{'way':<14} {'TTFT p50':>9} {'p90':>9} {'TPOT p50':>9} {'p90':>7} {'local':>6} "
+        f"{'cached':>9} {'KV MB':>8} {'failed':>7}"
+    )
+    for name, one in _figures(every, runs).items():
+        print(
+            f"{name:<14} {one['ttft_p50_ms']:>9} {one['ttft_p90_ms']:>9} {one['tpot_p50_ms']:>9} "
+            f"{one['tpot_p90_ms']:>7} {one['local_share']:>6.0%} {one['cached_tokens']:>9} "
+            f"{one['kv_mb_moved']:>8} {one['failed']:>7}"
+        )
+
+
+def _print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    for one in verdicts:
+        low, high = one["interval"]
+        costs = ", ".join(f"{name} {cost:g}" for name, cost in one["costs"].items())
+        print(
+            f"  {one['weights']:>4} {one['at']}: ppd {one['verdict']} {one['best_static']} "
+            f"({one['difference']:+g}, 95 % {low:+g} to {high:+g}); {costs}"
+        )

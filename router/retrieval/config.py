@@ -1,0 +1,96 @@
+"""What a request, a model or a tenant may ask of retrieval, and the router's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+MOST_PASSAGES = 64
+
+
+class Failure(StrEnum):
+    """What becomes of a request whose retrieval failed or came too late."""
+
+    GO_WITHOUT = "go_without"
+    FAIL = "fail"
+
+
+class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The ``retrieval`` object of a request; in the configuration, a default.
+
+    Attributes:
+        collection: to search in.
+        k: passages at most.
+        threshold: least score of a passage, by the collection's metric; None: any.
+        filter: as the pool's search takes it.
+        on_failure: of the search.
+        query: what is searched for, ``{question}`` standing for the text of the new turn.
+    """
+
+    collection: str
+    k: int = 4
+    threshold: float | None = None
+    filter: Any = None
+    on_failure: Failure = Failure.GO_WITHOUT
+    query: str = "{question}"
+
+    def problems(self) -> Iterator[str]:
+        if not self.collection:
+            yield "collection is empty"
+        if not 1 <= self.k <= MOST_PASSAGES:
+            yield f"k must be 1 to {MOST_PASSAGES}, got {self.k}"
+        if "{question}" not in self.query:
+            yield "query must contain {question}"
+
+
+class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        collections: that it may search; None: all.
+        default: for requests that say nothing.
+    """
+
+    collections: tuple[str, ...] | None = None
+    default: Wish | None = None
+
+
+class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[retrieval]`` of the router's file.
+
+    Attributes:
+        url: of the pool.
+        ttft_budget_ms: of a turn with retrieval, where its own target does not say; what its
+            prefill is predicted to take is left to prefill.
+        least_ms, most_ms: of a search, whatever the budget leaves.
+        defaults: by model, for requests that say nothing.
+        tenants: by name.
+        memory_bytes, memory_s: of passages put into conversations; older and excess ones are
+            forgotten, and their conversations' next turns go remote.
+    """
+
+    url: str
+    ttft_budget_ms: float = 1000.0
+    least_ms: float = 20.0
+    most_ms: float = 1000.0
+    defaults: dict[str, Wish] = {}
+    tenants: dict[str, TenantRetrieval] = {}
+    memory_bytes: int = 64 * 1024 * 1024
+    memory_s: float = 3600.0
+
+    def problems(self) -> Iterator[str]:
+        if not self.url.startswith(("http://", "https://")):
+            yield f"retrieval.url must begin with http:// or https://, got {self.url!r}"
+        if not 0 < self.least_ms <= self.most_ms:
+            yield "retrieval: 0 < least_ms <= most_ms must hold"
+        for name in ("ttft_budget_ms", "memory_bytes", "memory_s"):
+            if not getattr(self, name) > 0:
+                yield f"retrieval.{name} must be above 0, got {getattr(self, name)}"
+        for model, wish in self.defaults.items():
+            yield from (f"retrieval.defaults.{model}: {told}" for told in wish.problems())
+        for tenant, its in self.tenants.items():
+            if its.default is not None:
+                where = f"retrieval.tenants.{tenant}.default"
+                yield from (f"{where}: {told}" for told in its.default.problems())

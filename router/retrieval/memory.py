@@ -1,0 +1,92 @@
+"""What was put into which turn of which conversation.
+
+Kept by the digest of the history as the client sends it, up to and with the turn: so forks share
+it, an edited history has none behind the edit, and nobody finds it who does not send that history.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ppd.prefix import Digest
+
+from .config import Wish
+
+_OVERHEAD_BYTES = 512  # of an entry, beside its text
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Attributes:
+    turn: of the conversation, whose message holds the passage; from 1.
+    """
+
+    id: str
+    score: float
+    turn: int
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What one turn got; ``text`` is empty if nothing was found worth it."""
+
+    wish: Wish | None
+    text: str
+    citations: tuple[Citation, ...]
+
+    NOTHING: ClassVar[Injection]
+
+
+Injection.NOTHING = Injection(None, "", ())
+
+
+class Memory:
+    """Args:
+    most_bytes: all told; the least recently used are forgotten.
+    ttl_s: after this time unused.
+    clock: seconds, monotonic.
+    """
+
+    def __init__(self, most_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._kept: OrderedDict[Digest, tuple[float, Injection]] = OrderedDict()
+        self._most_bytes = most_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self.size_bytes = 0
+
+    def get(self, turn: Digest) -> Injection | None:
+        kept = self._kept.get(turn)
+        if kept is None:
+            return None
+        now_s = self._clock()
+        if now_s - kept[0] > self._ttl_s:
+            self._forget(turn)
+            return None
+        self._kept[turn] = (now_s, kept[1])
+        self._kept.move_to_end(turn)
+        return kept[1]
+
+    def forget(self, turn: Digest) -> None:
+        """That turn was answered without."""
+        if turn in self._kept:
+            self._forget(turn)
+
+    def put(self, turn: Digest, injection: Injection) -> None:
+        self.forget(turn)
+        self._kept[turn] = (self._clock(), injection)
+        self.size_bytes += _bytes_of(injection)
+        while self.size_bytes > self._most_bytes and len(self._kept) > 1:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, turn: Digest) -> None:
+        _, injection = self._kept.pop(turn)
+        self.size_bytes -= _bytes_of(injection)
+
+
+def _bytes_of(injection: Injection) -> int:
+    named = sum(len(one.id) + 64 for one in injection.citations)
+    return len(injection.text.encode(errors="surrogatepass")) + named + _OVERHEAD_BYTES

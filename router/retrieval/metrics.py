@@ -1,0 +1,30 @@
+"""What retrieval counts, in the router's ``/metrics``."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class RetrievalMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.searches = Counter(
+            "ppd_retrieval",
+            "Searches by stage and status: ok, degraded (the deadline came first), failed",
+            ["stage", "status"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "ppd_retrieval_seconds",
+            "Time of a search, as the request waited for it",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.passages = Counter(
+            "ppd_retrieval_passages",
+            "Passages put into conversations, and put back into resent histories",
+            ["how"],
+            registry=registry,
+        )

@@ -1,0 +1,58 @@
+"""A fake retrieval pool: real sockets, scripted answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+Hits = Callable[[dict[str, Any]], Sequence[tuple[str, float, str]]]
+Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def nothing(_body: dict[str, Any]) -> list[tuple[str, float, str]]:
+    return []
+
+
+@dataclass(slots=True, eq=False)
+class FakePool:
+    """``hits`` gives (id, score, text) for a search; ``script`` answers in its place."""
+
+    hits: Hits = nothing
+    script: Answer | None = None
+    degraded: bool = False
+    url: str = ""
+    searches: list[dict[str, Any]] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _search(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        body["collection"] = request.match_info["name"]
+        self.searches.append(body)
+        self.arrived.set()
+        if self.script is not None:
+            return await self.script(request, body)
+        hits = [
+            {"id": name, "score": score, "text": text, "metadata": None}
+            for name, score, text in self.hits(body)[: body["limit"]]
+        ]
+        result = {"hits": hits, "degraded": self.degraded}
+        return web.json_response({"results": [result], "took_ms": 1.0})
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[FakePool]:
+        app = web.Application()
+        app.router.add_post("/v1/collections/{name}/search", self._search)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
