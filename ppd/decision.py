@@ -37,6 +37,7 @@ class Reason(StrEnum):
     HOME_GONE = "home_gone"  # the worker with the KV is down, has restarted, or dropped the turn
     HOME_UNPATCHED = "home_unpatched"  # its handshake does not offer local prefill
     RESUMED = "resumed"  # the worker was lost in mid-stream: the rest comes from another
+    APPENDED = "appended"  # a passage was found in mid-stream: it goes on behind that
     NO_PREFILL = "no_prefill"  # no prefill worker is left: the whole prompt, as a way out
     REFUSED_BY_WORKER = "refused_by_worker"  # it no longer held the prefix, or was too busy
     POLICY_REPLICA = "policy_replica"

@@ -92,6 +92,26 @@ class Dispatcher:
         course.inbound, course.prefill, course.retried = continued, None, False
         return await self.answer(course)
 
+    async def append(self, course: Course, continued: Inbound, worker: Worker) -> Answer:
+        """The rest of a stream behind something new, from the worker that has the stream so far;
+        if it will not, from another one.
+
+        Raises:
+            LegFailed, WorkerError: none has it.
+        """
+        course.close()
+        if not worker.handshake.local_prefill:
+            return await self.go_on(course, continued)
+        course.inbound = continued
+        course.decision = Decision(Route.LOCAL, Reason.APPENDED)
+        features = course.features
+        terms = LocalTerms(0 if features is None else features.least_cached_tokens)
+        try:
+            return await self._spoken(worker, course, with_terms(continued, terms))
+        except LegFailed as failure:
+            logger.warning("%s takes no more of the stream: %s", worker.url, failure)
+            return await self.go_on(course, continued)
+
     async def _local(self, course: Course) -> Answer | None:
         """The answer of an append-prefill on the home worker; None: the turn goes remote."""
         assert course.hit is not None

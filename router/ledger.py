@@ -19,6 +19,9 @@ from .worker import Worker
 
 _MOST_WAITING = 0.1  # for the client, of the time of decoding, for a turn to be worth observing
 
+# Local, but not because of what a worker was expected to hold.
+_UNPREDICTED = (Reason.NO_PREFILL, Reason.APPENDED)
+
 logger = logging.getLogger("ppd.router.turns")
 
 
@@ -107,7 +110,7 @@ class Ledger:
         now_s = self._clock()
         turn = self._turn(course, home, usage)
         self._index.record(chain, turn, now_s)
-        if course.decision.route is Route.LOCAL and course.decision.reason is not Reason.NO_PREFILL:
+        if course.decision.route is Route.LOCAL and course.decision.reason not in _UNPREDICTED:
             self._compare(course, turn, usage)
         if course.decision.route is Route.LOCAL:
             self._metrics.transfer_avoided.inc(usage.prompt_tokens)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import orjson
 
@@ -19,10 +20,39 @@ from .legs import Answer, LegFailed
 from .requests import Endpoint, Inbound
 from .resume import Resumption
 from .sse import DONE, Tail, usage_of_generate, usage_of_openai
+from .worker import Worker
 
 logger = logging.getLogger("ppd.router.turns")
 
 GoOn = Callable[[Course, Inbound], Awaitable[Answer]]
+Append = Callable[[Course, Inbound, Worker], Awaitable[Answer]]
+
+
+class Reader(Protocol):
+    """Reads a stream as its client does, and may find something for its model to read.
+
+    Attributes:
+        found: that, as soon as there is something; after ``appended`` another future.
+    """
+
+    found: asyncio.Future[str]
+
+    def read(self, block: bytes) -> None:
+        """The client has got it."""
+        ...
+
+    def appended(self, appended: tuple[tuple[int, str], ...]) -> None:
+        """The model goes on behind what was found.
+
+        Args:
+            appended: all that it has read so, and after how many characters of its reply.
+        """
+        ...
+
+    def close(self) -> None:
+        """The stream has ended."""
+        ...
+
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -49,31 +79,53 @@ async def relay_stream(
     ledger: Ledger,
     go_on: GoOn,
     most_resumptions: int,
+    append: Append,
+    reader: Reader | None = None,
 ) -> None:
     """A stream, block by block; one that breaks off gets one error event and an end.
 
     Args:
         go_on: asks another worker for the rest of a stream.
         most_resumptions: how often that may be tried; 0: never.
+        append: asks the same worker for the rest behind something more.
+        reader: of a stream that can be continued.
     """
     resumption = None
-    if most_resumptions and Resumption.possible(course.inbound):
+    if (most_resumptions or reader) and Resumption.possible(course.inbound):
         resumption = Resumption(course.inbound)
-    relay = _Relay(request, course, answer, ledger, resumption)
+    relay = _Relay(request, course, answer, ledger, resumption, reader)
     request.connection.heed(relay)
     answer.leg.pour_into(relay)
-    outcome = await relay.outcome
-    while outcome is None:
-        most_resumptions -= 1
-        rest = await _rest(course, resumption, go_on) if most_resumptions >= 0 else None
-        ledger.resumed(rest is not None)
-        if rest is None:
-            outcome = relay.truncated()
-        else:
-            relay.go_on_with(rest)
-            outcome = await relay.outcome
+    try:
+        outcome = await relay.outcome
+        while outcome is None:
+            if relay.continued is not None:
+                rest = await _appended(course, relay.continued, relay.worker, append)
+            else:
+                most_resumptions -= 1
+                rest = await _rest(course, resumption, go_on) if most_resumptions >= 0 else None
+                ledger.resumed(rest is not None)
+            if rest is None:
+                outcome = relay.truncated()
+            else:
+                relay.go_on_with(rest)
+                outcome = await relay.outcome
+    finally:
+        if reader is not None:
+            reader.close()
     ledger.finished(course, outcome)
     request.end()
+
+
+async def _appended(
+    course: Course, continued: Inbound, worker: Worker, append: Append
+) -> Answer | None:
+    """The rest behind something more; None if there is no way to it."""
+    try:
+        return await append(course, continued, worker)
+    except (LegFailed, WorkerError) as error:
+        logger.warning("the stream cannot go on behind what was found: %s", error)
+        return None
 
 
 async def _rest(course: Course, resumption: Resumption | None, go_on: GoOn) -> Answer | None:
@@ -92,7 +144,8 @@ class _Relay:
     """``legs.Sink`` of the worker's stream, ``wire.request.Listener`` of the client.
 
     Attributes:
-        outcome: how it ended; None: the worker was lost, and another may go on.
+        outcome: how it ended; None: the worker was lost, and another may go on; or it was left,
+            and shall go on with ``continued``.
     """
 
     def __init__(
@@ -102,6 +155,7 @@ class _Relay:
         answer: Answer,
         ledger: Ledger,
         resumption: Resumption | None,
+        reader: Reader | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[str | None] = self._loop.create_future()
@@ -110,7 +164,9 @@ class _Relay:
         self._leg = answer.leg
         self._ledger = ledger
         self._resumption = resumption
+        self._reader = reader
         self._resumed = False
+        self.continued: Inbound | None = None
         self._trouble = ""
         self._waits_since_s: float | None = None
         self._paused = False
@@ -120,17 +176,37 @@ class _Relay:
             native=inbound.endpoint is Endpoint.GENERATE,
             batch=inbound.prompts > 1,
         )
+        if reader is not None and resumption is not None:
+            reader.found.add_done_callback(self._found)
         self._times, self._last_s = ledger.passing_on(course), time.perf_counter()
         headers = {**_EVENT_STREAM, **course.answer_headers()}
         request.start(200, headers, self._pass_on(answer.head))
 
+    @property
+    def worker(self) -> Worker:
+        return self._leg.worker
+
     def go_on_with(self, answer: Answer) -> None:
-        """Another worker has the rest."""
-        self._leg, self._resumed = answer.leg, True
+        """Another worker has the rest, or the same one a new rest."""
+        if self.continued is not None and self._reader is not None:
+            assert self._resumption is not None
+            self._reader.appended(self._resumption.appended)
+            self._reader.found.add_done_callback(self._found)
+        self._leg, self._resumed, self.continued = answer.leg, True, None
         self.outcome = self._loop.create_future()
         self.block(answer.head)
         self._leg.hold(self._paused)
         self._leg.pour_into(self)
+
+    def _found(self, found: asyncio.Future[str]) -> None:
+        """The stream is left where it is, if it can go on behind what was found."""
+        if found.cancelled() or self.outcome.done() or self._tail.done:
+            return
+        assert self._resumption is not None
+        self.continued = self._resumption.continued(found.result())
+        if self.continued is not None:
+            self._leg.close()
+            self.outcome.set_result(None)
 
     def block(self, block: bytes) -> None:
         now_s = time.perf_counter()
@@ -149,6 +225,8 @@ class _Relay:
         passed = tail.pass_on(block)
         if resumption is not None:
             resumption.sent(passed)
+        if self._reader is not None:
+            self._reader.read(passed)
         if tail.done and not tail.failed:
             # Before the client sees the end, so that its next turn finds this one.
             self._note_wait()

@@ -7,7 +7,7 @@ kind of reply: one choice, of text, that no grammar shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ class Resumption:
         self._sent_tokens = 0
         self._first: dict[str, Any] = {}  # what all chunks of a stream have in common
         self._begins = False  # the next chunk is the first one of a new stream
+        self._appended: list[tuple[int, str]] = []
 
     @staticmethod
     def possible(inbound: Inbound) -> bool:
@@ -45,8 +46,16 @@ class Resumption:
         """The client has got it."""
         self._blocks.append(block)
 
-    def continued(self) -> Inbound | None:
+    @property
+    def appended(self) -> tuple[tuple[int, str], ...]:
+        """What the model has read in the midst of its reply, and after how many characters."""
+        return tuple(self._appended)
+
+    def continued(self, more: str = "") -> Inbound | None:
         """The request for the rest; None if there is none, or it would not be the same reply.
+
+        Args:
+            more: the model reads it behind what it has said, the client does not.
 
         Each chunk with text counts as one token, as SGLang sends them; where it has put several
         into one, limits on the reply are that much too long, and so is the prompt in its usage.
@@ -71,8 +80,10 @@ class Resumption:
         if isinstance(least := fields.get("min_tokens"), int):
             fields["min_tokens"] = max(0, least - tokens)
         self._sent_tokens, self._begins = tokens, True
-        if text:
-            _append(self._inbound.endpoint, fields, text)
+        if more:
+            self._appended.append((len(text), more))
+        if read := with_appended(text, self._appended):
+            _append(self._inbound.endpoint, fields, read)
         opened = orjson.dumps(fields)[:-1]
         return msgspec.structs.replace(self._inbound, fields=fields, opened=opened)
 
@@ -100,6 +111,20 @@ class Resumption:
             usage["prompt_tokens"] = max(0, usage.get("prompt_tokens", 0) - self._sent_tokens)
             usage["completion_tokens"] = usage.get("completion_tokens", 0) + self._sent_tokens
         return b"data: %b\n\n" % orjson.dumps(chunk)
+
+
+def with_appended(text: str, appended: Iterable[tuple[int, str]]) -> str:
+    """A reply as its model read it.
+
+    Args:
+        appended: what came after how many characters of ``text``, in order.
+    """
+    parts: list[str] = []
+    at = 0
+    for end, more in appended:
+        parts += (text[at:end], more)
+        at = end
+    return "".join((*parts, text[at:]))
 
 
 def _chunks(blocks: bytes) -> Iterator[dict[str, Any]]:

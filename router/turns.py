@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ppd.arrivals import ArrivalRate
 from ppd.decision import Policy, Route
@@ -28,7 +29,7 @@ from .keys import KeyRing
 from .ledger import Ledger
 from .metrics import Metrics
 from .rates import Rates
-from .relay import relay_body, relay_stream
+from .relay import Reader, relay_body, relay_stream
 from .requests import Endpoint, Inbound, Served, parse
 from .samples import serve_samples
 from .scrub import ANONYMOUS
@@ -51,8 +52,22 @@ class Outlook:
     ttft_target_ms: float | None
 
 
-# Of a request that is not whole yet: its body, when that is known.
-Completed = Callable[[Outlook], Awaitable[bytes]]
+class Companion(Protocol):
+    """What goes along with a request, and adds to it."""
+
+    async def completed(self, outlook: Outlook) -> bytes:
+        """The body that is served, found out while the request waits to be let in by the one it
+        has.
+
+        Raises:
+            RequestError: the request shall fail.
+        """
+        ...
+
+    def reader(self) -> Reader | None:
+        """Of the answer, if it streams and can be continued."""
+        ...
+
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
@@ -108,12 +123,11 @@ class TurnServer:
     def take_up_policy(self, policy: Policy) -> None:
         self._judge.policy = policy
 
-    async def serve(self, request: Asked, completed: Completed | None = None) -> None:
+    async def serve(self, request: Asked, companion: Companion | None = None) -> None:
         """Answer one request, whatever it is and whatever becomes of it.
 
         Args:
-            completed: gives the body that is served, while the request waits to be let in by the
-                one it has; for requests of one sample.
+            companion: of requests of one sample.
         """
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
         try:
@@ -128,7 +142,7 @@ class TurnServer:
         if inbound.samples > 1:  # each of them comes back here
             await serve_samples(request, inbound.samples, self.serve)
         else:
-            await self._serve(request, inbound, query, arrived_s, trace, completed)
+            await self._serve(request, inbound, query, arrived_s, trace, companion)
 
     async def _serve(
         self,
@@ -137,10 +151,10 @@ class TurnServer:
         query: Query,
         arrived_s: float,
         trace: Trace | None,
-        completed: Completed | None,
+        companion: Companion | None,
     ) -> None:
         try:
-            course = await self._let_in(request, inbound, query, arrived_s, completed)
+            course = await self._let_in(request, inbound, query, arrived_s, companion)
         except asyncio.CancelledError:  # the client hung up
             self.refused(request.path, "disconnected", trace)
             raise
@@ -150,7 +164,7 @@ class TurnServer:
         try:
             if trace is not None:
                 trace.follow(course)
-            await self._answer(request, course)
+            await self._answer(request, course, companion)
         finally:
             try:
                 self._over(course, trace)
@@ -163,7 +177,7 @@ class TurnServer:
         inbound: Inbound,
         query: Query,
         arrived_s: float,
-        completed: Completed | None,
+        companion: Companion | None,
     ) -> Course:
         """Charge the request, wait until it may be served, decide its route.
 
@@ -173,10 +187,10 @@ class TurnServer:
         kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
         self._rates.charge(query.tenant, kv_tokens)
         try:
-            if completed is None:
+            if companion is None:
                 await self._admission.enter(query.tenant, kv_tokens)
             else:
-                body = await self._completed(query, kv_tokens, completed)
+                body = await self._completed(query, kv_tokens, companion)
                 inbound, query = self._read(inbound.endpoint, request.headers, body)
             try:
                 return self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
@@ -187,12 +201,12 @@ class TurnServer:
             self._rates.refund(query.tenant, kv_tokens)
             raise
 
-    async def _completed(self, query: Query, kv_tokens: int, completed: Completed) -> bytes:
+    async def _completed(self, query: Query, kv_tokens: int, companion: Companion) -> bytes:
         """The whole body, found out while the request waits to be let in; it is in then."""
         outlook = self._outlook(query)
         entering = asyncio.ensure_future(self._admission.enter(query.tenant, kv_tokens))
         try:
-            body = await completed(outlook)
+            body = await companion.completed(outlook)
             await entering
         except BaseException:
             if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
@@ -209,7 +223,7 @@ class TurnServer:
         chosen = costs.local if decision.route is Route.LOCAL else costs.remote
         return Outlook(chosen.ttft_ms, target_ms)
 
-    async def _answer(self, request: Asked, course: Course) -> None:
+    async def _answer(self, request: Asked, course: Course, companion: Companion | None) -> None:
         try:
             answer = await self._dispatcher.answer(course)
             self._ledger.answered(course)
@@ -221,6 +235,8 @@ class TurnServer:
                     self._ledger,
                     self._dispatcher.go_on,
                     self._most_resumptions,
+                    self._dispatcher.append,
+                    companion.reader() if companion is not None else None,
                 )
             else:
                 relay_body(request, course, answer, self._ledger)

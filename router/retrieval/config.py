@@ -11,6 +11,13 @@ import msgspec
 MOST_PASSAGES = 64
 
 
+class Stage(StrEnum):
+    """When a search is made: before a turn is prefilled, or while its reply is decoded."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Failure(StrEnum):
     """What becomes of a request whose retrieval failed or came too late."""
 
@@ -28,6 +35,11 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         filter: as the pool's search takes it.
         on_failure: of the search.
         query: what is searched for, ``{question}`` standing for the text of the new turn.
+        stages: when: before the turn is prefilled, and while its reply is streamed.
+        every_tokens: of a reply between two searches of the decode stage.
+        most_additions: passages of the decode stage in one reply.
+        confidence: a token less probable than that is searched for at once, where the request has
+            ``logprobs``; None: none is.
     """
 
     collection: str
@@ -36,6 +48,10 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filter: Any = None
     on_failure: Failure = Failure.GO_WITHOUT
     query: str = "{question}"
+    stages: frozenset[Stage] = frozenset({Stage.PREFILL})
+    every_tokens: int = 64
+    most_additions: int = 1
+    confidence: float | None = None
 
     def problems(self) -> Iterator[str]:
         if not self.collection:
@@ -44,6 +60,12 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield f"k must be 1 to {MOST_PASSAGES}, got {self.k}"
         if "{question}" not in self.query:
             yield "query must contain {question}"
+        if not self.stages:
+            yield "stages must name prefill, decode or both"
+        if self.every_tokens < 1 or self.most_additions < 1:
+            yield "every_tokens and most_additions must be at least 1"
+        if self.confidence is not None and not 0 < self.confidence <= 1:
+            yield f"confidence must be above 0 and at most 1, got {self.confidence:g}"
 
 
 class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

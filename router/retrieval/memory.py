@@ -11,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xxhash import xxh3_128_digest
+
 from ppd.prefix import Digest
 
+from ..resume import with_appended
 from .config import Wish
 
 _OVERHEAD_BYTES = 512  # of an entry, beside its text
@@ -32,13 +35,31 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What one turn got; ``text`` is empty if nothing was found worth it."""
+    """What one turn got.
+
+    Attributes:
+        text: in front of its message; "" if nothing was found worth it.
+        asides: what the model read in the midst of its reply, and after how many characters.
+        reply: digest of the reply up to the last of them: another reply to the same turn has none.
+    """
 
     wish: Wish | None
     text: str
     citations: tuple[Citation, ...]
+    asides: tuple[tuple[int, str], ...] = ()
+    reply: Digest = b""
+
+    def put_back(self, reply: str) -> str:
+        """A reply as its model read it; as it is, if it is not the one."""
+        if not self.asides or digest_of(reply[: self.asides[-1][0]]) != self.reply:
+            return reply
+        return with_appended(reply, self.asides)
 
     NOTHING: ClassVar[Injection]
+
+
+def digest_of(text: str) -> Digest:
+    return xxh3_128_digest(text.encode(errors="surrogatepass"))
 
 
 Injection.NOTHING = Injection(None, "", ())
@@ -89,4 +110,6 @@ class Memory:
 
 def _bytes_of(injection: Injection) -> int:
     named = sum(len(one.id) + 64 for one in injection.citations)
-    return len(injection.text.encode(errors="surrogatepass")) + named + _OVERHEAD_BYTES
+    texts = (injection.text, *(text for _, text in injection.asides))
+    held = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    return held + named + _OVERHEAD_BYTES

@@ -22,9 +22,15 @@ class RetrievalMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.stalled = Counter(
+            "ppd_retrieval_stalled_seconds",
+            "Time in which streams waited to go on behind a passage",
+            registry=registry,
+        )
         self.passages = Counter(
             "ppd_retrieval_passages",
-            "Passages put into conversations, and put back into resent histories",
+            "Passages by how: found for a turn, appended in mid-reply, put_back into a resent "
+            "history",
             ["how"],
             registry=registry,
         )

@@ -56,6 +56,11 @@ def block(passages: Sequence[Passage], marks: Marks) -> str:
     return "\n\n".join(("Passages that may help:", *told))
 
 
+def aside(passage: Passage, marks: Marks) -> str:
+    """The text that goes into the midst of a reply."""
+    return f"\n\n(A passage that may help: {marks.broken(passage.text)})\n\n"
+
+
 def inserted(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     """``message`` with ``text`` in front of its own content."""
     content = message.get("content")

@@ -13,7 +13,7 @@ from ppd.errors import RequestError
 from ppd.prefix import Digest, hash_messages
 
 from ..fields import kind_of
-from .config import RetrievalConfig, Wish
+from .config import RetrievalConfig, Stage, Wish
 from .memory import Citation, Injection, Memory
 from .passages import inserted, text_of
 
@@ -44,7 +44,13 @@ class Asked:
 
     @property
     def searches(self) -> bool:
-        return self.wish is not None and self.again is None
+        """Before it is prefilled."""
+        return self.wish is not None and Stage.PREFILL in self.wish.stages and self.again is None
+
+    @property
+    def probes(self) -> bool:
+        """While its reply is streamed."""
+        return self.wish is not None and Stage.DECODE in self.wish.stages
 
     def with_passages(self, text: str) -> bytes:
         """The body with ``text`` in the new turn's message."""
@@ -73,10 +79,16 @@ def read(
     told, changed = list(messages), False
     earlier: list[Citation] = []
     for at, digest in enumerate(digests[:-1]):
-        if (injection := memory.get(digest)) is not None and injection.text:
+        injection = memory.get(digest)
+        if injection is None or not (injection.text or injection.asides):
+            continue
+        changed = True
+        earlier += injection.citations
+        if injection.text:
             told[at] = inserted(messages[at], injection.text)
-            earlier += injection.citations
-            changed = True
+        reply = messages[at + 1]
+        if injection.asides and isinstance(reply.get("content"), str):
+            told[at + 1] = {**reply, "content": injection.put_back(reply["content"])}
     asks = messages[-1].get("role") == "user"
     if not asks:  # what a tool says is no question
         wish = None

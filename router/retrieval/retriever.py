@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import aiohttp
@@ -12,14 +11,9 @@ import orjson
 
 from ppd.errors import WorkerError
 
+from .config import Stage
+
 _SLACK_S = 0.05  # beyond the search's own deadline, for the way there and back
-
-
-class Stage(StrEnum):
-    """When a search is made: before a turn is prefilled, or while its reply is decoded."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,25 @@ leaves beside its prefill.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ppd.errors import RequestError, WorkerError
 
 from ..inner import Asked as Request
 from ..inner import Inner
 from ..keys import KeyRing
+from ..relay import Reader
 from ..requests import Endpoint, json_object
 from ..turns import Outlook, TurnServer
 from .answers import Note, NotingTaker, Status
-from .config import Failure, RetrievalConfig, Wish
-from .memory import Citation, Injection, Memory
+from .config import Failure, RetrievalConfig, Stage, Wish
+from .memory import Citation, Injection, Memory, digest_of
 from .metrics import RetrievalMetrics
 from .passages import Marks, block
+from .probes import Probes
 from .requests import FIELD, Asked, read
-from .retriever import Found, Passage, Retriever, Search, Stage
+from .retriever import Found, Passage, Retriever, Search
 
 logger = logging.getLogger("ppd.router.retrieval")
 
@@ -71,28 +74,14 @@ class RetrievalStage:
         asked = self._read(self._turns.keys, request)
         if asked is None:
             await self._turns.serve(request)
-        elif asked.searches:
-            await self._serve_searching(request, asked)
-        else:
-            again = asked.again or Injection.NOTHING
-            status = Status.OFF if asked.again is None else Status.REUSED
-            note = Note(status, again.citations, asked.earlier)
-            self._count_again(asked.earlier, again.citations)
-            body = asked.with_passages(again.text)
-            await self._turns.serve(_inner(request, body, note))
-
-    async def _serve_searching(self, request: Request, asked: Asked) -> None:
-        self._count_again(asked.earlier, ())
-        note = Note(Status.OK, earlier=asked.earlier)
-
-        async def completed(outlook: Outlook) -> bytes:
-            found = await self._search(asked, outlook, note)
-            return asked.with_passages(found.text)
-
-        if asked.fields.get("n", 1) == 1:
-            await self._turns.serve(_inner(request, asked.with_passages(""), note), completed)
+            return
+        note = Note(Status.OFF, earlier=asked.earlier)
+        going = _Going(self, asked, note)
+        self._metrics.passages.labels("put_back").inc(len(asked.earlier))
+        if asked.fields.get("n", 1) == 1 and (asked.searches or asked.probes):
+            await self._turns.serve(_inner(request, asked.with_passages(""), note), going)
         else:  # all samples get the same
-            body = await completed(Outlook(0.0, None))
+            body = await going.completed(Outlook(0.0, None))
             await self._turns.serve(_inner(request, body, note))
 
     def _read(self, keys: KeyRing, request: Request) -> Asked | None:
@@ -102,13 +91,18 @@ class RetrievalStage:
             return None  # the turn server tells
         return read(given, keys.tenant(request.headers), self._config, self._memory)
 
-    async def _search(self, asked: Asked, outlook: Outlook, note: Note) -> Injection:
+    async def found(self, asked: Asked, outlook: Outlook, note: Note) -> Injection:
         """What the new turn gets; it is remembered before the turn is served, for it shall be
         in the prefix of the next one.
 
         Raises:
             RequestError: the search failed, and that is what shall become of the request.
         """
+        if not asked.searches:
+            again = asked.again or Injection.NOTHING
+            if asked.again is not None:
+                note.status, note.found = Status.REUSED, again.citations
+            return again
         wish = asked.wish
         assert wish is not None
         search = Search(
@@ -152,8 +146,47 @@ class RetrievalStage:
         self._metrics.searches.labels(Stage.PREFILL, status).inc()
         self._metrics.seconds.labels(Stage.PREFILL).observe(took_s)
 
-    def _count_again(self, *some: tuple[Citation, ...]) -> None:
-        self._metrics.passages.labels("put_back").inc(sum(map(len, some)))
+    def probes(self, asked: Asked, note: Note) -> Probes:
+        assert asked.wish is not None
+
+        def remember(asides: Sequence[tuple[int, str]], reply: str) -> None:
+            injection = self._memory.get(asked.turn) or Injection(asked.wish, "", ())
+            kept = replace(
+                injection,
+                citations=tuple(note.found),
+                asides=tuple(asides),
+                reply=digest_of(reply),
+            )
+            self._memory.put(asked.turn, kept)
+
+        return Probes(
+            wish=asked.wish,
+            question=asked.question,
+            turn=asked.number,
+            earlier=asked.earlier,
+            note=note,
+            retriever=self._retriever,
+            marks=self._marks,
+            metrics=self._metrics,
+            remember=remember,
+            clock=self._clock,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Going:
+    """``turns.Companion`` of one request."""
+
+    stage: RetrievalStage
+    asked: Asked
+    note: Note
+
+    async def completed(self, outlook: Outlook) -> bytes:
+        found = await self.stage.found(self.asked, outlook, self.note)
+        return self.asked.with_passages(found.text)
+
+    def reader(self) -> Reader | None:
+        return self.stage.probes(self.asked, self.note) if self.asked.probes else None
 
 
 def _chosen(found: Found, wish: Wish, earlier: tuple[Citation, ...]) -> list[Passage]:

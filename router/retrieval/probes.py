@@ -1,0 +1,145 @@
+"""The decode stage: while a reply is generated, what it says is searched for now and then.
+
+The stream goes on meanwhile. A passage that is good enough and new stops it; it goes on behind the
+passage, on the worker that has it, by an append-prefill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from ppd.errors import WorkerError
+
+from ..inner import chunks_of
+from .answers import Note, Status
+from .config import Stage, Wish
+from .memory import Citation
+from .metrics import RetrievalMetrics
+from .passages import Marks, aside
+from .retriever import Retriever, Search
+
+logger = logging.getLogger("ppd.router.retrieval")
+
+_TAIL_CHARACTERS = 600  # of the reply, that are searched for
+_TOO_LATE_MS = 2000.0  # of a search; nobody waits for it
+
+Remember = Callable[[Sequence[tuple[int, str]], str], None]
+
+
+class Probes:
+    """``relay.Reader``.
+
+    Args:
+        earlier: passages that the conversation has.
+        note: gets what is found.
+        remember: gets what the model has read in its reply, and the reply so far.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        wish: Wish,
+        question: str,
+        turn: int,
+        earlier: Sequence[Citation],
+        note: Note,
+        retriever: Retriever,
+        marks: Marks,
+        metrics: RetrievalMetrics,
+        remember: Remember,
+        clock: Callable[[], float],
+    ) -> None:
+        self._wish = wish
+        self._question = question
+        self._turn = turn
+        self._earlier = earlier
+        self._note = note
+        self._retriever = retriever
+        self._marks = marks
+        self._metrics = metrics
+        self._remember = remember
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.found: asyncio.Future[str] = self._loop.create_future()
+        self._text = ""
+        self._tokens = 0  # since the last probe
+        self._doubts = False
+        self._left = wish.most_additions
+        self._probe: asyncio.Task[None] | None = None
+        self._offered: Citation | None = None
+        self._stalled_since_s: float | None = None
+
+    def read(self, block: bytes) -> None:
+        if self._stalled_since_s is not None and block:
+            self._metrics.stalled.inc(self._clock() - self._stalled_since_s)
+            self._stalled_since_s = None
+        for chunk in chunks_of(block):
+            for choice in chunk.get("choices") or ():
+                text = (choice.get("delta") or {}).get("content")
+                if isinstance(text, str) and text:
+                    self._text += text
+                    self._tokens += 1
+                self._doubts |= self._is_unsure(choice.get("logprobs"))
+        due = self._doubts or self._tokens >= self._wish.every_tokens
+        if due and self._left and self._text and (self._probe is None or self._probe.done()):
+            self._tokens, self._doubts = 0, False
+            self._probe = self._loop.create_task(self._search())
+
+    def appended(self, appended: tuple[tuple[int, str], ...]) -> None:
+        assert self._offered is not None
+        self._note.found = (*self._note.found, self._offered)
+        self._metrics.passages.labels("appended").inc()
+        self._remember(appended, self._text[: appended[-1][0]])
+        self._left -= 1
+        self._offered = None
+        self.found = self._loop.create_future()
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+        self.found.cancel()
+
+    def _is_unsure(self, logprobs: object) -> bool:
+        """Whether a token came with less than the wished confidence."""
+        least = self._wish.confidence
+        if least is None or not isinstance(logprobs, dict):
+            return False
+        some = logprobs.get("content")
+        told = [one.get("logprob") for one in some] if isinstance(some, list) else []
+        return any(isinstance(one, float) and math.exp(one) < least for one in told)
+
+    async def _search(self) -> None:
+        """Whatever goes wrong here costs the reply nothing."""
+        known = {one.id for one in (*self._earlier, *self._note.found)}
+        search = Search(
+            collection=self._wish.collection,
+            text=f"{self._question}\n{self._text[-_TAIL_CHARACTERS:]}",
+            limit=1 + len(known),
+            filter=self._wish.filter,
+            stage=Stage.DECODE,
+            timeout_ms=_TOO_LATE_MS,
+        )
+        began_s = self._clock()
+        try:
+            found = await self._retriever.search(search)
+        except WorkerError as error:
+            self._metrics.searches.labels(Stage.DECODE, Status.FAILED).inc()
+            logger.warning("%s", error)
+            return
+        finally:
+            self._metrics.seconds.labels(Stage.DECODE).observe(self._clock() - began_s)
+        status = Status.DEGRADED if found.degraded else Status.OK
+        self._metrics.searches.labels(Stage.DECODE, status).inc()
+        least = self._wish.threshold
+        for one in found.passages:
+            if one.id in known or (least is not None and one.score < least):
+                continue
+            self._offered = Citation(one.id, one.score, self._turn, Stage.DECODE)
+            if not self.found.done():
+                self._stalled_since_s = self._clock()
+                self.found.set_result(aside(one, self._marks))
+            return
