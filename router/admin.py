@@ -25,10 +25,10 @@ from ppd.sessions import SessionIndex
 from ppd.table_policy import TablePolicy
 
 from .admission import Admission
+from .inbound import Endpoint
 from .journal import Journal
 from .keys import carries
 from .metrics import Metrics
-from .requests import Endpoint
 from .tables import TableFile
 from .turns import TurnServer
 from .workers import WorkerPool

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppd.contract import LocalTerms
 
-from .requests import Endpoint, Inbound
+from .inbound import Endpoint, Inbound
 from .worker import Worker
 
 

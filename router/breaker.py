@@ -30,10 +30,7 @@ class Breaker:
         self._clock = clock
         self._failed = 0
         self._admits_at_s = 0.0
-
-    @property
-    def open(self) -> bool:
-        return 0 < self._most <= self._failed
+        self.open = False
 
     @property
     def admits(self) -> bool:
@@ -47,8 +44,9 @@ class Breaker:
 
     def failed(self) -> None:
         self._failed += 1
+        self.open = 0 < self._most <= self._failed
         if self.open:
             self._admits_at_s = self._clock() + self._rest_s
 
     def succeeded(self) -> None:
-        self._failed = 0
+        self._failed, self.open = 0, False

@@ -9,7 +9,7 @@ from ppd.decision import Decision, Features
 from ppd.judge import Judgement
 from ppd.sessions import Hit
 
-from .requests import Inbound
+from .inbound import Inbound
 from .sse import Usage
 from .worker import Worker
 

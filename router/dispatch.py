@@ -15,9 +15,9 @@ from ppd.decision import Decision, Reason, Route
 from .bodies import with_room, with_terms
 from .course import Course
 from .holds import Promised, Queued, Spoken
+from .inbound import Inbound
 from .legs import Answer, Cause, Leg, LegFailed
 from .metrics import Metrics
-from .requests import Inbound
 from .sse import EngineError
 from .wire.client import Upstreams
 from .worker import Worker

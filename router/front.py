@@ -15,8 +15,9 @@ from .apis import messages, responses
 from .apis.messages import MessagesTaker
 from .apis.response_answers import ResponseTaker
 from .apis.responses import Conversations, Messages
+from .inbound import Endpoint
 from .inner import Asked, Inner, Taker
-from .requests import Endpoint, json_object
+from .requests import json_object
 from .turns import TurnServer
 
 PATHS = (*Endpoint, messages.PATH, responses.PATH)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -41,7 +39,7 @@ class Journal:
 
     def __init__(self, path: str, opened: Opened) -> None:
         self._numbers = count(1)
-        self._recent: OrderedDict[int, Explained] = OrderedDict()
+        self._recent: dict[int, Explained] = {}  # by consecutive numbers
         self._file: IO[bytes] | None = None
         if path:
             try:
@@ -60,13 +58,12 @@ class Journal:
 
     def decided(self, event: Decided) -> None:
         self._recent[event.number] = Explained(event)
-        if len(self._recent) > _RECENT:
-            self._recent.popitem(last=False)
+        self._recent.pop(event.number - _RECENT, None)
         self._write(event)
 
     def finished(self, event: Finished) -> None:
-        with suppress(KeyError):  # long ago
-            self._recent[event.number].finished = event
+        if (one := self._recent.get(event.number)) is not None:  # else it was long ago
+            one.finished = event
         self._write(event)
 
     def reset(self, event: Reset) -> None:

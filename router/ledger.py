@@ -10,8 +10,8 @@ from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
 from ppd.sessions import SessionIndex, Turn
 
+from .counting import Observed
 from .course import Course
-from .histogram import Observed
 from .journal import Journal
 from .metrics import Metrics, turn_label
 from .sse import Usage
@@ -58,7 +58,7 @@ class Ledger:
         """A worker has spoken."""
         decision = course.decision
         metrics = self._metrics
-        metrics.of(metrics.turns, course.inbound.endpoint, decision.route, decision.reason).inc()
+        metrics.turns.add(course.inbound.endpoint, decision.route, decision.reason)
         metrics.ttft.of(*_kind(course)).observe(course.ttft_s)
 
     def finished(self, course: Course, outcome: str) -> None:
@@ -71,7 +71,7 @@ class Ledger:
         course.outcome = outcome
         if outcome == "ok":
             self._metrics.e2e.of(*_kind(course)).observe(self._clock() - course.arrived_s)
-        self._metrics.of(self._metrics.finished, course.inbound.endpoint, outcome).inc()
+        self._metrics.finished.add(course.inbound.endpoint, outcome)
 
     def passing_on(self, course: Course) -> Observed:
         """For the times between the parts of a stream."""

@@ -6,6 +6,7 @@ A leg knows its worker and the wire, not why it was sent there.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,8 @@ import orjson
 
 from .handshake import describe
 from .sse import EngineError, EventCutter, error_of, parse_event, split_events
-from .wire.client import ConnectError, Exchange, Upstreams
+from .wire.client import Exchange, Upstreams
+from .wire.errors import ConnectError
 from .worker import Worker
 
 # In SGLang's errors (disaggregation/decode.py:2649, prefill.py:1120, 1185, common/conn.py:91) when
@@ -23,7 +25,7 @@ from .worker import Worker
 _TRANSFER_MARKS = ("transfer failed", "bootstrap failed", "KVTransferError")
 
 # One of these stands in every error with status 200. Inside a JSON string their quotes are escaped.
-_ERROR_MARKS = (b'"error"', b'"detail"', b'"abort"')
+_ERROR_MARK = re.compile(rb'"(?:error|detail|abort)"')
 
 
 class Cause(StrEnum):
@@ -203,7 +205,7 @@ class Leg:
     # -- what it says first -------------------------------------------------------------
 
     def _speak(self, block: bytes) -> None:
-        if any(mark in block for mark in _ERROR_MARKS):
+        if _ERROR_MARK.search(block) is not None:
             first = parse_event(split_events(block)[0])
             if (error := error_of(first, self._status)) is not None:
                 self._fail(error)
@@ -214,7 +216,7 @@ class Leg:
 
     def _speak_whole(self, body: bytes) -> None:
         error = None
-        if self._status != 200 or any(mark in body for mark in _ERROR_MARKS):
+        if self._status != 200 or _ERROR_MARK.search(body) is not None:
             error = error_of(_json(body), self._status)
         if error is None and self._status != 200:
             text = body[:500].decode(errors="replace") or "no explanation"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from .histogram import Histograms
+from .counting import Counts, Histograms
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -16,20 +16,19 @@ def turn_label(number: int) -> str:
 
 class Metrics:
     def __init__(self) -> None:
-        self._children: dict[tuple[object, ...], Counter] = {}
         self.registry = CollectorRegistry()
-        self.turns = Counter(
+        self.turns = Counts(
             "ppd_turns",
             "Requests by route and reason (a turn refused locally counts once, as remote)",
-            ["endpoint", "route", "reason"],
-            registry=self.registry,
+            ("endpoint", "route", "reason"),
+            self.registry,
         )
-        self.finished = Counter(
+        self.finished = Counts(
             "ppd_finished",
             "Requests by outcome: ok, rejected (the client's error), overloaded (429), "
             "worker_error, truncated, disconnected, internal_error",
-            ["endpoint", "outcome"],
-            registry=self.registry,
+            ("endpoint", "outcome"),
+            self.registry,
         )
         self.refused_entry = Counter(
             "ppd_admission_refused",
@@ -163,11 +162,3 @@ class Metrics:
             ["role", "worker"],
             registry=self.registry,
         )
-
-    def of(self, metric: Counter, *labels: str) -> Counter:
-        """``metric.labels(*labels)``, remembered: it is looked up for every request."""
-        key = (metric, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child

@@ -13,10 +13,10 @@ from ppd.errors import WorkerError
 
 from .answers import ErrorAnswer
 from .course import Course
+from .inbound import Endpoint, Inbound
 from .inner import Asked
 from .ledger import Ledger
 from .legs import Answer, LegFailed
-from .requests import Endpoint, Inbound
 from .resume import Resumption
 from .sse import DONE, Tail, usage_of_generate, usage_of_openai
 

@@ -6,27 +6,19 @@ Parses and checks only what routing needs; the rest of a body is the engine's to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from functools import lru_cache
 from typing import Any, assert_never
 
-import msgspec
 import orjson
-from xxhash import xxh3_128_digest
 
 from ppd.errors import RequestError
 from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
 
 from .fields import kind_of, sampling_of, typed
+from .inbound import Endpoint, Inbound, Served
 from .scrub import isolate, without_routing
 
-
-class Endpoint(StrEnum):
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    GENERATE = "/generate"
-
-
+_CONTENT = (str, list, type(None))
 _MOST_SAMPLES = 128  # OpenAI's limit
 _DEPTH = 254  # orjson's limit in writing
 
@@ -42,59 +34,6 @@ _PROMPT_FIELDS = {
     "reasoning_effort",
     "continue_final_message",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What the workers serve; ``vocab_size`` is None if none of them told."""
-
-    models: Sequence[str]
-    vocab_size: int | None = None
-
-
-class Inbound(msgspec.Struct, frozen=True):
-    """A checked request.
-
-    Attributes:
-        fields: what the workers get, less the routing fields.
-        opened: the same as JSON, but for the closing brace: the client's own bytes where nothing
-            had to be taken off them.
-        chain: prefixes of its input; None if it holds several prompts.
-        prompts: how many prompts it holds.
-        samples: how many replies it asks for (``samples.py``).
-        hint: the conversation's name with its sender; b"" if it has none.
-        asks_usage: the client wants the usage event of a stream.
-        most_tokens: its limit on the reply, SGLang's own default where it gives none.
-    """
-
-    endpoint: Endpoint
-    fields: dict[str, Any]
-    opened: bytes
-    stream: bool
-    asks_usage: bool
-    chain: PrefixChain | None
-    prompts: int
-    samples: int
-    hint: bytes
-    most_tokens: int | None
-
-    @property
-    def root(self) -> bytes | None:
-        """Names the conversation to routers that have not seen it; None for several prompts.
-
-        A hint only chooses the worker: what may be read there is settled by the tenant's salt.
-        """
-        if self.chain is None:
-            return None
-        return xxh3_128_digest(self.hint) if self.hint else self.chain.root
-
-    def with_fields(self, extra: Mapping[str, Any]) -> bytes:
-        """The body of a leg."""
-        if not extra:
-            return self.opened + b"}"
-        if extra.keys() & self.fields.keys():
-            return orjson.dumps({**self.fields, **extra})
-        return b"%b,%b" % (self.opened, orjson.dumps(extra)[1:])
 
 
 def parse(
@@ -192,7 +131,7 @@ def _opened(
     Raises:
         orjson.JSONEncodeError: it is nested more deeply than a worker should have to read.
     """
-    if any(name not in fields or fields[name] is not value for name, value in given.items()):
+    if not given.items() <= fields.items():  # what is untouched is the same object
         return orjson.dumps(fields)[:-1]
     if raw.count(b"[") + raw.count(b"{") > _DEPTH:  # else it cannot be deep
         orjson.dumps({name: value for name, value in given.items() if name != hashed})
@@ -230,11 +169,12 @@ def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
 _ID_FIELDS = ("prompt", "input_ids", "stop_token_ids", "token_ids_logprob")
 _RANK_FIELDS = ("top_logprobs", "top_logprobs_num", "logprobs")
 _LOOKED_UP = {*_ID_FIELDS, *_RANK_FIELDS, "logit_bias"}
+_MAY_LOOK_UP = {*_LOOKED_UP, "sampling_params"}
 
 
 def _check_vocabulary(body: Mapping[str, Any], vocab_size: int | None) -> None:
     """Refuse what lies outside the vocabulary: SGLang 0.5.21 looks it up, and dies."""
-    if vocab_size is None:
+    if vocab_size is None or _MAY_LOOK_UP.isdisjoint(body):
         return
     for fields in (body, *sampling_of(body)):
         if _LOOKED_UP.isdisjoint(fields):
@@ -272,11 +212,17 @@ def _integers(value: Any) -> list[int]:
 def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequence[str]) -> bytes:
     model = body.get("model")
     served = models[0] if model in (None, "default") else model
-    before: dict[str, Any] = {}
-    if not _PROMPT_FIELDS.isdisjoint(body):
-        before = {name: body[name] for name in _PROMPT_FIELDS if body.get(name) is not None}
     kind = "chat" if endpoint is Endpoint.CHAT else "prompt"
+    if _PROMPT_FIELDS.isdisjoint(body):
+        return _plain_salt(kind, tenant, str(served))
+    before = {name: body[name] for name in _PROMPT_FIELDS if body.get(name) is not None}
     return orjson.dumps([kind, tenant, served, before], option=orjson.OPT_SORT_KEYS)
+
+
+@lru_cache(maxsize=1024)
+def _plain_salt(kind: str, tenant: str, served: str) -> bytes:
+    """Of requests that put nothing before their messages, which are most."""
+    return orjson.dumps([kind, tenant, served, {}])
 
 
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -286,16 +232,17 @@ def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not messages:
         raise RequestError("messages is empty: at least one message is needed", param="messages")
     for i, message in enumerate(messages):
-        where = f"messages[{i}]"
         if not isinstance(message, dict):
+            where = f"messages[{i}]"
             raise RequestError(f"{where} must be an object, got {kind_of(message)}", param=where)
         if not isinstance(message.get("role"), str):
-            raise RequestError(f"{where}.role must be a string", param=f"{where}.role")
+            where = f"messages[{i}].role"
+            raise RequestError(f"{where} must be a string", param=where)
         content = message.get("content")
-        if content is not None and not isinstance(content, str | list):
+        if not isinstance(content, _CONTENT):
+            where = f"messages[{i}].content"
             raise RequestError(
-                f"{where}.content must be a string or a list of parts, got {kind_of(content)}",
-                param=f"{where}.content",
+                f"{where} must be a string or a list of parts, got {kind_of(content)}", param=where
             )
     return messages
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from .requests import Endpoint, Inbound
+from .inbound import Endpoint, Inbound
 from .sse import parse_event, split_events
 
 # What an engine would have to know of the tokens so far, beside their text.

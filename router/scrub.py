@@ -27,7 +27,10 @@ def tenant_of(authorization: str | None) -> str:
 
 def without_routing(body: dict[str, Any]) -> dict[str, Any]:
     """``body`` without what would aim KV transfers or pass for the router's own marks."""
-    body = {name: value for name, value in body.items() if name not in FORBIDDEN_FIELDS}
+    if FORBIDDEN_FIELDS.isdisjoint(body):
+        body = body.copy()
+    else:
+        body = {name: value for name, value in body.items() if name not in FORBIDDEN_FIELDS}
     if body.get("model", "") is None:  # SGLang wants a name or nothing
         del body["model"]
     match body.get("sampling_params"):
@@ -41,6 +44,8 @@ def without_routing(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_marks(params: dict[str, Any]) -> dict[str, Any]:
+    if "custom_params" not in params:
+        return params
     custom = typed(params, "custom_params", dict, {})
     if not FORBIDDEN_CUSTOM_PARAMS & custom.keys():
         return params

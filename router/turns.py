@@ -20,6 +20,7 @@ from .admission import Admission
 from .answers import ErrorAnswer, answer_to
 from .course import Course
 from .dispatch import Dispatcher
+from .inbound import Endpoint, Inbound, Served
 from .inner import Asked
 from .journal import Journal
 from .keys import KeyRing
@@ -27,7 +28,7 @@ from .ledger import Ledger
 from .metrics import Metrics
 from .rates import Rates
 from .relay import relay_body, relay_stream
-from .requests import Endpoint, Inbound, Served, parse
+from .requests import parse
 from .samples import serve_samples
 from .scrub import ANONYMOUS
 from .tracing import Trace, Tracing
@@ -192,7 +193,7 @@ class TurnServer:
 
     def refused(self, path: str, outcome: str, trace: Trace | None = None) -> None:
         """A request ended before anything was decided about it."""
-        self._metrics.of(self._metrics.finished, path, outcome).inc()
+        self._metrics.finished.add(path, outcome)
         if trace is not None:
             trace.end(outcome)
 
@@ -203,7 +204,7 @@ class TurnServer:
 
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an answer to what is no request; no path is known of it."""
-        self._metrics.of(self._metrics.finished, "", "rejected").inc()
+        self._metrics.finished.add("", "rejected")
         return ErrorAnswer(refusal.status, refusal.message).body
 
     def explain(

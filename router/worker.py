@@ -43,6 +43,7 @@ class Worker:
     breaker: Breaker = field(default_factory=Breaker)
     headroom: Headroom = field(default_factory=Headroom)
     identity: str = field(init=False)
+    bootstrap_host: str = field(init=False)
 
     def has_room(self, tokens: int) -> bool:
         """Whether it has KV for so many, as far as it has told; what no worker has room for while
@@ -51,6 +52,9 @@ class Worker:
         return left is None or tokens <= left or self.in_flight == 0
 
     def __post_init__(self) -> None:
+        host = urlsplit(self.url).hostname
+        assert host is not None, "RouterConfig.check admits no URL without a host"
+        self.bootstrap_host = host
         self._name()
 
     def met_again(self, handshake: Handshake, *, restarted: bool) -> None:
@@ -73,9 +77,3 @@ class Worker:
     def ready(self) -> bool:
         """It may be given work."""
         return self.alive and not self.draining and self.breaker.admits
-
-    @property
-    def bootstrap_host(self) -> str:
-        host = urlsplit(self.url).hostname
-        assert host is not None, "RouterConfig.check admits no URL without a host"
-        return host

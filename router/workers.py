@@ -97,7 +97,10 @@ class WorkerPool:
 
     def by_identity(self, identity: str | None) -> Worker | None:
         """The worker of that identity, if it may be given work and has not restarted since."""
-        return next((w for w in self.workers if w.identity == identity and w.ready), None)
+        for worker in self.workers:
+            if worker.identity == identity and worker.ready:
+                return worker
+        return None
 
     def pick(
         self,
@@ -192,7 +195,10 @@ class WorkerPool:
     @property
     def vocab_size(self) -> int | None:
         """Of the one model that all workers serve, if one of them told."""
-        return next((w.handshake.vocab_size for w in self.workers if w.handshake.vocab_size), None)
+        for worker in self.workers:
+            if worker.handshake.vocab_size is not None:
+                return worker.handshake.vocab_size
+        return None
 
     def mark_dead(self, worker: Worker, why: str) -> None:
         if worker.alive:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from .errors import ConnectError
 from .heads import header_lines, request_head
 from .upstream import Upstream
 
@@ -37,12 +38,10 @@ class Reader(Protocol):
         ...
 
 
-class ConnectError(OSError):
-    """A connection could not be had; nothing was sent."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Origin:
+    """One for each worker: compared by identity, for it is looked up for every request."""
+
     host: str
     port: int
     tls: bool
@@ -62,10 +61,11 @@ def origin_of(url: str) -> Origin:
 
 
 @cache
-def _post_head(origin: Origin, target: str) -> bytes:
-    """Up to the body's length."""
+def _post_to(url: str, target: str) -> tuple[Origin, bytes]:
+    """Where it goes, and the head up to the body's length."""
+    origin = origin_of(url)
     fields = {"Host": origin.authority, "Content-Type": "application/json", "Content-Length": ""}
-    return request_head("POST", target, fields)[: -len("\r\n\r\n")]
+    return origin, request_head("POST", target, fields)[: -len("\r\n\r\n")]
 
 
 class Upstreams:
@@ -94,10 +94,10 @@ class Upstreams:
         self, url: str, target: str, headers: Mapping[str, str], body: bytes, reader: Reader
     ) -> Exchange:
         """Send JSON; ``reader`` is told what comes of it, never before this returns."""
-        origin = origin_of(url)
+        origin, begun = _post_to(url, target)
         more = header_lines(headers) if headers else b""
-        head = b"%b%d\r\n%b\r\n" % (_post_head(origin, target), len(body), more)
-        exchange = Exchange(self, origin, head + body, reader)
+        data = b"%b%d\r\n%b\r\n%b" % (begun, len(body), more, body)
+        exchange = Exchange(self, origin, data, reader)
         self._busy.add(exchange)
         exchange.begin(self._reusable(origin))
         return exchange

@@ -9,10 +9,11 @@ from ppd.policies import static_policy
 from ppd.sessions import SessionIndex
 from router.config import RouterConfig
 from router.course import Course
+from router.inbound import Endpoint, Served
 from router.journal import Journal, opened_by
 from router.ledger import Ledger
 from router.metrics import Metrics
-from router.requests import Endpoint, Served, parse
+from router.requests import parse
 
 
 def test_a_request_ends_once() -> None:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry, generate_latest
 
 import router.server as server
-from router.histogram import Histograms
+from router.counting import Histograms
 from router.tracing import Tracing
 
 from .conftest import CHAT_BODY, Cluster

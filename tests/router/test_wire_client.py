@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.wire import client as wire_client
-from router.wire.client import ConnectError, Upstreams
+from router.wire.client import Upstreams
+from router.wire.errors import ConnectError
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -9,7 +9,8 @@ import pytest
 
 from ppd.contract import FORBIDDEN_FIELDS
 from ppd.errors import RequestError
-from router.requests import Endpoint, Inbound, Served, parse
+from router.inbound import Endpoint, Inbound, Served
+from router.requests import parse
 from router.scrub import tenant_of
 
 SERVED = Served(("m",), vocab_size=100)
