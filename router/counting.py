@@ -24,9 +24,12 @@ class Counts(Collector):
         self._counted: dict[tuple[str, ...], int] = {}
         registry.register(self)
 
-    def add(self, *labels: str) -> None:
-        """One more."""
-        self._counted[labels] = self._counted.get(labels, 0) + 1
+    def add(self, *labels: str, more: int = 1) -> None:
+        self._counted[labels] = self._counted.get(labels, 0) + more
+
+    def get(self, *labels: str) -> int | None:
+        """None if nothing has been counted."""
+        return self._counted.get(labels)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(self._name, self._told, labels=self._labels)

@@ -106,6 +106,7 @@ class Dashboard:
             "roles": sorted(admin.roles),
             "known_turns": len(admin.index),
             "waiting": admin.admission.waiting,
+            "kv_bytes_avoided": admin.metrics.bytes_avoided.get(),
             "workers": [self._worker(worker, now_s) for worker in admin.pool.workers],
             "window": {"covers_s": covered_s, **_counted(window)},
             "rates": _rates(window, now_s, min(_RATES_S, covered_s)),

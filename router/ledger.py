@@ -111,6 +111,8 @@ class Ledger:
             self._compare(course, turn, usage)
         if course.decision.route is Route.LOCAL:
             self._metrics.transfer_avoided.inc(usage.prompt_tokens)
+            if (token_bytes := home.handshake.kv_token_bytes) is not None:
+                self._metrics.bytes_avoided.add(more=usage.prompt_tokens * token_bytes)
         self._forecast.learn_prompt(course.inbound.endpoint, chain.total_bytes, usage.prompt_tokens)
         predicted = course.features.output_tokens if course.features else None
         off = self._forecast.learn_reply(course.tenant, predicted, usage.completion_tokens)

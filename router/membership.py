@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from ppd.announcement import PATH, Announcement, parse
@@ -84,14 +85,14 @@ class Membership:
     async def receive(self, request: web.Request) -> web.Response:
         if self._token and not carries(request.headers.get("Authorization"), self._token):
             raise RequestError("announcements must carry the worker token", status=401)
-        await self._check_network(self._sender(request), "who announces")
+        if self._networks:
+            await self._checked(self._sender(request), "who announces")
         try:
             announcement = parse(await request.read())
         except ContractError as error:
             raise RequestError(str(error)) from error
-        await self._check_network(urlsplit(announcement.url).hostname, "a worker")
         try:
-            await self.hear(announcement)
+            await self.hear(await self._pinned(announcement))
         except WorkerError as error:
             raise RequestError(str(error), status=409) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -105,7 +106,32 @@ class Membership:
             return request.headers.get(PASSED_ON, request.remote)
         return request.remote
 
-    async def _check_network(self, host: str | None, what: str) -> None:
+    async def _pinned(self, said: Announcement) -> Announcement:
+        """``said`` of an address in the allowed networks: what a name leads to may be changed
+        between this check and the handshake, and again before any request.
+
+        Raises:
+            WorkerError: its URL is none, or a name that cannot be replaced by an address.
+            RequestError: it is not in the allowed networks.
+        """
+        if not self._networks:
+            return said
+        if problem := url_problem(said.role, said.url):
+            raise WorkerError(problem)
+        parts = urlsplit(said.url)
+        host = parts.hostname or ""
+        addresses = await self._checked(host, "a worker")
+        if _is_address(host):
+            return said
+        if parts.scheme == "https":  # its certificate is the name's
+            raise WorkerError(f"{said.url}: where networks are restricted, announce an address")
+        # The same one for all processes of this router.
+        address = min(addresses, key=lambda one: (one.version, int(one)))
+        written = f"[{address}]" if address.version == 6 else address
+        url = parts._replace(netloc=f"{written}:{parts.port}").geturl()
+        return msgspec.structs.replace(said, url=url)
+
+    async def _checked(self, host: str | None, what: str) -> Sequence[IPv4Address | IPv6Address]:
         """
         Args:
             host: an address, or a name, which must lead nowhere else.
@@ -113,12 +139,12 @@ class Membership:
         Raises:
             RequestError: it is not in the allowed networks.
         """
-        if not self._networks:
-            return
-        for address in await _addresses(host or ""):
+        addresses = await _addresses(host or "")
+        for address in addresses:
             if not any(address in network for network in self._networks):
                 allowed = ", ".join(map(str, self._networks))
                 raise RequestError(f"{what} at {address} is not in {allowed}", status=403)
+        return addresses
 
     async def hear(self, said: Announcement) -> None:
         """Act on one announcement.
@@ -218,6 +244,14 @@ class Membership:
         while True:
             await asyncio.sleep(self._budget_s / 10)
             self.drop_silent()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _addresses(host: str) -> list[IPv4Address | IPv6Address]:

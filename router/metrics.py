@@ -128,6 +128,13 @@ class Metrics:
             "Prompt tokens of local turns: their KV did not go over the network",
             registry=self.registry,
         )
+        self.bytes_avoided = Counts(
+            "ppd_transfer_kv_bytes_avoided",
+            "Their KV in bytes, of turns on workers that tell how much a token's is; absent until "
+            "there is one",
+            (),
+            self.registry,
+        )
         self.cache_misses = Counter(
             "ppd_cache_mispredictions",
             "Local turns that found fewer tokens cached than predicted",

@@ -27,17 +27,33 @@ async def serve_samples(request: Asked, count: int, serve: _Serve) -> None:
     fields = orjson.loads(request.body)
     options = fields.get("stream_options")
     asks_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    merge = _Merge(request, count, asks_usage)
+    served: list[asyncio.Task[None]] = []
+
+    def give_up(refused: int) -> None:
+        """One sample was refused, and so is the request: nobody waits for the others."""
+        for index, one in enumerate(served):
+            if index != refused:
+                one.cancel()
+
+    merge = _Merge(request, count, asks_usage, give_up)
     async with asyncio.TaskGroup() as tasks:
-        for index in range(count):
-            tasks.create_task(serve(merge.request(index, dict(fields))))
+        served += [
+            tasks.create_task(serve(merge.request(index, dict(fields)))) for index in range(count)
+        ]
     merge.end()
 
 
 class _Merge:
-    """The answers of all samples, becoming one."""
+    """The answers of all samples, becoming one.
 
-    def __init__(self, request: Asked, count: int, asks_usage: bool) -> None:
+    Args:
+        give_up: the others, when the one of that index was refused.
+    """
+
+    def __init__(
+        self, request: Asked, count: int, asks_usage: bool, give_up: Callable[[int], None]
+    ) -> None:
+        self.give_up = give_up
         self._request = request
         self._asks_usage = asks_usage
         self.connection = _Shared(request.connection)
@@ -118,6 +134,8 @@ class _Sample:
 
     def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.status, self.body, self.headers = status, body, headers
+        if status != 200:
+            self._merge.give_up(self._index)
 
     def begun(self, headers: Mapping[str, str]) -> None:
         self._merge.begun(headers)

@@ -1,6 +1,6 @@
 // The figures at the top, the workers, the reasons and outcomes.
 
-import { age, count, duration, el, find, ms, rate, redraw, say, share, short, terms } from "./dom.js";
+import { age, bytes, count, duration, el, find, ms, rate, redraw, say, share, short, terms } from "./dom.js";
 import { HOPS, REASONS } from "./words.js";
 
 export function drawFigures(state) {
@@ -19,6 +19,7 @@ export function drawFigures(state) {
     ["found cached", share(window.cached_tokens, window.prompt_tokens),
       `of ${short(window.prompt_tokens)} prompt tokens`],
     ["not answered", count(failed), `of ${count(ended)} ended, ${whole}`, failed > 0],
+    ["KV not sent", bytes(state.kv_bytes_avoided), "by local turns, since the start"],
     ["known turns", count(state.known_turns), "can be continued"],
   ];
   redraw(find("#figures"), figures, () =>

@@ -41,6 +41,15 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (value) => whole.format(value);
 
 // 812, 4.2k, 131k, 1.3M
+/** Bytes in decimal units; nobody knows of null. */
+export function bytes(value) {
+  if (value === null) return "–";
+  for (const [size, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+    if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
+  }
+  return `${value} B`;
+}
+
 export function short(value) {
   for (const [size, unit] of [[1e6, "M"], [1e3, "k"]]) {
     if (value >= size) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from .fake_engine import (
     answering,
     event,
     failing,
+    hanging,
     start_stream,
     usage,
 )
@@ -313,6 +315,28 @@ async def test_a_failed_sample_fails_the_answer(cluster: Cluster) -> None:
             await speaker.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "x"}], n=2
             )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_when_a_sample_is_refused_nobody_waits_for_the_others(
+    cluster: Cluster, stream: bool
+) -> None:
+    waiting, given_up = asyncio.Barrier(3), asyncio.Barrier(3)
+
+    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        await waiting.wait()
+        if body["seed"] == 8:
+            return await failing(400, "not that one")(engine, request, body)
+        try:
+            return await hanging(engine, request, body)
+        finally:
+            await given_up.wait()
+
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", script)
+    async with cluster(p, d) as client:
+        reply = await client.chat("hello", n=3, seed=7, stream=stream)
+        assert (reply.status, b"not that one" in reply.body) == (400, True)
+        await given_up.wait()
 
 
 # -- passed on as it comes ------------------------------------------------------------------

@@ -14,7 +14,7 @@ import router.server as server
 from router.counting import Histograms
 from router.tracing import Tracing
 
-from .conftest import CHAT_BODY, Cluster
+from .conftest import CHAT_BODY, Client, Cluster
 from .fake_engine import FakeEngine, answering, failing, gated
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -52,6 +52,36 @@ async def test_times_are_told_by_route_reason_and_turn(cluster: Cluster) -> None
             counts = [await client.metric(f"ppd_{name}_seconds_count", **kind) for kind in kinds]
             assert counts == [1, 1, 2], name
         assert await client.metric("ppd_transfer_tokens_avoided_total") == 300
+
+
+async def test_kv_that_was_not_sent_is_told_in_bytes_where_the_worker_tells_how_much_it_is(
+    cluster: Cluster,
+) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering(cached=96))
+    d.kv_token_bytes = 1536
+    async with cluster(p, d) as client:
+        await client.chat("hello")
+        assert await dashboard(client) is None
+        await client.chat("hello", "www", "and")
+        assert await client.metric("ppd_transfer_kv_bytes_avoided_total") == 100 * 1536
+        assert await dashboard(client) == 100 * 1536
+
+
+async def test_kv_bytes_that_nobody_knows_are_not_guessed(cluster: Cluster) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering(cached=96))
+    async with cluster(p, d) as client:
+        await client.chat("hello")
+        await client.chat("hello", "www", "and")
+        assert await client.metric("ppd_transfer_tokens_avoided_total") == 100
+        async with client.http.get(f"{client.url}/metrics") as answer:
+            assert "\nppd_transfer_kv_bytes_avoided_total " not in await answer.text()
+
+
+async def dashboard(client: Client) -> int | None:
+    """Bytes of KV that local turns have spared, as the page tells them."""
+    async with client.http.get(f"{client.url}/dashboard/state") as answer:
+        told: int | None = (await answer.json())["kv_bytes_avoided"]
+        return told
 
 
 async def test_the_times_between_parts_of_a_stream_are_taken(cluster: Cluster) -> None:
