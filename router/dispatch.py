@@ -120,6 +120,7 @@ class Dispatcher:
         if refusal := parse_refusal(failure.error.message):
             self._metrics.refused.labels(refusal.reason).inc()
             logger.warning("local turn refused by %s: %s", failure.worker.url, refusal)
+            failure.worker.has_flushed(refusal.flushes)
             return Reason.REFUSED_BY_WORKER
         if failure.error.message.startswith(_UNPATCHED):
             logger.error("%s no longer offers local prefill", failure.worker.url)

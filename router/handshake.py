@@ -26,6 +26,7 @@ class Handshake:
     local_prefill: bool
     boot_id: str | None  # of the plugin's process; None without it
     vocab_size: int | None
+    flushes: int = 0  # of its whole KV cache
     kv_token_bytes: int | None = None  # of a token's KV in a transfer, if the plugin tells
 
 
@@ -71,6 +72,7 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
             local_prefill=bool(plugin.get("local_prefill")),
             boot_id=plugin.get("boot_id"),
             vocab_size=plugin.get("vocab_size"),
+            flushes=plugin.get("flushes") or 0,
             kv_token_bytes=plugin.get("kv_token_bytes"),
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -165,6 +165,7 @@ class Membership:
             await self._welcome(said)
         elif worker.heard_at_s is None:
             await self._renew(worker, said)
+            worker.has_flushed(said.flushes)
         else:
             try:
                 await self._renew(worker, said)
@@ -213,6 +214,7 @@ class Membership:
     def _note(self, worker: Worker, said: Announcement) -> None:
         """Take down what an announced worker says of its load; it is not asked then."""
         worker.heard_at_s, worker.said = self._clock(), said
+        worker.has_flushed(said.flushes)
         if said.role is Role.DECODE:
             free = said.load.kv_total_tokens - said.load.kv_used_tokens
             load = Load(said.load.running, free, written_at=worker.heard_at_s)

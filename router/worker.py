@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from ppd.announcement import Announcement
@@ -12,6 +13,8 @@ from ppd.headroom import Headroom
 from .breaker import Breaker
 from .handshake import Handshake, Load
 
+logger = logging.getLogger("ppd.router.workers")
+
 
 @dataclass(slots=True, eq=False)
 class Worker:
@@ -20,7 +23,8 @@ class Worker:
     Attributes:
         epoch: counts its restarts as seen from here.
         identity: what sessions remember, for a restarted worker has lost its KV: the plugin's
-            process where it is told; a worker that left and came back kept its KV.
+            process where it is told, and how often that has flushed its cache; a worker that left
+        and came back kept its KV.
         draining: it gets no new work; its process is to end, or to be resumed.
         in_flight: legs under way; ``running``: those of them that stream.
         breaker: opens when its requests fail though it lives.
@@ -64,9 +68,18 @@ class Worker:
         self.epoch += restarted
         self._name()
 
+    def has_flushed(self, flushes: int | None) -> None:
+        """It has told how often it flushed its KV cache, or not: what sessions had there is gone
+        if that is more than was known."""
+        if flushes is not None and flushes > self.handshake.flushes:
+            logger.info("%s has flushed its KV cache", self.url)
+            self.handshake = replace(self.handshake, flushes=flushes)
+            self._name()
+
     def _name(self) -> None:
         # Kept: one string for all the turns that remember it.
-        self.identity = f"{self.url}#{self.handshake.boot_id or self.epoch}"
+        process = self.handshake.boot_id or self.epoch
+        self.identity = f"{self.url}#{process}.{self.handshake.flushes}"
 
     @property
     def id(self) -> str:

@@ -64,6 +64,7 @@ class Plugin:
             "local_prefill": self.takes_appends,
             "vocab_size": scheduler.model_config.vocab_size,
             "boot_id": self.boot_id,
+            "flushes": self.queue.flushes,
             "running": self.running,
             "waiting": len(self.queue.requests),
             "append_tokens": self.queue.append_tokens(),

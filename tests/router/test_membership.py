@@ -74,6 +74,33 @@ async def test_a_router_that_knows_nobody_waits_for_its_workers() -> None:
         await router
 
 
+@pytest.mark.parametrize("announced", [False, True])
+async def test_a_flushed_cache_is_forgotten_at_the_next_heartbeat(
+    cluster: Cluster, announced: bool
+) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        if announced:
+            assert (await announce(client, other, flushes=3)).status == 200
+            await client.post(f"/workers/{d.url.removeprefix('http://')}/drain", {})
+        home = other if announced else d
+        assert (await announce(client, home, flushes=3)).status == 200
+        assert (await client.chat("a")).route == ("remote", "first_turn")
+        assert (await announce(client, home, flushes=3)).status == 200
+        assert (await client.chat("a", "www", "b")).route == ("local", "policy_full")
+        before = len(home.bodies)
+        assert (await announce(client, home, flushes=4)).status == 200
+        third = await client.chat("a", "www", "b", "www", "c")
+        assert third.route == ("remote", "home_gone")
+        assert len(home.bodies) == before + 1, "it was not even asked"
+        fourth = await client.chat("a", "www", "b", "www", "c", "www", "d")
+        assert fourth.route == ("local", "policy_full")
+        assert (await announce(client, home)).status == 200  # by an older plugin
+        fifth = await client.chat("a", "www", "b", "www", "c", "www", "d", "www", "e")
+        assert fifth.route == ("local", "policy_full")
+
+
 async def answers(client: Client, status: int) -> bool:
     try:
         async with client.http.get(client.url + "/health") as answer:

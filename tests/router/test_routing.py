@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ppd.contract import Refusal, RefusalReason
 from ppd.errors import WorkerError
 
 from .conftest import Cluster
-from .fake_engine import FakeEngine, answering, failing
+from .fake_engine import FakeEngine, Script, answering, failing
 
 REFUSAL = Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=0, min_cached_tokens=64)
 
@@ -128,20 +129,39 @@ async def test_client_headers_and_fields_that_steer_engines_are_dropped(cluster:
         assert not [name for name in engine.headers[0] if "override" in name or "rank" in name]
 
 
+async def test_one_refusal_tells_that_the_whole_cache_was_flushed(cluster: Cluster) -> None:
+    p, d = prefill(), decode()
+    flushed = replace(REFUSAL, flushes=1)
+    async with cluster(p, d) as client:
+        for opening in ("one", "two", "three"):
+            await client.chat(opening)
+        whole = d.script
+        d.script = unless_remote(failing(503, flushed.to_message()), whole)
+        routes = [(await client.chat(a, "www", "and")).route for a in ("one", "two", "three")]
+        assert routes == [
+            ("remote", "refused_by_worker"),
+            ("remote", "home_gone"),
+            ("remote", "home_gone"),
+        ]
+        d.script = whole
+        assert (await client.chat("one", "www", "and", "www", "x")).route[0] == "local"
+
+
+def unless_remote(script: Script, whole: Script) -> Script:
+    async def choosing(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        return await (whole if "bootstrap_room" in body else script)(engine, request, body)
+
+    return choosing
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_refused_local_turn_goes_remote_at_once(cluster: Cluster, stream: bool) -> None:
     p, d = prefill(), decode()
     async with cluster(p, d) as client:
         await client.chat("hello", stream=stream)
-        whole, refuse = d.script, failing(503, REFUSAL.to_message())
-
-        async def refusing_local(
-            engine: FakeEngine, request: web.Request, body: dict[str, Any]
-        ) -> web.StreamResponse:
-            script = whole if "bootstrap_room" in body else refuse
-            return await script(engine, request, body)
-
-        d.script = refusing_local
+        d.script = unless_remote(failing(503, REFUSAL.to_message()), d.script)
         reply = await client.chat("hello", "www", "and", stream=stream)
         assert (reply.status, reply.route) == (200, ("remote", "refused_by_worker"))
         assert b"refusal" not in reply.body
