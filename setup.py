@@ -14,13 +14,14 @@ from pathlib import Path
 
 from setuptools import setup
 
-_ROUTER = (
-    *("wire/client", "wire/connection", "wire/heads", "wire/reading", "wire/request"),
-    "wire/upstream",
-    *("admission", "bodies", "breaker", "counting", "course", "dispatch", "fields", "front"),
-    *("holds", "journal", "keys", "ledger", "legs", "metrics", "rates", "relay", "requests"),
-    *("scrub", "turns", "wishes", "worker", "workers"),
-)
+_COMPILED = {
+    "apis": ("front",),
+    "intake": ("admission", "fields", "keys", "rates", "requests", "scrub", "wishes"),
+    "seeing": ("counting", "journal", "metrics"),
+    "serving": ("bodies", "course", "dispatch", "holds", "ledger", "legs", "relay", "turns"),
+    "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
+    "workers": ("breaker", "cluster", "worker"),
+}
 
 
 def _compiled() -> list[object]:
@@ -31,7 +32,11 @@ def _compiled() -> list[object]:
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree("router", staged / "ppd_router")
     os.environ["MYPYPATH"] = str(staged)
-    sources = [str(staged / "ppd_router" / f"{name}.py") for name in _ROUTER]
+    sources = [
+        str(staged / "ppd_router" / package / f"{name}.py")
+        for package, names in _COMPILED.items()
+        for name in names
+    ]
     found: list[object] = mypycify(sources, opt_level="2")
     return found
 
