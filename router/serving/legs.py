@@ -113,13 +113,15 @@ class Leg:
         told: Callable[[Answer | LegFailed], None],
     ) -> None:
         self.worker = worker
-        self._told = told
+        # Forgotten when it has been told: what it closes over leads back here, and a request that
+        # leaves a cycle behind is the garbage collector's to find.
+        self._told: Callable[[Answer | LegFailed], None] | None = told
         self._failed = False
         self._status = 0
         self._content_type = ""
         self._body: list[bytes] = []  # of an answer that does not stream
         self._cutter: EventCutter | None = None
-        self._answer: Answer | None = None
+        self._streams: bool | None = None  # None: it has not spoken
         self._sink: Sink | None = None
         self._heeded = True
         self._late: list[bytes] = []  # spoken before anybody took it
@@ -157,7 +159,7 @@ class Leg:
         if not self._left:
             self._left = True
             self.worker.in_flight -= 1
-            self.worker.running -= self._answer is not None and self._answer.streams
+            self.worker.running -= self._streams is True
 
     # -- wire.client.Reader -------------------------------------------------------------
 
@@ -173,14 +175,14 @@ class Leg:
         elif block := self._cutter.feed(data):
             if self._sink is not None:
                 self._sink.block(block)
-            elif self._answer is None and not self._failed:
+            elif self._streams is None and not self._failed:
                 self._speak(block)
             elif self._heeded:
                 self._late.append(block)
 
     def ended(self) -> None:
         self._leave()
-        if self._answer is not None:
+        if self._streams is not None:
             self._over(None)
         elif self._failed:
             pass
@@ -192,7 +194,7 @@ class Leg:
 
     def failed(self, error: Exception) -> None:
         self._leave()
-        if self._answer is None:
+        if self._streams is None:
             self._unanswered(error)
         else:
             self._over(f"lost the {self.worker.role} worker: {describe(error)}")
@@ -211,8 +213,8 @@ class Leg:
                 self._fail(error)
                 return
         self.worker.running += not self._left
-        self._answer = Answer(self, block, self._content_type, streams=True)
-        self._told(self._answer)
+        self._streams = True
+        self._tell(Answer(self, block, self._content_type, streams=True))
 
     def _speak_whole(self, body: bytes) -> None:
         error = None
@@ -224,15 +226,20 @@ class Leg:
         if error is not None:
             self._fail(error)
             return
-        self._answer = Answer(self, body, self._content_type, streams=False)
-        self._told(self._answer)
+        self._streams = False
+        self._tell(Answer(self, body, self._content_type, streams=False))
+
+    def _tell(self, answer: Answer | LegFailed) -> None:
+        told, self._told = self._told, None
+        assert told is not None, "a leg tells once"
+        told(answer)
 
     def _fail(self, error: EngineError, cause: Cause = Cause.ANSWERED) -> None:
         if not self._failed:
             self._failed = True
             if error.status >= 500 and any(mark in error.message for mark in _TRANSFER_MARKS):
                 cause = Cause.TRANSFER
-            self._told(LegFailed(self.worker, error, cause))
+            self._tell(LegFailed(self.worker, error, cause))
 
     def _unanswered(self, error: Exception) -> None:
         """What an error of the connection means."""
