@@ -20,7 +20,7 @@ from ..fake_engine import (
     resetting,
 )
 from ..in_turn import InTurn
-from .test_faults import dropping
+from .test_lost_workers import dropping
 
 NO_TRANSFER = failing(500, "Decode transfer failed for request rank=0 decode_req.req.rid='x'")
 
