@@ -4,7 +4,7 @@ export const REASONS = {
   first_turn: "no earlier request is a prefix of this one",
   batch: "several prompts in one request have no one home",
   short_prefix: "too little of it is known to be worth a home",
-  home_gone: "the worker with the KV is down, draining, left alone, has restarted, or failed with the turn",
+  home_gone: "the worker with the KV is down, draining, left alone, has restarted or flushed its cache, or failed with the turn",
   home_unpatched: "the home worker does not offer local prefill",
   resumed: "the worker was lost in mid-stream: the rest comes from another",
   no_prefill: "no prefill worker is left: a decode worker prefills the whole prompt, as a way out",
