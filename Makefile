@@ -19,7 +19,7 @@ help:
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
 	@echo "make test         checks and tests, on the real engine"
 	@echo "make check        ruff, mypy, import-linter"
-	@echo "make wheel        build dist/*.whl"
+	@echo "make wheel        build dist/*.whl; COMPILE=1: with the router's token path in C (mypyc)"
 	@echo "make bench-hash   what recognising a conversation costs the router"
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
 	@echo "make bench-engine     full transfer, delta transfer and local append, idle and under load (RECORD=FILE)"
@@ -70,7 +70,7 @@ test: check browser
 
 wheel: setup
 	rm -rf build dist
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	PPD_COMPILE=$(COMPILE) $(BIN)/python -m pip wheel --quiet --no-deps $(if $(COMPILE),--no-build-isolation) --wheel-dir dist .
 
 bench-hash: setup
 	@$(BIN)/ppd-eval bench-hash

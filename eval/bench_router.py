@@ -3,7 +3,7 @@
 Every router has one core, all the same one, and takes its turn; workers and client share
 another. Each request is a first turn: prefill and decode leg. What is counted is CPU time of
 the router's processes, and what it adds to the time to first token of a worker asked directly.
-``floor`` is no router: it copies bytes (``bare_splice.py``).
+``floor`` is no router: it copies bytes, ``floor_two_legs`` to both workers (``bare_splice.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 import uvloop
 
-from . import rival_routers
+from . import compiled_router, rival_routers
 from .cluster import ClusterError, Launcher, Process, free_port, launching
 from .provenance import provenance
 from .stream_client import Received, Tally, chat_request, connect
@@ -47,7 +47,9 @@ class Load:
     window: float = 0.6  # of all chunks: counted when all streams are open, and none has ended
 
 
-NAMES = ("ours", *rival_routers.NAMES, "floor")
+FLOORS = ("floor", "floor_two_legs")
+OURS = ("ours", "ours_compiled")
+NAMES = (*OURS, *rival_routers.NAMES, *FLOORS)
 LOADS = (
     Load("burst", 32, 512, 0.1, 32),
     Load("paced_1", 1, 150, 0.02),
@@ -258,7 +260,13 @@ def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
 
 
 def run(
-    rounds: int, requests: int, names: Sequence[str], rivals: Path, out: Path | None, logs: Path
+    rounds: int,
+    requests: int,
+    names: Sequence[str],
+    rivals: Path,
+    compiled: Path,
+    out: Path | None,
+    logs: Path,
 ) -> int:
     """Returns the exit status; the last line on stdout is one JSON object."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -266,7 +274,7 @@ def run(
     model = str(json.loads(_TABLE.read_text())["model"])
     with launching(logs) as launch:
         os.sched_setaffinity(0, {_OTHER_CORE})
-        candidates, direct = _start(launch, model, names, rivals)
+        candidates, direct = _start(launch, model, names, rivals, compiled)
         rows = uvloop.run(measure(candidates, direct, model, rounds, requests))
     told = summarize(rows)
     if out is not None:
@@ -279,7 +287,7 @@ def run(
 
 
 def _start(
-    launch: Launcher, model: str, names: Sequence[str], rivals: Path
+    launch: Launcher, model: str, names: Sequence[str], rivals: Path, compiled: Path
 ) -> tuple[list[Candidate], int]:
     p, d = free_port(), free_port()
     fakes = [sys.executable, "-m", f"{__package__}.fake_workers", str(p), str(d), model]
@@ -289,11 +297,14 @@ def _start(
     candidates: list[Candidate] = []
     for name in names:
         port = free_port()
-        if name == "floor":
-            argv = [sys.executable, "-m", f"{__package__}.bare_splice", str(port), str(d)]
+        if name in FLOORS:
+            ports = (port, d) if name == "floor" else (port, d, p)
+            argv = [sys.executable, "-m", f"{__package__}.bare_splice", *map(str, ports)]
             process = launch.start(name, port, argv, _ROUTER_CORE)
-        elif name == "ours":
+        elif name in OURS:
+            site = "" if name == "ours" else str(compiled_router.install(compiled))
             argv = [
+                *(("env", f"PYTHONPATH={site}") if site else ()),
                 *(sys.executable, "-m", "ppd_router.cli", "--port", str(port)),
                 *("--prefill", prefill, "--decode", decode, "--table", str(_TABLE)),
                 *("--log-level", "warning"),  # as the others

@@ -124,6 +124,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=Path(".run/rivals"),
         help="the environment that the others are installed in, on the first run",
     )
+    thirteen.add_argument(
+        "--compiled",
+        type=Path,
+        default=Path(".run/compiled"),
+        help="where our router is compiled to, when its source has changed",
+    )
     thirteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     thirteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
 
@@ -196,6 +202,7 @@ def _run(options: argparse.Namespace) -> int:
                 options.requests,
                 options.routers,
                 options.rivals,
+                options.compiled,
                 options.out,
                 options.logs,
             )

@@ -2,7 +2,7 @@
 
 Every cell has a router and workers of its own, so that no cell sees what an earlier one has left;
 the faults themselves are ``fault_rows.py``'s. Each of our cells is a test of the same name, too
-(``tests/router/test_fault_table.py``).
+(``tests/router/serving/test_fault_table.py``).
 """
 
 from __future__ import annotations

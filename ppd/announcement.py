@@ -43,6 +43,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: names its process.
     versions: of ``sglang`` and ``sglang-ppd``.
     capabilities: ``local_prefill`` is the one there is.
+    flushes: how often the process has flushed its whole KV cache; None if it does not tell.
     leaving: it takes no more work.
     """
 
@@ -55,6 +56,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     capabilities: tuple[str, ...] = ()
     load: WorkerLoad = WorkerLoad()
+    flushes: _Count | None = None
     leaving: bool = False
 
 

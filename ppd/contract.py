@@ -102,12 +102,16 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a decode worker did not take a local turn; travels as the abort's message."""
+    """Why a decode worker did not take a local turn; travels as the abort's message.
+
+    ``flushes``: how often its whole cache has been flushed; None if it does not tell.
+    """
 
     reason: RefusalReason
     cached_tokens: int = 0
     min_cached_tokens: int = 0
     detail: str = ""
+    flushes: int | None = None
 
     def to_message(self) -> str:
         return _REFUSAL_PREFIX + json.dumps(
@@ -116,6 +120,7 @@ class Refusal:
                 "cached_tokens": self.cached_tokens,
                 "min_cached_tokens": self.min_cached_tokens,
                 "detail": self.detail,
+                "flushes": self.flushes,
             }
         )
 
@@ -134,6 +139,7 @@ def parse_refusal(message: str) -> Refusal | None:
             cached_tokens=int(fields["cached_tokens"]),
             min_cached_tokens=int(fields["min_cached_tokens"]),
             detail=str(fields.get("detail", "")),
+            flushes=None if (told := fields.get("flushes")) is None else int(told),
         )
     except (ValueError, KeyError, TypeError):
         return None

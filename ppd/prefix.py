@@ -28,7 +28,9 @@ _ROOT_BYTES = 256  # of a prompt
 # Message fields that reach the prompt through usual chat templates. Left out on purpose:
 # reasoning_content, which clients keep or strip as they like, and fields that SDKs add
 # when they dump a reply (refusal, annotations, audio, function_call).
-_FIELDS = ("role", "name", "tool_call_id", "content", "tool_calls")
+_FIELDS = [
+    (name, name.encode()) for name in ("role", "name", "tool_call_id", "content", "tool_calls")
+]
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -149,15 +151,19 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
     for i, message in enumerate(messages):
         if opening is None and message.get("role") == "user":
             opening = i
-        for field in _FIELDS:
+        parts = []
+        for field, name in _FIELDS:
             value = message.get(field)
             if value is None:
                 continue
-            kind, data = _canonical(value)
-            hasher.update(b"%s %s %d " % (field.encode(), kind, len(data)))
-            hasher.update(data)
+            if type(value) is str:
+                kind, data = b"text", value.encode(errors="surrogatepass")
+            else:
+                kind, data = _canonical(value)
+            parts.append(b"%b %b %d %b" % (name, kind, len(data), data))
             size += len(data)
-        hasher.update(b"\n")
+        parts.append(b"\n")
+        hasher.update(b"".join(parts))
         digests.append(hasher.digest())
         sizes.append(size)
     return MessageChain(tuple(digests), tuple(sizes), 0 if opening is None else opening)
@@ -188,10 +194,8 @@ def _hash_blocks(salt: bytes, data: bytes) -> BlockChain:
 
 
 def _canonical(value: object) -> tuple[bytes, bytes]:
-    """What kind of value it is, and bytes that stand for it among its kind."""
+    """What kind of value it is (no string), and bytes that stand for it among its kind."""
     match value:
-        case str():
-            return b"text", value.encode(errors="surrogatepass")
         case [{"type": "text", "text": str(text), **rest}] if not rest:
             # Some clients wrap a string in one text part; templates render both alike.
             return b"text", text.encode(errors="surrogatepass")

@@ -111,7 +111,7 @@ class SessionIndex:
         while len(self._entries) >= self._capacity:
             self._remove(next(iter(self._entries)))
         anchor = chain.anchor
-        fields = (getattr(turn, name) for name in Turn.__struct_fields__)
+        fields = msgspec.structs.astuple(turn)
         self._entries[digest] = _Entry(*fields, anchor=anchor, expires_at_s=now_s + self._ttl_s)
         if anchor is not None:
             tails = self._tails.setdefault(anchor.block, {})

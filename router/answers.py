@@ -11,7 +11,7 @@ import orjson
 
 from ppd.errors import Overloaded, RequestError, WorkerError
 
-from .legs import LegFailed
+from .serving.legs import LegFailed
 
 logger = logging.getLogger("ppd.router")
 

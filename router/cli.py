@@ -18,8 +18,8 @@ from ppd.policies import NAMES
 
 from .config import TABLE_POLICY, RouterConfig, read_config
 from .listening import local
-from .logs import log_to_stderr
 from .processes import Family, share_of
+from .seeing.logs import log_to_stderr
 from .server import serve
 
 _LEVELS = ("debug", "info", "warning", "error")

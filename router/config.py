@@ -18,9 +18,9 @@ from ppd.score import Targets, Weights
 from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correction
 
 from .limits import AdmissionLimits, RateLimit, Tenant, problems
-from .logs import LogFormat
-from .pods import Kubernetes
 from .retrieval.config import RetrievalConfig
+from .seeing.logs import LogFormat
+from .workers.pods import Kubernetes
 
 TABLE_POLICY = "ppd"
 

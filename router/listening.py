@@ -11,9 +11,9 @@ from aiohttp import web
 
 from ppd.errors import ConfigError
 
-from .app import refuse
+from .apis.front import PATHS, Front
 from .config import RouterConfig
-from .front import PATHS, Front
+from .operators.app import refuse
 from .wire.reading import Limits
 from .wire.request import Request
 from .wire.server import WireServer

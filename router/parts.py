@@ -15,19 +15,16 @@ from ppd.forecast import Forecast
 from ppd.judge import Judge
 from ppd.sessions import SessionIndex
 
-from .admin import Admin
-from .admission import Admission
+from .apis.front import Front
+from .apis.passthrough import Passthrough
 from .apis.responses import Conversations
 from .config import RouterConfig, Secrets
-from .dispatch import Dispatcher
-from .front import Front
-from .journal import Journal
-from .keys import KeyRing
-from .ledger import Ledger
-from .metrics import Metrics
-from .operations import Operations
-from .passthrough import Passthrough
-from .rates import Rates
+from .intake.admission import Admission
+from .intake.keys import KeyRing
+from .intake.rates import Rates
+from .intake.wishes import WishBook
+from .operators.admin import Admin
+from .operators.operations import Operations
 from .reload import Reloader
 from .retrieval.config import RetrievalConfig
 from .retrieval.memory import Memory
@@ -35,12 +32,15 @@ from .retrieval.metrics import RetrievalMetrics
 from .retrieval.passages import Marks
 from .retrieval.retriever import PoolRetriever
 from .retrieval.stage import RetrievalStage
+from .seeing.journal import Journal
+from .seeing.metrics import Metrics
+from .seeing.tracing import Tracing
+from .serving.dispatch import Dispatcher
+from .serving.ledger import Ledger
+from .serving.turns import TurnServer
 from .tables import TableFile
-from .tracing import Tracing
-from .turns import TurnServer
 from .wire.client import Upstreams
-from .wishes import WishBook
-from .workers import WorkerPool
+from .workers.cluster import WorkerPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from ppd.errors import PpdError
 
-from .admin import Admin
-from .admission import Admission
 from .config import RouterConfig, Secrets
-from .journal import Journal, opened_by
-from .keys import KeyRing
-from .ledger import Ledger
-from .rates import Rates
+from .intake.admission import Admission
+from .intake.keys import KeyRing
+from .intake.rates import Rates
+from .intake.wishes import WishBook
+from .operators.admin import Admin
+from .seeing.journal import Journal, opened_by
+from .serving.ledger import Ledger
+from .serving.turns import TurnServer
 from .tables import make_policy
-from .turns import TurnServer
-from .wishes import WishBook
-from .workers import WorkerPool
+from .workers.cluster import WorkerPool
 
 logger = logging.getLogger("ppd.router")
 

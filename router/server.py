@@ -21,19 +21,19 @@ from ppd.contract import Role
 from ppd.decision import Policy
 from ppd.errors import ConfigError
 
-from .app import complete, lobby, public
-from .breaker import Breaker
 from .config import RouterConfig, Secrets
-from .discovery import Reconciler, first_of_each, open_sources
-from .journal import Journal, opened_by
 from .listening import bind, serving, tls_of, url_of
-from .membership import Membership
+from .operators.app import complete, lobby, public
 from .parts import make_parts
+from .seeing.journal import Journal, opened_by
+from .seeing.tracing import Tracing
 from .siblings import telling_siblings
 from .tables import TableFile, make_policy
-from .tracing import Tracing
 from .wire.client import Upstreams
-from .workers import connect
+from .workers.breaker import Breaker
+from .workers.cluster import connect
+from .workers.discovery import Reconciler, first_of_each, open_sources
+from .workers.membership import Membership
 
 logger = logging.getLogger("ppd.router")
 

@@ -10,8 +10,8 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from .handshake import describe
-from .passthrough import PASSED_ON as TO_WORKERS
+from .apis.passthrough import PASSED_ON as TO_WORKERS
+from .workers.handshake import describe
 
 logger = logging.getLogger("ppd.router")
 

@@ -43,6 +43,7 @@ class _State(msgspec.Struct):
     kv_used_tokens: int
     kv_total_tokens: int
     decode_step_ms: float | None
+    flushes: int | None = None
 
 
 class _Internal(msgspec.Struct):
@@ -171,6 +172,7 @@ class Heartbeat:
             page_size=info.page_size,
             versions={"sglang": info.version, "sglang-ppd": state.version},
             capabilities=("local_prefill",) if state.local_prefill else (),
+            flushes=state.flushes,
             load=WorkerLoad(
                 running=state.running,
                 waiting=state.waiting,

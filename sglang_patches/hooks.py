@@ -164,6 +164,11 @@ def is_fully_idle(
     return ignore_waiting or not self.ppd.queue.requests
 
 
+def flush_cache(result: Any, self: Any, *_args: Any, **_kwargs: Any) -> Any:
+    self.ppd.queue.flushes += bool(result)  # False: it was refused, for something runs
+    return result
+
+
 def get_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     result.internal_state["ppd"] = self.ppd.state()
     return result
@@ -280,6 +285,13 @@ HOOKS: tuple[Hook, ...] = (
         is_fully_idle,
         "a waiting local request is work; and so are pages of an aborted transfer that the "
         "prefill server may still write to: 0.5.21 lets flush_cache free them twice and dies",
+    ),
+    Hook(
+        f"{_SCHEDULER}.flush_cache",
+        "self, empty_cache",
+        "after",
+        flush_cache,
+        "routers shall forget what this worker held, not find it out conversation by conversation",
     ),
     Hook(
         f"{_SCHEDULER}.get_internal_state",

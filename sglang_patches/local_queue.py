@@ -36,6 +36,9 @@ class LocalQueue:
     """
     Args:
         max_append_tokens: uncached tokens that may be under way, ``launched`` ones included.
+
+    Attributes:
+        flushes: how often the whole KV cache has been flushed; routers forget by it.
     """
 
     def __init__(self, scheduler: Any, max_append_tokens: int, telemetry: Telemetry) -> None:
@@ -43,6 +46,7 @@ class LocalQueue:
         self._max_append_tokens = max_append_tokens
         self._telemetry = telemetry
         self.requests: list[Any] = []
+        self.flushes = 0
 
     def admit(self, req: Any) -> None:
         """Queue a new local request, or refuse it before any work.
@@ -159,7 +163,10 @@ class LocalQueue:
 
     def _refuse_uncached(self, req: Any, cached: int, least: int, outcome: Outcome) -> None:
         refusal = Refusal(
-            RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=cached, min_cached_tokens=least
+            RefusalReason.TOO_FEW_CACHED_TOKENS,
+            cached_tokens=cached,
+            min_cached_tokens=least,
+            flushes=self.flushes,
         )
         self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, outcome)
 

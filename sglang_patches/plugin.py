@@ -40,6 +40,21 @@ class Plugin:
         mixed = (last.decoding_reqs or ()) if last and last.forward_mode.is_extend() else ()
         return len(scheduler.running_batch.reqs) + sum(not req.finished() for req in mixed)
 
+    @property
+    def kv_token_bytes(self) -> int | None:
+        """Of one token's KV, as a transfer brings it to all ranks of this decode server.
+
+        What is registered for transfers (``KVArgs.kv_item_lens``: bytes of a page in each buffer of
+        this rank), not a formula: that would have to know every attention there is. None where it
+        is not told: no decode server, or layers spread over pipeline stages.
+        """
+        scheduler, args = self.scheduler, self.scheduler.server_args
+        if not self.takes_appends or args.pp_size > 1:
+            return None
+        registered = scheduler.disagg_decode_prealloc_queue.kv_manager.kv_args
+        ranks = args.tp_size // (args.dp_size if args.enable_dp_attention else 1)
+        return int(sum(registered.kv_item_lens) // registered.page_size * ranks)
+
     def state(self) -> dict[str, Any]:
         """For ``/server_info`` and the heartbeat; ``docs/REFERENCE.md`` says what stands here."""
         scheduler, pacer = self.scheduler, self.step.pacer
@@ -49,12 +64,14 @@ class Plugin:
             "local_prefill": self.takes_appends,
             "vocab_size": scheduler.model_config.vocab_size,
             "boot_id": self.boot_id,
+            "flushes": self.queue.flushes,
             "running": self.running,
             "waiting": len(self.queue.requests),
             "append_tokens": self.queue.append_tokens(),
             "prefilling": 0 if scheduler.chunked_req is None else 1,
             "kv_used_tokens": used,
             "kv_total_tokens": scheduler.max_total_num_tokens,
+            "kv_token_bytes": self.kv_token_bytes,
             "decode_step_ms": None if pacer.decode_ms is None else round(pacer.decode_ms, 3),
             **self.telemetry.state(),
         }

@@ -1,1 +1,1 @@
-"""Other APIs than the engine's own, served as chat completions."""
+"""What clients may speak: SGLang's own endpoints, and other APIs served as chat completions."""

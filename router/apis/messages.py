@@ -13,8 +13,8 @@ import orjson
 
 from ppd.errors import RequestError
 
-from ..fields import kind_of, typed
-from ..inner import Asked, chunks_of, parsed
+from ..intake.fields import kind_of, typed
+from .inner import Asked, chunks_of, parsed
 
 PATH = "/v1/messages"
 

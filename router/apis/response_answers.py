@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from ..inner import Asked, chunks_of, parsed
+from .inner import Asked, chunks_of, parsed
 
 
 class ResponseTaker:

@@ -14,7 +14,7 @@ import orjson
 
 from ppd.errors import RequestError
 
-from ..fields import kind_of, typed
+from ..intake.fields import kind_of, typed
 
 PATH = "/v1/responses"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from ..inner import Asked
+from ..apis.inner import Asked
 from .memory import Citation
 
 _DONE = b"data: [DONE]"

@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 
 from ppd.prefix import Digest
 
-from ..resume import with_appended
+from ..serving.resume import with_appended
 from .config import Wish
 
 _OVERHEAD_BYTES = 512  # of an entry, beside its text

@@ -12,7 +12,7 @@ import orjson
 from ppd.errors import RequestError
 from ppd.prefix import Digest, hash_messages
 
-from ..fields import kind_of
+from ..intake.fields import kind_of
 from .config import RetrievalConfig, Stage, Wish
 from .memory import Citation, Injection, Memory
 from .passages import inserted, text_of

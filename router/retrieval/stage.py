@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 from ppd.errors import RequestError, WorkerError
 
-from ..inner import Asked as Request
-from ..inner import Inner
-from ..keys import KeyRing
-from ..relay import Reader
-from ..requests import Endpoint, json_object
-from ..turns import Outlook, TurnServer
+from ..apis.inner import Asked as Request
+from ..apis.inner import Inner
+from ..intake.inbound import Endpoint
+from ..intake.keys import KeyRing
+from ..intake.requests import json_object
+from ..serving.relay import Reader
+from ..serving.turns import Outlook, TurnServer
 from .answers import Note, NotingTaker, Status
 from .config import Failure, RetrievalConfig, Stage, Wish
 from .memory import Citation, Injection, Memory, digest_of

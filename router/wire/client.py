@@ -11,6 +11,7 @@ from functools import cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from .errors import ConnectError
 from .heads import header_lines, request_head
 from .upstream import Upstream
 
@@ -37,12 +38,10 @@ class Reader(Protocol):
         ...
 
 
-class ConnectError(OSError):
-    """A connection could not be had; nothing was sent."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Origin:
+    """One for each worker: compared by identity, for it is looked up for every request."""
+
     host: str
     port: int
     tls: bool
@@ -62,10 +61,11 @@ def origin_of(url: str) -> Origin:
 
 
 @cache
-def _post_head(origin: Origin, target: str) -> bytes:
-    """Up to the body's length."""
+def _post_to(url: str, target: str) -> tuple[Origin, bytes]:
+    """Where it goes, and the head up to the body's length."""
+    origin = origin_of(url)
     fields = {"Host": origin.authority, "Content-Type": "application/json", "Content-Length": ""}
-    return request_head("POST", target, fields)[: -len("\r\n\r\n")]
+    return origin, request_head("POST", target, fields)[: -len("\r\n\r\n")]
 
 
 class Upstreams:
@@ -94,10 +94,10 @@ class Upstreams:
         self, url: str, target: str, headers: Mapping[str, str], body: bytes, reader: Reader
     ) -> Exchange:
         """Send JSON; ``reader`` is told what comes of it, never before this returns."""
-        origin = origin_of(url)
+        origin, begun = _post_to(url, target)
         more = header_lines(headers) if headers else b""
-        head = b"%b%d\r\n%b\r\n" % (_post_head(origin, target), len(body), more)
-        exchange = Exchange(self, origin, head + body, reader)
+        data = b"%b%d\r\n%b\r\n%b" % (begun, len(body), more, body)
+        exchange = Exchange(self, origin, data, reader)
         self._busy.add(exchange)
         exchange.begin(self._reusable(origin))
         return exchange
@@ -167,14 +167,13 @@ class Exchange:
         self.origin = origin
         self._upstreams = upstreams
         self._data = data
-        self._reader = reader
+        self._reader: Reader | None = reader  # until it is over: it mostly holds us, too
         self._loop = upstreams.loop
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: Upstream | None = None
         self._held = False
         self._answered = False  # a first byte of the body has come
         self._began_s = self._loop.time()
-        self._over = False
 
     def begin(self, upstream: Upstream | None) -> None:
         if upstream is not None:
@@ -203,39 +202,41 @@ class Exchange:
     # -- from the connection ------------------------------------------------------------
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        self._reader.head(status, headers)
+        if self._reader is not None:
+            self._reader.head(status, headers)
 
     def body(self, data: bytes) -> None:
         self._answered = True
-        self._reader.body(data)
+        if self._reader is not None:
+            self._reader.body(data)
 
     def ended(self, reusable: bool) -> None:
-        if not self._over:
-            self._over = True
+        reader, self._reader = self._reader, None
+        if reader is not None:
             if self._held and self._upstream is not None:
                 self._upstream.hold(False)  # the next one shall be heard
             self._upstreams.over(self, self._upstream if reusable else None)
-            self._reader.ended()
+            reader.ended()
 
     def failed(self, error: Exception) -> None:
-        if not self._over:
-            self._over = True
+        reader, self._reader = self._reader, None
+        if reader is not None:
             self._upstreams.over(self, None)
-            self._reader.failed(error)
+            reader.failed(error)
 
     # -- from whoever asked -------------------------------------------------------------
 
     def hold(self, held: bool) -> None:
         """Read no further for now, or again."""
         self._held = held
-        if self._upstream is not None and not self._over:
+        if self._upstream is not None and self._reader is not None:
             self._upstream.hold(held)
 
     def close(self) -> None:
         """Give up what has not ended: a worker learns by it that the request is aborted."""
-        if self._over:
+        if self._reader is None:
             return
-        self._over = True
+        self._reader = None
         self._upstreams.over(self, None)
         if self._connecting is not None:
             self._connecting.cancel()

@@ -10,9 +10,13 @@ _STATUS_LINES = {
 }
 
 
-def response_head(status: int, headers: Mapping[str, str]) -> bytes:
+def response_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
+    """
+    Args:
+        framing: header lines of the message itself.
+    """
     line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{line}{_lines(headers)}\r\n".encode(errors="surrogateescape")
+    return f"{line}{_lines(headers)}{framing}\r\n".encode(errors="surrogateescape")
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:

@@ -108,13 +108,11 @@ class RequestReader:
     def on_url(self, target: bytes) -> None:
         self._target += target
         self._head_bytes += len(target)
-        self._check_head(self._head_bytes)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.in_head:
             return  # a trailer: nobody here asks for one
         self._head_bytes += len(name) + len(value)
-        self._check_head(self._head_bytes)
         key, text = name.decode("latin-1").lower(), value.decode(errors="surrogateescape")
         before = self._headers.get(key)
         if before is None:
@@ -130,6 +128,7 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         self.in_head = False
+        self._check_head(self._head_bytes)
         version, headers = self._parser.get_http_version(), self._headers
         if self._parser.get_method() == b"CONNECT":
             self.refuse(400, "this is no proxy")

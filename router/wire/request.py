@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from .heads import request_head, response_head
@@ -56,28 +56,26 @@ class Request:
     http_1_0: bool
     answered: bool = False
     ended: bool = False
+    path: str = field(init=False)
 
-    @property
-    def path(self) -> str:
-        return self.target.partition("?")[0]
+    def __post_init__(self) -> None:
+        self.path = self.target.partition("?")[0]
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """The whole answer at once."""
         self.answered = self.ended = True
-        head = {**headers, "Content-Length": str(len(body)), **self._connection_header()}
-        self.connection.write(
-            response_head(status, head) + (b"" if self.method == "HEAD" else body)
-        )
+        framing = f"Content-Length: {len(body)}\r\n{self._connection_line()}"
+        head = response_head(status, headers, framing)
+        self.connection.write(head if self.method == "HEAD" else head + body)
 
     def start(self, status: int, headers: Mapping[str, str], first: bytes) -> None:
         """The head of a streamed answer and its first bytes."""
         self.answered = True
         if self.http_1_0:
             self.keep_alive = False  # the end of the connection is the end of the answer
-            head = {**headers, **self._connection_header()}
-        else:
-            head = {**headers, "Transfer-Encoding": "chunked", **self._connection_header()}
-        self.connection.write(response_head(status, head) + self._chunk(first))
+        framing = "" if self.http_1_0 else "Transfer-Encoding: chunked\r\n"
+        head = response_head(status, headers, framing + self._connection_line())
+        self.connection.write(head + self._chunk(first))
 
     def write(self, data: bytes) -> None:
         if data:
@@ -103,10 +101,10 @@ class Request:
         headers |= {"connection": "close", "content-length": str(len(self.body))}
         return request_head(self.method, self.target, headers) + self.body
 
-    def _connection_header(self) -> Mapping[str, str]:
+    def _connection_line(self) -> str:
         if not self.keep_alive:
-            return {"Connection": "close"}
-        return {"Connection": "keep-alive"} if self.http_1_0 else {}
+            return "Connection: close\r\n"
+        return "Connection: keep-alive\r\n" if self.http_1_0 else ""
 
     def _chunk(self, data: bytes) -> bytes:
         if self.http_1_0 or not data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -30,11 +31,14 @@ async def test_an_evicted_conversation_goes_remote_and_on(
     await workers.settle(http)
     opening, second, third = script(5, 3)
     async with workers.routed(static_policy("full")) as url:
-        talk = Talk(http, url)
+        talk, other = Talk(http, url), Talk(http, url)
         await talk.say(opening)
+        await other.say(script(6, 1)[0])
         await workers.settle(http)  # D forgets everything
         turn = await talk.say(second)
         assert (turn.route, turn.reason) == ("remote", "refused_by_worker")
+        turn = await other.say(third)
+        assert (turn.route, turn.reason) == ("remote", "home_gone"), "the refusal told of the flush"
         refused = 'ppd_local_refused_total{reason="too_few_cached_tokens"}'
         assert await metric(http, url, refused) == 1
         assert (await talk.say(third)).route == "local"
@@ -44,6 +48,16 @@ async def test_an_evicted_conversation_goes_remote_and_on(
         await alone.say(text)
     assert [t.ids for t in talk.turns] == [t.ids for t in alone.turns]
     await workers.settle(http)
+
+
+async def test_a_decode_worker_tells_what_a_token_of_kv_takes(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    model = json.loads((workers.model / "config.json").read_text())
+    heads = model["num_key_value_heads"] * model["head_dim"]
+    keys_and_values = 2 * model["num_hidden_layers"] * heads
+    state = await plugin_state(http, workers.decode)
+    assert state["kv_token_bytes"] == keys_and_values * 4, "in fp32"
 
 
 async def test_token_drift_is_detected_and_survived(

@@ -28,6 +28,7 @@ class FakeEngine:
     model: str = MODEL
     ready: bool = True
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    kv_token_bytes: int | None = None
     free_tokens: int | None = None
     probes_hang: bool = False
     running: int = 0
@@ -53,12 +54,10 @@ class FakeEngine:
             raise
 
     async def server_info(self, _request: web.Request) -> web.Response:
-        plugin = {
-            "version": "0",
-            "local_prefill": True,
-            "boot_id": self.boot_id,
-            "vocab_size": 4096,
-        }
+        plugin: dict[str, object] = {"version": "0", "local_prefill": True}
+        plugin |= {"boot_id": self.boot_id, "vocab_size": 4096}
+        if self.kv_token_bytes is not None:
+            plugin["kv_token_bytes"] = self.kv_token_bytes
         state = {"ppd": plugin} if self.local_prefill else {}
         return web.json_response(
             {

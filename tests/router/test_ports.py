@@ -73,6 +73,25 @@ async def test_workers_are_in_allowed_networks_only(cluster: Cluster, host: str)
             assert (b"is not in 10.0.0.0/8" in reply.body) is refused
 
 
+async def test_a_worker_keeps_the_address_that_was_checked_whatever_its_name_leads_to_later(
+    cluster: Cluster,
+) -> None:
+    options = {"accept_workers": True, "worker_networks": ("127.0.0.0/8", "::1/128")}
+    newcomer = FakeEngine("decode", answering())
+    async with newcomer.serving(), cluster(*workers(), **options) as client:
+        port = newcomer.url.rsplit(":", 1)[1]
+        said = {"role": "decode", "boot_id": newcomer.boot_id, "models": [newcomer.model]}
+        assert newcomer.url not in await client.workers()
+        reply = await client.post("/workers", {**said, "url": f"http://localhost:{port}"})
+        assert reply.status == 200
+        assert newcomer.url in await client.workers()
+        gone = {**said, "url": f"http://localhost:{port}", "leaving": True}
+        assert (await client.post("/workers", gone)).status == 200
+        assert newcomer.url not in await client.workers()
+        reply = await client.post("/workers", {**said, "url": f"https://localhost:{port}"})
+        assert (reply.status, b"announce an address" in reply.body) == (409, True)
+
+
 async def test_workers_are_not_given_a_key_that_anybody_could_collect(cluster: Cluster) -> None:
     with pytest.raises(ConfigError, match="set worker_token"):
         async with cluster(*workers(), accept_workers=True, worker_api_key="secret"):

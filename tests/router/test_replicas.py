@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ppd.contract import Role
-from router.handshake import Handshake
-from router.worker import Worker
-from router.workers import WorkerPool
+from router.workers.cluster import WorkerPool
+from router.workers.handshake import Handshake
+from router.workers.worker import Worker
 
 from .conftest import Cluster
 from .fake_engine import FakeEngine, answering

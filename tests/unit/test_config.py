@@ -15,8 +15,8 @@ from ppd.table_policy import Correction
 from router.cli import main, parse_config
 from router.config import RouterConfig
 from router.limits import AdmissionLimits, RateLimit, Tenant
-from router.pods import Kubernetes
 from router.processes import share_of
+from router.workers.pods import Kubernetes
 from sglang_patches.settings import Settings, read_settings
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"

@@ -54,6 +54,7 @@ def test_malformed_terms_are_named(params: object, named: str) -> None:
         cached_tokens=st.integers(0, 10**6),
         min_cached_tokens=st.integers(0, 10**6),
         detail=st.text(max_size=50),
+        flushes=st.none() | st.integers(0, 10**6),
     ),
     st.text(max_size=20),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sglang_patches.telemetry
-from router.metrics import Metrics
+from router.seeing.metrics import Metrics
 
 FILE = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 _SUFFIXES = {

@@ -9,8 +9,9 @@ import pytest
 
 from ppd.contract import FORBIDDEN_FIELDS
 from ppd.errors import RequestError
-from router.requests import Endpoint, Inbound, Served, parse
-from router.scrub import tenant_of
+from router.intake.inbound import Endpoint, Inbound, Served
+from router.intake.requests import parse
+from router.intake.scrub import tenant_of
 
 SERVED = Served(("m",), vocab_size=100)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sse import DONE, EventCutter, Tail, Usage, error_of, parse_event, split_events
+from router.serving.sse import DONE, EventCutter, Tail, Usage, error_of, parse_event, split_events
 
 
 def event(value: object) -> bytes:

@@ -1,0 +1,71 @@
+"""What is passed on to one worker as it comes: embeddings, and what only a tokenizer answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import aiohttp
+from aiohttp import web
+
+from ppd.contract import Role
+from ppd.errors import WorkerError
+
+from ..intake.keys import KeyRing
+from ..workers.cluster import WorkerPool
+from ..workers.handshake import describe
+
+EMBEDDINGS = "/v1/embeddings"
+PASSED_ON = (EMBEDDINGS, "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
+
+
+class Passthrough:
+    """
+    Args:
+        client: with the timeouts that such an answer may take.
+        embedding: base URLs of workers that serve an embedding model; () if none do: what is
+            asked of them is a decode worker's to answer, or to refuse.
+        keys: those in force.
+    """
+
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        pool: WorkerPool,
+        embedding: Sequence[str],
+        keys: Callable[[], KeyRing],
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._embedding = embedding
+        self._keys = keys
+        self._turn = count()
+
+    def add_routes(self, app: web.Application) -> None:
+        for path in PASSED_ON:
+            app.router.add_post(path, self.pass_on)
+
+    async def pass_on(self, request: web.Request) -> web.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        keys = self._keys()
+        keys.tenant(headers)
+        url = self._worker(request.path)
+        try:
+            async with self._client.post(
+                url + request.path,
+                data=await request.read(),
+                headers={**keys.forwarded(headers), "Content-Type": "application/json"},
+            ) as answer:
+                return web.Response(
+                    status=answer.status,
+                    body=await answer.read(),
+                    content_type=answer.content_type,
+                )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise WorkerError(f"{url} did not answer: {describe(error)}") from error
+
+    def _worker(self, path: str) -> str:
+        if path == EMBEDDINGS and self._embedding:
+            return self._embedding[next(self._turn) % len(self._embedding)]
+        replicas = bool(self._pool.of(Role.REPLICA))
+        return self._pool.pick(Role.REPLICA if replicas else Role.DECODE, None).url

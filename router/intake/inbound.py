@@ -1,0 +1,73 @@
+"""A client's request once it has been checked, and the bodies that are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import orjson
+from xxhash import xxh3_128_digest
+
+from ppd.prefix import PrefixChain
+
+
+class Endpoint(StrEnum):
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    GENERATE = "/generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the workers serve; ``vocab_size`` is None if none of them told."""
+
+    models: Sequence[str]
+    vocab_size: int | None = None
+
+
+class Inbound(msgspec.Struct, frozen=True):
+    """A checked request.
+
+    Attributes:
+        fields: what the workers get, less the routing fields.
+        opened: the same as JSON, but for the closing brace: the client's own bytes where nothing
+            had to be taken off them.
+        chain: prefixes of its input; None if it holds several prompts.
+        prompts: how many prompts it holds.
+        samples: how many replies it asks for (``samples.py``).
+        hint: the conversation's name with its sender; b"" if it has none.
+        asks_usage: the client wants the usage event of a stream.
+        most_tokens: its limit on the reply, SGLang's own default where it gives none.
+    """
+
+    endpoint: Endpoint
+    fields: dict[str, Any]
+    opened: bytes
+    stream: bool
+    asks_usage: bool
+    chain: PrefixChain | None
+    prompts: int
+    samples: int
+    hint: bytes
+    most_tokens: int | None
+
+    @property
+    def root(self) -> bytes | None:
+        """Names the conversation to routers that have not seen it; None for several prompts.
+
+        A hint only chooses the worker: what may be read there is settled by the tenant's salt.
+        """
+        if self.chain is None:
+            return None
+        return xxh3_128_digest(self.hint) if self.hint else self.chain.root
+
+    def with_fields(self, extra: Mapping[str, Any]) -> bytes:
+        """The body of a leg."""
+        if not extra:
+            return self.opened + b"}"
+        if not self.fields.keys().isdisjoint(extra):
+            return orjson.dumps({**self.fields, **extra})
+        return b"%b,%b" % (self.opened, orjson.dumps(extra)[1:])

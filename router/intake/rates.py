@@ -1,0 +1,103 @@
+"""How much a tenant may ask for: requests and tokens a minute, as leaky buckets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ppd.errors import Overloaded
+
+from ..limits import RateLimit, Tenant
+from ..seeing.metrics import Metrics
+
+_MINUTE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What has been asked for and has not leaked away; a minute's worth may be asked at once."""
+
+    per_minute: float
+    level: float = 0.0
+    at_s: float = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Until something may be asked for. A request larger than the rest is let through: the
+        next ones pay for it."""
+        self.level = max(0.0, self.level - (now_s - self.at_s) * self.per_minute / _MINUTE_S)
+        self.at_s = now_s
+        over = self.level - self.per_minute
+        return 0.0 if over < 0 else (over + 1) * _MINUTE_S / self.per_minute
+
+
+class Rates:
+    """
+    Args:
+        everyone: of tenants that have no limit of their own.
+        named: whether tenants are known by keys of ours; if not, a client could choose another
+            name with every request, so all share one limit.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        everyone: RateLimit,
+        tenants: Mapping[str, Tenant],
+        *,
+        named: bool,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._everyone = everyone
+        self._tenants = tenants
+        self._named = named
+        self._metrics = metrics
+        self._clock = clock
+        self._buckets: dict[str, tuple[_Bucket | None, _Bucket | None]] = {}
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Raises:
+        Overloaded: the tenant has used up what it may ask for.
+        """
+        requests, used = self._of(tenant)
+        now_s = self._clock()
+        for bucket, what in ((requests, "requests"), (used, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
+                self._metrics.refused_entry.labels("rate").inc()
+                raise Overloaded(
+                    f"more than {bucket.per_minute:g} {what} a minute",
+                    retry_after_s=math.ceil(wait_s),
+                    code="rate_limit_exceeded",
+                )
+        if requests is not None:
+            requests.level += 1
+        if used is not None:
+            used.level += tokens
+
+    def refund(self, tenant: str, tokens: int) -> None:
+        """A request that was charged so many was not served."""
+        requests, used = self._of(tenant)
+        if requests is not None:
+            requests.level = max(0.0, requests.level - 1)
+        if used is not None:
+            used.level = max(0.0, used.level - tokens)
+
+    def settle(self, tenant: str, tokens: int) -> None:
+        """A request took so many tokens more than it was charged for, or less."""
+        _, used = self._of(tenant)
+        if used is not None:
+            used.level = max(0.0, used.level + tokens)
+
+    def _of(self, tenant: str) -> tuple[_Bucket | None, _Bucket | None]:
+        name = tenant if self._named else ""
+        found = self._buckets.get(name)
+        if found is None:
+            own = self._tenants.get(tenant) if self._named else None
+            limit = own.rate if own is not None and own.rate is not None else self._everyone
+            requests, tokens = limit.requests_per_minute, limit.tokens_per_minute
+            found = self._buckets[name] = (
+                _Bucket(requests) if requests else None,
+                _Bucket(tokens) if tokens else None,
+            )
+        return found

@@ -1,0 +1,304 @@
+"""Client requests: what each endpoint accepts.
+
+Parses and checks only what routing needs; the rest of a body is the engine's to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, assert_never
+
+import orjson
+
+from ppd.errors import RequestError
+from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
+
+from .fields import kind_of, sampling_of, typed
+from .inbound import Endpoint, Inbound, Served
+from .scrub import isolate, without_routing
+
+_CONTENT = (str, list, type(None))
+_MOST_SAMPLES = 128  # OpenAI's limit
+_DEPTH = 254  # orjson's limit in writing
+
+# Fields that change the prompt in front of the messages.
+_PROMPT_FIELDS = {
+    "tools",
+    "tool_choice",
+    "chat_template",
+    "chat_template_kwargs",
+    "lora_path",
+    "cache_salt",
+    "extra_key",
+    "reasoning_effort",
+    "continue_final_message",
+}
+
+
+def parse(
+    endpoint: Endpoint, raw: bytes, tenant: str, served: Served, session: str = ""
+) -> Inbound:
+    """Check a request body.
+
+    Args:
+        session: what the sender calls the conversation, beside the body.
+
+    Raises:
+        RequestError: naming the field at fault and what is allowed.
+    """
+    body = json_object(raw)
+    try:
+        return _parse_object(endpoint, raw, body, tenant, served, session)
+    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
+        raise RequestError(f"the body cannot be forwarded: {error}") from error
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Raises:
+    RequestError: it is none.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
+    return body
+
+
+def _parse_object(
+    endpoint: Endpoint,
+    raw: bytes,
+    given: dict[str, Any],
+    tenant: str,
+    served: Served,
+    session: str,
+) -> Inbound:
+    _check_model(given, served.models)
+    stream = typed(given, "stream", bool, False)
+    key = session or typed(given, "prompt_cache_key", str, "")
+    options = typed(given, "stream_options", dict, {})
+    body = without_routing(given)
+    isolate(body, tenant)
+    _check_vocabulary(body, served.vocab_size)
+    salt = _salt(endpoint, body, tenant, served.models)
+
+    chain: PrefixChain | None
+    prompts = samples = 1
+    match endpoint:
+        case Endpoint.CHAT:
+            samples = _samples(body)
+            chain = hash_messages(salt, _messages(body))
+        case Endpoint.COMPLETIONS:
+            samples = _samples(body)
+            chain, prompts = _prompt_chain(salt, body, "prompt")
+        case Endpoint.GENERATE:
+            for params in sampling_of(body):
+                _refuse_parallel(params)
+            names = [name for name in ("text", "input_ids") if body.get(name) is not None]
+            if len(names) != 1:
+                raise RequestError("give one of text and input_ids", param="text")
+            chain, prompts = _prompt_chain(salt, body, names[0])
+            if chain is not None:
+                _unwrap_sampling(body)
+        case _:
+            assert_never(endpoint)
+    if stream and endpoint is not Endpoint.GENERATE:
+        body["stream_options"] = {**options, "include_usage": True}
+    return Inbound(
+        endpoint=endpoint,
+        fields=body,
+        opened=_opened(raw, given, body, "messages" if endpoint is Endpoint.CHAT else None),
+        stream=stream,
+        asks_usage=bool(options.get("include_usage")),
+        chain=chain,
+        prompts=prompts,
+        samples=samples,
+        hint=f"{tenant}/{key}".encode(errors="surrogatepass") if key else b"",
+        most_tokens=_most_tokens(endpoint, body),
+    )
+
+
+def _opened(
+    raw: bytes, given: Mapping[str, Any], fields: Mapping[str, Any], hashed: str | None
+) -> bytes:
+    """``fields`` as JSON without its closing brace; ``raw``'s bytes if it only gained some.
+
+    Args:
+        hashed: a field that has been written already, to be hashed.
+
+    Raises:
+        orjson.JSONEncodeError: it is nested more deeply than a worker should have to read.
+    """
+    if not given.items() <= fields.items():  # what is untouched is the same object
+        return orjson.dumps(fields)[:-1]
+    if raw.count(b"[") + raw.count(b"{") > _DEPTH:  # else it cannot be deep
+        orjson.dumps({name: value for name, value in given.items() if name != hashed})
+    opened = raw.rstrip()[:-1]
+    gained = {name: value for name, value in fields.items() if name not in given}
+    return b"%b,%b" % (opened, orjson.dumps(gained)[1:-1]) if gained else opened
+
+
+def _most_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:
+    """The limit on a reply; whether it is a sensible one the engine judges."""
+    match endpoint:
+        case Endpoint.CHAT:
+            given, default = body.get("max_completion_tokens") or body.get("max_tokens"), None
+        case Endpoint.COMPLETIONS:
+            given, default = body.get("max_tokens"), 16
+        case Endpoint.GENERATE:
+            given, default = sampling_of(body)[0].get("max_new_tokens"), 128
+        case _:
+            assert_never(endpoint)
+    return given if type(given) is int and given > 0 else default
+
+
+def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
+    model = typed(body, "model", str, "default")
+    # "default" is SGLang's name for whatever is served; "base:adapter" names a LoRA adapter.
+    if model != "default" and model not in models and model.rpartition(":")[0] not in models:
+        raise RequestError(
+            f"the model {model!r} does not exist; available: {', '.join(models)}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
+
+_ID_FIELDS = ("prompt", "input_ids", "stop_token_ids", "token_ids_logprob")
+_RANK_FIELDS = ("top_logprobs", "top_logprobs_num", "logprobs")
+_LOOKED_UP = {*_ID_FIELDS, *_RANK_FIELDS, "logit_bias"}
+_MAY_LOOK_UP = {*_LOOKED_UP, "sampling_params"}
+
+
+def _check_vocabulary(body: Mapping[str, Any], vocab_size: int | None) -> None:
+    """Refuse what lies outside the vocabulary: SGLang 0.5.21 looks it up, and dies."""
+    if vocab_size is None or _MAY_LOOK_UP.isdisjoint(body):
+        return
+    for fields in (body, *sampling_of(body)):
+        if _LOOKED_UP.isdisjoint(fields):
+            continue
+        for name in _ID_FIELDS:
+            ids = _integers(fields.get(name))
+            if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+                raise RequestError(
+                    f"{name} must hold token ids from 0 to {vocab_size - 1}", param=name
+                )
+        for name in _RANK_FIELDS:
+            if max(_integers(fields.get(name)), default=0) > vocab_size:
+                raise RequestError(f"{name} must be at most {vocab_size}", param=name)
+        biased = typed(fields, "logit_bias", dict, {})
+        if not all(_is_id(key, vocab_size) for key in biased):
+            raise RequestError(
+                f"logit_bias must be keyed by token ids from 0 to {vocab_size - 1}",
+                param="logit_bias",
+            )
+
+
+def _is_id(key: str, vocab_size: int) -> bool:
+    """Whether a JSON key is a token id (a short one: long ones cost ``int`` quadratic time)."""
+    return key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size
+
+
+def _integers(value: Any) -> list[int]:
+    """The integers of a field, alone, in a list, or in a list of lists; [] if it holds others."""
+    flat = value if isinstance(value, list) else [value]
+    if flat and isinstance(flat[0], list):
+        flat = [one for ids in flat if isinstance(ids, list) for one in ids]
+    return flat if all(type(one) is int for one in flat) else []
+
+
+def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequence[str]) -> bytes:
+    model = body.get("model")
+    served = models[0] if model in (None, "default") else model
+    kind = "chat" if endpoint is Endpoint.CHAT else "prompt"
+    if _PROMPT_FIELDS.isdisjoint(body):
+        return _plain_salt(kind, tenant, str(served))
+    before = {name: body[name] for name in _PROMPT_FIELDS if body.get(name) is not None}
+    return orjson.dumps([kind, tenant, served, before], option=orjson.OPT_SORT_KEYS)
+
+
+@lru_cache(maxsize=1024)
+def _plain_salt(kind: str, tenant: str, served: str) -> bytes:
+    """Of requests that put nothing before their messages, which are most."""
+    return orjson.dumps([kind, tenant, served, {}])
+
+
+def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise RequestError(f"messages must be a list, got {kind_of(messages)}", param="messages")
+    if not messages:
+        raise RequestError("messages is empty: at least one message is needed", param="messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            where = f"messages[{i}]"
+            raise RequestError(f"{where} must be an object, got {kind_of(message)}", param=where)
+        if not isinstance(message.get("role"), str):
+            where = f"messages[{i}].role"
+            raise RequestError(f"{where} must be a string", param=where)
+        content = message.get("content")
+        if not isinstance(content, _CONTENT):
+            where = f"messages[{i}].content"
+            raise RequestError(
+                f"{where} must be a string or a list of parts, got {kind_of(content)}", param=where
+            )
+    return messages
+
+
+def _prompt_chain(
+    salt: bytes, body: Mapping[str, Any], name: str
+) -> tuple[PrefixChain | None, int]:
+    """Chain and count of a prompt: a text, a list of ids, or a list of either."""
+    prompt = body.get(name)
+    match prompt:
+        case str() if prompt and name != "input_ids":
+            return hash_text(salt, prompt), 1
+        case [int(), *_] if name != "text":
+            try:
+                return hash_ids(salt, prompt), 1
+            except (OverflowError, TypeError) as error:
+                raise RequestError(
+                    f"{name} must hold token ids, integers of 0 or more: {error}", param=name
+                ) from error
+        case [str() | list(), *_] if all(type(one) is type(prompt[0]) and one for one in prompt):
+            return None, len(prompt)
+        case _:
+            allowed = {
+                "prompt": "a text, a list of token ids, or a list of either",
+                "text": "a text or a list of texts",
+                "input_ids": "a list of token ids, or a list of such lists",
+            }[name]
+            raise RequestError(f"{name} must be {allowed}, and not empty", param=name)
+
+
+def _unwrap_sampling(body: dict[str, Any]) -> None:
+    """One prompt has one set of sampling parameters, also if they come in a list."""
+    several = sampling_of(body)
+    if len(several) != 1:
+        raise RequestError(
+            f"sampling_params has {len(several)} entries for one prompt", param="sampling_params"
+        )
+    if "sampling_params" in body:
+        body["sampling_params"] = several[0]
+
+
+def _samples(body: Mapping[str, Any]) -> int:
+    count: int = typed(body, "n", int, 1)
+    if not 1 <= count <= _MOST_SAMPLES:
+        raise RequestError(f"n must be 1..{_MOST_SAMPLES}, got {count}", param="n")
+    if typed(body, "best_of", int, count) != count:
+        message = f"best_of must be n, got {body['best_of']}: samples are not chosen among"
+        raise RequestError(message, param="best_of")
+    return count
+
+
+def _refuse_parallel(sampling: Mapping[str, Any]) -> None:
+    value = typed(sampling, "n", int, 1)
+    if value != 1:
+        raise RequestError(
+            f"n must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples between "
+            "prefill and decode workers; /v1/chat/completions and /v1/completions serve several",
+            param="n",
+        )

@@ -1,0 +1,68 @@
+"""What is taken off a client's request, and what is put on it, before a worker sees it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ppd.contract import FORBIDDEN_CUSTOM_PARAMS, FORBIDDEN_FIELDS
+
+from .fields import sampling_of, typed
+
+# The only client headers a worker sees: engines obey others (x-override-*,
+# x-data-parallel-rank, x-smg-routing-key).
+FORWARDED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
+
+
+ANONYMOUS = "anonymous"  # the tenant of all who have no key
+
+
+def tenant_of(authorization: str | None) -> str:
+    """A name for whoever holds this key, from which the key cannot be told; "" without one."""
+    if not authorization:
+        return ""
+    key = authorization.encode(errors="surrogateescape")
+    return hashlib.blake2b(key, digest_size=8, person=b"ppd-tenant").hexdigest()
+
+
+def without_routing(body: dict[str, Any]) -> dict[str, Any]:
+    """``body`` without what would aim KV transfers or pass for the router's own marks."""
+    if FORBIDDEN_FIELDS.isdisjoint(body):
+        body = body.copy()
+    else:
+        body = {name: value for name, value in body.items() if name not in FORBIDDEN_FIELDS}
+    if body.get("model", "") is None:  # SGLang wants a name or nothing
+        del body["model"]
+    match body.get("sampling_params"):
+        case None:
+            pass
+        case list():
+            body["sampling_params"] = [_without_marks(one) for one in sampling_of(body)]
+        case _:
+            body["sampling_params"] = _without_marks(sampling_of(body)[0])
+    return _without_marks(body)
+
+
+def _without_marks(params: dict[str, Any]) -> dict[str, Any]:
+    if "custom_params" not in params:
+        return params
+    custom = typed(params, "custom_params", dict, {})
+    if not FORBIDDEN_CUSTOM_PARAMS & custom.keys():
+        return params
+    kept = {name: value for name, value in custom.items() if name not in FORBIDDEN_CUSTOM_PARAMS}
+    return {**params, "custom_params": kept or None}
+
+
+def isolate(body: dict[str, Any], tenant: str) -> None:
+    """Keep tenants out of each other's cache and request ids; who has no key is one of them."""
+    name = tenant or ANONYMOUS
+    salt = body.get("cache_salt")
+    if isinstance(salt, list):
+        body["cache_salt"] = [f"{name}/{one or ''}" for one in salt]
+    elif salt or tenant:
+        body["cache_salt"] = f"{name}/{salt}" if salt else name
+    rid = body.get("rid")
+    if isinstance(rid, list):
+        body["rid"] = [f"{name}-{one}" for one in rid]
+    elif rid is not None:
+        body["rid"] = f"{name}-{rid}"

@@ -1,0 +1,117 @@
+"""Changing which workers get work, while requests are served: add, remove, drain, resume.
+
+``guard.py`` sees to it that only operators do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from ppd.announcement import PATH
+from ppd.contract import Role
+from ppd.errors import RequestError, WorkerError
+
+from ..config import url_problem
+from ..workers.cluster import WorkerPool
+from ..workers.handshake import describe
+from ..workers.meeting import meet
+from ..workers.worker import Worker
+
+logger = logging.getLogger("ppd.router.workers")
+
+
+class _Added(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    role: Role
+
+
+class Operations:
+    """
+    Args:
+        roles: of the workers that the router's policy uses.
+    """
+
+    def __init__(self, pool: WorkerPool, roles: Collection[Role]) -> None:
+        self._pool = pool
+        self._roles = roles
+
+    def add_routes(self, app: web.Application) -> None:
+        one = PATH + "/{id}"
+        app.router.add_put(PATH, self.add)
+        app.router.add_delete(one, self.remove)
+        app.router.add_post(f"{one}/drain", self.drain)
+        app.router.add_post(f"{one}/resume", self.resume)
+
+    async def add(self, request: web.Request) -> web.Response:
+        try:
+            added = msgspec.json.decode(await request.read(), type=_Added)
+        except msgspec.DecodeError as error:
+            raise RequestError(f"give url and role of the worker: {error}") from error
+        url = added.url.rstrip("/")
+        if added.role not in self._roles:
+            raise RequestError(
+                f"this router uses no {added.role} workers, only {', '.join(self._roles)}",
+                param="role",
+            )
+        if problem := url_problem(added.role, url):
+            raise RequestError(problem, param="url")
+        self._refuse_known(url)
+        try:
+            worker = await meet(self._pool.control, added.role, url)
+            self._refuse_known(url)  # it may have come meanwhile
+            self._pool.join(worker)
+        except WorkerError as error:
+            raise RequestError(str(error), status=409) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RequestError(f"{url} does not answer ({describe(error)})", status=409) from error
+        logger.info("worker added: %s %s", worker.role, worker.url)
+        return _shown(worker)
+
+    def _refuse_known(self, url: str) -> None:
+        if self._pool.at(url) is not None:
+            raise RequestError(f"{url} is known already", status=409, param="url")
+
+    async def remove(self, request: web.Request) -> web.Response:
+        """It gets no new work; what it has in hand it finishes."""
+        worker = self._asked(request)
+        self._pool.leave(worker)
+        logger.info("worker removed: %s %s", worker.role, worker.url)
+        return _shown(worker)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """No new work until its process ends or it is resumed; conversations move."""
+        worker = self._asked(request)
+        worker.draining = True
+        logger.info("worker draining: %s %s", worker.role, worker.url)
+        return _shown(worker)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        worker = self._asked(request)
+        worker.draining = False
+        logger.info("worker resumed: %s %s", worker.role, worker.url)
+        return _shown(worker)
+
+    def _asked(self, request: web.Request) -> Worker:
+        wanted = request.match_info["id"]
+        for worker in self._pool.workers:
+            if worker.id == wanted:
+                return worker
+        known = ", ".join(worker.id for worker in self._pool.workers)
+        raise RequestError(f"no worker {wanted}; there are {known}", status=404)
+
+
+def _shown(worker: Worker) -> web.Response:
+    return web.json_response(
+        {
+            "id": worker.id,
+            "url": worker.url,
+            "role": worker.role,
+            "draining": worker.draining,
+            "in_flight": worker.in_flight,
+        }
+    )

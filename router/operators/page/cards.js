@@ -1,0 +1,135 @@
+// The figures at the top, the workers, the reasons and outcomes.
+
+import { age, bytes, count, duration, el, find, ms, rate, redraw, say, share, short, terms } from "./dom.js";
+import { HOPS, REASONS } from "./words.js";
+
+export function drawFigures(state) {
+  const { window, rates, ttft } = state;
+  const later = window.turns.filter((one) => one.turn > 1);
+  const sum = (list) => list.reduce((all, one) => all + one.count, 0);
+  const local = sum(later.filter((one) => one.route === "local"));
+  const ended = Object.values(window.outcomes).reduce((a, b) => a + b, 0);
+  const failed = ended - (window.outcomes.answered ?? 0);
+  const whole = `last ${duration(window.covers_s)}`;
+  const perS = Object.values(rates.per_s).reduce((a, b) => a + b, 0);
+  const figures = [
+    ["requests", rate(perS), `a second, last ${duration(rates.over_s)}`],
+    ["under way", count(window.under_way), `now; ${count(state.waiting)} wait to be let in`],
+    ["local turns", share(local, sum(later)), `of ${count(sum(later))} later turns`],
+    ["found cached", share(window.cached_tokens, window.prompt_tokens),
+      `of ${short(window.prompt_tokens)} prompt tokens`],
+    ["not answered", count(failed), `of ${count(ended)} ended, ${whole}`, failed > 0],
+    ["KV not sent", bytes(state.kv_bytes_avoided), "by local turns, since the start"],
+    ["known turns", count(state.known_turns), "can be continued"],
+  ];
+  redraw(find("#figures"), figures, () =>
+    figures.map(([name, value, more, bad]) =>
+      el("div", { class: bad ? "bad" : null }, el("dt", {}, name),
+        el("dd", {}, el("strong", {}, value), el("small", {}, more)))),
+  );
+}
+
+export function drawWorkers(state) {
+  const { workers } = state;
+  const ready = workers.filter((worker) => worker.ready).length;
+  say(find("#workers-count"), `${ready} of ${workers.length} ready`);
+  // A worker's last announcement is seconds old, and its age is shown: once a second is enough.
+  const shown = workers.map((one) => ({ ...one, heard_ago_s: Math.round(one.heard_ago_s ?? -1) }));
+  redraw(find("#workers .cards"), shown, () =>
+    workers.length
+      ? workers.map(card)
+      : [el("p", { class: "empty" }, "No workers. They are added by PUT /workers, or announce themselves.")],
+  );
+}
+
+const STATES = {
+  down: "it does not answer; it is asked again and again",
+  draining: "it gets no new work",
+  failing: "it answers probes but fails its requests; one is tried now and then",
+  ready: "it may be given work",
+};
+
+function card(worker) {
+  const state = !worker.alive
+    ? "down"
+    : worker.draining
+      ? "draining"
+      : worker.breaker_open
+        ? "failing"
+        : "ready";
+  const said = worker.announced;
+  const decode = worker.role === "decode";
+  const running = said?.running ?? worker.running;
+  const total = said?.kv_total_tokens ?? 0;
+  return el(
+    "article",
+    { class: `card ${state}`, "data-worker": worker.id },
+    el("h3", {},
+      el("span", { class: "role" }, worker.role),
+      el("span", { class: "id", title: worker.url }, worker.id),
+      el("span", { class: "pill", title: STATES[state] }, state)),
+    el("dl", {}, ...terms([
+      ["in flight", count(worker.in_flight)],
+      [decode ? "reserved" : "to prefill", tokens(worker.backlog_tokens)],
+      ["running", decode && running !== null ? count(running) : null],
+      ["appends waiting", said && decode ? `${count(said.waiting)}, ${tokens(said.append_tokens)}` : null],
+      ["decode step", said?.decode_step_ms ? `${ms(said.decode_step_ms)} ms` : null],
+      ["KV free", !total && worker.free_tokens !== null ? tokens(worker.free_tokens) : null],
+      ["local prefill", decode ? (worker.local_prefill ? "offered" : "not offered") : null,
+        { class: worker.local_prefill ? null : "warn" }],
+      ["heard", worker.heard_ago_s === null ? null : `${age(worker.heard_ago_s)} ago`],
+    ])),
+    total ? memory(said.kv_used_tokens, total) : null,
+  );
+}
+
+const tokens = (value) => `${short(value)} tok`;
+
+function memory(used, total) {
+  const full = used / total;
+  return el("p", { class: `memory${full > 0.9 ? " full" : ""}` },
+    el("span", {}, "KV"),
+    el("meter", { min: 0, max: 1, value: full.toFixed(3) }),
+    el("span", {}, `${share(used, total)} of ${short(total)}`));
+}
+
+export function drawReasons(state) {
+  const { window } = state;
+  say(find("#reasons-over"), `of ${count(window.requests)} requests, last ${duration(window.covers_s)}`);
+  const byReason = new Map();
+  for (const { reason, route, count: n } of window.reasons) {
+    if (!byReason.has(reason)) byReason.set(reason, []);
+    byReason.get(reason).push([route, n]);
+  }
+  const sums = [...byReason].map(([reason, routes]) => [
+    reason, routes, routes.reduce((all, [, n]) => all + n, 0),
+  ]);
+  sums.sort((a, b) => b[2] - a[2]);
+  const most = Math.max(1, ...sums.map(([, , n]) => n));
+  redraw(find("#reasons .bars"), window.reasons, () =>
+    sums.length
+      ? sums.map(([reason, routes, n]) => bar(reason, routes, n, most, window.requests))
+      : [el("p", { class: "empty" }, "No requests yet.")],
+  );
+  const outcomes = Object.entries(window.outcomes);
+  redraw(find("#outcomes"), outcomes, () =>
+    outcomes.length
+      ? outcomes.map(([name, n]) =>
+          el("span", { class: name === "answered" ? "outcome" : "outcome bad" },
+            name, " ", el("b", {}, count(n))))
+      : [el("span", { class: "empty" }, "none yet")],
+  );
+}
+
+function bar(reason, routes, n, most, requests) {
+  const parts = routes.map(([route, part]) => {
+    const piece = el("i", { class: `route ${route}`, title: `${route}: ${HOPS[route] ?? ""}` });
+    piece.style.width = `${(100 * part) / most}%`;
+    return piece;
+  });
+  return el("div", { class: "bar", title: REASONS[reason] ?? "" },
+    el("span", { class: "reason" }, reason),
+    el("span", { class: "track" }, ...parts),
+    el("span", { class: "n" }, count(n)),
+    el("span", { class: "n" }, share(n, requests)));
+}

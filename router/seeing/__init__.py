@@ -1,0 +1,1 @@
+"""What is counted, logged, traced and kept of decisions."""

@@ -1,0 +1,37 @@
+"""A leg's body: the client's request with what makes it local or remote (docs/REFERENCE.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ppd.contract import LocalTerms
+
+from ..intake.inbound import Endpoint, Inbound
+from ..workers.worker import Worker
+
+
+def with_terms(inbound: Inbound, terms: LocalTerms) -> bytes:
+    """The body of a local leg. ``/generate`` carries the marker in its sampling parameters."""
+    if inbound.endpoint is not Endpoint.GENERATE:
+        custom = (inbound.fields.get("custom_params") or {}) | terms.to_custom_params()
+        return inbound.with_fields({"custom_params": custom})
+    sampling = inbound.fields.get("sampling_params") or {}
+    custom = (sampling.get("custom_params") or {}) | terms.to_custom_params()
+    return inbound.with_fields({"sampling_params": {**sampling, "custom_params": custom}})
+
+
+def with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -> bytes:
+    """The body of both legs of a remote turn."""
+    host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
+    address: dict[str, Any]
+    if inbound.chain is not None:
+        address = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": new_room()}
+    else:
+        n = inbound.prompts
+        address = {
+            "bootstrap_host": [host] * n,
+            "bootstrap_port": [port] * n,
+            "bootstrap_room": [new_room() for _ in range(n)],
+        }
+    return inbound.with_fields(address)

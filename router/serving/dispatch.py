@@ -1,0 +1,326 @@
+"""Sending a request to its workers, on the decided route or on what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import assert_never
+
+from ppd.backlog import Backlog
+from ppd.contract import LocalTerms, Role, parse_refusal
+from ppd.decision import Decision, Reason, Route
+
+from ..intake.inbound import Inbound
+from ..seeing.metrics import Metrics
+from ..wire.client import Upstreams
+from ..workers.cluster import WorkerPool
+from ..workers.worker import Worker
+from .bodies import with_room, with_terms
+from .course import Course
+from .holds import Promised, Queued, Spoken
+from .legs import Answer, Cause, Leg, LegFailed
+from .sse import EngineError
+
+logger = logging.getLogger("ppd.router.turns")
+
+_NO_KV = EngineError(504, "prefill worker did not answer, and no KV came from it", "worker_error")
+
+# How SGLang 0.5.21 refuses what is neither remote nor, for want of the plugin, local. Only at
+# the start of a message: validation errors repeat what a client has sent.
+_UNPATCHED = "Invalid request: Disaggregated request received without bootstrap room"
+
+
+class Dispatcher:
+    """Opens the legs of a request.
+
+    Args:
+        clock: seconds, monotonic.
+        new_room: a random bootstrap room below 2**63.
+        escapes: without prefill worker, decode workers prefill whole prompts.
+    """
+
+    def __init__(
+        self,
+        *,
+        upstreams: Upstreams,
+        pool: WorkerPool,
+        backlog: Backlog,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        new_room: Callable[[], int],
+        escapes: bool,
+    ) -> None:
+        self._upstreams = upstreams
+        self._pool = pool
+        self._backlog = backlog
+        self._metrics = metrics
+        self._clock = clock
+        self._new_room = new_room
+        self._escapes = escapes
+
+    async def answer(self, course: Course) -> Answer:
+        """The decode worker's answer, on whichever route gives one.
+
+        ``course.opened`` is what must be closed when it is over.
+        """
+        answer: Answer | None = None
+        if course.decision.route is Route.LOCAL:
+            answer = await self._local(course)
+        while answer is None:
+            if course.decision.route is Route.REPLICA:
+                answer = await self._replica(course)
+            elif (decode := self._way_out(course)) is not None:
+                answer = await self._without_prefill(course, decode)
+            else:
+                answer = await self._remote(course)
+        if course.first_byte_s is None:
+            course.first_byte_s = self._clock()
+        return answer
+
+    async def go_on(self, course: Course, continued: Inbound) -> Answer:
+        """The rest of a stream whose worker was lost, from another one.
+
+        Raises:
+            LegFailed, WorkerError: none has it.
+        """
+        course.close()
+        route = course.decision.route
+        resumed = Route.REPLICA if route is Route.REPLICA else Route.REMOTE
+        course.decision = Decision(resumed, Reason.RESUMED)
+        course.inbound, course.prefill, course.retried = continued, None, False
+        return await self.answer(course)
+
+    async def append(self, course: Course, continued: Inbound, worker: Worker) -> Answer:
+        """The rest of a stream behind something new, from the worker that has the stream so far;
+        if it will not, from another one.
+
+        Raises:
+            LegFailed, WorkerError: none has it.
+        """
+        course.close()
+        if not worker.handshake.local_prefill:
+            return await self.go_on(course, continued)
+        course.inbound = continued
+        course.decision = Decision(Route.LOCAL, Reason.APPENDED)
+        features = course.features
+        terms = LocalTerms(0 if features is None else features.least_cached_tokens)
+        try:
+            return await self._spoken(worker, course, with_terms(continued, terms))
+        except LegFailed as failure:
+            logger.warning("%s takes no more of the stream: %s", worker.url, failure)
+            return await self.go_on(course, continued)
+
+    async def _local(self, course: Course) -> Answer | None:
+        """The answer of an append-prefill on the home worker; None: the turn goes remote."""
+        assert course.hit is not None
+        assert course.features is not None
+        home = self._pool.by_identity(course.hit.turn.home)
+        assert home is not None, "it was ready when this was decided, and nothing has been awaited"
+        body = with_terms(course.inbound, LocalTerms(course.features.least_cached_tokens))
+        # In the same step as the decision, which counted on it: nothing has been awaited since.
+        queued = Queued(self._backlog, home.identity, course.features.uncached_at_home)
+        course.opened.append(queued)
+        try:
+            answer = await self._spoken(home, course, body)
+        except LegFailed as failure:
+            course.close()
+            reason = await self._why_not_local(course, failure)
+        else:
+            queued.close()
+            return answer
+        course.decision = Decision(Route.REMOTE, reason)
+        return None
+
+    async def _why_not_local(self, course: Course, failure: LegFailed) -> Reason:
+        """Raises: ``failure`` itself, if another route would meet the same error."""
+        if await self._may_retry(course, failure):
+            return Reason.HOME_GONE
+        if refusal := parse_refusal(failure.error.message):
+            self._metrics.refused.labels(refusal.reason).inc()
+            logger.warning("local turn refused by %s: %s", failure.worker.url, refusal)
+            failure.worker.has_flushed(refusal.flushes)
+            return Reason.REFUSED_BY_WORKER
+        if failure.error.message.startswith(_UNPATCHED):
+            logger.error("%s no longer offers local prefill", failure.worker.url)
+            worker = failure.worker
+            worker.handshake = replace(worker.handshake, local_prefill=False)
+            return Reason.HOME_UNPATCHED
+        raise failure
+
+    async def _replica(self, course: Course) -> Answer | None:
+        """The answer of a worker that does both; None: it was lost, try another."""
+        hit = course.hit
+        home = self._pool.by_identity(hit.turn.home) if hit else None
+        root = course.inbound.root
+        replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens, root)
+        try:
+            return await self._spoken(replica, course, course.inbound.with_fields({}))
+        except LegFailed as failure:
+            course.close()
+            if not await self._may_retry(course, failure):
+                raise
+            return None
+
+    async def _spoken(self, worker: Worker, course: Course, body: bytes) -> Answer:
+        spoken = Spoken(self._upstreams.loop)
+
+        def told(answer: Answer | LegFailed) -> None:
+            _blame(worker, answer)
+            promised.spoke()
+            spoken.told(answer)
+
+        promised = Promised(worker, course)
+        course.opened += (promised, self._open(worker, course, body, told))
+        return await spoken.future
+
+    def _way_out(self, course: Course) -> Worker | None:
+        """A decode worker that can prefill the whole prompt, where no prefill worker is left."""
+        inbound, pool = course.inbound, self._pool
+        if not self._escapes or inbound.chain is None:
+            return None
+        if any(w not in course.failed for w in pool.ready(Role.PREFILL)):
+            return None
+        able = [
+            w
+            for w in pool.ready(Role.DECODE)
+            if w.handshake.local_prefill and w not in course.failed
+        ]
+        home = pool.by_identity(course.hit.turn.home) if course.hit else None
+        return min(able, key=lambda w: (w is not home, w.in_flight), default=None)
+
+    async def _without_prefill(self, course: Course, decode: Worker) -> Answer | None:
+        """The answer of a decode worker that prefills the whole prompt; None: try on."""
+        wanted = course.decision
+        course.decision = Decision(Route.LOCAL, Reason.NO_PREFILL)
+        queued = Queued(self._backlog, decode.identity, course.judged.remote_tokens)
+        course.opened.append(queued)
+        try:
+            answer = await self._spoken(decode, course, with_terms(course.inbound, LocalTerms(0)))
+        except LegFailed as failure:
+            course.close()
+            course.decision = wanted
+            if not await self._may_retry(course, failure):
+                raise
+            return None
+        queued.close()
+        return answer
+
+    def _open(
+        self,
+        worker: Worker,
+        course: Course,
+        body: bytes,
+        told: Callable[[Answer | LegFailed], None],
+    ) -> Leg:
+        worker.breaker.sent()
+        return Leg(self._upstreams, worker, course.inbound.endpoint, body, course.headers, told)
+
+    async def _remote(self, course: Course) -> Answer | None:
+        """The decode worker's answer after a transfer; None: a worker was lost, try others.
+
+        Both legs start at once. The decode stream is not held back by the prefill
+        worker's answer, which is only checked; but a failed prefill would leave the decode
+        leg waiting for KV that never comes, so then the decode leg is given up.
+        """
+        hit = course.hit
+        seen_by = self._pool.by_identity(hit.turn.prefill_worker) if hit else None
+        root = course.inbound.root
+        prefill = self._pool.pick(Role.PREFILL, seen_by, course.failed, root=root)
+        home = self._pool.by_identity(hit.turn.home) if hit else None
+        avoided = course.failed
+        if course.decision.reason is Reason.HOME_FULL and home is not None:
+            avoided = [*avoided, home]
+        decode = self._pool.pick(Role.DECODE, home, avoided, course.kv_tokens, root)
+        body = with_room(course.inbound, prefill, self._new_room)
+        spoken = Spoken(self._upstreams.loop)
+        # In the same step as the decision: turns that are decided next shall see it.
+        queued = Queued(self._backlog, prefill.identity, course.judged.remote_tokens)
+
+        prefilled = False
+
+        def prefill_told(answer: Answer | LegFailed) -> None:
+            nonlocal prefilled
+            queued.close()
+            if spoken.explains(answer):
+                return
+            prefilled = True
+            _blame(prefill, answer)
+            if isinstance(answer, LegFailed):
+                self._prefill_failed(answer)
+                spoken.told(answer)
+
+        def decode_told(answer: Answer | LegFailed) -> None:
+            if spoken.explains(answer):
+                return
+            if isinstance(answer, LegFailed) and answer.cause is Cause.SILENT and not prefilled:
+                # It waits for KV that never came.
+                prefill_told(LegFailed(prefill, _NO_KV, Cause.SILENT))
+            else:
+                _blame(decode, answer)
+                promised.spoke()
+                spoken.told(answer)
+
+        promised = Promised(decode, course)
+
+        prefill_leg = self._open(prefill, course, body, prefill_told)
+        prefill_leg.pour_into(None)
+        decode_leg = self._open(decode, course, body, decode_told)
+        course.opened += (queued, promised, prefill_leg, decode_leg)
+        try:
+            answer = await spoken.future
+        except LegFailed as failure:
+            course.close()
+            if not await self._may_retry(course, failure, prefill, decode):
+                raise
+            return None
+        course.prefill = prefill
+        return answer
+
+    def _prefill_failed(self, failure: LegFailed) -> None:
+        if failure.error.status >= 500:
+            self._metrics.prefill_errors.inc()
+            logger.warning("prefill leg failed on %s: %s", failure.worker.url, failure)
+
+    async def _may_retry(self, course: Course, failure: LegFailed, *involved: Worker) -> bool:
+        """Whether the request may be sent once more, to whichever workers are left.
+
+        As often as there are workers if nothing was sent. Once if it was: it may have been what
+        killed the worker. Where the worker lives and has failed, only to another one.
+
+        Args:
+            involved: the workers of both legs; a failed transfer may be either's doing.
+        """
+        pool, worker = self._pool, failure.worker
+        if failure.cause is Cause.UNCONNECTED:
+            pool.mark_dead(worker, failure.error.message)
+            return True
+        if course.retried or failure.outcome == "rejected":
+            return False
+        match failure.cause:
+            case Cause.LOST:
+                course.failed.append(worker)
+                await pool.check(worker)
+                course.retried = True
+            case Cause.TRANSFER:
+                await asyncio.gather(*(pool.check(one) for one in involved or (worker,)))
+                course.retried = True
+            case Cause.ANSWERED | Cause.SILENT:
+                course.failed.append(worker)
+                others = any(w not in course.failed for w in pool.ready(worker.role))
+                course.retried = others or self._way_out(course) is not None
+            case _:
+                assert_never(failure.cause)
+        return course.retried
+
+
+def _blame(worker: Worker, answer: Answer | LegFailed) -> None:
+    if not isinstance(answer, LegFailed):
+        if worker.role is Role.PREFILL or not answer.streams:
+            worker.breaker.succeeded()  # whether a stream does is known when it has ended
+    elif answer.blames_worker:
+        rested = worker.breaker.open
+        worker.breaker.failed()
+        if worker.breaker.open and not rested:
+            logger.error("%s fails request after request: left alone for a while", worker.url)

@@ -1,0 +1,279 @@
+"""Passing a decode worker's answer on to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import orjson
+
+from ppd.errors import WorkerError
+
+from ..answers import ErrorAnswer
+from ..apis.inner import Asked
+from ..intake.inbound import Endpoint, Inbound
+from ..workers.worker import Worker
+from .course import Course
+from .ledger import Ledger
+from .legs import Answer, LegFailed
+from .resume import Resumption
+from .sse import DONE, Tail, usage_of_generate, usage_of_openai
+
+logger = logging.getLogger("ppd.router.turns")
+
+GoOn = Callable[[Course, Inbound], Awaitable[Answer]]
+Append = Callable[[Course, Inbound, Worker], Awaitable[Answer]]
+
+
+class Reader(Protocol):
+    """Reads a stream as its client does, and may find something for its model to read.
+
+    Attributes:
+        found: that, as soon as there is something; after ``appended`` another future.
+    """
+
+    found: asyncio.Future[str]
+
+    def read(self, block: bytes) -> None:
+        """The client has got it."""
+        ...
+
+    def appended(self, appended: tuple[tuple[int, str], ...]) -> None:
+        """The model goes on behind what was found.
+
+        Args:
+            appended: all that it has read so, and after how many characters of its reply.
+        """
+        ...
+
+    def close(self) -> None:
+        """The stream has ended."""
+        ...
+
+
+_EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+
+def relay_body(request: Asked, course: Course, answer: Answer, ledger: Ledger) -> None:
+    """A whole answer, as the worker gave it."""
+    try:
+        parsed = orjson.loads(answer.head)
+    except orjson.JSONDecodeError:
+        parsed = None
+    if course.inbound.endpoint is Endpoint.GENERATE:
+        ledger.learn(course, answer.worker, usage_of_generate(parsed))
+    elif isinstance(parsed, dict):
+        ledger.learn(course, answer.worker, usage_of_openai(parsed))
+    ledger.finished(course, "ok")
+    headers = {"Content-Type": answer.content_type, **course.answer_headers()}
+    request.respond(200, answer.head, headers)
+
+
+async def relay_stream(
+    request: Asked,
+    course: Course,
+    answer: Answer,
+    ledger: Ledger,
+    go_on: GoOn,
+    most_resumptions: int,
+    append: Append,
+    reader: Reader | None = None,
+) -> None:
+    """A stream, block by block; one that breaks off gets one error event and an end.
+
+    Args:
+        go_on: asks another worker for the rest of a stream.
+        most_resumptions: how often that may be tried; 0: never.
+        append: asks the same worker for the rest behind something more.
+        reader: of a stream that can be continued.
+    """
+    resumption = None
+    if (most_resumptions or reader) and Resumption.possible(course.inbound):
+        resumption = Resumption(course.inbound)
+    relay = _Relay(request, course, answer, ledger, resumption, reader)
+    request.connection.heed(relay)
+    answer.leg.pour_into(relay)
+    try:
+        outcome = await relay.outcome
+        while outcome is None:
+            if relay.continued is not None:
+                rest = await _appended(course, relay.continued, relay.worker, append)
+            else:
+                most_resumptions -= 1
+                rest = await _rest(course, resumption, go_on) if most_resumptions >= 0 else None
+                ledger.resumed(rest is not None)
+            if rest is None:
+                outcome = relay.truncated()
+            else:
+                relay.go_on_with(rest)
+                outcome = await relay.outcome
+    finally:
+        if reader is not None:
+            reader.close()
+    ledger.finished(course, outcome)
+    request.end()
+
+
+async def _appended(
+    course: Course, continued: Inbound, worker: Worker, append: Append
+) -> Answer | None:
+    """The rest behind something more; None if there is no way to it."""
+    try:
+        return await append(course, continued, worker)
+    except (LegFailed, WorkerError) as error:
+        logger.warning("the stream cannot go on behind what was found: %s", error)
+        return None
+
+
+async def _rest(course: Course, resumption: Resumption | None, go_on: GoOn) -> Answer | None:
+    """The rest of a stream that was lost; None if there is no way to it."""
+    continued = None if resumption is None else resumption.continued()
+    if continued is None:
+        return None
+    try:
+        return await go_on(course, continued)
+    except (LegFailed, WorkerError) as error:
+        logger.warning("the stream cannot go on elsewhere: %s", error)
+        return None
+
+
+class _Relay:
+    """``legs.Sink`` of the worker's stream, ``wire.request.Listener`` of the client.
+
+    Attributes:
+        outcome: how it ended; None: the worker was lost, and another may go on; or it was left,
+            and shall go on with ``continued``.
+    """
+
+    def __init__(
+        self,
+        request: Asked,
+        course: Course,
+        answer: Answer,
+        ledger: Ledger,
+        resumption: Resumption | None,
+        reader: Reader | None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[str | None] = self._loop.create_future()
+        self._request = request
+        self._course = course
+        self._leg = answer.leg
+        self._ledger = ledger
+        self._resumption = resumption
+        self._reader = reader
+        self._resumed = False
+        self.continued: Inbound | None = None
+        self._trouble = ""
+        self._waits_since_s: float | None = None
+        self._paused = False
+        inbound = course.inbound
+        self._tail = Tail(
+            hide_usage=not inbound.asks_usage,
+            native=inbound.endpoint is Endpoint.GENERATE,
+            batch=inbound.prompts > 1,
+        )
+        if reader is not None and resumption is not None:
+            reader.found.add_done_callback(self._found)
+        self._times, self._last_s = ledger.passing_on(course), time.perf_counter()
+        headers = {**_EVENT_STREAM, **course.answer_headers()}
+        request.start(200, headers, self._pass_on(answer.head))
+
+    @property
+    def worker(self) -> Worker:
+        return self._leg.worker
+
+    def go_on_with(self, answer: Answer) -> None:
+        """Another worker has the rest, or the same one a new rest."""
+        if self.continued is not None and self._reader is not None:
+            assert self._resumption is not None
+            self._reader.appended(self._resumption.appended)
+            self._reader.found.add_done_callback(self._found)
+        self._leg, self._resumed, self.continued = answer.leg, True, None
+        self.outcome = self._loop.create_future()
+        self.block(answer.head)
+        self._leg.hold(self._paused)
+        self._leg.pour_into(self)
+
+    def _found(self, found: asyncio.Future[str]) -> None:
+        """The stream is left where it is, if it can go on behind what was found."""
+        if found.cancelled() or self.outcome.done() or self._tail.done:
+            return
+        assert self._resumption is not None
+        self.continued = self._resumption.continued(found.result())
+        if self.continued is not None:
+            self._leg.close()
+            self.outcome.set_result(None)
+
+    def block(self, block: bytes) -> None:
+        now_s = time.perf_counter()
+        self._times.observe(now_s - self._last_s)
+        self._last_s = now_s
+        try:
+            self._request.write(self._pass_on(block))
+        except Exception as error:  # noqa: BLE001 - of ours: it must not pass for the worker's
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+
+    def _pass_on(self, block: bytes) -> bytes:
+        tail, resumption = self._tail, self._resumption
+        if self._resumed and resumption is not None:
+            block = resumption.as_rest(block)
+        passed = tail.pass_on(block)
+        if resumption is not None:
+            resumption.sent(passed)
+        if self._reader is not None:
+            self._reader.read(passed)
+        if tail.done and not tail.failed:
+            # Before the client sees the end, so that its next turn finds this one.
+            self._note_wait()
+            self._ledger.learn(self._course, self._leg.worker, tail.usage)
+        return passed
+
+    def ended(self, trouble: str | None) -> None:
+        self._note_wait()
+        if self.outcome.done():  # cancelled, with whoever waited for it
+            return
+        worker = self._leg.worker
+        if self._tail.done:
+            if not self._tail.failed:
+                worker.breaker.succeeded()
+            self.outcome.set_result("worker_error" if self._tail.failed else "ok")
+            return
+        worker.breaker.failed()
+        self._tail.breaks_off()
+        if self._tail.failed:  # the client knows; a second error would be one too many
+            self._request.write(DONE)
+            self.outcome.set_result("worker_error")
+            return
+        self._trouble = trouble or "the decode worker ended its stream early"
+        logger.error("truncated stream from %s: %s", worker.url, self._trouble)
+        self._course.failed.append(worker)
+        if self._resumption is None:
+            self.outcome.set_result(self.truncated())
+        else:
+            self.outcome.set_result(None)
+
+    def truncated(self) -> str:
+        """Nobody goes on: the client is told, and gets an end."""
+        told = ErrorAnswer(502, self._trouble, "worker_error", code=502)
+        self._request.write(told.event + DONE)
+        return "truncated"
+
+    def pause(self) -> None:
+        self._waits_since_s, self._paused = time.perf_counter(), True
+        self._leg.hold(True)
+
+    def resume(self) -> None:
+        self._note_wait()
+        self._paused = False
+        self._leg.hold(False)
+
+    def _note_wait(self) -> None:
+        """Time in which the client took nothing is not the worker's."""
+        if self._waits_since_s is not None:
+            self._course.client_waits_s += time.perf_counter() - self._waits_since_s
+            self._waits_since_s = None

@@ -1,0 +1,160 @@
+"""Going on with a stream whose worker was lost, on another one.
+
+What the client has been sent is prefilled behind the prompt as the beginning of the reply, and
+the new stream is passed on as if it were the rest of the old one. Only where that gives the same
+kind of reply: one choice, of text, that no grammar shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import orjson
+
+from ..intake.inbound import Endpoint, Inbound
+from .sse import parse_event, split_events
+
+# What an engine would have to know of the tokens so far, beside their text.
+_SHAPED = ("response_format", "regex", "ebnf", "json_schema", "tools", "logprobs", "echo", "suffix")
+_LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+class Resumption:
+    """What a client has been sent of one stream, and how it goes on."""
+
+    def __init__(self, inbound: Inbound) -> None:
+        self._inbound = inbound
+        self._blocks: list[bytes] = []
+        self._sent_tokens = 0
+        self._first: dict[str, Any] = {}  # what all chunks of a stream have in common
+        self._begins = False  # the next chunk is the first one of a new stream
+        self._appended: list[tuple[int, str]] = []
+
+    @staticmethod
+    def possible(inbound: Inbound) -> bool:
+        """Whether a stream of this request could go on elsewhere."""
+        fields = inbound.fields
+        if not inbound.stream or any(fields.get(name) for name in _SHAPED):
+            return False
+        if inbound.endpoint is Endpoint.COMPLETIONS:
+            return isinstance(fields.get("prompt"), str)
+        return inbound.endpoint is Endpoint.CHAT and _continuable(fields["messages"][-1])
+
+    def sent(self, block: bytes) -> None:
+        """The client has got it."""
+        self._blocks.append(block)
+
+    @property
+    def appended(self) -> tuple[tuple[int, str], ...]:
+        """What the model has read in the midst of its reply, and after how many characters."""
+        return tuple(self._appended)
+
+    def continued(self, more: str = "") -> Inbound | None:
+        """The request for the rest; None if there is none, or it would not be the same reply.
+
+        Args:
+            more: the model reads it behind what it has said, the client does not.
+
+        Each chunk with text counts as one token, as SGLang sends them; where it has put several
+        into one, limits on the reply are that much too long, and so is the prompt in its usage.
+        """
+        text, tokens = "", 0
+        for chunk in _chunks(b"".join(self._blocks)):
+            self._first = self._first or chunk
+            for choice in chunk.get("choices") or ():
+                piece = _text_of(choice)
+                if piece is None or choice.get("finish_reason"):
+                    return None
+                text += piece
+                tokens += bool(piece)
+        fields = dict(self._inbound.fields)
+        if self._inbound.endpoint is Endpoint.COMPLETIONS:  # which has a default
+            fields["max_tokens"] = self._inbound.most_tokens
+        for name in _LIMITS:
+            if isinstance(limit := fields.get(name), int):
+                if limit <= tokens:
+                    return None
+                fields[name] = limit - tokens
+        if isinstance(least := fields.get("min_tokens"), int):
+            fields["min_tokens"] = max(0, least - tokens)
+        self._sent_tokens, self._begins = tokens, True
+        if more:
+            self._appended.append((len(text), more))
+        if read := with_appended(text, self._appended):
+            _append(self._inbound.endpoint, fields, read)
+        opened = orjson.dumps(fields)[:-1]
+        return msgspec.structs.replace(self._inbound, fields=fields, opened=opened)
+
+    def as_rest(self, block: bytes) -> bytes:
+        """Events of the new stream, as those of the old one."""
+        return b"".join(map(self._as_rest, split_events(block)))
+
+    def _as_rest(self, event: bytes) -> bytes:
+        chunk = parse_event(event)
+        if not isinstance(chunk, dict) or "choices" not in chunk:
+            return event
+        for name in ("id", "created"):
+            if name in self._first:
+                chunk[name] = self._first[name]
+        choices = chunk["choices"]
+        if self._begins and choices and self._blocks:
+            self._begins = False
+            delta = choices[0].get("delta")
+            if delta is not None and "role" in delta:
+                del delta["role"]
+                if not (delta.get("content") or choices[0].get("finish_reason")):
+                    return b""
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            usage["prompt_tokens"] = max(0, usage.get("prompt_tokens", 0) - self._sent_tokens)
+            usage["completion_tokens"] = usage.get("completion_tokens", 0) + self._sent_tokens
+        return b"data: %b\n\n" % orjson.dumps(chunk)
+
+
+def with_appended(text: str, appended: Iterable[tuple[int, str]]) -> str:
+    """A reply as its model read it.
+
+    Args:
+        appended: what came after how many characters of ``text``, in order.
+    """
+    parts: list[str] = []
+    at = 0
+    for end, more in appended:
+        parts += (text[at:end], more)
+        at = end
+    return "".join((*parts, text[at:]))
+
+
+def _chunks(blocks: bytes) -> Iterator[dict[str, Any]]:
+    for event in split_events(blocks):
+        chunk = parse_event(event)
+        if isinstance(chunk, dict):
+            yield chunk
+
+
+def _text_of(choice: dict[str, Any]) -> str | None:
+    """None: it holds something that cannot be put into a prompt."""
+    delta = choice.get("delta")
+    if delta is None:
+        return choice.get("text") or ""
+    if delta.get("tool_calls") or delta.get("reasoning_content"):
+        return None
+    return delta.get("content") or ""
+
+
+def _continuable(message: dict[str, Any]) -> bool:
+    return message["role"] != "assistant" or isinstance(message.get("content"), str)
+
+
+def _append(endpoint: Endpoint, fields: dict[str, Any], text: str) -> None:
+    if endpoint is Endpoint.COMPLETIONS:
+        fields["prompt"] += text
+        return
+    *earlier, last = fields["messages"]
+    if last["role"] == "assistant" and fields.get("continue_final_message"):
+        fields["messages"] = [*earlier, {**last, "content": last["content"] + text}]
+    else:
+        fields["messages"] = [*earlier, last, {"role": "assistant", "content": text}]
+    fields["continue_final_message"] = True

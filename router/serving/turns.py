@@ -1,0 +1,362 @@
+"""Serving one request: look up its conversation, decide, dispatch, pass on the answer.
+
+This is the life of a request (docs/ARCHITECTURE.md) in one page; the steps are
+``requests.py``'s, ``ppd.judge``'s, ``dispatch.py``'s and ``relay.py``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ppd.arrivals import ArrivalRate
+from ppd.decision import Policy, Route
+from ppd.errors import RequestError
+from ppd.journal import Decided
+from ppd.judge import Judge, Judgement, Query
+from ppd.score import Targets
+
+from ..answers import ErrorAnswer, answer_to
+from ..apis.inner import Asked
+from ..apis.samples import serve_samples
+from ..intake.admission import Admission
+from ..intake.inbound import Endpoint, Inbound, Served
+from ..intake.keys import KeyRing
+from ..intake.rates import Rates
+from ..intake.requests import parse
+from ..intake.scrub import ANONYMOUS
+from ..intake.wishes import WishBook
+from ..seeing.journal import Journal
+from ..seeing.metrics import Metrics
+from ..seeing.tracing import Trace, Tracing
+from ..wire.request import Refusal
+from ..workers.cluster import WorkerPool
+from .course import Course
+from .dispatch import Dispatcher
+from .ledger import Ledger
+from .relay import Reader, relay_body, relay_stream
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known of a turn before it is decided about.
+
+    Attributes:
+        prefill_ms: TTFT that the table says it will have; 0 if none does.
+        ttft_target_ms: the sender's own.
+    """
+
+    prefill_ms: float
+    ttft_target_ms: float | None
+
+
+class Companion(Protocol):
+    """What goes along with a request, and adds to it."""
+
+    async def completed(self, outlook: Outlook) -> bytes:
+        """The body that is served, found out while the request waits to be let in by the one it
+        has.
+
+        Raises:
+            RequestError: the request shall fail.
+        """
+        ...
+
+    def reader(self) -> Reader | None:
+        """Of the answer, if it streams and can be continued."""
+        ...
+
+
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
+
+
+class TurnServer:
+    """Serves requests of all endpoints.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        judge: Judge,
+        arrivals: ArrivalRate,
+        wishes: WishBook,
+        dispatcher: Dispatcher,
+        ledger: Ledger,
+        journal: Journal,
+        metrics: Metrics,
+        keys: KeyRing,
+        rates: Rates,
+        admission: Admission,
+        most_resumptions: int,
+        tracing: Tracing | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._judge = judge
+        self._arrivals = arrivals
+        self._wishes = wishes
+        self._dispatcher = dispatcher
+        self._ledger = ledger
+        self._journal = journal
+        self._metrics = metrics
+        self.keys = keys
+        self._rates = rates
+        self._admission = admission
+        self._most_resumptions = most_resumptions
+        self._tracing = tracing
+        self._clock = clock
+
+    def take_up(
+        self, keys: KeyRing, rates: Rates | None, wishes: WishBook, most_resumptions: int
+    ) -> None:
+        """As they are configured now; ``rates`` is None if they are as they were."""
+        self.keys, self._wishes = keys, wishes
+        self._rates = rates or self._rates
+        self._most_resumptions = most_resumptions
+
+    def take_up_policy(self, policy: Policy) -> None:
+        self._judge.policy = policy
+
+    async def serve(self, request: Asked, companion: Companion | None = None) -> None:
+        """Answer one request, whatever it is and whatever becomes of it.
+
+        Args:
+            companion: of requests of one sample.
+        """
+        arrived_s = self._clock()  # not before: how fast a client sends is not ours
+        try:
+            if request.method != "POST":
+                raise RequestError(f"{request.method} {request.path}: use POST", status=405)
+            endpoint = _ENDPOINTS[request.path]
+            inbound, query = self._read(endpoint, request.headers, request.body)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+            self._turn_down(request, error, self._begin_trace(request))
+            return
+        trace = self._begin_trace(request)
+        if inbound.samples > 1:  # each of them comes back here
+            await serve_samples(request, inbound.samples, self.serve)
+        else:
+            await self._serve(request, inbound, query, arrived_s, trace, companion)
+
+    async def _serve(
+        self,
+        request: Asked,
+        inbound: Inbound,
+        query: Query,
+        arrived_s: float,
+        trace: Trace | None,
+        companion: Companion | None,
+    ) -> None:
+        try:
+            course = await self._let_in(request, inbound, query, arrived_s, companion)
+        except asyncio.CancelledError:  # the client hung up
+            self.refused(request.path, "disconnected", trace)
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+            self._turn_down(request, error, trace)
+            return
+        try:
+            if trace is not None:
+                trace.follow(course)
+            await self._answer(request, course, companion)
+        finally:
+            try:
+                self._over(course, trace)
+            finally:
+                self._admission.leave()
+
+    async def _let_in(
+        self,
+        request: Asked,
+        inbound: Inbound,
+        query: Query,
+        arrived_s: float,
+        companion: Companion | None,
+    ) -> Course:
+        """Charge the request, wait until it may be served, decide its route.
+
+        Raises:
+            Overloaded: it may not.
+        """
+        kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
+        self._rates.charge(query.tenant, kv_tokens)
+        try:
+            if companion is None:
+                await self._admission.enter(query.tenant, kv_tokens)
+            else:
+                body = await self._completed(query, kv_tokens, companion)
+                inbound, query = self._read(inbound.endpoint, request.headers, body)
+            try:
+                return self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
+            except BaseException:
+                self._admission.leave()
+                raise
+        except BaseException:
+            self._rates.refund(query.tenant, kv_tokens)
+            raise
+
+    async def _completed(self, query: Query, kv_tokens: int, companion: Companion) -> bytes:
+        """The whole body, found out while the request waits to be let in; it is in then."""
+        outlook = self._outlook(query)
+        entering = asyncio.ensure_future(self._admission.enter(query.tenant, kv_tokens))
+        try:
+            body = await companion.completed(outlook)
+            await entering
+        except BaseException:
+            if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
+                self._admission.leave()
+            raise
+        return body
+
+    def _outlook(self, query: Query) -> Outlook:
+        decision = self._judge.judge(query, self._clock()).decision
+        target_ms = query.objective.ttft_ms if isinstance(query.objective, Targets) else None
+        costs = decision.assessment
+        if costs is None:
+            return Outlook(0.0, target_ms)
+        chosen = costs.local if decision.route is Route.LOCAL else costs.remote
+        return Outlook(chosen.ttft_ms, target_ms)
+
+    async def _answer(self, request: Asked, course: Course, companion: Companion | None) -> None:
+        try:
+            answer = await self._dispatcher.answer(course)
+            self._ledger.answered(course)
+            if answer.streams:
+                await relay_stream(
+                    request,
+                    course,
+                    answer,
+                    self._ledger,
+                    self._dispatcher.go_on,
+                    self._most_resumptions,
+                    self._dispatcher.append,
+                    companion.reader() if companion is not None else None,
+                )
+            else:
+                relay_body(request, course, answer, self._ledger)
+        except asyncio.CancelledError:  # the client hung up
+            self._ledger.finished(course, "disconnected")
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+            told = answer_to(error, f"{request.method} {request.path}")
+            self._ledger.finished(course, told.outcome)
+            _tell(request, told)
+
+    def _over(self, course: Course, trace: Trace | None) -> None:
+        """Give back what the request held; charge what was used, nothing if no worker spoke."""
+        outcome = course.outcome or "internal_error"
+        course.close()
+        self._ledger.closed(course, outcome)
+        if trace is not None:
+            trace.end(outcome)
+        if (used := course.usage) is not None:
+            took = used.prompt_tokens + used.completion_tokens
+            self._rates.settle(course.tenant, took - course.kv_tokens)
+        elif course.first_byte_s is None:
+            self._rates.refund(course.tenant, course.kv_tokens)
+
+    def _turn_down(self, request: Asked, error: Exception, trace: Trace | None) -> None:
+        """Nothing has been decided about the request, and nothing will."""
+        told = answer_to(error, f"{request.method} {request.path}")
+        self.refused(request.path, told.outcome, trace)
+        _tell(request, told)
+
+    def refused(self, path: str, outcome: str, trace: Trace | None = None) -> None:
+        """A request ended before anything was decided about it."""
+        self._metrics.finished.add(path, outcome)
+        if trace is not None:
+            trace.end(outcome)
+
+    def _begin_trace(self, request: Asked) -> Trace | None:
+        if self._tracing is None:
+            return None
+        return self._tracing.begin(request.path, request.headers)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        """The body of an answer to what is no request; no path is known of it."""
+        self._metrics.finished.add("", "rejected")
+        return ErrorAnswer(refusal.status, refusal.message).body
+
+    def explain(
+        self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
+    ) -> tuple[Query, Judgement]:
+        """What would be decided about a request now; nothing is sent or remembered.
+
+        Raises:
+            RequestError: the request is wrong.
+        """
+        _, query = self._read(endpoint, headers, raw)
+        return query, self._judge.judge(query, self._clock())
+
+    def _read(
+        self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
+    ) -> tuple[Inbound, Query]:
+        """
+        Args:
+            headers: by lower-case name.
+        """
+        tenant = self.keys.tenant(headers)
+        served = Served(self._pool.models, self._pool.vocab_size)
+        session = headers.get("x-session-id", "")
+        inbound = parse(endpoint, raw, tenant, served, session)
+        name = tenant or ANONYMOUS
+        query = Query(
+            kind=endpoint,
+            chain=inbound.chain,
+            body_bytes=len(raw),
+            tenant=name,
+            most_tokens=inbound.most_tokens,
+            objective=self._wishes.of(name, headers),
+        )
+        return inbound, query
+
+    def _decide(
+        self,
+        headers: Mapping[str, str],
+        inbound: Inbound,
+        query: Query,
+        arrived_s: float,
+        kv_tokens: int,
+    ) -> Course:
+        now_s = self._clock()
+        self._arrivals.note(now_s)
+        started_s = time.perf_counter()
+        judged = self._judge.judge(query, now_s)
+        self._metrics.decision.of().observe(time.perf_counter() - started_s)
+        number = self._journal.next_number()
+        self._journal.decided(
+            Decided(
+                number=number,
+                at_s=now_s,
+                endpoint=inbound.endpoint,
+                tenant=query.tenant,
+                objective=query.objective,
+                features=judged.features,
+                decision=judged.decision,
+            )
+        )
+        return Course(
+            number=number,
+            inbound=inbound,
+            tenant=query.tenant,
+            kv_tokens=kv_tokens,
+            headers=self.keys.forwarded(headers),
+            arrived_s=arrived_s,
+            judged=judged,
+            decision=judged.decision,
+        )
+
+
+def _tell(request: Asked, told: ErrorAnswer) -> None:
+    if request.answered:
+        request.abort()
+    else:
+        headers = {"Content-Type": "application/json", **told.headers}
+        request.respond(told.status, told.body, headers)

@@ -1,0 +1,1 @@
+"""The workers: who they are and how busy, how they come, are found, fail and go."""

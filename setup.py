@@ -1,0 +1,46 @@
+"""The wheel, and with ``PPD_COMPILE=1`` one whose token path is compiled by mypyc.
+
+The same source either way: modules that the compiler cannot take (structs of msgspec, an exception
+that is an ``OSError``) and all that is not on the path of every request stay Python, and every
+module is in the wheel as Python too. Needs mypy and a C compiler (``make wheel COMPILE=1``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+_COMPILED = {
+    "apis": ("front",),
+    "intake": ("admission", "fields", "keys", "rates", "requests", "scrub", "wishes"),
+    "seeing": ("counting", "journal", "metrics"),
+    "serving": ("bodies", "course", "dispatch", "holds", "ledger", "legs", "relay", "turns"),
+    "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
+    "workers": ("breaker", "cluster", "worker"),
+}
+
+
+def _compiled() -> list[object]:
+    from mypyc.build import mypycify
+
+    # mypyc names modules by their folders, and the wheel's are not the checkout's.
+    staged = Path("build/staged")
+    shutil.rmtree(staged, ignore_errors=True)
+    shutil.copytree("router", staged / "ppd_router")
+    os.environ["MYPYPATH"] = str(staged)
+    sources = [
+        str(staged / "ppd_router" / package / f"{name}.py")
+        for package, names in _COMPILED.items()
+        for name in names
+    ]
+    found: list[object] = mypycify(sources, opt_level="2")
+    return found
+
+
+# Not for its metadata, which are asked for first.
+_compiles = os.environ.get("PPD_COMPILE") == "1" and "bdist_wheel" in sys.argv
+setup(ext_modules=_compiled() if _compiles else [])

@@ -1,0 +1,192 @@
+"""Nothing is kept, charged or counted twice of a request, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from router.limits import AdmissionLimits, RateLimit
+
+from ..conftest import CHAT_BODY, Client, Cluster
+from ..fake_engine import FakeEngine, answering, event, failing, gated, hanging, start_stream
+
+CHAT = "/v1/chat/completions"
+
+
+async def until(client: Client, value: float, name: str, **labels: str) -> None:
+    async def poll() -> None:
+        while await client.metric(name, **labels) != value:
+            pass
+
+    await asyncio.wait_for(poll(), 10.0)
+
+
+async def finished(client: Client, outcome: str, endpoint: str = CHAT) -> float:
+    return await client.metric("ppd_finished_total", endpoint=endpoint, outcome=outcome)
+
+
+async def test_a_prompt_too_short_to_count_leaves_nothing_behind(cluster: Cluster) -> None:
+    """Its tokens are forecast as none; two at a time, as each takes its own off again."""
+    p, d = FakeEngine("prefill", hanging), FakeEngine("decode", hanging)
+    async with cluster(p, d, admission=AdmissionLimits(max_in_flight=2)) as client:
+        for _ in range(3):
+            both = [
+                asyncio.create_task(client.post("/v1/completions", {"prompt": "hi"}))
+                for _ in range(2)
+            ]
+            await until(client, 2, "ppd_worker_in_flight", role="decode", worker=d.url)
+            for one in both:
+                one.cancel()
+            for engine in (p, d):
+                await until(client, 0, "ppd_worker_in_flight", role=engine.role, worker=engine.url)
+        assert await finished(client, "disconnected", "/v1/completions") == 6
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_what_is_nested_too_deeply_is_refused_and_counted(
+    cluster: Cluster, path: str
+) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    async with cluster(p, d) as client:
+        schema = b'{"a":' * 300 + b"1" + b"}" * 300
+        tool = b'{"type": "function", "name": "f", "input_schema": %b, "parameters": %b}'
+        body = b'{"max_tokens": 9, "input": "x", "tools": [%b], "messages": %b}' % (
+            tool % (schema, schema),
+            b'[{"role": "user", "content": "x"}]',
+        )
+        reply = await client.post(path, body)
+        assert (reply.status, b"nested too deeply" in reply.body) == (400, True)
+        assert await finished(client, "rejected", path) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_samples_are_counted_once_each(cluster: Cluster, stream: bool) -> None:
+    p, d = FakeEngine("prefill", hanging), FakeEngine("decode", hanging)
+    async with cluster(p, d) as client:
+        asked = asyncio.create_task(client.chat("hello", n=3, stream=stream))
+        await until(client, 3, "ppd_worker_in_flight", role="decode", worker=d.url)
+        asked.cancel()
+        await until(client, 3, "ppd_finished_total", endpoint=CHAT, outcome="disconnected")
+        await until(client, 0, "ppd_worker_in_flight", role="decode", worker=d.url)
+        assert await finished(client, "disconnected") == 3
+
+
+async def test_nobody_is_charged_for_what_was_not_served(cluster: Cluster) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", failing(500, "no"))
+    limits = AdmissionLimits(max_in_flight=1, max_waiting=0)
+    rate = RateLimit(requests_per_minute=3, tokens_per_minute=2000)
+    async with cluster(p, d, admission=limits, rate=rate) as client:
+        for _ in range(9):  # no worker has spoken
+            assert (await client.chat("hello")).status == 500
+        gate = asyncio.Event()
+        d.script = gated(gate)
+        first = asyncio.create_task(client.chat("hello", stream=True))
+        await until(client, 1, "ppd_worker_in_flight", role="decode", worker=d.url)
+        for _ in range(9):  # the queue is full
+            refused = await client.chat("hello")
+            assert (refused.status, refused.json["error"]["code"]) == (429, "overloaded")
+        gate.set()
+        assert (await first).status == 200
+
+
+def many(completion: int) -> Any:
+    """A batch as ``/generate`` answers it: a list, or events that say which prompt they are of."""
+
+    async def script(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
+        meta = {"prompt_tokens": 10, "completion_tokens": completion, "cached_tokens": 0}
+        answers = [{"text": "x", "index": i, "meta_info": meta} for i in range(len(body["text"]))]
+        if not body.get("stream"):
+            return web.json_response(answers)
+        response = await start_stream(request)
+        for one in answers:
+            await response.write(event(one))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_all_prompts_of_a_batch_are_charged(cluster: Cluster, stream: bool) -> None:
+    p, d = FakeEngine("prefill", many(1000)), FakeEngine("decode", many(1000))
+    async with cluster(p, d, rate=RateLimit(tokens_per_minute=3000)) as client:
+        body = {"text": ["abc"] * 10, "stream": stream, "sampling_params": {"max_new_tokens": 9}}
+        assert (await client.post("/generate", body)).status == 200
+        assert (await client.post("/generate", body)).status == 429
+
+
+async def test_a_hung_prefill_worker_is_blamed_once_and_alone(cluster: Cluster) -> None:
+    """Both legs are silent at the same time, in no certain order."""
+    for _ in range(6):
+        p, d = FakeEngine("prefill", hanging), FakeEngine("decode", hanging)
+        limits = {"answer_timeout_s": 0.05, "breaker_failures": 1, "breaker_rest_s": 60.0}
+        async with cluster(p, d, **limits) as client:
+            assert (await client.chat("hello")).status == 504
+            opened = [
+                await client.metric("ppd_worker_breaker_open", role=e.role, worker=e.url)
+                for e in (p, d)
+            ]
+            assert opened == [1, 0]
+            assert await client.metric("ppd_prefill_errors_total") == 1
+
+
+async def test_freed_kv_is_given_to_as_many_as_it_holds(cluster: Cluster) -> None:
+    gate = asyncio.Event()
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    d.free_tokens = 10_000
+    async with cluster(p, d, probe_interval_s=0.05) as client:
+        first = asyncio.create_task(client.chat("hello", stream=True, max_tokens=250))
+        await until(client, 1, "ppd_worker_in_flight", role="decode", worker=d.url)
+        d.free_tokens = 10
+        await d.load_is_known()
+        waiting = [
+            asyncio.create_task(client.chat(f"{i}", stream=True, max_tokens=250)) for i in range(20)
+        ]
+        await until(client, 20, "ppd_admission_waiting")
+        d.free_tokens = 600
+        await until(client, 18, "ppd_admission_waiting")
+        await d.load_is_known()  # which says 600 still: what was sent counts against it
+        gate.set()
+        d.free_tokens = 10_000
+        assert {(await one).status for one in (first, *waiting)} == {200}
+
+
+async def test_a_worker_that_tells_its_load_no_more_is_not_full_for_good(cluster: Cluster) -> None:
+    gate = asyncio.Event()
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    d.free_tokens = 10
+    async with cluster(p, d) as client:
+        await d.load_is_known()
+        first = asyncio.create_task(client.chat("hello", stream=True))
+        await until(client, 1, "ppd_worker_in_flight", role="decode", worker=d.url)
+        second = asyncio.create_task(client.chat("other", stream=True))
+        await until(client, 1, "ppd_admission_waiting")
+        d.free_tokens = None
+        await until(client, 2, "ppd_worker_in_flight", role="decode", worker=d.url)
+        gate.set()
+        assert [(await one).status for one in (first, second)] == [200, 200]
+
+
+async def test_a_resumed_completion_keeps_the_default_limit(cluster: Cluster) -> None:
+    from ..in_turn import InTurn
+    from ..serving.test_resume import cut_off
+
+    def piece(text: str) -> bytes:
+        return event({"id": "c", "choices": [{"index": 0, "text": text}]})
+
+    decode = InTurn(cut_off(1, *[piece("w ")] * 15), answering())
+    decoders = [FakeEngine("decode", decode) for _ in range(2)]
+    async with cluster(FakeEngine("prefill", answering()), *decoders, resume_streams=1) as client:
+        await client.post("/v1/completions", {"prompt": "count: ", "stream": True})
+        assert decode.bodies[-1]["max_tokens"] == 1
+
+
+async def test_a_model_that_is_looked_up_by_head_is_there(cluster: Cluster) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    async with cluster(p, d, admin_token="s3cret") as client:
+        async with client.http.head(f"{client.url}/health") as answer:
+            assert answer.status == 200
+        assert (await client.post(CHAT, CHAT_BODY)).status == 200

@@ -1,0 +1,186 @@
+"""Passages found while a reply is streamed: it goes on behind them, as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from router.retrieval.config import RetrievalConfig
+
+from ..conftest import Cluster
+from ..fake_engine import DONE, FakeEngine, Script, answering, event, failing, start_stream, usage
+from ..in_turn import InTurn
+from ..serving.test_resume import chunk, rest, text_of
+from .fake_pool import FakePool
+
+WISH = {"collection": "docs", "stages": ["decode"], "every_tokens": 2, "threshold": 0.5}
+ASIDE = "\n\n(A passage that may help: cats purr)\n\n"
+
+
+def purring(body: dict[str, Any]) -> list[tuple[str, float, str]]:
+    return [("purr", 0.9, "cats purr"), ("low", 0.2, "nothing of interest")]
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[FakePool]:
+    async with FakePool(purring).serving() as one:
+        yield one
+
+
+def begins(*words: str) -> Script:
+    """A stream that has said so much and goes on as long as somebody listens."""
+
+    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        await response.write(chunk(1, role="assistant", content=""))
+        for word in words:
+            await response.write(chunk(1, content=word))
+        await asyncio.Event().wait()
+        return response
+
+    return script
+
+
+def scene(*scripts: Script) -> tuple[tuple[FakeEngine, FakeEngine], InTurn]:
+    decode = InTurn(*scripts)
+    return (FakeEngine("prefill", answering()), FakeEngine("decode", decode)), decode
+
+
+async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
+    workers, _ = scene(begins("cats ", "do "), rest(2, "purr ", "loudly"))
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat(
+            "what do cats do?",
+            retrieval=WISH,
+            stream=True,
+            max_tokens=40,
+            stream_options={"include_usage": True},
+        )
+        assert text_of(reply) == "cats do purr loudly"
+        search = pool.searches[-1]
+        assert search["stage"] == "decode"
+        assert search["text"] == "what do cats do?\ncats do "
+        first, second = workers[1].bodies
+        assert second["messages"] == [
+            *first["messages"],
+            {"role": "assistant", "content": "cats do " + ASIDE},
+        ]
+        assert second["continue_final_message"] is True
+        assert second["max_tokens"] == 38
+        assert second["custom_params"]["do_local_prefill"] is True, "on the worker that has it"
+        assert len(workers[0].bodies) == 1, "and nowhere else"
+        *_, counts, last = reply.events
+        assert counts["usage"]["completion_tokens"] == 4
+        assert last["retrieval"]["citations"] == [
+            {"id": "purr", "score": 0.9, "turn": 1, "stage": "decode"}
+        ]
+        assert {one["id"] for one in reply.events if one.get("choices")} == {"id1"}
+        assert await client.metric("ppd_retrieval_passages_total", how="appended") == 1
+        assert await client.metric("ppd_retrieval_stalled_seconds_total") > 0
+        ended = {"endpoint": "/v1/chat/completions", "outcome": "ok"}
+        assert await client.metric("ppd_finished_total", **ended) == 1
+
+        # The next turn's history has the passage where the model read it.
+        said = "cats do purr loudly"
+        later = await client.chat("what do cats do?", said, "why?")
+        assert later.route[0] == "local"
+        (_, reply_as_read, _) = workers[1].bodies[-1]["messages"]
+        assert reply_as_read["content"] == f"cats do {ASIDE}purr loudly"
+        # Another reply to the same question was read without.
+        await client.chat("what do cats do?", "cats sleep all day", "why?")
+        assert workers[1].bodies[-1]["messages"][1]["content"] == "cats sleep all day"
+
+
+async def test_at_most_so_many_and_none_twice(cluster: Cluster, pool: FakePool) -> None:
+    """The second search finds only what is there already."""
+    workers, _ = scene(begins("a ", "b "), rest(2, *("c " for _ in range(20))))
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        wish = {**WISH, "most_additions": 5}
+        reply = await client.chat("what?", retrieval=wish, stream=True)
+        assert text_of(reply) == "a b " + "c " * 20
+        assert len(workers[1].bodies) == 2
+        assert len(reply.events[-1]["retrieval"]["citations"]) == 1
+
+
+@pytest.mark.parametrize("trouble", ["nothing", "low", "down"])
+async def test_without_a_passage_the_stream_is_what_it_was(
+    cluster: Cluster, pool: FakePool, trouble: str
+) -> None:
+    workers, _ = scene(rest(1, *["a", "b", "c", "d", "e", "f"]))
+    url = "http://127.0.0.1:9" if trouble == "down" else pool.url
+    pool.hits = (lambda _: []) if trouble == "nothing" else (lambda _: [("low", 0.2, "dull")])
+    async with cluster(*workers, retrieval=RetrievalConfig(url=url)) as client:
+        reply = await client.chat("what?", retrieval=WISH, stream=True)
+        assert text_of(reply) == "abcdef"
+        assert len(workers[1].bodies) == 1
+        assert reply.events[-1]["retrieval"]["citations"] == []
+
+
+async def test_a_worker_that_takes_no_more_leaves_the_rest_to_a_transfer(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    refused = failing(400, "no room here")
+    workers, _ = scene(begins("cats ", "do "), refused, rest(2, "purr"))
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
+        assert text_of(reply) == "cats do purr"
+        assert "bootstrap_room" in workers[1].bodies[-1]
+        assert len(workers[0].bodies) == 2
+
+
+async def test_a_reply_that_cannot_be_continued_is_not_cut(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    """One token is left, and then none: there is nothing to go on with."""
+
+    async def said_all(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        await response.write(chunk(1, role="assistant", content=""))
+        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+        await pool.arrived.wait()
+        for _ in range(3):  # the search's answer comes meanwhile
+            await client.metric("ppd_finished_total")
+        await response.write(event({"choices": [], "usage": usage(9, 2, 0)}))
+        await response.write(DONE)
+        return response
+
+    workers, _ = scene(said_all)
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("what do cats do?", retrieval=WISH, stream=True, max_tokens=2)
+        assert text_of(reply) == "cats do "
+        assert len(workers[1].bodies) == 1
+
+
+async def test_a_doubtful_token_is_searched_for_at_once(cluster: Cluster, pool: FakePool) -> None:
+    async def unsure(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        for word, logprob in (("cats ", -0.01), ("perhaps ", -3.0)):
+            logprobs = {"content": [{"token": word, "logprob": logprob}]}
+            choice = {"index": 0, "delta": {"content": word}, "logprobs": logprobs}
+            await response.write(event({"id": "id1", "choices": [choice]}))
+        await pool.arrived.wait()
+        await response.write(DONE)
+        return response
+
+    workers, _ = scene(unsure)
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        wish = {**WISH, "every_tokens": 1000, "confidence": 0.3}
+        await client.chat("what?", retrieval=wish, stream=True, logprobs=True)
+        assert pool.searches[-1]["text"].endswith("cats perhaps ")
+
+
+async def test_both_stages(cluster: Cluster, pool: FakePool) -> None:
+    pool.hits = lambda body: [(body["stage"], 0.9, f"found at {body['stage']}")]
+    workers, _ = scene(begins("cats ", "do "), rest(2, "purr"))
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        wish = {**WISH, "stages": ["prefill", "decode"]}
+        reply = await client.chat("what do cats do?", retrieval=wish, stream=True)
+        cited = [one["id"] for one in reply.events[-1]["retrieval"]["citations"]]
+        assert cited == ["prefill", "decode"]
+        await client.chat("what do cats do?", "cats do purr", "why?")
+        asked, read, _ = workers[1].bodies[-1]["messages"]
+        assert "found at prefill" in asked["content"]
+        assert "found at decode" in read["content"]

@@ -1,0 +1,163 @@
+"""Errors as clients get them: the engine's, inside streams, and our own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ppd.decision import Decision, Features, Policy
+from ppd.score import Objective
+from router.serving.ledger import Ledger
+
+from ..conftest import Cluster
+from ..fake_engine import (
+    DONE,
+    FakeEngine,
+    answering,
+    event,
+    start_stream,
+    streaming_forever,
+    token,
+)
+from .faulty import REMOTE, workers
+
+
+async def test_an_error_inside_a_stream_is_no_success(cluster: Cluster) -> None:
+    async def out_of_memory(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one") + event({"error": {"message": "oom", "code": 500}}))
+        await response.write(DONE)
+        return response
+
+    p, d = workers(answering(), out_of_memory)
+    async with cluster(p, d) as client:
+        reply = await client.chat("hello", stream=True)
+        assert reply.events[-1]["error"]["message"] == "oom"
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "worker_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize("resets", [False, True], ids=["ends", "resets"])
+async def test_an_error_inside_a_stream_is_told_once(
+    cluster: Cluster, path: str, resets: bool
+) -> None:
+    """Also where the worker says no ``[DONE]`` behind it."""
+
+    async def dying(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one") if path != "/generate" else event({"text": "one"}))
+        await response.write(event({"error": {"message": "oom", "code": 500}}))
+        if resets:
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    p, d = workers(answering(), dying)
+    async with cluster(p, d) as client:
+        body = {"messages": [{"role": "user", "content": "hello"}], "text": "hello", "stream": True}
+        reply = await client.post(path, body)
+        assert [e["error"]["message"] for e in reply.events if "error" in e] == ["oom"]
+        labels = {"endpoint": path, "outcome": "worker_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+async def test_a_workers_bare_500_becomes_an_openai_error(cluster: Cluster) -> None:
+    async def bare(
+        engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        return web.Response(status=500, text="Internal Server Error")
+
+    p, d = workers(bare, bare)
+    async with cluster(p, d) as client:
+        reply = await client.chat("hello")
+        assert reply.status == 500
+        assert reply.json["error"]["message"] == "Internal Server Error"
+
+
+class Broken(Policy):
+    """A policy with a bug."""
+
+    def choose(self, features: Features, objective: Objective) -> Decision:
+        raise ZeroDivisionError
+
+
+async def test_a_bug_of_ours_is_an_openai_error_too_and_counted(cluster: Cluster) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d, choosing=Broken()) as client:
+        await client.chat("hello")
+        reply = await client.chat("hello", "www", "and")
+        assert (reply.status, reply.json["error"]["type"]) == (500, "router_error")
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "internal_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+@pytest.mark.parametrize("levels", [300, 2000])
+async def test_deep_nesting_is_refused(cluster: Cluster, levels: int) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d) as client:
+        nested = b"[" * levels + b"]" * levels
+        body = b'{"messages": [{"role": "user", "content": "x"}], "unknown": ' + nested + b"}"
+        assert (await client.post("/v1/chat/completions", body)).status == 400
+
+
+async def test_a_body_that_is_not_what_it_says_is_refused(cluster: Cluster) -> None:
+    p, d = workers(answering(), answering())
+    async with cluster(p, d) as client:
+        headers = {"Content-Encoding": "gzip"}
+        reply = await client.post("/v1/chat/completions", b"not gzip", headers)
+        assert reply.status == 415
+
+
+async def test_a_bug_of_ours_in_mid_stream_is_not_the_workers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sees that the stream did not end well."""
+
+    def bug(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    gate = asyncio.Event()
+
+    async def in_two(engine: FakeEngine, request: web.Request, body: Any) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(token("one"))
+        await gate.wait()
+        await response.write(DONE)
+        return response
+
+    monkeypatch.setattr(Ledger, "learn", bug)
+    p, d = workers(answering(), in_two)
+    async with cluster(p, d) as client:
+        body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+        async with client.http.post(f"{client.url}/v1/chat/completions", json=body) as answer:
+            assert await answer.content.readany() == token("one")
+            gate.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "internal_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+async def test_a_prefill_worker_is_free_when_it_has_answered(cluster: Cluster) -> None:
+    p, d = workers(answering(), streaming_forever)
+    async with cluster(p, d) as client:
+        asked = asyncio.create_task(client.chat("hello", stream=True))
+        labels = {"role": "prefill", "worker": p.url}
+        await d.arrived.wait()
+        while await client.metric("ppd_turns_total", **REMOTE) < 1:
+            pass
+        while await client.metric("ppd_worker_in_flight", **labels):
+            pass
+        labels = {"role": "decode", "worker": d.url}
+        assert await client.metric("ppd_worker_in_flight", **labels) == 1
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)

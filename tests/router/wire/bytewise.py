@@ -1,0 +1,81 @@
+"""A server of the token path, spoken to byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from socket import AF_INET, IPPROTO_TCP, SOCK_STREAM, socket
+
+from aiohttp import web
+
+from router.wire.reading import Limits
+from router.wire.request import Request
+from router.wire.server import Handler, WireServer
+
+HOST = b"Host: router\r\n"
+TEXT = {"Content-Type": "text/plain"}
+
+
+async def echo(request: Request) -> None:
+    request.respond(200, request.body or b"nothing", TEXT)
+
+
+def post(body: bytes, *headers: bytes, version: bytes = b"1.1", path: bytes = b"/echo") -> bytes:
+    length = b"Content-Length: %d\r\n" % len(body)
+    return b"POST %b HTTP/%b\r\n%b%b%b\r\n%b" % (
+        *(path, version, HOST, length),
+        *(b"".join(header + b"\r\n" for header in headers), body),
+    )
+
+
+LAST = b"Connection: close"
+CHUNKED = b"Transfer-Encoding: chunked"
+
+
+@asynccontextmanager
+async def serving(
+    handler: Handler = echo, limits: Limits | None = None, app: web.Application | None = None
+) -> AsyncIterator[tuple[int, WireServer]]:
+    runner = web.AppRunner(app or web.Application(), handler_cancellation=True)
+    await runner.setup()
+    assert runner.server is not None
+    server = WireServer(
+        paths=("/echo",),
+        handler=handler,
+        elsewhere=runner.server,
+        refuse=lambda refusal: refusal.message.encode(),
+        limits=limits or Limits(),
+    )
+    listener = socket(AF_INET, SOCK_STREAM, IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    await server.start(listener)
+    try:
+        yield listener.getsockname()[1], server
+    finally:
+        await server.stop(1.0)
+        await runner.cleanup()
+
+
+async def say(port: int, *pieces: bytes) -> bytes:
+    """All that comes back until the server closes; each piece is sent by itself."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+def bodies(answers: bytes) -> list[bytes]:
+    """Of answers with a Content-Length, one after the other."""
+    found: list[bytes] = []
+    while answers:
+        head, _, answers = answers.partition(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        found.append(answers[:size])
+        answers = answers[size:]
+    return found

@@ -1,0 +1,275 @@
+"""Workers that announce themselves, leave, fall silent, or should not be let in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+import msgspec
+import orjson
+import pytest
+
+from eval.cluster import free_port
+from ppd.announcement import PATH, Announcement
+from ppd.contract import Role
+from router.config import RouterConfig
+from router.server import running
+from router.workers.cluster import WorkerPool
+from router.workers.membership import Membership
+
+from ..conftest import Client, Cluster, Reply
+from ..fake_engine import FakeEngine, answering
+from ..scene import until, workers
+
+TOKEN = {"Authorization": "Bearer s3cret"}
+
+
+def said(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
+    load = {"running": 3, "kv_used_tokens": 100, "kv_total_tokens": 1000}
+    return {
+        "url": engine.url,
+        "role": engine.role,
+        "boot_id": engine.boot_id,
+        "load": load,
+        **fields,
+    }
+
+
+async def announce(
+    client: Client, engine: FakeEngine, headers: Any = TOKEN, **fields: Any
+) -> Reply:
+    return await client.post(PATH, said(engine, **fields), headers)
+
+
+async def listed(client: Client) -> dict[str, Any]:
+    async with client.http.get(client.url + PATH) as answer:
+        return {worker["url"]: worker for worker in await answer.json()}
+
+
+OPEN: dict[str, Any] = {"accept_workers": True, "worker_token": "s3cret"}
+
+
+async def test_a_router_that_knows_nobody_waits_for_its_workers() -> None:
+    p, d = workers()
+    config = RouterConfig(port=free_port(), policy="full", **OPEN)
+    url = f"http://127.0.0.1:{config.port}"
+    done = asyncio.Event()
+
+    async def serve() -> None:
+        async with running(config):
+            await done.wait()
+
+    async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
+        router = asyncio.create_task(serve())
+        client = Client(url, http)
+        await until(lambda: answers(client, 503))
+        assert (await announce(client, p)).status == 200
+        assert (await client.chat("hello")).status == 503, "there is no decode worker yet"
+        assert (await announce(client, d)).status == 200
+        await until(lambda: answers(client, 200))
+        assert (await client.chat("hello")).route == ("remote", "first_turn")
+        done.set()
+        await router
+
+
+@pytest.mark.parametrize("announced", [False, True])
+async def test_a_flushed_cache_is_forgotten_at_the_next_heartbeat(
+    cluster: Cluster, announced: bool
+) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        if announced:
+            assert (await announce(client, other, flushes=3)).status == 200
+            await client.post(f"/workers/{d.url.removeprefix('http://')}/drain", {})
+        home = other if announced else d
+        assert (await announce(client, home, flushes=3)).status == 200
+        assert (await client.chat("a")).route == ("remote", "first_turn")
+        assert (await announce(client, home, flushes=3)).status == 200
+        assert (await client.chat("a", "www", "b")).route == ("local", "policy_full")
+        before = len(home.bodies)
+        assert (await announce(client, home, flushes=4)).status == 200
+        third = await client.chat("a", "www", "b", "www", "c")
+        assert third.route == ("remote", "home_gone")
+        assert len(home.bodies) == before + 1, "it was not even asked"
+        fourth = await client.chat("a", "www", "b", "www", "c", "www", "d")
+        assert fourth.route == ("local", "policy_full")
+        assert (await announce(client, home)).status == 200  # by an older plugin
+        fifth = await client.chat("a", "www", "b", "www", "c", "www", "d", "www", "e")
+        assert fifth.route == ("local", "policy_full")
+
+
+async def answers(client: Client, status: int) -> bool:
+    try:
+        async with client.http.get(client.url + "/health") as answer:
+            return answer.status == status
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+async def test_one_that_joins_gets_work_and_one_that_leaves_gets_none(cluster: Cluster) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        assert (await announce(client, other)).json == {"workers": 3}
+        assert (await announce(client, other)).json == {"workers": 3}, "it is known now"
+        told = (await listed(client))[other.url]
+        assert told["announced"]["load"]["running"] == 3
+        await asyncio.gather(*(client.chat(f"{i} opens", stream=True) for i in range(4)))
+        assert other.bodies, "the least busy gets the next"
+        assert (await client.chat("0 opens", "w0w1w2", "and", stream=True)).route[0] == "local"
+        await announce(client, other, leaving=True)
+        assert other.url not in await listed(client)
+        before = len(other.bodies)
+        for i in range(4):
+            reply = await client.chat(f"{i} opens", "w0w1w2", "more", stream=True)
+            assert reply.status == 200
+        assert len(other.bodies) == before
+        # The same process comes back: it still has what it had.
+        await announce(client, other)
+        routes = [
+            (await client.chat(f"{i} opens", "w0w1w2", "again", stream=True)).route
+            for i in range(4)
+        ]
+        assert {route for route, _ in routes} == {"local"}
+
+
+async def test_another_process_in_its_place_holds_nothing(cluster: Cluster) -> None:
+    p, d = workers()
+    async with cluster(p, d, **OPEN) as client:
+        await client.chat("hello")
+        assert (await client.chat("hello", "www", "and")).route == ("local", "policy_full")
+        d.boot_id = "2"
+        await announce(client, d)
+        assert (await client.chat("hello", "www", "so")).route == ("remote", "home_gone")
+
+
+async def test_a_late_goodbye_of_an_earlier_process_is_none(cluster: Cluster) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering(), boot_id="new")
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        await announce(client, other)
+        await announce(client, other, boot_id="old", leaving=True)
+        assert other.url in await listed(client)
+
+
+async def test_one_process_joins_once(cluster: Cluster) -> None:
+    p, d = workers()
+    d.boot_id = "mine"
+    async with cluster(p, d, **OPEN) as client:
+        reply = await announce(client, d, url=d.url.replace("127.0.0.1", "localhost"))
+        assert reply.status == 409
+        assert f"is the process that is known as {d.url}" in reply.json["error"]["message"]
+
+
+async def test_what_is_there_in_another_role_now_is_no_longer_what_it_was(
+    cluster: Cluster,
+) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering(), boot_id="7")
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        await announce(client, other)
+        other.role, other.boot_id = "prefill", "8"
+        reply = await announce(client, other)
+        assert (reply.status, other.url in await listed(client)) == (409, False)
+        assert (await announce(client, other)).status == 200, "it may join as what it is"
+        assert (await listed(client))[other.url]["role"] == "prefill"
+        assert await client.metric("ppd_worker_alive", role="decode", worker=other.url) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "change", "status", "named"),
+    [
+        ({}, {}, 401, "worker token"),
+        ({"Authorization": "Bearer other"}, {}, 401, "worker token"),
+        (TOKEN, {"url": "ftp://there"}, 409, "must be http://HOST:PORT"),
+        (TOKEN, {"role": "chef"}, 400, "Invalid enum value 'chef' - at `$.role`"),
+        (TOKEN, {"boot_id": 7}, 400, "$.boot_id"),
+        (TOKEN, {"load": {"running": -1}}, 400, "$.load.running"),
+        (TOKEN, {"role": "replica"}, 409, "uses no replica workers, only prefill, decode"),
+        (TOKEN, {"role": "prefill"}, 409, "runs with --disaggregation-mode decode"),
+        (TOKEN, {"url": "http://127.0.0.1:9"}, 409, "does not answer the router"),
+    ],
+)
+async def test_who_does_not_belong_is_told_why(
+    cluster: Cluster, headers: dict[str, str], change: dict[str, Any], status: int, named: str
+) -> None:
+    p, d = workers()
+    other = FakeEngine("decode", answering())
+    async with cluster(p, d, **OPEN) as client, other.serving():
+        reply = await announce(client, other, headers, **change)
+        assert (reply.status, len(await listed(client))) == (status, 2), reply.body
+        assert named in reply.json["error"]["message"]
+
+
+async def test_another_model_is_not_let_in(cluster: Cluster) -> None:
+    other = FakeEngine("decode", answering(), model="other")
+    async with cluster(*workers(), **OPEN) as client, other.serving():
+        reply = await announce(client, other)
+        assert reply.status == 409
+        assert "workers serve different models: other on" in reply.json["error"]["message"]
+
+
+async def test_a_router_that_accepts_none_has_no_such_path(cluster: Cluster) -> None:
+    p, d = workers()
+    async with cluster(p, d) as client:
+        reply = await announce(client, d)
+        assert reply.status == 405, "GET shows the workers"
+
+
+async def test_what_is_not_json_is_refused(cluster: Cluster) -> None:
+    async with cluster(*workers(), **OPEN) as client:
+        reply = await client.post(PATH, b"\xff{", TOKEN)
+        assert reply.status == 400
+        assert "no announcement" in reply.json["error"]["message"]
+
+
+async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() -> None:
+    now_s = 0.0
+    announced = FakeEngine("decode", answering())
+    given = FakeEngine("prefill", answering())
+    async with (
+        announced.serving(),
+        given.serving(),
+        aiohttp.ClientSession() as control,
+    ):
+        pool = WorkerPool(control)
+        members = Membership(
+            pool,
+            roles=(Role.PREFILL, Role.DECODE),
+            token="",
+            budget_s=10.0,
+            clock=lambda: now_s,
+        )
+        await members.hear(heard(announced))
+        await members.hear(heard(given))
+        pool.workers[1].heard_at_s = None  # as one that was given at start
+        now_s = 9.0
+        members.drop_silent()
+        assert len(pool.workers) == 2
+        await members.hear(heard(announced))
+        now_s = 18.9
+        members.drop_silent()
+        assert len(pool.workers) == 2
+        now_s = 19.1
+        members.drop_silent()
+        assert [worker.url for worker in pool.workers] == [given.url]
+
+
+def heard(engine: FakeEngine) -> Announcement:
+    return msgspec.json.decode(orjson.dumps(said(engine)), type=Announcement)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warned"),
+    [("0.0.0.0", "", True), ("0.0.0.0", "secret", False), ("127.0.0.1", "", False)],
+)
+def test_a_router_open_to_anyones_workers_says_so(
+    host: str, token: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool: Any = None
+    made = Membership(pool, roles=(Role.DECODE,), token=token, budget_s=1, clock=time.monotonic)
+    made.warn_if_open(host)
+    assert ("PPD_WORKER_TOKEN" in caplog.text) is warned
