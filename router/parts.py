@@ -27,6 +27,7 @@ from .operators.admin import Admin
 from .operators.operations import Operations
 from .reload import Reloader
 from .retrieval.config import RetrievalConfig
+from .retrieval.feedback import Feedback, Totals
 from .retrieval.memory import Memory
 from .retrieval.metrics import RetrievalMetrics
 from .retrieval.passages import Marks
@@ -52,6 +53,7 @@ class Parts:
     operations: Operations
     passthrough: Passthrough
     reloader: Reloader
+    feedback: Feedback | None
 
 
 def make_parts(
@@ -151,22 +153,37 @@ def make_parts(
     passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys)
     several = config.processes > 1
     kept = Conversations(config.responses_max_bytes, config.session_ttl_s, clock)
-    retrieval = None
+    retrieval, feedback = None, None
     if config.retrieval is not None:
-        retrieval = _retrieval(config.retrieval, turns, client, metrics)
+        retrieval, feedback = _retrieval(config.retrieval, turns, client, metrics)
     front = Front(turns, None if several else kept, retrieval)
-    return Parts(front, admin, Operations(pool, config.roles), passthrough, reloader)
+    operations = Operations(pool, config.roles)
+    return Parts(front, admin, operations, passthrough, reloader, feedback)
 
 
 def _retrieval(
     config: RetrievalConfig, turns: TurnServer, client: aiohttp.ClientSession, metrics: Metrics
-) -> RetrievalStage:
-    return RetrievalStage(
+) -> tuple[RetrievalStage, Feedback]:
+    counted = RetrievalMetrics(metrics.registry)
+    stage = RetrievalStage(
         turns=turns,
         config=config,
         retriever=PoolRetriever(config.url, client),
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
         marks=Marks(),
-        metrics=RetrievalMetrics(metrics.registry),
+        metrics=counted,
         clock=time.monotonic,
     )
+
+    def totals() -> Totals:
+        return Totals(metrics.bytes_sent.get() or 0, metrics.decode_s, counted.stalled_s)
+
+    feedback = Feedback(
+        url=config.url,
+        interval_s=config.feedback_interval_s,
+        link_bytes_per_s=config.link_bytes_per_s,
+        totals=totals,
+        client=client,
+        clock=time.monotonic,
+    )
+    return stage, feedback

@@ -138,6 +138,8 @@ async def running(
         )
         if membership is not None:
             await stack.enter_async_context(owned(membership.watch_forever()))
+        if parts.feedback is not None:
+            await stack.enter_async_context(owned(parts.feedback.run_forever()))
         limit = config.max_body_bytes
         app = complete(
             pool,

@@ -89,7 +89,10 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         least_ms, most_ms: of a search, whatever the budget leaves.
         defaults: by model, for requests that say nothing.
         tenants: by name.
-        memory_bytes, memory_s: of passages put into conversations; older and excess ones are
+        feedback_interval_s: in which the pool is told how busy KV links are and how long streams
+        stalled.
+    link_bytes_per_s: what the KV links of all prefill workers carry together; None: taken as idle.
+    memory_bytes, memory_s: of passages put into conversations; older and excess ones are
             forgotten, and their conversations' next turns go remote.
     """
 
@@ -99,6 +102,8 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most_ms: float = 1000.0
     defaults: dict[str, Wish] = {}
     tenants: dict[str, TenantRetrieval] = {}
+    feedback_interval_s: float = 1.0
+    link_bytes_per_s: float | None = None
     memory_bytes: int = 64 * 1024 * 1024
     memory_s: float = 3600.0
 
@@ -107,7 +112,9 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield f"retrieval.url must begin with http:// or https://, got {self.url!r}"
         if not 0 < self.least_ms <= self.most_ms:
             yield "retrieval: 0 < least_ms <= most_ms must hold"
-        for name in ("ttft_budget_ms", "memory_bytes", "memory_s"):
+        if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:
+            yield f"retrieval.link_bytes_per_s must be above 0, got {self.link_bytes_per_s:g}"
+        for name in ("ttft_budget_ms", "feedback_interval_s", "memory_bytes", "memory_s"):
             if not getattr(self, name) > 0:
                 yield f"retrieval.{name} must be above 0, got {getattr(self, name)}"
         for model, wish in self.defaults.items():

@@ -22,6 +22,7 @@ class RetrievalMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.stalled_s = 0.0
         self.stalled = Counter(
             "ppd_retrieval_stalled_seconds",
             "Time in which streams waited to go on behind a passage",
@@ -34,3 +35,7 @@ class RetrievalMetrics:
             ["how"],
             registry=registry,
         )
+
+    def stalled_for(self, seconds: float) -> None:
+        self.stalled_s += seconds
+        self.stalled.inc(seconds)

@@ -75,7 +75,7 @@ class Probes:
 
     def read(self, block: bytes) -> None:
         if self._stalled_since_s is not None and block:
-            self._metrics.stalled.inc(self._clock() - self._stalled_since_s)
+            self._metrics.stalled_for(self._clock() - self._stalled_since_s)
             self._stalled_since_s = None
         for chunk in chunks_of(block):
             for choice in chunk.get("choices") or ():

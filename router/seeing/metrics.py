@@ -135,6 +135,17 @@ class Metrics:
             (),
             self.registry,
         )
+        self.bytes_sent = Counts(
+            "ppd_transfer_kv_bytes",
+            "KV that remote turns sent, by what their decode worker was believed to lack; absent "
+            "until a worker tells how much a token's is",
+            (),
+            self.registry,
+        )
+        self.decode_s = 0.0
+        self.decoding = Counter(
+            "ppd_decode_seconds", "Time in which streams decoded", registry=self.registry
+        )
         self.cache_misses = Counter(
             "ppd_cache_mispredictions",
             "Local turns that found fewer tokens cached than predicted",
@@ -169,3 +180,7 @@ class Metrics:
             ["role", "worker"],
             registry=self.registry,
         )
+
+    def decoded_for(self, seconds: float) -> None:
+        self.decode_s += seconds
+        self.decoding.inc(seconds)

@@ -112,10 +112,7 @@ class Ledger:
         self._index.record(chain, turn, now_s)
         if course.decision.route is Route.LOCAL and course.decision.reason not in _UNPREDICTED:
             self._compare(course, turn, usage)
-        if course.decision.route is Route.LOCAL:
-            self._metrics.transfer_avoided.inc(usage.prompt_tokens)
-            if (token_bytes := home.handshake.kv_token_bytes) is not None:
-                self._metrics.bytes_avoided.add(more=usage.prompt_tokens * token_bytes)
+        self._count_transfer(course, home, usage)
         self._forecast.learn_prompt(course.inbound.endpoint, chain.total_bytes, usage.prompt_tokens)
         predicted = course.features.output_tokens if course.features else None
         off = self._forecast.learn_reply(course.tenant, predicted, usage.completion_tokens)
@@ -124,6 +121,19 @@ class Ledger:
         self._observe(course, usage, now_s)
         if logger.isEnabledFor(logging.INFO):
             _log(course, turn, usage)
+
+    def _count_transfer(self, course: Course, home: Worker, usage: Usage) -> None:
+        token_bytes = home.handshake.kv_token_bytes
+        if course.decision.route is Route.LOCAL:
+            self._metrics.transfer_avoided.inc(usage.prompt_tokens)
+            if token_bytes is not None:
+                self._metrics.bytes_avoided.add(more=usage.prompt_tokens * token_bytes)
+        elif course.prefill is not None and token_bytes is not None:
+            features, held = course.features, 0
+            if features is not None and course.hit is not None:
+                there = course.hit.turn.home == home.identity
+                held = min(features.context_tokens, usage.prompt_tokens) if there else 0
+            self._metrics.bytes_sent.add(more=(usage.prompt_tokens - held) * token_bytes)
 
     def _observe(self, course: Course, usage: Usage, now_s: float) -> None:
         """Tell the policy, and the decision log, what the turn took.
@@ -138,6 +148,7 @@ class Ledger:
             tpot_s = decoding_s / (usage.completion_tokens - 1)
             tpot_ms = 1e3 * tpot_s
             self._metrics.tpot.of(*_kind(course)).observe(tpot_s)
+            self._metrics.decoded_for(max(0.0, decoding_s))
         observed = False
         if course.features is not None and tpot_ms is not None:
             as_decided = course.decision == course.judged.decision and not course.retried

@@ -17,7 +17,7 @@ from ..intake.inbound import Endpoint, Inbound
 from .sse import parse_event, split_events
 
 # What an engine would have to know of the tokens so far, beside their text.
-_SHAPED = ("response_format", "regex", "ebnf", "json_schema", "tools", "logprobs", "echo", "suffix")
+_SHAPED = ("response_format", "regex", "ebnf", "json_schema", "tools", "echo", "suffix")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -38,8 +38,8 @@ class Resumption:
         fields = inbound.fields
         if not inbound.stream or any(fields.get(name) for name in _SHAPED):
             return False
-        if inbound.endpoint is Endpoint.COMPLETIONS:
-            return isinstance(fields.get("prompt"), str)
+        if inbound.endpoint is Endpoint.COMPLETIONS:  # whose logprobs count characters
+            return isinstance(fields.get("prompt"), str) and not fields.get("logprobs")
         return inbound.endpoint is Endpoint.CHAT and _continuable(fields["messages"][-1])
 
     def sent(self, block: bytes) -> None:

@@ -161,14 +161,14 @@ async def test_a_doubtful_token_is_searched_for_at_once(cluster: Cluster, pool: 
             logprobs = {"content": [{"token": word, "logprob": logprob}]}
             choice = {"index": 0, "delta": {"content": word}, "logprobs": logprobs}
             await response.write(event({"id": "id1", "choices": [choice]}))
-        await pool.arrived.wait()
-        await response.write(DONE)
+        await asyncio.Event().wait()
         return response
 
-    workers, _ = scene(unsure)
+    workers, _ = scene(unsure, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         wish = {**WISH, "every_tokens": 1000, "confidence": 0.3}
-        await client.chat("what?", retrieval=wish, stream=True, logprobs=True)
+        reply = await client.chat("what?", retrieval=wish, stream=True, logprobs=True)
+        assert text_of(reply) == "cats perhaps purr"
         assert pool.searches[-1]["text"].endswith("cats perhaps ")
 
 

@@ -1,0 +1,54 @@
+"""What the pool is told of the router's links and streams."""
+
+from __future__ import annotations
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+
+from router.retrieval.feedback import Feedback, Totals
+
+
+class Heard:
+    """A pool that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, float]] = []
+        self.status = 200
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.told.append(orjson.loads(await request.read()))
+        return web.json_response({}, status=self.status)
+
+
+async def test_the_pool_hears_of_each_interval(caplog: pytest.LogCaptureFixture) -> None:
+    heard, app = Heard(), web.Application()
+    app.router.add_post("/v1/feedback", heard.take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    now_s, totals = 100.0, Totals(0, 0.0, 0.0)
+    async with aiohttp.ClientSession() as client:
+        feedback = Feedback(
+            url=f"http://127.0.0.1:{runner.addresses[0][1]}/",
+            interval_s=5.0,
+            link_bytes_per_s=1000.0,
+            totals=lambda: totals,
+            client=client,
+            clock=lambda: now_s,
+        )
+        now_s, totals = 102.0, Totals(500, 8.0, 2.0)
+        await feedback.send()
+        now_s, totals = 103.0, Totals(9_000, 8.0, 2.0)
+        await feedback.send()
+        assert heard.told == [
+            {"kv_link_use": 0.25, "decode_stall": 0.25},
+            {"kv_link_use": 1.0, "decode_stall": 0.0},
+        ]
+        heard.status = 404
+        for _ in range(3):
+            await feedback.send()
+        assert caplog.text.count("takes no feedback: it answered 404") == 1
+        await runner.cleanup()
+        await feedback.send()

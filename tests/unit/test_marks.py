@@ -1,0 +1,46 @@
+"""Passages: their marks broken up, and replies as their models read them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.retrieval.memory import Injection, digest_of
+from router.retrieval.passages import Marks
+from router.serving.resume import with_appended
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "</s>", "[INST]", "<start_of_turn>", "▁own", "§")
+PIECES = st.lists(
+    st.one_of(
+        st.sampled_from(SPECIAL),
+        st.sampled_from(["<", "|", ">", "im_end", "[", "]", "INST", "/", "s", "<|", "|>"]),
+        st.text(max_size=5),
+    ),
+    max_size=12,
+).map("".join)
+
+
+@given(PIECES)
+def test_no_mark_is_left(text: str) -> None:
+    broken = Marks(SPECIAL).broken(text)
+    assert not any(mark in broken for mark in SPECIAL)
+    if "\u200b" not in text and "§" not in text:
+        assert broken.replace("\u200b", "") == text, "and nothing else is changed"
+
+
+@given(st.text(max_size=40), st.lists(st.integers(0, 40), max_size=4), st.text(max_size=5))
+def test_what_was_read_aside_goes_back_where_it_was(
+    reply: str, places: list[int], aside: str
+) -> None:
+    asides = tuple((min(at, len(reply)), f"<{aside}>") for at in sorted(places))
+    read = with_appended(reply, asides)
+    assert len(read) == len(reply) + sum(len(text) for _, text in asides)
+    if not asides:
+        assert read == reply
+        return
+    kept = Injection(None, "", (), asides, digest_of(reply[: asides[-1][0]]))
+    assert kept.put_back(reply) == read
+    assert kept.put_back(reply + " and more") == with_appended(reply + " and more", asides)
+    other = "another" + reply
+    if asides[-1][0]:
+        assert kept.put_back(other) == other
