@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from dataclasses import dataclass
@@ -26,12 +27,15 @@ from .intake.wishes import WishBook
 from .operators.admin import Admin
 from .operators.operations import Operations
 from .reload import Reloader
+from .retrieval import milvus
 from .retrieval.config import RetrievalConfig
+from .retrieval.embedder import Embedder
 from .retrieval.feedback import Feedback, Totals
 from .retrieval.memory import Memory
 from .retrieval.metrics import RetrievalMetrics
+from .retrieval.milvus import MilvusRetriever
 from .retrieval.passages import Marks
-from .retrieval.retriever import PoolRetriever
+from .retrieval.retriever import PoolRetriever, Retriever
 from .retrieval.stage import RetrievalStage
 from .seeing.journal import Journal
 from .seeing.metrics import Metrics
@@ -53,6 +57,7 @@ class Parts:
     operations: Operations
     passthrough: Passthrough
     reloader: Reloader
+    retriever: Retriever | None
     feedback: Feedback | None
 
 
@@ -153,27 +158,35 @@ def make_parts(
     passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys)
     several = config.processes > 1
     kept = Conversations(config.responses_max_bytes, config.session_ttl_s, clock)
-    retrieval, feedback = None, None
+    retriever = retrieval = feedback = None
     if config.retrieval is not None:
-        retrieval, feedback = _retrieval(config.retrieval, turns, client, metrics)
+        retriever = _retriever(config.retrieval, client)
+        retrieval, feedback = _retrieval(config.retrieval, retriever, turns, client, metrics)
     front = Front(turns, None if several else kept, retrieval)
     operations = Operations(pool, config.roles)
-    return Parts(front, admin, operations, passthrough, reloader, feedback)
+    return Parts(front, admin, operations, passthrough, reloader, retriever, feedback)
 
 
 def _retrieval(
-    config: RetrievalConfig, turns: TurnServer, client: aiohttp.ClientSession, metrics: Metrics
-) -> tuple[RetrievalStage, Feedback]:
+    config: RetrievalConfig,
+    retriever: Retriever,
+    turns: TurnServer,
+    client: aiohttp.ClientSession,
+    metrics: Metrics,
+) -> tuple[RetrievalStage, Feedback | None]:
     counted = RetrievalMetrics(metrics.registry)
     stage = RetrievalStage(
         turns=turns,
         config=config,
-        retriever=PoolRetriever(config.url, client),
+        retriever=retriever,
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
         marks=Marks(),
         metrics=counted,
         clock=time.monotonic,
     )
+
+    if config.milvus is not None:  # which has no control loop
+        return stage, None
 
     def totals() -> Totals:
         return Totals(metrics.bytes_sent.get() or 0, metrics.decode_s, counted.stalled_s)
@@ -187,3 +200,15 @@ def _retrieval(
         clock=time.monotonic,
     )
     return stage, feedback
+
+
+def _retriever(config: RetrievalConfig, client: aiohttp.ClientSession) -> Retriever:
+    """Raises:
+    WorkerError: the vector database cannot be used.
+    """
+    if config.milvus is None:
+        return PoolRetriever(config.url, client)
+    its = config.milvus
+    token = its.token or os.environ.get("PPD_MILVUS_TOKEN", "")
+    embedder = Embedder(its.embeddings_url, its.embeddings_model, client)
+    return MilvusRetriever(milvus.connect(its.uri, token), embedder, its.text_field)

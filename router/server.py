@@ -138,6 +138,8 @@ async def running(
         )
         if membership is not None:
             await stack.enter_async_context(owned(membership.watch_forever()))
+        if parts.retriever is not None:
+            stack.push_async_callback(parts.retriever.close)
         if parts.feedback is not None:
             await stack.enter_async_context(owned(parts.feedback.run_forever()))
         limit = config.max_body_bytes

@@ -79,11 +79,28 @@ class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: Wish | None = None
 
 
+class Milvus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Milvus server in the pool's place.
+
+    Attributes:
+        uri: of it.
+        token: its user's; "": $PPD_MILVUS_TOKEN, or none.
+        text_field: of a row, with the passage.
+        embeddings_url: of a server of ``/v1/embeddings``; ``embeddings_model`` is its model.
+    """
+
+    uri: str
+    embeddings_url: str
+    embeddings_model: str = "default"
+    text_field: str = "text"
+    token: str = ""
+
+
 class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[retrieval]`` of the router's file.
 
     Attributes:
-        url: of the pool.
+        url: of the pool; "" with ``milvus`` in its place.
         ttft_budget_ms: of a turn with retrieval, where its own target does not say; what its
             prefill is predicted to take is left to prefill.
         least_ms, most_ms: of a search, whatever the budget leaves.
@@ -96,7 +113,8 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             forgotten, and their conversations' next turns go remote.
     """
 
-    url: str
+    url: str = ""
+    milvus: Milvus | None = None
     ttft_budget_ms: float = 1000.0
     least_ms: float = 20.0
     most_ms: float = 1000.0
@@ -108,8 +126,14 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_s: float = 3600.0
 
     def problems(self) -> Iterator[str]:
-        if not self.url.startswith(("http://", "https://")):
-            yield f"retrieval.url must begin with http:// or https://, got {self.url!r}"
+        if (self.milvus is None) is (self.url == ""):
+            yield "retrieval: give one of url and milvus"
+        urls = {"url": self.url}
+        if self.milvus is not None:
+            urls["milvus.embeddings_url"] = self.milvus.embeddings_url
+        for name, url in urls.items():
+            if url and not url.startswith(("http://", "https://")):
+                yield f"retrieval.{name} must begin with http:// or https://, got {url!r}"
         if not 0 < self.least_ms <= self.most_ms:
             yield "retrieval: 0 < least_ms <= most_ms must hold"
         if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:

@@ -58,6 +58,8 @@ class Retriever(Protocol):
         """
         ...
 
+    async def close(self) -> None: ...
+
 
 class _Hit(msgspec.Struct):
     id: str
@@ -85,6 +87,9 @@ class PoolRetriever:
     def __init__(self, url: str, client: aiohttp.ClientSession) -> None:
         self._url = url.rstrip("/")
         self._client = client
+
+    async def close(self) -> None:
+        """The client is its owner's to close."""
 
     async def search(self, search: Search) -> Found:
         url = f"{self._url}/v1/collections/{search.collection}/search"

@@ -63,6 +63,7 @@ async def test_kv_that_was_not_sent_is_told_in_bytes_where_the_worker_tells_how_
         await client.chat("hello")
         assert await dashboard(client) is None
         await client.chat("hello", "www", "and")
+        assert await client.metric("ppd_transfer_kv_bytes_total") == 100 * 1536, "of the first turn"
         assert await client.metric("ppd_transfer_kv_bytes_avoided_total") == 100 * 1536
         assert await dashboard(client) == 100 * 1536
 
