@@ -7,6 +7,7 @@ export const REASONS = {
   home_gone: "the worker with the KV is down, draining, left alone, has restarted or flushed its cache, or failed with the turn",
   home_unpatched: "the home worker does not offer local prefill",
   resumed: "the worker was lost in mid-stream: the rest comes from another",
+  appended: "a passage was found in mid-stream: the stream goes on behind it, where it is",
   no_prefill: "no prefill worker is left: a decode worker prefills the whole prompt, as a way out",
   refused_by_worker: "the home no longer held the prefix, or had enough appends under way",
   policy_replica: "the policy sends every turn to a replica",
