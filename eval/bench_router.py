@@ -182,7 +182,12 @@ class Bench:
 
 
 async def measure(
-    candidates: Sequence[Candidate], direct: int, model: str, rounds: int, requests: int
+    candidates: Sequence[Candidate],
+    direct: int,
+    model: str,
+    rounds: int,
+    requests: int,
+    loads: Sequence[Load],
 ) -> list[dict[str, object]]:
     """A row for each router and round, routers in turn."""
     rows: list[dict[str, object]] = []
@@ -197,19 +202,19 @@ async def measure(
         for number in range(rounds):
             first = number % len(candidates)
             for candidate in (*candidates[first:], *candidates[:first]):
-                rows.append(await one_round(bench, candidate, number, requests))
+                rows.append(await one_round(bench, candidate, number, requests, loads))
                 print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     return rows
 
 
 async def one_round(
-    bench: Bench, candidate: Candidate, number: int, requests: int
+    bench: Bench, candidate: Candidate, number: int, requests: int, loads: Sequence[Load]
 ) -> dict[str, object]:
     row: dict[str, object] = {"router": candidate.name, "round": number}
     row["cpu_us_per_request"] = await bench.closed_loop(candidate, 32, requests)
     added = await bench.first_tokens(candidate, 200)
     row["added_ttft_p50_ms"], row["added_ttft_p99_ms"] = added
-    for load in LOADS:
+    for load in loads:
         us, mb = await bench.streams(candidate, load)
         row[f"cpu_us_per_chunk_{load.name}"] = us
         if load.streams >= 1000:
@@ -240,7 +245,7 @@ async def until_ready(bench: Bench, candidate: Candidate) -> None:
 
 
 def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
-    """Medians over rounds; errors are added up."""
+    """Medians over rounds, of what was measured; errors are added up."""
     told: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(str(row["router"]) for row in rows):
         mine = [row for row in rows if row["router"] == name]
@@ -254,6 +259,7 @@ def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
                 "added_ttft_p99_ms",
                 "mb_per_1000_streams",
             )
+            if value in mine[0]
         }
         told[name]["errors"] = sum(int(str(row["errors"])) for row in mine)
     return told
@@ -263,24 +269,30 @@ def run(
     rounds: int,
     requests: int,
     names: Sequence[str],
+    chosen: Sequence[str],
     rivals: Path,
     compiled: Path,
     out: Path | None,
     logs: Path,
 ) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
+    """
+    Args:
+        chosen: names of the loads; none: requests and TTFT alone.
+
+    Returns the exit status; the last line on stdout is one JSON object."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    loads = [load for load in LOADS if load.name in chosen]
     model = str(json.loads(_TABLE.read_text())["model"])
     with launching(logs) as launch:
         os.sched_setaffinity(0, {_OTHER_CORE})
         candidates, direct = _start(launch, model, names, rivals, compiled)
-        rows = uvloop.run(measure(candidates, direct, model, rounds, requests))
+        rows = uvloop.run(measure(candidates, direct, model, rounds, requests, loads))
     told = summarize(rows)
     if out is not None:
         with out.open("a") as file:
             for row in rows:
-                about = {"loads": [asdict(load) for load in LOADS], **rival_routers.VERSIONS}
+                about = {"loads": [asdict(load) for load in loads], **rival_routers.VERSIONS}
                 file.write(json.dumps({**row, **about, **provenance(0)}) + "\n")
     print(json.dumps(told))
     return int(any(values["errors"] for values in told.values()))

@@ -124,6 +124,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=Path(".run/rivals"),
         help="the environment that the others are installed in, on the first run",
     )
+    loads = [load.name for load in bench_router.LOADS]
+    thirteen.add_argument(
+        "--loads", nargs="*", default=loads, choices=loads, help="none: requests and TTFT alone"
+    )
     thirteen.add_argument(
         "--compiled",
         type=Path,
@@ -201,6 +205,7 @@ def _run(options: argparse.Namespace) -> int:
                 options.rounds,
                 options.requests,
                 options.routers,
+                options.loads,
                 options.rivals,
                 options.compiled,
                 options.out,
