@@ -23,6 +23,7 @@ from . import (
     load,
     load_router,
     replay_decisions,
+    scenarios,
     serve,
     simulate,
     soak,
@@ -161,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.add_parser(commands)
+    scenarios.add_parser(commands, cluster)
 
     simulate.add_to(commands)
 
@@ -225,6 +227,8 @@ def _run(options: argparse.Namespace) -> int:
                 options.plot,
                 options.logs,
             )
+        case "scenarios":
+            return scenarios.run_command(options)
         case "simulate":
             return simulate.run(options)
         case "soak":

@@ -119,15 +119,16 @@ class Launcher:
         prefill: Sequence[Process],
         decode: Sequence[Process],
         *flags: str,
+        replica: Sequence[Process] = (),
         port: int | None = None,
     ) -> Process:
         """A router, still starting; it waits for its workers itself."""
         port = port or free_port()
-        argv = [
-            *(_script("ppd-router"), "--port", str(port)),
-            *("--prefill", *(p.url for p in prefill)),
-            *("--decode", *(d.url for d in decode)),
-        ]
+        argv = [_script("ppd-router"), "--port", str(port)]
+        roles = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
+        for role, workers in roles.items():
+            if workers:
+                argv += [f"--{role.value}", *(worker.url for worker in workers)]
         return self.start("router", port, [*argv, *flags])
 
     def start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
