@@ -16,6 +16,7 @@ from . import (
     bench_engine,
     bench_hash,
     bench_router,
+    check_load,
     clients,
     demo,
     fault_table,
@@ -163,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.add_parser(commands)
     scenarios.add_parser(commands, cluster)
+    check_load.add_parser(commands, cluster)
 
     simulate.add_to(commands)
 
@@ -206,6 +208,8 @@ def _run(options: argparse.Namespace) -> int:
                 options.out,
                 options.logs,
             )
+        case "check-load":
+            return check_load.run_command(options)
         case "clients":
             return clients.run(options.model or None, options.aiperf, options.out, options.logs)
         case "fault-table":
