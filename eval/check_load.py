@@ -105,6 +105,7 @@ def add_parser(
     parser = commands.add_parser(
         "check-load", parents=[cluster], help="our load generator against AIPerf"
     )
+    parser.set_defaults(run=run_command)
     parser.add_argument("--kinds", nargs="+", choices=TALKS, default=[*TALKS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--aiperf", type=Path, default=Path(".run/aiperf"), help="its environment")

@@ -23,6 +23,7 @@ from . import (
     interference,
     load,
     load_router,
+    policy_grid,
     replay_decisions,
     scenarios,
     serve,
@@ -163,14 +164,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.add_parser(commands)
-    scenarios.add_parser(commands, cluster)
-    check_load.add_parser(commands, cluster)
+    for part in (check_load, policy_grid, scenarios):
+        part.add_parser(commands, cluster)
 
     simulate.add_to(commands)
 
     options = parser.parse_args(argv)
     try:
-        status = _run(options)
+        status = options.run(options) if "run" in options else _run(options)
     except KeyboardInterrupt:
         sys.exit(130)
     except PpdError as error:
@@ -208,8 +209,6 @@ def _run(options: argparse.Namespace) -> int:
                 options.out,
                 options.logs,
             )
-        case "check-load":
-            return check_load.run_command(options)
         case "clients":
             return clients.run(options.model or None, options.aiperf, options.out, options.logs)
         case "fault-table":
@@ -231,8 +230,6 @@ def _run(options: argparse.Namespace) -> int:
                 options.plot,
                 options.logs,
             )
-        case "scenarios":
-            return scenarios.run_command(options)
         case "simulate":
             return simulate.run(options)
         case "soak":

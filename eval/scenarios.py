@@ -115,6 +115,7 @@ def add_parser(
     parser = commands.add_parser(
         "scenarios", parents=[cluster], help="a post's six, monolithic against disaggregated"
     )
+    parser.set_defaults(run=run_command)
     parser.add_argument("--scenarios", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=int, default=16, help="of the post's tokens")
