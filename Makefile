@@ -10,7 +10,7 @@ RECORD ?=
 MINUTES ?= 20
 REQUESTS ?= 200000
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients soak-engine clean
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients check-load scenarios policy-grid report soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -25,6 +25,10 @@ help:
 	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make load-router      200,000 requests while workers are killed; the books must agree (REQUESTS=200000)"
 	@echo "make clients          openai, anthropic, sglang.benchmark.serving and AIPerf through the router (RECORD=FILE)"
+	@echo "make check-load       our load generator against AIPerf, on one server (RECORD=FILE)"
+	@echo "make scenarios        six scenarios, monolithic against disaggregated (RECORD=FILE)"
+	@echo "make policy-grid      all policies side by side, over load and turns (RECORD=FILE, which is continued)"
+	@echo "make report           plots and tables of results/*.jsonl: docs/report.html, docs/REPORT.md"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -89,6 +93,18 @@ load-router: setup
 
 clients: setup
 	@$(BIN)/ppd-eval clients --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+check-load: setup
+	@$(BIN)/ppd-eval check-load --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+scenarios: setup
+	@$(BIN)/ppd-eval scenarios --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+policy-grid: setup
+	@$(BIN)/ppd-eval policy-grid --model '$(MODEL)' --out $(or $(RECORD),.run/policy-grid.jsonl)
+
+report: setup
+	@$(BIN)/ppd-eval report --html docs/report.html --markdown docs/REPORT.md
 
 soak-engine: setup
 	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))

@@ -14,6 +14,7 @@ import os
 import random
 import string
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -124,7 +125,14 @@ def run_command(options: argparse.Namespace) -> int:
     model = tiny_model.resolve(options.model or None)
     command = aiperf_in(options.aiperf)
     rows: list[dict[str, Any]] = []
-    with appending(options.out) as write, launching(options.logs) as launch:
+    with (
+        appending(options.out) as write,
+        tempfile.TemporaryDirectory() as engine_metrics,
+        launching(options.logs) as launch,
+    ):
+        # Else SGLang sets it when the HTTP process has imported prometheus_client already, and what
+        # that process measures, TTFT among it, is not in /metrics.
+        launch.environment["PROMETHEUS_MULTIPROC_DIR"] = engine_metrics
         gpu = gpu_flags(0, 1)
         core = None if gpu else _SERVER_CORE
         server = launch.worker(Role.REPLICA, model, *_FLAGS, *gpu, core=core)
@@ -226,6 +234,7 @@ class _Check:
                 *("--custom-dataset-type", "mooncake-trace", "--use-server-token-count"),
                 *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
                 *("--ui", "none", "--no-gpu-telemetry", "--artifact-dir", str(folder)),
+                "--no-server-metrics",  # it would ask the server three times a second
             ],
             folder / "aiperf.log",
         )

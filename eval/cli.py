@@ -25,6 +25,7 @@ from . import (
     load_router,
     policy_grid,
     replay_decisions,
+    report,
     scenarios,
     serve,
     simulate,
@@ -164,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.add_parser(commands)
+    report.add_parser(commands)
     for part in (check_load, policy_grid, scenarios):
         part.add_parser(commands, cluster)
 
