@@ -119,7 +119,7 @@ def add_parser(
     parser.add_argument("--scenarios", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=int, default=16, help="of the post's tokens")
-    parser.add_argument("--turns", type=int, nargs="+", default=[1, 3])
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
 
 
