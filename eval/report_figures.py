@@ -7,6 +7,7 @@ serves light pages and dark ones.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,16 +138,25 @@ def _ticks(axis: Any, values: Sequence[float]) -> None:
 
     axis.set_major_locator(FixedLocator(sorted(set(values))))
     axis.set_minor_locator(NullLocator())
-    axis.set_ticklabels([f"{value:g}" for value in sorted(set(values))])
+    axis.set_ticklabels([f"{value:,g}" for value in sorted(set(values))])
 
 
-def _plain(axis: Any) -> None:
-    """A logarithmic axis with numbers as people write them."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def round_ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two positive ones, at least three of them where there are as many."""
+    found: list[float] = []
+    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(n / 10 for n in range(10, 100, 5))):
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = (step * 10.0**decade for decade in decades for step in steps)
+        found = [round(tick, 9) for tick in ticks if low <= tick <= high]
+        if len(found) >= 3:
+            break
+    return found
 
-    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_formatter(NullFormatter())
+
+def _plain(axes: Any) -> None:
+    """A logarithmic y axis with numbers as people write them; when all is drawn."""
+    axes.set_yscale("log")
+    _ticks(axes.yaxis, round_ticks(*axes.get_ylim()))
 
 
 _PANELS = (
@@ -183,11 +193,10 @@ def pareto(cells: Sequence[Cell]) -> str:
                         fontsize=8,
                         color=LOOKS["ppd"][0],
                     )
-            axes.set_yscale("log")
-            _plain(axes.yaxis)
+            axes.margins(x=0.12, y=0.12)
+            _plain(axes)
             axes.set_title(title)
             axes.set_xlabel("output tokens a second")
-            axes.margins(x=0.12, y=0.12)
         _legend(figure, panels[0])
         figure.tight_layout(rect=(0, 0, 1, 0.93))
         return _svg(pyplot, figure)
@@ -213,9 +222,8 @@ def _four(cells: Sequence[Cell], x: Callable[[Cell], float], label: str) -> str:
                 _curve(axes, line_of(cells, side, metric, x), side, shift)
             _cross(axes, cells, metric, x)
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
             _ticks(axes.xaxis, [x(cell) for cell in cells])
-            _plain(axes.yaxis)
+            _plain(axes)
             axes.set_title(title)
         for axes in grid[1]:
             axes.set_xlabel(label)
@@ -251,11 +259,10 @@ def interference(cells: Sequence[Mapping[str, Any]]) -> str:
                 x, y = zip(*line, strict=True) if line else ((), ())
                 axes.plot(x, y, style, color=color, marker=marker, markersize=4, label=label)
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
             _ticks(axes.xaxis, batches)
-            _plain(axes.yaxis)
             axes.set_title(f"{context:,} tokens of context")
             axes.set_xlabel("running decodes")
+        _plain(panels[0])  # shared by all
         panels[0].set_ylabel("TPOT meanwhile, ms")
         _legend(figure, panels[0])
         figure.tight_layout(rect=(0, 0, 1, 0.92))

@@ -28,8 +28,9 @@ figure { margin: 1rem 0 .4rem; } figure svg { width: 100%; height: auto; color: 
 caption { text-align: left; color: var(--soft); padding: .4rem 0; }
 th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
   white-space: nowrap; } th { font-weight: 600; } td.word, th.word { text-align: left; }
+td.word { white-space: normal; } td.word span { white-space: nowrap; }
 tbody tr:nth-child(even) { background: var(--row); }
-.dot { display: inline-block; width: .62em; height: .62em; border-radius: 50%; margin-right: .4em; }
+td i { display: inline-block; width: .62em; height: .62em; border-radius: 50%; margin-right: .4em; }
 .missing { background: var(--box); border: 1px solid var(--edge); border-radius: .5rem;
   padding: .8rem 1rem; } code { font-size: .92em; }
 summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
@@ -101,7 +102,7 @@ def _is_number(text: str) -> bool:
 def _marked(text: str) -> str:
     """Names of policies with their colours in the figures."""
     return " = ".join(
-        f'<span class="dot" style="background:{LOOKS[part][0]}"></span>{escape(part)}'
+        f'<span><i style="background:{LOOKS[part][0]}"></i>{escape(part)}</span>'
         if part in LOOKS
         else escape(part)
         for part in text.split(" = ")

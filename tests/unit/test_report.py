@@ -11,7 +11,7 @@ import pytest
 
 from eval import cli
 from eval.grid_cells import TTFT, summarize
-from eval.report_figures import INK, LOOKS, line_of, over_qps, pareto, weights
+from eval.report_figures import INK, LOOKS, line_of, over_qps, pareto, round_ticks, weights
 from eval.report_page import figure_files, html, markdown
 from eval.report_sections import sections
 from eval.report_sources import GridRow, NotMeasured, Source, newest, read_source
@@ -174,3 +174,16 @@ def test_weights_draw_every_mix() -> None:
     drawn = weights({"one.toml": [point], "two.toml": [point]})
     assert "<!-- one.toml -->" in drawn
     assert "<!-- two.toml -->" in drawn
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (9.0, 700.0, [10, 20, 50, 100, 200, 500]),
+        (3.9, 16.0, [5, 7, 10, 15]),
+        (0.4, 0.62, [0.4, 0.45, 0.5, 0.55, 0.6]),
+        (5.0, 5.1, [5.0]),
+    ],
+)
+def test_ticks_are_round_and_enough(low: float, high: float, ticks: list[float]) -> None:
+    assert round_ticks(low, high) == ticks
