@@ -68,8 +68,8 @@ class Talk:
 
 
 TALKS = {
-    "single": Talk(100, qps=4.0, turns=1, first=512, later=0, reply=64, think_s=0.0),
-    "multi": Talk(30, qps=1.2, turns=4, first=512, later=64, reply=32, think_s=0.2),
+    "single": Talk(60, qps=4.0, turns=1, first=512, later=0, reply=64, think_s=0.0),
+    "multi": Talk(20, qps=1.2, turns=4, first=512, later=64, reply=32, think_s=0.2),
 }
 
 
