@@ -28,7 +28,7 @@ help:
 	@echo "make check-load       our load generator against AIPerf, on one server (RECORD=FILE)"
 	@echo "make scenarios        six scenarios, monolithic against disaggregated (RECORD=FILE)"
 	@echo "make policy-grid      all policies side by side, over load and turns (RECORD=FILE, which is continued)"
-	@echo "make report           plots and tables of results/*.jsonl: docs/report.html, docs/REPORT.md"
+	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -104,7 +104,7 @@ policy-grid: setup
 	@$(BIN)/ppd-eval policy-grid --model '$(MODEL)' --out $(or $(RECORD),.run/policy-grid.jsonl)
 
 report: setup
-	@$(BIN)/ppd-eval report --html docs/report.html --markdown docs/REPORT.md
+	@$(BIN)/ppd-eval report --html report.html --markdown docs/REPORT.md
 
 soak-engine: setup
 	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))

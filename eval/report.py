@@ -17,8 +17,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("report", help="plots and tables of all that was measured")
     parser.set_defaults(run=run_command)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of raw files")
-    parser.add_argument("--html", type=Path, default=Path("docs/report.html"))
-    parser.add_argument("--markdown", type=Path, help="and its figures, in a folder beside it")
+    parser.add_argument("--html", type=Path, default=Path("report.html"))
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        help="and its figures, in a folder beside it, named like it in small letters",
+    )
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -34,7 +38,7 @@ def run_command(options: argparse.Namespace) -> int:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(html(found))
         if options.markdown is not None:
-            folder = options.markdown.with_suffix("")
+            folder = options.markdown.with_name(options.markdown.stem.lower())
             folder.mkdir(parents=True, exist_ok=True)
             options.markdown.write_text(markdown(found, folder.name))
             for name, figure in figure_files(found):

@@ -188,7 +188,7 @@ def pareto(cells: Sequence[Cell]) -> str:
                     axes.annotate(
                         f"{cell.qps:g}/s",
                         (x, y),
-                        xytext=(3, -12),
+                        xytext=(7, -11),
                         textcoords="offset points",
                         fontsize=8,
                         color=LOOKS["ppd"][0],
