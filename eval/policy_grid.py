@@ -27,7 +27,7 @@ from .conversations import Conversation
 from .grid_cells import as_text, summarize
 from .provenance import provenance
 from .raw_rows import Write, appending, read_rows
-from .samples import Sample
+from .samples import columns
 from .sides import Shape, Side, Stand, WorkerFlags, measure, start
 from .workloads import Demand, plan
 
@@ -200,17 +200,3 @@ async def _measure_all(
             left_s = (time.monotonic() - begun_s) / number * (len(left) - number)
             told = f"{row['ok']} of {row['planned']} turns, {left_s / 60:.0f} min left"
             print(f"  {number}/{len(left)} {name} {content}: {told}", file=sys.stderr, flush=True)
-
-
-def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """What figures are made of, a list for each field of all turns."""
-    return {
-        "turn": [sample.turn for sample in samples],
-        "prompt_tokens": [sample.context_tokens + sample.new_tokens for sample in samples],
-        "cached_tokens": [sample.cached_tokens for sample in samples],
-        "route": [sample.route for sample in samples],
-        "ttft_ms": [sample.ttft_ms for sample in samples],
-        "tpot_ms": [sample.tpot_ms for sample in samples],
-        "e2e_ms": [sample.e2e_ms for sample in samples],
-        "failure": [sample.failure for sample in samples],
-    }

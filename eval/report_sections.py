@@ -77,13 +77,8 @@ def _weights(folder: Path) -> Section:
 
 
 def _scenarios(folder: Path) -> Section:
-    source = read_source(
-        folder,
-        "scenarios.jsonl",
-        ScenarioRow,
-        "make scenarios RECORD=results/scenarios.jsonl",
-        only="run",
-    )
+    run = "make scenarios RECORD=results/scenarios.jsonl"
+    source = read_source(folder, "scenarios.jsonl", ScenarioRow, run)
 
     def make(of: Source) -> Content:
         cells = scenarios.summarize(of.rows)

@@ -96,7 +96,7 @@ class WeightsRow(_Origin, frozen=True, kw_only=True):
 
 
 class ScenarioRow(_Origin, frozen=True, kw_only=True):
-    """A ``run`` row of ``scenarios``."""
+    """Of ``scenarios``."""
 
     name: str
     requests: int

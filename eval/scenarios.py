@@ -29,6 +29,7 @@ from .cluster import launching
 from .conversations import Conversation, Exchange
 from .provenance import provenance
 from .raw_rows import Write, appending
+from .samples import columns
 from .sides import Shape, Side, Stand, WorkerFlags, measure, start
 
 _TIMEOUT_S = 120.0
@@ -144,7 +145,7 @@ def run_command(options: argparse.Namespace) -> int:
                 sides = {side for turns in wanted.turns for side in sides_of(turns)}
                 stand = start(launch, model, sorted(sides, key=lambda side: side.name), flags)
                 rows += uvloop.run(_measure(stand, scenarios, wanted, Path(model).name, write))
-    cells = summarize([row for row in rows if row["row"] == "run"])
+    cells = summarize(rows)
     print(as_text(cells))
     print(json.dumps({"part": "scenarios", "cells": cells}))
     return 0
@@ -174,10 +175,8 @@ async def _measure(
             )
             asked = {"part": "scenarios", **asdict(scenario), "scale": wanted.scale}
             asked |= {"turns": turns, "side": side.name, "shape": side.shape, "round": number}
-            if number >= 0:
-                for sample in samples:
-                    write({"row": "turn", **asked, **asdict(sample)})
-            return {"row": "run", **asked, "model": model, **asdict(summary), **provenance(number)}
+            told = asdict(summary) | {"samples": columns(samples)}
+            return {**asked, "model": model, **told, **provenance(number)}
 
         for side in stand.routers:
             await one(scenarios[0], max(wanted.turns), side, -1)  # kernels warm up: not measured
@@ -202,7 +201,7 @@ def _order(
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """From ``run`` rows: medians over the rounds, in the post's order and columns."""
+    """Medians over the rounds, in the post's order and columns."""
     found: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["name"], row["turns"], row["side"]), []).append(row)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import assert_never
 
 import aiohttp
 
@@ -107,6 +108,8 @@ def _router(launch: Launcher, side: Side, workers: Mapping[Role, Sequence[Proces
             return launch.router([], [], *policy, replica=workers[Role.REPLICA])
         case Shape.DISAGGREGATED:
             return launch.router(workers[Role.PREFILL], workers[Role.DECODE], *policy)
+        case _:
+            assert_never(side.shape)
 
 
 async def measure(

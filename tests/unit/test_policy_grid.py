@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eval.grid_cells import BOTH, THROUGHPUT, TPOT, TTFT, as_text, summarize, winners
-from eval.policy_grid import SIDES, Grid, Point, columns, measured, order
-from eval.samples import Sample
+from eval.policy_grid import SIDES, Grid, Point, measured, order
+from eval.samples import Sample, columns
 from ppd.errors import ConfigError
 
 GRID = Grid(qps=(1.0, 2.0), turns=(2, 4, 8), fixed_qps=2.0, fixed_turns=4)

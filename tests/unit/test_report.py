@@ -47,14 +47,17 @@ def fill(folder: Path) -> None:
     later = {"later_turns": 48, "ttft_p99_ms": 9.0, "tpot_p50_ms": 4.0, "tpot_p99_ms": 5.0}
     steps = [{"w_ttft": w, "w_tpot": 1 - w, "local_share": w, "ttft_p50_ms": 8.0} for w in (0, 1)]
     write(folder / "weights-cpu.jsonl", [step | later | {"mix": mix} | ORIGIN for step in steps])
-    shape = {"row": "run", "requests": 4, "prompt": 16, "reply": 8, "batch": 4, "scale": 16}
+    shape: dict[str, Any] = {"requests": 4, "prompt": 16, "reply": 8, "batch": 4, "scale": 16}
     shape |= {"round": 0, **ORIGIN}
     runs = [run_row("smoke", side) | shape for side in ("1R", "2R", "pd")]
-    write(folder / "scenarios.jsonl", [{"row": "turn"}, *runs])
+    write(folder / "scenarios.jsonl", runs)
     spread = {"mean": 5.0, "p50": 5.0, "p90": 6.0, "p99": 7.0}
     check = {"row": "run", "kind": "single", "round": 0, "turns": 9, "output_tokens_per_s": 90.0}
     check |= {"ttft_ms": spread, "tpot_ms": spread, "itl_ms": spread, "engine": {}, **ORIGIN}
-    write(folder / "check-load.jsonl", [check | {"client": who} for who in ("ours", "aiperf")])
+    write(
+        folder / "check-load.jsonl",
+        [{"row": "turn"}, *(check | {"client": who} for who in ("ours", "aiperf"))],
+    )
     claim = {
         "row": "claim",
         "group": "wins by TTFT",
