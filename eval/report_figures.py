@@ -155,6 +155,9 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 def _plain(axes: Any) -> None:
     """A logarithmic y axis with numbers as people write them; when all is drawn."""
+    if axes.dataLim.ymin <= 0 or not math.isfinite(axes.dataLim.ymin):
+        axes.set_yticks([])  # nothing is drawn: nothing succeeded
+        return
     axes.set_yscale("log")
     _ticks(axes.yaxis, round_ticks(*axes.get_ylim()))
 
