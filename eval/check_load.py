@@ -32,13 +32,12 @@ from .check_figures import Seen, as_text, compare, figures, of_aiperf, of_ours
 from .client import hold
 from .cluster import Process, gpu_flags, launching, wait_all
 from .conversations import Conversation, Exchange, poisson_starts
-from .endpoints import empty_caches
+from .endpoints import ANY_VOCABULARY, empty_caches
 from .metrics_text import read_metrics
 from .outside_client import AIPERF, ClientError, aiperf_in, run_to_end
 from .provenance import provenance
 from .raw_rows import Write, appending
 
-_VOCABULARY = range(32, 96)  # ordinary tokens of every tokenizer
 _FLAGS = ("--enable-metrics", "--max-total-tokens", "131072")
 _ENGINE = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 _SERVER_CORE, _CLIENT_CORE = 1, 0
@@ -208,7 +207,7 @@ class _Check:
             conversations = plan(talk, number, prompts)
             content = f"{self.kind}/{number}"
             url = self.server.url
-            return of_ours(await hold(url, conversations, seed=content, vocabulary=_VOCABULARY))
+            return of_ours(await hold(url, conversations, seed=content, vocabulary=ANY_VOCABULARY))
 
         return _complete("ours", uvloop.run(held()), talk)
 

@@ -103,6 +103,8 @@ def add_parser(
         "policy-grid", parents=[cluster], help="all policies side by side, equal seeds"
     )
     parser.set_defaults(run=run_command)
+    names = [side.name for side in SIDES]
+    parser.add_argument("--policies", nargs="+", choices=names, default=names)
     parser.add_argument("--qps", type=float, nargs="+", default=default.qps)
     parser.add_argument("--turns", type=int, nargs="+", default=default.turns)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -128,11 +130,12 @@ def run_command(options: argparse.Namespace) -> int:
         raise ConfigError("qps, arrivals-s and timeout-s must be above 0, turns at least 2")
     model = tiny_model.resolve(options.model or None)
     done = measured(grid, options.out)
-    left = [key for key in order(grid, options.seeds) if key not in done]
+    chosen = [side for side in SIDES if side.name in options.policies]
+    left = [key for key in order(grid, options.seeds, chosen) if key not in done]
     print(f"{len(left)} runs to measure, {len(done)} in {options.out}", file=sys.stderr, flush=True)
     if left:
         with appending(options.out) as write, launching(options.logs) as launch:
-            stand = start(launch, model, SIDES, _FLAGS)
+            stand = start(launch, model, chosen, _FLAGS)
             uvloop.run(_measure_all(stand, grid, left, Path(model).name, write))
     rows = [row for _, row in read_rows(options.out)]
     cells = summarize(row for row in rows if row["grid"] == grid.digest)
@@ -157,12 +160,12 @@ def measured(grid: Grid, out: Path) -> set[Key]:
     return found
 
 
-def order(grid: Grid, seeds: Sequence[int]) -> Iterator[Key]:
+def order(grid: Grid, seeds: Sequence[int], sides: Sequence[Side] = SIDES) -> Iterator[Key]:
     """Seeds outermost; at a point all sides one after the other, each in its turn the first."""
     for seed in seeds:
         for number, point in enumerate(grid.points()):
-            first = (number + seed) % len(SIDES)
-            for side in (*SIDES[first:], *SIDES[:first]):
+            first = (number + seed) % len(sides)
+            for side in (*sides[first:], *sides[:first]):
                 yield side.name, point, seed
 
 
@@ -190,7 +193,7 @@ async def _measure_all(
             told |= {"arrivals_s": grid.arrivals_s, "timeout_s": grid.timeout_s}
             return told | asdict(summary) | {"samples": columns(samples)} | provenance(seed)
 
-        for side in SIDES:  # kernels warm up, connections open: not measured
+        for side in stand.routers:  # kernels warm up, connections open: not measured
             await one(side, Point(grid.fixed_qps, grid.fixed_turns), -1, "warm")
         begun_s = time.monotonic()
         for number, (name, point, seed) in enumerate(left, 1):

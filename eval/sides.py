@@ -1,7 +1,7 @@
 """The same machine used in different ways: the workers of every shape, a router for each policy.
 
 Owns what stands beside what, and one run of a plan on one side. Every side has both cores, except
-``1R``, which has one. The workers of all shapes are up at once and share the cores; only those of
+``1R``, which has one. The workers of all sides are up at once and share the cores; only those of
 the side that is measured have anything to do.
 """
 
@@ -20,7 +20,7 @@ from ppd.contract import Role
 from .client import hold
 from .cluster import Launcher, Process, gpu_flags, wait_all
 from .conversations import Conversation
-from .endpoints import empty_caches, vocabulary_of
+from .endpoints import ANY_VOCABULARY, empty_caches, find_vocabulary
 from .samples import Sample
 from .summary import Slo, Summary, summarize
 
@@ -67,14 +67,18 @@ class Stand:
 
     workers: tuple[str, ...]
     routers: Mapping[Side, Process]
-    decode: str
 
     async def vocabulary(self, http: aiohttp.ClientSession) -> range:
-        return await vocabulary_of(http, self.decode)
+        found = [await find_vocabulary(http, one.url) for one in self.routers.values()]
+        return next((one for one in found if one is not None), ANY_VOCABULARY)
 
 
-# One core each: (role, number) to the core it has.
-_PLACES = ((Role.PREFILL, 0), (Role.DECODE, 1), (Role.REPLICA, 0), (Role.REPLICA, 1))
+# Role and core of each worker. The one replica of ``1R`` is where decode workers are elsewhere.
+_PLACES = {
+    Shape.ONE_REPLICA: ((Role.REPLICA, 1),),
+    Shape.TWO_REPLICAS: ((Role.REPLICA, 1), (Role.REPLICA, 0)),
+    Shape.DISAGGREGATED: ((Role.PREFILL, 0), (Role.DECODE, 1)),
+}
 
 
 def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlags) -> Stand:
@@ -84,8 +88,10 @@ def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlag
         ClusterError: one did not become ready.
     """
     workers: dict[Role, list[Process]] = {role: [] for role in Role}
-    for index, (role, core) in enumerate(_PLACES):
-        gpu = gpu_flags(index, len(_PLACES))
+    # Those of one shape may be a part of another's.
+    places = list(dict.fromkeys(place for side in sides for place in _PLACES[side.shape]))
+    for index, (role, core) in enumerate(places):
+        gpu = gpu_flags(index, len(places))
         name = f"{role.value}{core}" if role is Role.REPLICA else role.value
         pinned = None if gpu else core
         worker = launch.worker(role, model, *flags.of(role), *gpu, name=name, core=pinned)
@@ -94,16 +100,14 @@ def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlag
     wait_all(started)
     routers = {side: _router(launch, side, workers) for side in sides}
     wait_all(list(routers.values()))
-    decode = workers[Role.DECODE][0].url
-    return Stand(tuple(worker.url for worker in started), routers, decode)
+    return Stand(tuple(worker.url for worker in started), routers)
 
 
 def _router(launch: Launcher, side: Side, workers: Mapping[Role, Sequence[Process]]) -> Process:
     policy = ("--policy", side.policy)
     match side.shape:
         case Shape.ONE_REPLICA:
-            # The one that has the core on which a decode worker runs elsewhere.
-            return launch.router([], [], *policy, replica=workers[Role.REPLICA][1:])
+            return launch.router([], [], *policy, replica=workers[Role.REPLICA][:1])
         case Shape.TWO_REPLICAS:
             return launch.router([], [], *policy, replica=workers[Role.REPLICA])
         case Shape.DISAGGREGATED:

@@ -194,7 +194,7 @@ def test_ticks_are_round_and_enough(low: float, high: float, ticks: list[float])
 
 def test_a_grid_where_everything_failed_is_drawn_all_the_same() -> None:
     none = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"))
-    lost = {"success_rate": 0.0, "latencies": {"all": none, "later": none, "first": none}}
+    lost: dict[str, Any] = {"success_rate": 0.0, "latencies": {"all": none, "later": none, "first": none}}
     cells = summarize([grid_row(side, **lost) for side in ("pd", "ppd")])
     assert "<!-- fails -->" in over_qps(cells)
     assert "<svg" in pareto(cells)
