@@ -70,13 +70,31 @@ def grid_sections(folder: Path) -> list[Section]:
         section(
             "winners",
             "Who wins",
-            "Best median first. A policy that is not beaten with every seed shares the win (=), so "
-            "with three seeds one win in eight is chance. TTFT: of later turns. Both: mean of TTFT "
-            "and TPOT (p50) as multiples of pd's, even weights. Policies that fail at a point "
-            "cannot win it.",
+            "Best median first. A policy that is not beaten with every seed shares the win (=); so "
+            f"{_chance(source)}. TTFT: of later turns. Both: mean of TTFT and TPOT (p50) as "
+            "multiples of pd's, even weights. Policies that fail at a point cannot win it; points "
+            "that were not measured with every policy are left out.",
             source,
-            lambda of: (None, _winners(grid_cells.summarize(of.rows))),
+            lambda of: (None, _winners(complete(grid_cells.summarize(of.rows)))),
         ),
+    ]
+
+
+def _chance(source: Source | NotMeasured) -> str:
+    seeds = 3 if isinstance(source, NotMeasured) else len({row["seed"] for row in source.rows})
+    return f"with {seeds} seed{'s' * (seeds > 1)}, of equals one beats another once in {2**seeds}"
+
+
+def complete(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of points that all sides have been measured at, with the same seeds."""
+    sides = {cell.side for cell in cells}
+    seeds: dict[tuple[int, float], list[frozenset[int]]] = {}
+    for cell in cells:
+        seeds.setdefault((cell.turns, cell.qps), []).append(frozenset(cell.by_seed))
+    return [
+        cell
+        for cell in cells
+        if len(found := seeds[cell.turns, cell.qps]) == len(sides) and len(set(found)) == 1
     ]
 
 

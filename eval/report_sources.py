@@ -26,6 +26,7 @@ class _Origin(msgspec.Struct, frozen=True):
     at: str
     seed: int
     model: str = ""
+    load_average: float | None = None
 
 
 class _SpreadRow(msgspec.Struct, frozen=True):
@@ -158,6 +159,8 @@ class Source:
         parts = [f"{self.file}, {len(self.rows)} rows"]
         parts.append("commit " + _listed(row.commit for row in one))
         parts.append(_listed(row.hardware for row in one))
+        if loads := [row.load_average for row in one if row.load_average is not None]:
+            parts.append(f"load average {min(loads):g} to {max(loads):g}")
         seeds = sorted({row.seed for row in one})
         parts.append(("seeds " if len(seeds) > 1 else "seed ") + ", ".join(map(str, seeds)))
         if models := {row.model for row in one} - {""}:

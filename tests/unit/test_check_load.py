@@ -127,9 +127,23 @@ def test_differences_are_of_rounds_that_both_have() -> None:
         5,
         -2.5,
     )
-    assert ttft["engine_ms"] is None  # not told for both
+    assert ttft["above_engine_ms"] is None  # not told for both
     assert told["tpot_ms p50"]["difference"] == 0.0
     assert "ttft_ms p99" in as_text(list(told.values()))
+
+
+def test_what_the_engine_took_is_no_clients_doing() -> None:
+    def row(client: str, number: int, ttft_ms: float, engine_ms: float) -> dict[str, Any]:
+        engine = {"time_to_first_token_ms": engine_ms, "inter_token_latency_ms": 10.0}
+        run = figures([seen(ttft_ms=ttft_ms)])
+        return {"kind": "multi", "client": client, "round": number, "engine": engine, **run}
+
+    rows = [row("ours", 0, 54.0, 50.0), row("aiperf", 0, 65.0, 60.0)]
+    rows += [row("ours", 1, 75.0, 70.0), row("aiperf", 1, 47.0, 40.0)]
+    told = {one["metric"]: one for one in compare(rows)}
+    assert told["ttft_ms mean"]["above_engine_ms"] == [4.5, 6.0]
+    assert told["tpot_ms mean"]["above_engine_ms"] == [0.0, 0.0]
+    assert told["ttft_ms p50"]["above_engine_ms"] is None
 
 
 def test_the_engines_means_are_of_what_came_between() -> None:

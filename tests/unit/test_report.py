@@ -13,6 +13,7 @@ from eval import cli
 from eval.grid_cells import TTFT, summarize
 from eval.report_figures import INK, LOOKS, line_of, over_qps, pareto, round_ticks, weights
 from eval.report_page import figure_files, html, markdown
+from eval.report_policies import complete
 from eval.report_sections import sections
 from eval.report_sources import GridRow, NotMeasured, Source, newest, read_source
 from ppd.errors import ConfigError
@@ -150,6 +151,20 @@ def test_only_the_newest_grid_of_a_file_is_shown(tmp_path: Path) -> None:
     assert len(kept.told_by) == 1
 
 
+def test_points_that_some_have_not_met_have_no_winner() -> None:
+    rows = [grid_row(side, qps=qps) for side in ("pd", "ppd") for qps in (1.0, 2.0)]
+    rows.append(grid_row("pd", seed=1, qps=2.0))
+    rows.append(grid_row("pd", qps=4.0))
+    assert {cell.qps for cell in complete(summarize(rows))} == {1.0}
+
+
+def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "policy-grid.jsonl", [grid_row("pd", load_average=n) for n in (2.1, 9.8)])
+    source = read_source(tmp_path, "policy-grid.jsonl", GridRow, "")
+    assert isinstance(source, Source)
+    assert "load average 2.1 to 9.8" in source.origin()
+
+
 def test_a_curve_has_the_seeds_around_its_median_and_no_empty_points() -> None:
     none = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"))
     rows = [grid_row("ppd", seed, ttft=ttft) for seed, ttft in enumerate((50.0, 70.0, 40.0))]
@@ -194,7 +209,10 @@ def test_ticks_are_round_and_enough(low: float, high: float, ticks: list[float])
 
 def test_a_grid_where_everything_failed_is_drawn_all_the_same() -> None:
     none = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"))
-    lost: dict[str, Any] = {"success_rate": 0.0, "latencies": {"all": none, "later": none, "first": none}}
+    lost: dict[str, Any] = {
+        "success_rate": 0.0,
+        "latencies": {"all": none, "later": none, "first": none},
+    }
     cells = summarize([grid_row(side, **lost) for side in ("pd", "ppd")])
     assert "<!-- fails -->" in over_qps(cells)
     assert "<svg" in pareto(cells)
