@@ -12,7 +12,7 @@ REQUESTS ?= 200000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients sweep-small soak-engine clean
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients check-load scenarios sweep-small policy-grid report soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -27,7 +27,11 @@ help:
 	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make load-router      200,000 requests while workers are killed; the books must agree (REQUESTS=200000)"
 	@echo "make clients          openai, anthropic, sglang.benchmark.serving and AIPerf through the router (RECORD=FILE)"
+	@echo "make check-load       our load generator against AIPerf, on one server (RECORD=FILE)"
+	@echo "make scenarios        six scenarios, monolithic against disaggregated (RECORD=FILE)"
 	@echo "make sweep-small      a decision table in a quarter of an hour, and a router that uses it"
+	@echo "make policy-grid      all policies side by side, over load and turns (RECORD=FILE, which is continued)"
+	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -97,6 +101,18 @@ clients: setup
 sweep-small: setup
 	@mkdir -p $(SMALL) && rm -f $(SMALL)/raw.jsonl
 	@$(BIN)/ppd-eval sweep eval/sweep/small.toml --model '$(MODEL)' --out $(SMALL)/raw.jsonl --table $(SMALL)/table.json
+
+check-load: setup
+	@$(BIN)/ppd-eval check-load --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+scenarios: setup
+	@$(BIN)/ppd-eval scenarios --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+
+policy-grid: setup
+	@$(BIN)/ppd-eval policy-grid --model '$(MODEL)' --out $(or $(RECORD),.run/policy-grid.jsonl)
+
+report: setup
+	@$(BIN)/ppd-eval report --html report.html --markdown docs/REPORT.md
 
 soak-engine: setup
 	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))

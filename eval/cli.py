@@ -15,13 +15,17 @@ from . import (
     bench_engine,
     bench_hash,
     bench_router,
+    check_load,
     clients,
     demo,
     fault_table,
     interference,
     load,
     load_router,
+    policy_grid,
     replay_decisions,
+    report,
+    scenarios,
     serve,
     simulate,
     soak,
@@ -166,12 +170,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.add_parser(commands)
+    report.add_parser(commands)
+    for part in (check_load, policy_grid, scenarios):
+        part.add_parser(commands, cluster)
 
     simulate.add_to(commands)
 
     options = parser.parse_args(argv)
     try:
-        status = _run(options)
+        status = options.run(options) if "run" in options else _run(options)
     except KeyboardInterrupt:
         sys.exit(130)
     except PpdError as error:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,27 +20,21 @@ import openai
 import orjson
 
 from ppd.contract import Role
-from ppd.errors import PpdError
 
 from . import tiny_model
 from .cluster import gpu_flags, launching, wait_all
 from .metrics_text import read_metrics
+from .outside_client import ClientError, aiperf_in, run_to_end
 from .provenance import provenance
 
-AIPERF = "aiperf==0.13.0"
 _TURNS = 4
 _CONVERSATIONS = 8
-_TIMEOUT_S = 900.0
 # SGLang's benchmark imports what a machine without GPU has stand-ins for.
 _BENCHMARK = (
     "import runpy; from sglang_patches.cpu import stand_ins; import torch; "
     "torch.cuda.is_available() or stand_ins.install(); "
     "runpy.run_module('sglang.benchmark.serving', run_name='__main__')"
 )
-
-
-class ClientError(PpdError):
-    """A client failed, or saw errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +181,7 @@ def by_sglang(scene: Scene) -> int:
     rows = scene.folder / "sglang-benchmark.jsonl"
     rows.unlink(missing_ok=True)
     groups, each = 2, 4
-    _command(
+    run_to_end(
         [
             *(sys.executable, "-c", _BENCHMARK, "--backend", "sglang-oai-chat"),
             *("--base-url", scene.url, "--model", scene.model),
@@ -209,10 +201,10 @@ def by_sglang(scene: Scene) -> int:
 
 def by_aiperf(scene: Scene) -> int:
     """Synthetic conversations with live replies."""
-    command = _aiperf(scene.aiperf)
+    command = aiperf_in(scene.aiperf)
     artifacts = scene.folder / "aiperf"
     log = scene.folder / "aiperf.log"
-    _command(
+    run_to_end(
         [
             *(str(command), "profile", "--model", "default", "--tokenizer", scene.model),
             *("--url", scene.url, "--endpoint-type", "chat", "--streaming"),
@@ -234,34 +226,6 @@ def by_aiperf(scene: Scene) -> int:
     errors = result.get("error_summary") or []
     _require(not errors, f"it saw errors: {errors}")
     return requests
-
-
-def _aiperf(where: Path) -> Path:
-    command = where / "bin/aiperf"
-    if not command.exists():
-        print(f"first run: installing {AIPERF} into {where}", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, "-m", "venv", where], check=True)
-        subprocess.run([where / "bin/pip", "install", "--quiet", AIPERF], check=True)
-    return command
-
-
-def _command(argv: Sequence[str], log: Path) -> None:
-    """Raises:
-    ClientError: it failed; the end of its log is told.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        try:
-            done = subprocess.run(
-                argv, stdout=output, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            message = f"{argv[0]} did not end within {_TIMEOUT_S:g} s; see {log}"
-            raise ClientError(message) from error
-    if done.returncode != 0:
-        told = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
-        end = "\n  ".join(told.splitlines()[-15:])
-        raise ClientError(f"{argv[0]} ended with {done.returncode}; the end of {log}:\n  {end}")
 
 
 def _require(holds: bool, told: object) -> None:

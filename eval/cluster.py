@@ -119,15 +119,16 @@ class Launcher:
         prefill: Sequence[Process | str],
         decode: Sequence[Process | str],
         *flags: str,
+        replica: Sequence[Process] = (),
         port: int | None = None,
     ) -> Process:
         """A router, still starting; it waits for its workers itself. Workers may be URLs."""
         port = port or free_port()
-        argv = [
-            *(_script("ppd-router"), "--port", str(port)),
-            *("--prefill", *map(_url, prefill)),
-            *("--decode", *map(_url, decode)),
-        ]
+        argv = [_script("ppd-router"), "--port", str(port)]
+        roles = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
+        for role, workers in roles.items():
+            if workers:
+                argv += [f"--{role.value}", *map(_url, workers)]
         return self.start("router", port, [*argv, *flags])
 
     def start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:

@@ -12,6 +12,9 @@ import orjson
 
 from ppd.errors import WorkerError
 
+# Where nobody tells the vocabulary: every tokenizer has these, and few are special.
+ANY_VOCABULARY = range(32, 96)
+
 
 async def vocabulary_of(http: aiohttp.ClientSession, decode_url: str) -> range:
     """Token ids for prompts, as a decode worker with the plugin tells; without the special

@@ -23,15 +23,13 @@ from ppd.errors import ConfigError, WorkerError
 
 from .client import hold
 from .conversations import Conversation
-from .endpoints import find_vocabulary, most_tokens_of
+from .endpoints import ANY_VOCABULARY, find_vocabulary, most_tokens_of
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import Sample
 from .summary import Latencies, Slo, Spread, Summary, summarize
 from .workloads import Demand, plan
 
-# Where nobody tells the vocabulary: every tokenizer has these, and few are special.
-_ANY_VOCABULARY = range(32, 96)
 _ASK_S = 10.0
 _PROGRESS_S = 5.0
 
@@ -165,7 +163,7 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
             f"conversation {number} grows to {longest} tokens, the model takes {most}: "
             f"--scale {scale * most / longest:.3g} or less, or a workload with ?most_tokens={most}"
         )
-    return vocabulary or _ANY_VOCABULARY
+    return vocabulary or ANY_VOCABULARY
 
 
 def _cpu_s() -> float:

@@ -10,10 +10,15 @@ from pathlib import Path
 
 
 def provenance(seed: int) -> dict[str, object]:
-    """Commit, hardware, versions, time and seed of a measurement made now."""
+    """Commit, hardware, versions, time and seed of a measurement made now.
+
+    ``load_average``: of the last minute, ours included: with more than a few processes to a core,
+    something else was running, too.
+    """
     return {
         "commit": _commit(),
         "hardware": _hardware(),
+        "load_average": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,

@@ -1,4 +1,4 @@
-"""Files of raw rows: JSONL that runs append to."""
+"""Files of raw rows: JSONL that runs append to, and that tables and figures are made of."""
 
 from __future__ import annotations
 
@@ -59,3 +59,28 @@ def append_whole(out: Path, rows: Sequence[dict[str, Any]]) -> None:
         raise ConfigError(
             f"{out}: cannot be written: {error}; what was written before is kept"
         ) from error
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row with its line's number. A last line that a kill cut short is left out.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is no JSON object; the message names both.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                return
+            raise ConfigError(f"{path}:{number}: no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{number}: must be a JSON object, is {type(row).__name__}")
+        yield number, row

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 _FINEST_MS = 0.01
 _STEP = math.log(1.05)
@@ -81,3 +82,18 @@ def sum_gaps(gaps: list[tuple[tuple[int, int], ...]]) -> Counter[int]:
         for bucket, count in one:
             total[bucket] += count
     return total
+
+
+def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """What tables and figures need of all turns of a run, a list for each field: rows of their own
+    would repeat its names."""
+    return {
+        "turn": [sample.turn for sample in samples],
+        "prompt_tokens": [sample.context_tokens + sample.new_tokens for sample in samples],
+        "cached_tokens": [sample.cached_tokens for sample in samples],
+        "route": [sample.route for sample in samples],
+        "ttft_ms": [sample.ttft_ms for sample in samples],
+        "tpot_ms": [sample.tpot_ms for sample in samples],
+        "e2e_ms": [sample.e2e_ms for sample in samples],
+        "failure": [sample.failure for sample in samples],
+    }

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from xxhash import xxh3_64_intdigest
 
 from ppd.backlog import Backlog
 from ppd.errors import ConfigError
@@ -14,6 +19,22 @@ from ppd.pacing import Pacer
 from .cost_model import CostModel
 from .sim_engine import Engine, Timer
 from .sim_link import Link
+
+_MOST_LOAD = 1.25  # as router.workers: of a worker, against the mean
+
+
+class Placement(StrEnum):
+    """Where a new conversation gets its home.
+
+    ``chance``: on any worker, each as likely. ``bounded-hash``: as our router does it, rendezvous
+    hashing that passes over workers with more than 1.25 times the mean load. ``least-loaded``: on
+    the worker with the fewest requests. Load is the turns under way, as the router counts them: a
+    worker knows only later.
+    """
+
+    CHANCE = "chance"
+    BOUNDED_HASH = "bounded-hash"
+    LEAST_LOADED = "least-loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +85,7 @@ class Shape:
 
 
 class Cluster:
-    """A ``ppd.judge.ClusterView``. New conversations are spread by chance, as by a hash."""
+    """A ``ppd.judge.ClusterView``."""
 
     def __init__(
         self,
@@ -73,7 +94,10 @@ class Cluster:
         timer: Timer,
         source: random.Random,
         chunking: Chunking,
+        placement: Placement = Placement.CHANCE,
     ) -> None:
+        self._placement = placement
+        self.under_way: Counter[str] = Counter()  # turns by home
         self.backlog = Backlog()
         self.prefill_workers = [f"p{i}" for i in range(shape.prefill)]
         plain = [f"d{i}" for i in range(shape.decode)]
@@ -96,9 +120,19 @@ class Cluster:
     def decode_workers(self) -> int:
         return len(self.homes)
 
-    def place(self) -> str:
+    def place(self, session: int) -> str:
         """A home for a new conversation."""
-        return self._source.choice(self.homes)
+        match self._placement:
+            case Placement.CHANCE:
+                return self._source.choice(self.homes)
+            case Placement.LEAST_LOADED:
+                return min(self.homes, key=self.under_way.__getitem__)
+            case Placement.BOUNDED_HASH:
+                bound = _MOST_LOAD * (1 + self.under_way.total()) / len(self.homes)
+                fit = [home for home in self.homes if self.under_way[home] < bound]
+                return max(fit, key=lambda home: xxh3_64_intdigest(home.encode(), session))
+            case _:
+                assert_never(self._placement)
 
     def is_replica(self, worker: str) -> bool:
         return worker in self._replicas

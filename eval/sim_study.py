@@ -11,15 +11,18 @@ import random
 import resource
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ppd.decision import Reason, Route
+from ppd.decision import Policy, Reason, Route
+from ppd.errors import ConfigError
 from ppd.policies import static_policy
-from ppd.score import Targets
+from ppd.score import Objective, Targets, Weights
+from ppd.table import Table
+from ppd.table_policy import TablePolicy
 
 from .cost_model import CostModel
-from .sim_cluster import Chunking, Shape
+from .sim_cluster import Chunking, Placement, Shape
 from .sim_rows import TurnRow
 from .sim_traffic import Clients, Conversation, Workload, mixed, traced
 from .simulator import Simulation
@@ -46,6 +49,31 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How turns are routed, beyond the policy's name.
+
+    Attributes:
+        table: of the ``ppd`` policy.
+    """
+
+    table: Table | None = None
+    objective: Objective = field(default_factory=Weights)
+    placement: Placement = Placement.CHANCE
+
+    def policy(self, name: str) -> Policy:
+        """A new one: the table's learns.
+
+        Raises:
+            ConfigError: there is no such policy, or no table for it.
+        """
+        if name != "ppd":
+            return static_policy(name)
+        if self.table is None:
+            raise ConfigError("the policy ppd goes by a decision table: --table FILE")
+        return TablePolicy(self.table)
+
+
+@dataclass(frozen=True, slots=True)
 class StudyRow:
     """One cluster under one traffic.
 
@@ -60,6 +88,7 @@ class StudyRow:
 
     shape: str
     policy: str
+    placement: str
     think_s: float | None
     workers: int
     turns: int
@@ -85,17 +114,25 @@ def study(
     traffic: Traffic,
     seed: int,
     targets: Targets | None = None,
+    routing: Routing | None = None,
 ) -> StudyRow:
+    """
+    Raises:
+        ConfigError: there is no such shape or policy, or no table for it.
+    """
+    routing = routing or Routing()
     started_s = time.perf_counter()
     parsed = Shape.parse(shape)
     simulation = Simulation(
         costs,
         parsed,
-        static_policy(policy),
+        routing.policy(policy),
         Clients(),
         seed,
+        objective=routing.objective,
         delta=True,
         chunking=Chunking(paced_tokens=PACED_TOKENS),
+        placement=routing.placement,
     )
     result = simulation.run(traffic.conversations(seed))
     rows = result.rows
@@ -107,6 +144,7 @@ def study(
     return StudyRow(
         shape=shape,
         policy=policy,
+        placement=routing.placement,
         think_s=traffic.think_s,
         workers=parsed.workers,
         turns=len(rows),

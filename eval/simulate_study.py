@@ -9,13 +9,14 @@ from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
-from ppd.errors import ConfigError
-from ppd.score import Targets
+from ppd.errors import ConfigError, TableError
+from ppd.score import Targets, Weights
+from ppd.table import Table
 
 from .cost_model import paper_model
 from .provenance import provenance
-from .sim_cluster import Shape
-from .sim_study import StudyRow, Traffic, break_even, plan, study
+from .sim_cluster import Placement, Shape
+from .sim_study import Routing, StudyRow, Traffic, break_even, plan, study
 from .sim_traffic import load
 
 
@@ -32,7 +33,17 @@ def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     given.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     cluster = kinds.add_parser("cluster", parents=[given], help="any cluster under any traffic")
     cluster.add_argument("--shapes", nargs="+", required=True, help="as 1P_3pD")
-    cluster.add_argument("--policies", nargs="+", default=["full"], help="of ppd-router, but ppd")
+    cluster.add_argument("--policies", nargs="+", default=["full"], help="of ppd-router")
+    cluster.add_argument("--table", type=Path, help="of the policy ppd")
+    cluster.add_argument("--w-ttft", type=float, default=1.0, help="its weight of TTFT")
+    cluster.add_argument("--w-tpot", type=float, default=1.0, help="its weight of TPOT")
+    cluster.add_argument(
+        "--placement",
+        nargs="+",
+        choices=[*Placement],
+        default=[Placement.CHANCE],
+        help="of new conversations",
+    )
     cluster.add_argument("--think-s", nargs="+", type=float, help="mean pauses between turns")
     cluster.add_argument("--scaled", action="store_true", help="--qps is for each worker")
     wanted = kinds.add_parser("plan", parents=[given], help="the cheapest cluster that will do")
@@ -44,22 +55,35 @@ def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run_cluster(options: argparse.Namespace) -> int:
-    """One JSON line for each shape, policy and pause.
+    """One JSON line for each shape, policy, placement and pause.
 
     Raises:
         ConfigError: an option makes no sense.
     """
+    weights = Weights(options.w_ttft, options.w_tpot)
+    if problem := weights.problem():
+        raise ConfigError(problem)
+    table = None if options.table is None else _table(options.table)
     rows = []
-    for shape, policy, think_s in product(
-        options.shapes, options.policies, options.think_s or [None]
+    for shape, policy, placement, think_s in product(
+        options.shapes, options.policies, options.placement, options.think_s or [None]
     ):
+        routing = Routing(table, weights, Placement(placement))
         traffic = replace(_traffic(options), think_s=think_s)
         if options.scaled:
             traffic = replace(traffic, qps=traffic.qps * Shape.parse(shape).workers)
-        rows.append(study(paper_model(), shape, policy, traffic, options.seed))
+        row = study(paper_model(), shape, policy, traffic, options.seed, routing=routing)
+        rows.append(row)
         print(json.dumps(asdict(rows[-1])), flush=True)
     _write(options.out, rows, options.seed)
     return 0
+
+
+def _table(path: Path) -> Table:
+    try:
+        return Table.parse(path.read_bytes())
+    except (OSError, TableError) as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def run_plan(options: argparse.Namespace) -> int:

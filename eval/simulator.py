@@ -23,7 +23,7 @@ from ppd.sessions import SessionIndex, Turn
 
 from .cost_model import CostModel
 from .sim_clock import Clock
-from .sim_cluster import Chunking, Cluster, Shape
+from .sim_cluster import Chunking, Cluster, Placement, Shape
 from .sim_engine import Job
 from .sim_rows import Result, TurnRow
 from .sim_traffic import Clients, Conversation
@@ -75,10 +75,12 @@ class Simulation:
         objective: Objective | None = None,
         delta: bool = False,
         chunking: Chunking | None = None,
+        placement: Placement = Placement.CHANCE,
     ) -> None:
         self.clock = Clock()
         source = random.Random(seed)
-        self.cluster = Cluster(costs, shape, self.clock.at, source, chunking or Chunking())
+        chunking = chunking or Chunking()
+        self.cluster = Cluster(costs, shape, self.clock.at, source, chunking, placement)
         self.judge = Judge(
             policy=policy,
             cluster=self.cluster,
@@ -128,7 +130,8 @@ class Simulation:
         judged = self.judge.judge(query, now_s)
         course = _Course(talk, judged, judged.decision.route, judged.decision.reason, clock_ms)
         if talk.home is None:
-            talk.home = self.cluster.place()
+            talk.home = self.cluster.place(plan.session)
+        self.cluster.under_way[talk.home] += 1
         if self.cluster.is_replica(talk.home):
             course.route = Route.REPLICA
         features = judged.features
@@ -199,6 +202,8 @@ class Simulation:
         talk = course.talk
         plan, number = talk.plan, talk.turn + 1
         output_tokens = plan.turns[talk.turn].out
+        assert talk.home is not None
+        self.cluster.under_way[talk.home] -= 1
         ttft_ms = course.first_ms - course.at_ms
         e2e_ms = now_ms - course.at_ms
         tpot_ms = (now_ms - course.first_ms) / max(1, output_tokens - 1)

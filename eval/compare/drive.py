@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sys
 import time
@@ -20,7 +19,7 @@ from ppd import __version__
 from ppd.contract import Role
 from ppd.errors import ConfigError, WorkerError
 
-from .. import tiny_model
+from .. import raw_rows, tiny_model
 from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..conversations import Conversation
@@ -112,18 +111,10 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
     ConfigError: it cannot be read, or a line is no row of a comparison.
     """
     rows = []
-    try:
-        lines = out.read_bytes().split(b"\n") if out.exists() else []
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be read: {error}") from error
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            row = json.loads(line)
-            if row["part"] != "compare" or row["row"] not in ("turn", "run"):
-                raise ValueError("another part")
-            _ = row["trace"], row["seed"], row["way"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{out}:{number}: no row of a comparison: {error!r}") from error
+    for number, row in raw_rows.read_rows(out) if out.exists() else ():
+        named = {"trace", "seed", "way", "row"} <= row.keys()
+        if row.get("part") != "compare" or not named:
+            raise ConfigError(f"{out}:{number}: no row of a comparison")
         rows.append(row)
     return rows
 

@@ -12,10 +12,13 @@ import pytest
 from eval import cli
 from eval.cost_model import VLLM_H100, CostModel, Serving, paper_model
 from eval.fit import fit
-from eval.sim_study import StudyRow, Traffic, plan, study
+from eval.sim_cluster import Placement
+from eval.sim_study import Routing, StudyRow, Traffic, plan, study
 from eval.sim_traffic import Exchange, Workload, mixed, traced
 from ppd.errors import ConfigError
-from ppd.score import Targets
+from ppd.score import Targets, Weights
+
+from .making import TABLE
 
 COSTS = paper_model()
 CHAT = Workload("chat", (Exchange(2000, 100), Exchange(100, 100)), (1.0,))
@@ -42,6 +45,30 @@ def test_a_larger_cluster_under_the_same_load_each() -> None:
     assert large.workers == 16 * small.workers
     assert large.turns > 12 * small.turns
     assert large.t2_ttft_p50_ms == pytest.approx(small.t2_ttft_p50_ms, rel=0.1)
+
+
+def test_the_tables_policy_weighs_as_on_a_router() -> None:
+    def local_share(w_tpot: float) -> float:
+        routing = Routing(TABLE, Weights(1.0, w_tpot))
+        return study(COSTS, "1P_3pD", "ppd", traffic(2.0), 0, routing=routing).local_share
+
+    # In this chat's cells the table saves at most 0.75 of TTFT, and costs at least 0.1 of TPOT.
+    assert local_share(1.0) > 0.9
+    assert local_share(20.0) == 0.0
+    with pytest.raises(ConfigError, match="--table"):
+        study(COSTS, "1P_3pD", "ppd", traffic(), 0)
+
+
+def test_placement_evens_out_what_chance_does_not() -> None:
+    def slowest_tpot_ms(placement: Placement) -> float:
+        routing = Routing(placement=placement)
+        row = study(COSTS, "8R", "replica", traffic(40.0), 0, routing=routing)
+        assert row.placement == placement
+        return row.tpot_p99_ms
+
+    by = {placement: slowest_tpot_ms(placement) for placement in Placement}
+    assert by[Placement.LEAST_LOADED] < by[Placement.CHANCE]
+    assert by[Placement.BOUNDED_HASH] < by[Placement.CHANCE]
 
 
 def test_the_fewest_workers() -> None:
@@ -132,6 +159,13 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("2R", 5),
     ]
     assert set(lines[0]) == set(StudyRow.__slots__)
+    shipped = Path(__file__).parents[2] / "tables/cpu-tiny-llama-1P1D.json"
+    table = ("--policies", "ppd", "--table", str(shipped), "--w-tpot", "0")
+    placed = ("--placement", "chance", "least-loaded")
+    assert run("cluster", *mine[:-2], "--shapes", "1P_1pD", *table, *placed) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["placement"] for line in lines] == ["chance", "least-loaded"]
+    assert all(line["local_share"] == 1.0 for line in lines)
     assert run("plan", *mine, "--slo-ttft-ms", "200", "--most-workers", "2") == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["best"]["shape"] == "1R"

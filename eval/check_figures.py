@@ -1,0 +1,215 @@
+"""What two load clients saw, brought to one form, and how far apart they are: pure functions.
+
+Both are summed up by the same formulas, from each turn: TTFT; TPOT, (last token - first token) /
+(tokens - 1); gaps between chunks, in the same histogram; tokens a second from the first send to the
+last token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from .outside_client import ClientError
+from .samples import Sample, gap_bucket, gaps_of, sum_gaps
+from .summary import spread, spread_of_gaps
+
+METRICS = (
+    ("ttft_ms", "mean"),
+    ("ttft_ms", "p50"),
+    ("ttft_ms", "p90"),
+    ("ttft_ms", "p99"),
+    ("tpot_ms", "mean"),
+    ("tpot_ms", "p50"),
+    ("tpot_ms", "p90"),
+    ("itl_ms", "p50"),
+    ("itl_ms", "p99"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One turn that succeeded.
+
+    Attributes:
+        sent_at_s: on the client's own clock.
+        late_ms: the send after it was due, as far as the client tells.
+        gaps: between chunks with tokens, see :func:`eval.samples.gap_bucket`.
+    """
+
+    conversation: str
+    turn: int
+    sent_at_s: float
+    late_ms: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    ttft_ms: float
+    tpot_ms: float
+    gaps: tuple[tuple[int, int], ...]
+
+    @property
+    def last_token_at_s(self) -> float:
+        return self.sent_at_s + 1e-3 * (self.ttft_ms + self.tpot_ms * (self.output_tokens - 1))
+
+
+def of_ours(samples: Sequence[Sample]) -> list[Seen]:
+    return [
+        Seen(
+            conversation=str(sample.conversation),
+            turn=sample.turn,
+            sent_at_s=sample.sent_at_s,
+            late_ms=sample.late_ms,
+            prompt_tokens=sample.context_tokens + sample.new_tokens,
+            output_tokens=sample.output_tokens,
+            cached_tokens=sample.cached_tokens,
+            ttft_ms=sample.ttft_ms,
+            tpot_ms=sample.tpot_ms,
+            gaps=sample.gaps,
+        )
+        for sample in samples
+        if not sample.error
+    ]
+
+
+def of_aiperf(records: Path) -> list[Seen]:
+    """From its ``profile_export.jsonl`` of version 0.13.
+
+    Raises:
+        ClientError: it wrote none, or something else.
+    """
+    if not records.exists():
+        raise ClientError(f"AIPerf wrote no {records}")
+    return list(_of_aiperf(records))
+
+
+def _of_aiperf(records: Path) -> Iterator[Seen]:
+    for number, line in enumerate(records.read_text().splitlines(), 1):
+        try:
+            record = json.loads(line)
+            told, values = record["metadata"], record["metrics"]
+            if record.get("error") is not None:
+                continue
+            metrics = {name: values[name]["value"] for name in _WANTED}
+            gaps = Counter(gap_bucket(gap) for gap in values["inter_chunk_latency"]["value"])
+            cached = values.get("usage_prompt_cache_read_tokens", {"value": 0})["value"]
+            sent_ns = told["request_start_ns"]
+            yield Seen(
+                conversation=told["x_correlation_id"],
+                turn=told["turn_index"] + 1,
+                sent_at_s=1e-9 * sent_ns,
+                late_ms=round(1e-6 * (sent_ns - told["credit_issued_ns"]), 2),
+                prompt_tokens=metrics["usage_prompt_tokens"],
+                output_tokens=metrics["usage_completion_tokens"],
+                cached_tokens=cached,
+                ttft_ms=round(metrics["time_to_first_token"], 3),
+                tpot_ms=round(metrics["inter_token_latency"], 3),
+                gaps=gaps_of(gaps),
+            )
+        except (ValueError, LookupError, TypeError) as error:
+            raise ClientError(f"{records}:{number}: no record of AIPerf: {error!r}") from error
+
+
+_WANTED = (
+    "usage_prompt_tokens",
+    "usage_completion_tokens",
+    "time_to_first_token",
+    "inter_token_latency",
+)
+
+
+def figures(seen: Sequence[Seen]) -> dict[str, Any]:
+    """Of one run."""
+    tokens = sum(one.output_tokens for one in seen)
+    begun_s = min(one.sent_at_s for one in seen)
+    took_s = max(one.last_token_at_s for one in seen) - begun_s
+    told = {
+        "ttft_ms": spread([one.ttft_ms for one in seen]),
+        "tpot_ms": spread([one.tpot_ms for one in seen]),
+        "itl_ms": spread_of_gaps(sum_gaps([one.gaps for one in seen])),
+        "late_ms": spread([one.late_ms for one in seen]),
+    }
+    return {
+        "turns": len(seen),
+        "took_s": round(took_s, 3),
+        "output_tokens_per_s": round(tokens / took_s, 2),
+        "cached_tokens": sum(one.cached_tokens for one in seen),
+        **{name: None if found is None else asdict(found) for name, found in told.items()},
+    }
+
+
+def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """From ``run`` rows: medians over the rounds, and the mean difference of rounds with its range.
+
+    ``above_engine_ms``: of ours and of AIPerf's mean, how much it is above what the engine itself
+    measured while that client ran: the engine takes longer in one run than in the next, and for a
+    chat than for token ids. It tells no percentiles.
+    """
+    found: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["kind"], row["round"]), {})[row["client"]] = row
+    told = []
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        pairs = [
+            (of["ours"], of["aiperf"])
+            for (its, _), of in sorted(found.items())
+            if its == kind and len(of) == 2
+        ]
+        for metric, of in (*METRICS, ("output_tokens_per_s", "")):
+            values = [tuple(_value(run, metric, of) for run in pair) for pair in pairs]
+            differences = [ours - theirs for ours, theirs in values]
+            middle = [median(value[side] for value in values) for side in (0, 1)]
+            told.append(
+                {
+                    "kind": kind,
+                    "metric": f"{metric} {of}".strip(),
+                    "rounds": len(pairs),
+                    "ours": round(middle[0], 3),
+                    "aiperf": round(middle[1], 3),
+                    "difference": round(fmean(differences), 3),
+                    "least": round(min(differences), 3),
+                    "most": round(max(differences), 3),
+                    "percent": round(100 * fmean(differences) / middle[1], 1),
+                    "above_engine_ms": _above_engine(pairs, metric) if of == "mean" else None,
+                }
+            )
+    return told
+
+
+def _value(run: Mapping[str, Any], metric: str, of: str) -> float:
+    return float(run[metric][of] if of else run[metric])
+
+
+_ENGINE_NAMES = {"ttft_ms": "time_to_first_token_ms", "tpot_ms": "inter_token_latency_ms"}
+
+
+def _above_engine(
+    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], metric: str
+) -> list[float] | None:
+    name = _ENGINE_NAMES[metric]
+    if not all(name in run["engine"] for pair in pairs for run in pair):
+        return None
+    return [
+        round(median(pair[side][metric]["mean"] - pair[side]["engine"][name] for pair in pairs), 3)
+        for side in (0, 1)
+    ]
+
+
+_LINE = "{:<7} {:<20} {:>9} {:>9} {:>11} {:>17} {:>7}  {}"
+
+
+def as_text(differences: Sequence[Mapping[str, Any]]) -> str:
+    head = ("kind", "", "ours", "AIPerf", "difference", "of rounds", "%", "above engine: each")
+    lines = [_LINE.format(*head)]
+    for row in differences:
+        above = row["above_engine_ms"]
+        engine = "" if above is None else "{:g}, {:g}".format(*above)
+        between = f"{row['least']:g} to {row['most']:g}"
+        shown = (row["ours"], row["aiperf"], row["difference"], between, row["percent"], engine)
+        lines.append(_LINE.format(row["kind"], row["metric"], *shown))
+    return "\n".join(lines)

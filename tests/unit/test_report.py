@@ -1,0 +1,218 @@
+"""The report: only what raw files say, and clear words for what they do not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval import cli
+from eval.grid_cells import TTFT, summarize
+from eval.report_figures import INK, LOOKS, line_of, over_qps, pareto, round_ticks, weights
+from eval.report_page import figure_files, html, markdown
+from eval.report_policies import complete
+from eval.report_sections import sections
+from eval.report_sources import GridRow, NotMeasured, Source, newest, read_source
+from ppd.errors import ConfigError
+from tests.unit.test_policy_grid import grid_row
+from tests.unit.test_scenarios import run_row
+
+ORIGIN = {"commit": "c0ffee", "hardware": "2 cores of it", "seed": 0, "model": "tiny"}
+ORIGIN |= {"at": "2026-11-21T20:00:00+00:00"}
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def grid_rows() -> list[dict[str, Any]]:
+    return [
+        grid_row(side, seed, ttft=ttft * (1 + 0.1 * seed), qps=qps, turns=turns)
+        for side, ttft in (("replica", 40.0), ("pd", 90.0), ("ppd", 50.0))
+        for qps, turns in ((1.0, 4), (2.0, 4), (2.0, 2), (2.0, 8))
+        for seed in (0, 1, 2)
+    ]
+
+
+def fill(folder: Path) -> None:
+    write(folder / "policy-grid.jsonl", grid_rows())
+    arms = ((0, "none"), (1, "full"), (1, "append"), (4, "full"), (4, "append"))
+    cells = [(context, batch, *arm) for context in (2048, 4096) for batch in (1, 2) for arm in arms]
+    keys = ("context", "batch", "prefills", "kind")
+    told = {"round": 0, "tpot_ms": 4.0, "longest_gap_ms": 9.0, **ORIGIN}
+    write(folder / "interference.jsonl", [dict(zip(keys, c, strict=True)) | told for c in cells])
+    mix = {"grid": "some.toml", "conversations": 24, "qps": 2.4, "seed": 0}
+    later = {"later_turns": 48, "ttft_p99_ms": 9.0, "tpot_p50_ms": 4.0, "tpot_p99_ms": 5.0}
+    steps = [{"w_ttft": w, "w_tpot": 1 - w, "local_share": w, "ttft_p50_ms": 8.0} for w in (0, 1)]
+    write(folder / "weights-cpu.jsonl", [step | later | {"mix": mix} | ORIGIN for step in steps])
+    shape: dict[str, Any] = {"requests": 4, "prompt": 16, "reply": 8, "batch": 4, "scale": 16}
+    shape |= {"round": 0, **ORIGIN}
+    runs = [run_row("smoke", side) | shape for side in ("1R", "2R", "pd")]
+    write(folder / "scenarios.jsonl", runs)
+    spread = {"mean": 5.0, "p50": 5.0, "p90": 6.0, "p99": 7.0}
+    check = {"row": "run", "kind": "single", "round": 0, "turns": 9, "output_tokens_per_s": 90.0}
+    check |= {"ttft_ms": spread, "tpot_ms": spread, "itl_ms": spread, "engine": {}, **ORIGIN}
+    write(
+        folder / "check-load.jsonl",
+        [{"row": "turn"}, *(check | {"client": who} for who in ("ours", "aiperf"))],
+    )
+    claim = {
+        "row": "claim",
+        "group": "wins by TTFT",
+        "name": "4R",
+        "paper": 63.3,
+        "simulated": 39.4,
+    }
+    write(folder / "simulate-paper.jsonl", [claim, {"row": "run", **ORIGIN}])
+
+
+def test_nothing_measured_is_told_and_nothing_is_drawn(tmp_path: Path) -> None:
+    found = sections(tmp_path)
+    assert all(isinstance(one.source, NotMeasured) for one in found)
+    page, text = html(found), markdown(found, "figures")
+    assert page.count("Not measured:") == text.count("Not measured:") == len(found)
+    assert "run <code>make policy-grid RECORD=results/policy-grid.jsonl</code>" in page
+    assert "<svg" not in page
+    assert "| " not in text
+    assert list(figure_files(found)) == []
+
+
+def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path) -> None:
+    fill(tmp_path)
+    found = sections(tmp_path)
+    page = html(found)
+    assert "Not measured" not in page
+    assert page.count("<svg ") == 5
+    assert not re.search(r'(src|href)="(?!#)', page.replace('xlink:href="#', 'href="#'))
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page):
+        assert "".join(target) in ids
+    assert INK not in page
+    assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 5
+    assert page.count("commit abc · 2 cores · seeds 0, 1, 2") == 4
+
+
+def test_the_command_writes_both_and_says_what_is_missing(tmp_path: Path, capsys: Any) -> None:
+    raw = tmp_path / "results"
+    raw.mkdir()
+    fill(raw)
+    (raw / "check-load.jsonl").unlink()
+    page, text = tmp_path / "made/report.html", tmp_path / "made/REPORT.md"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", "--results", str(raw), "--html", str(page), "--markdown", str(text)])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["not_measured"] == ["results/check-load.jsonl"]
+    figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text.read_text())
+    assert len(figures) == 5
+    assert all((text.parent / figure).read_text().startswith("<svg") for figure in figures)
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{broken", "no JSON"),
+        ('"a word"', "must be a JSON object"),
+        (json.dumps(grid_row("pd", qps="fast")), r"Expected `float`, got `str` - at `\$.qps`"),
+        (json.dumps({"side": "pd"}), "missing required field"),
+    ],
+)
+def test_a_broken_file_is_an_error_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "policy-grid.jsonl"
+    file.write_text(json.dumps(grid_row("pd")) + f"\n{line}\n" + json.dumps(grid_row("pd")) + "\n")
+    with pytest.raises(ConfigError, match=rf"policy-grid\.jsonl:2: .*{said}"):
+        sections(tmp_path)
+
+
+def test_a_file_that_tells_no_origin_is_refused(tmp_path: Path) -> None:
+    claim = {"row": "claim", "group": "wins by TTFT", "name": "4R", "paper": 1.0, "simulated": 2.0}
+    write(tmp_path / "simulate-paper.jsonl", [claim])
+    with pytest.raises(ConfigError, match="no row says commit, hardware and seed"):
+        sections(tmp_path)
+
+
+def test_an_empty_file_is_not_measured(tmp_path: Path) -> None:
+    (tmp_path / "policy-grid.jsonl").touch()
+    found = read_source(tmp_path, "policy-grid.jsonl", GridRow, "make policy-grid")
+    assert isinstance(found, NotMeasured)
+
+
+def test_only_the_newest_grid_of_a_file_is_shown(tmp_path: Path) -> None:
+    write(tmp_path / "policy-grid.jsonl", [grid_row("pd", grid="old"), grid_row("ppd")])
+    source = read_source(tmp_path, "policy-grid.jsonl", GridRow, "")
+    assert isinstance(source, Source)
+    kept = newest(source, "grid")
+    assert [row["side"] for row in kept.rows] == ["ppd"]
+    assert len(kept.told_by) == 1
+
+
+def test_points_that_some_have_not_met_have_no_winner() -> None:
+    rows = [grid_row(side, qps=qps) for side in ("pd", "ppd") for qps in (1.0, 2.0)]
+    rows.append(grid_row("pd", seed=1, qps=2.0))
+    rows.append(grid_row("pd", qps=4.0))
+    assert {cell.qps for cell in complete(summarize(rows))} == {1.0}
+
+
+def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "policy-grid.jsonl", [grid_row("pd", load_average=n) for n in (2.1, 9.8)])
+    source = read_source(tmp_path, "policy-grid.jsonl", GridRow, "")
+    assert isinstance(source, Source)
+    assert "load average 2.1 to 9.8" in source.origin()
+
+
+def test_a_curve_has_the_seeds_around_its_median_and_no_empty_points() -> None:
+    none = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"))
+    rows = [grid_row("ppd", seed, ttft=ttft) for seed, ttft in enumerate((50.0, 70.0, 40.0))]
+    rows.append(grid_row("ppd", qps=4.0, latencies={"all": none, "later": none}, success_rate=0.0))
+    rows.append(grid_row("pd"))
+    line = line_of(summarize(rows), "ppd", TTFT, lambda cell: cell.qps)
+    assert (line.x, line.middle, line.least, line.most) == ([2.0], [50.0], [40.0], [70.0])
+
+
+def test_figures_name_all_that_they_show_and_mark_what_failed() -> None:
+    rows = grid_rows()
+    drawn = over_qps(summarize(rows))
+    for side in ("replica", "pd", "ppd"):
+        assert f"<!-- {side} -->" in drawn
+        assert LOOKS[side][0] in drawn
+    assert "<!-- fails -->" not in drawn
+    rows[0]["success_rate"] = 0.5
+    assert "<!-- fails -->" in over_qps(summarize(rows))
+    assert over_qps(summarize(rows)) == over_qps(summarize(rows))
+    assert "<!-- output tokens a second -->" in pareto(summarize(rows))
+
+
+def test_weights_draw_every_mix() -> None:
+    point = {"w_ttft": 0.5, "local_share": 0.5, "ttft_p50_ms": 9.0, "tpot_p50_ms": 3.0}
+    drawn = weights({"one.toml": [point], "two.toml": [point]})
+    assert "<!-- one.toml -->" in drawn
+    assert "<!-- two.toml -->" in drawn
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (9.0, 700.0, [10, 20, 50, 100, 200, 500]),
+        (3.9, 16.0, [5, 7, 10, 15]),
+        (0.4, 0.62, [0.4, 0.45, 0.5, 0.55, 0.6]),
+        (5.0, 5.1, [5.0]),
+    ],
+)
+def test_ticks_are_round_and_enough(low: float, high: float, ticks: list[float]) -> None:
+    assert round_ticks(low, high) == ticks
+
+
+def test_a_grid_where_everything_failed_is_drawn_all_the_same() -> None:
+    none = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"))
+    lost: dict[str, Any] = {
+        "success_rate": 0.0,
+        "latencies": {"all": none, "later": none, "first": none},
+    }
+    cells = summarize([grid_row(side, **lost) for side in ("pd", "ppd")])
+    assert "<!-- fails -->" in over_qps(cells)
+    assert "<svg" in pareto(cells)
