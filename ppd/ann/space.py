@@ -150,7 +150,8 @@ def _turn(queries, mean, axes, unit, out):  # type: ignore[no-untyped-def]
         for j in range(known):
             moved[j] += queries[i, j] * length
         for row in range(axes.shape[0]):
+            axis = axes[row]
             total = np.float32(0.0)
             for j in range(d):
-                total += axes[row, j] * moved[j]
+                total += axis[j] * moved[j]
             out[i, row] = total

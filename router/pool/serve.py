@@ -39,7 +39,7 @@ async def serve(config: PoolConfig, started: asyncio.Future[int] | None = None) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with aiohttp.ClientSession() as session:
-        runner = web.AppRunner(_app(config, session), access_log=None)
+        runner = web.AppRunner(make_app(config, session), access_log=None)
         await runner.setup()
         try:
             site = web.TCPSite(runner, config.host, config.port)
@@ -56,7 +56,7 @@ async def serve(config: PoolConfig, started: asyncio.Future[int] | None = None) 
             await runner.cleanup()
 
 
-def _app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Application:
+def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Application:
     metrics = PoolMetrics()
     if config.shards:
         return ShardsServer(config, session, metrics).app()

@@ -114,7 +114,8 @@ class PoolServer:
             return web.Response(body=answer(keys, scores, late), content_type=BINARY)
         results = await self._results(collection, asked, found, scores)
         took_ms = (time.monotonic() - began_s) * 1e3
-        return _json({"results": results, "took_ms": round(took_ms, 3)})
+        metric = collection.space.metric
+        return _json({"results": results, "metric": metric, "took_ms": round(took_ms, 3)})
 
     async def _vectors(self, asked: Asked) -> Rows:
         if asked.vectors is not None:

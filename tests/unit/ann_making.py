@@ -23,7 +23,7 @@ def made(
     rows: Rows,
     metric: Metric = Metric.L2,
     precision: Precision = Precision.FP32,
-    shape: Shape = Shape(degree=16, knn=32, seeds=64),  # noqa: B008
+    shape: Shape = Shape(degree=16, knn=32, seeds=128),  # noqa: B008
 ) -> Snapshot:
     keys = np.arange(rows.shape[0], dtype=np.int64)
     return build(rows, keys, metric, precision, shape, threads=2, seed=0)
