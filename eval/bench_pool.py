@@ -160,7 +160,10 @@ def _compare(
             width = _width_at(points, index.name)
             took = _one_by_one(index, queries, width, plan.rounds)
             p50, p99 = (float(np.percentile(took, share)) * 1e6 for share in (50, 99))
-            told[f"{index.name}_p50_us"], told[f"{index.name}_p99_us"] = round(p50, 1), round(p99, 1)
+            told[f"{index.name}_p50_us"], told[f"{index.name}_p99_us"] = (
+                round(p50, 1),
+                round(p99, 1),
+            )
             row = {"what": "single", "set": name, "index": index.name, "width": width}
             write(origin | row | {"p50_us": p50, "p99_us": p99})
     _tell(json.dumps({name: told}))
@@ -173,7 +176,9 @@ def _curve(index: Index, queries: Rows, truth: Ids, threads: int) -> list[Point]
         began_s = time.perf_counter()
         found = index.find(queries, width, threads)
         took_s = time.perf_counter() - began_s
-        hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True))
+        hits = sum(
+            len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True)
+        )
         recall = hits / truth.size
         points.append(Point(index.name, width, threads, recall, queries.shape[0] / took_s))
         if recall >= _ENOUGH:

@@ -22,6 +22,7 @@ from . import (
     interference,
     load,
     load_router,
+    pool_commands,
     replay_decisions,
     serve,
     simulate,
@@ -161,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sixteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     sixteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.add_parser(commands)
+    pool_commands.add_to(commands)
 
     simulate.add_to(commands)
 
@@ -216,6 +218,8 @@ def _run(options: argparse.Namespace) -> int:
             return load_router.run(
                 options.requests, options.clients, options.seed, options.out, options.logs
             )
+        case "bench-pool":
+            return pool_commands.run(options)
         case "interference":
             return interference.run(
                 options.model or None,

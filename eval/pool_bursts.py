@@ -124,9 +124,7 @@ class _Feed:
     def done(self, search: Search, nodes: Sequence[int]) -> None:
         took_s = time.perf_counter() - search.arrived_s
         number = self.numbers.pop(id(search))
-        self.answered.append(
-            Answered(search.stage, took_s, number, search.itopk, tuple(nodes))
-        )
+        self.answered.append(Answered(search.stage, took_s, number, search.itopk, tuple(nodes)))
 
 
 def run(

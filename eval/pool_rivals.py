@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from usearch.index import Index as UsearchIndex
 
-from ppd.ann import batch
+from ppd.ann.batch import Searcher
+from ppd.ann.engine import MOST_ITOPK
 from ppd.ann.lanes import Target
 from ppd.ann.snapshot import Precision, Shape, build
 from ppd.ann.space import Metric, Rows
@@ -48,9 +49,10 @@ def ours_target(rows: Rows, precision: Precision, threads: int) -> Target:
 def _ours(precision: Precision) -> Callable[[Rows, int], Find]:
     def make(rows: Rows, threads: int) -> Find:
         target = ours_target(rows, precision, threads)
+        searchers = {each: Searcher(target, MOST_ITOPK, threads=each) for each in {1, threads}}
 
         def find(queries: Rows, width: int, threads: int) -> Ids:
-            return batch.search(target, queries, LIMIT, width, threads=threads)[1].astype(np.int64)
+            return searchers[threads].search(queries, LIMIT, width)[1].astype(np.int64)
 
         return find
 

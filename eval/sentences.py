@@ -82,8 +82,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
         for part in _END.split(text):
             sentence = " ".join(part.split())
             words = sentence.count(" ") + 1
-            if (
-                _LEAST_WORDS <= words <= _MOST_WORDS
-                and sum(c.isalpha() or c == " " for c in sentence) > 0.8 * len(sentence)
-            ):
+            if _LEAST_WORDS <= words <= _MOST_WORDS and sum(
+                c.isalpha() or c == " " for c in sentence
+            ) > 0.8 * len(sentence):
                 yield sentence

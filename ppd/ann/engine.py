@@ -6,10 +6,9 @@ for each core, may share a scheduler. Time is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ class StepShape:
     """
 
     slots: int = 4
-    expansions: int = 32
+    expansions: int = 96
 
 
 class Ending(StrEnum):
@@ -143,8 +142,7 @@ class Engine:
         done = 0
         finished: list[Search] = []
         steps = max(1, self._shape.expansions // max(1, len(chosen)))
-        for target, group in groupby(sorted(chosen, key=_target), key=_target):
-            some = list(group)
+        for target, some in _by_target(chosen):
             done += self._advance(self._lane_sets[target], some, steps, finished)
         now_s = self._clock()
         self._pace.observe(now_s - began_s, done)
@@ -179,8 +177,7 @@ class Engine:
 
     def _begin(self, searches: list[Search]) -> None:
         self.running += searches
-        for target, group in groupby(sorted(searches, key=_target), key=_target):
-            some = list(group)
+        for target, some in _by_target(searches):
             lanes = self._lanes_of(target, some[0].target)
             on_lanes = []
             for one in some:
@@ -214,8 +211,7 @@ class Engine:
         gone = set(map(id, searches))
         self.running = [one for one in self.running if id(one) not in gone]
         found = []
-        for target, group in groupby(sorted(searches, key=_target), key=_target):
-            some = list(group)
+        for target, some in _by_target(searches):
             on_lanes = [one for one in some if one.among is None]
             if on_lanes:
                 limits = [one.limit for one in on_lanes]
@@ -234,6 +230,13 @@ class Engine:
 
 def _target(search: Search) -> int:
     return id(search.target)
+
+
+def _by_target(searches: list[Search]) -> Iterable[tuple[int, list[Search]]]:
+    grouped: dict[int, list[Search]] = {}
+    for one in searches:
+        grouped.setdefault(id(one.target), []).append(one)
+    return grouped.items()
 
 
 def _searches(tickets: Sequence[Ticket]) -> list[Search]:

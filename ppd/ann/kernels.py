@@ -60,6 +60,7 @@ class Lanes(NamedTuple):
         pending: (lanes, degree) int32, of the step that runs.
         pending_count: (lanes,) int32.
         rough: (seeds,), again_near, again_ids: (itopk,), of the lane that is worked on.
+        owner, running: (lanes,) int64, of ``search_all``.
     """
 
     query: NDArray[np.float32]
@@ -78,6 +79,8 @@ class Lanes(NamedTuple):
     rough: NDArray[np.float32]
     again_near: NDArray[np.float32]
     again_ids: NDArray[np.int32]
+    owner: NDArray[np.int64]
+    running: NDArray[np.int64]
 
 
 @compiled
@@ -159,47 +162,48 @@ def admit(graph, lanes, places, queries, scale, widths, entries):  # type: ignor
         scale: one step of the codes in the space's units.
         widths: (n,) int32, itopk of each.
     """
+    for i in range(places.shape[0]):
+        _enter(graph, lanes, places[i], queries[i], scale, widths[i], entries)
+
+
+@compiled
+def _enter(graph, lanes, lane, given, scale, width, entries):  # type: ignore[no-untyped-def]
     seeds = graph.seed_ids.shape[0]
     rough = lanes.rough
-    for i in range(places.shape[0]):
-        lane = places[i]
-        query, near, ids = lanes.query[lane], lanes.near[lane], lanes.ids[lane]
-        for j in range(query.shape[0]):
-            lanes.exact_query[lane, j] = queries[i, j]
-            query[j] = queries[i, j] / scale
-        width = widths[i]
-        size = LEAST_SEEN
-        while size < min(SEEN_PER_ITOPK * width, lanes.seen.shape[1]):
-            size *= 2
-        lanes.seen_size[lane] = size
-        lanes.seen[lane, :size] = EMPTY
-        lanes.width[lane] = width
-        lanes.cursor[lane] = 0
-        lanes.expansions[lane] = 0
-        start = query[:BLOCK]
-        for seed in range(seeds):
-            row = graph.seed_rows[seed]
-            part = np.float32(0.0)
-            for j in range(BLOCK):
-                difference = start[j] - row[j]
-                part += difference * difference
-            rough[seed] = part
-        filled = 0
-        for _ in range(min(entries, seeds)):
-            best = 0
-            for seed in range(1, seeds):
-                if rough[seed] < rough[best]:
-                    best = seed
-            rough[best] = np.float32(np.inf)
-            node = graph.seed_ids[best]
-            _first_seen(lanes.seen[lane], size - 1, node)
-            distance = bounded_distance(
-                query, graph.codes, node, np.float32(np.inf), graph.reach
-            )
-            if _insert(near, ids, width, filled, distance, node) < width and filled < width:
-                filled += 1
-        lanes.filled[lane] = filled
-        lanes.distances[lane] = filled
+    query, near, ids = lanes.query[lane], lanes.near[lane], lanes.ids[lane]
+    for j in range(query.shape[0]):
+        lanes.exact_query[lane, j] = given[j]
+        query[j] = given[j] / scale
+    size = LEAST_SEEN
+    while size < min(SEEN_PER_ITOPK * width, lanes.seen.shape[1]):
+        size *= 2
+    lanes.seen_size[lane] = size
+    lanes.seen[lane, :size] = EMPTY
+    lanes.width[lane] = width
+    lanes.cursor[lane] = 0
+    lanes.expansions[lane] = 0
+    start = query[:BLOCK]
+    for seed in range(seeds):
+        row = graph.seed_rows[seed]
+        part = np.float32(0.0)
+        for j in range(BLOCK):
+            difference = start[j] - row[j]
+            part += difference * difference
+        rough[seed] = part
+    filled = 0
+    for _ in range(min(entries, seeds)):
+        best = 0
+        for seed in range(1, seeds):
+            if rough[seed] < rough[best]:
+                best = seed
+        rough[best] = np.float32(np.inf)
+        node = graph.seed_ids[best]
+        _first_seen(lanes.seen[lane], size - 1, node)
+        distance = bounded_distance(query, graph.codes, node, np.float32(np.inf), graph.reach)
+        if _insert(near, ids, width, filled, distance, node) < width and filled < width:
+            filled += 1
+    lanes.filled[lane] = filled
+    lanes.distances[lane] = filled
 
 
 @njit(inline="always")
@@ -294,44 +298,91 @@ def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type:
         limits: (n,) int32, k of each.
         out_near, out_nodes: (n, most k); infinity and -1 where there are fewer.
     """
+    for i in range(places.shape[0]):
+        _leave(lanes, places[i], hidden, exact, limits[i], out_near[i], out_nodes[i])
+
+
+@compiled
+def _leave(lanes, lane, hidden, exact, wanted, out_near, out_nodes):  # type: ignore[no-untyped-def]
     again = exact.shape[0] > 0
     near, nodes = lanes.again_near, lanes.again_ids
-    for i in range(places.shape[0]):
-        lane = places[i]
-        count = 0
-        wanted = limits[i]
-        for j in range(lanes.filled[lane]):
+    ours = lanes.exact_query[lane]
+    filled = lanes.filled[lane]
+    if again:
+        for j in range(filled):
             node = lanes.ids[lane, j]
             if node < 0:
                 node = ~node
-            if hidden[node]:
+            for at in range(0, exact.shape[1], LINE_BYTES // 4):
+                prefetch(exact, node, at)
+    count = 0
+    for j in range(filled):
+        node = lanes.ids[lane, j]
+        if node < 0:
+            node = ~node
+        if hidden[node]:
+            continue
+        distance = lanes.near[lane, j]
+        if again:
+            distance = np.float32(0.0)
+            theirs = exact[node]
+            for at in range(ours.shape[0]):
+                difference = ours[at] - theirs[at]
+                distance += difference * difference
+        elif count == wanted:
+            break
+        place = count
+        while place and (
+            near[place - 1] > distance or (near[place - 1] == distance and nodes[place - 1] > node)
+        ):
+            near[place] = near[place - 1]
+            nodes[place] = nodes[place - 1]
+            place -= 1
+        near[place] = distance
+        nodes[place] = node
+        count += 1
+    for j in range(out_near.shape[0]):
+        if j < count and j < wanted:
+            out_near[j] = near[j]
+            out_nodes[j] = nodes[j]
+        else:
+            out_near[j] = np.inf
+            out_nodes[j] = EMPTY
+
+
+@compiled
+def search_all(  # type: ignore[no-untyped-def]
+    graph, lanes, queries, scale, width, entries, ahead, hidden, exact, out_near, out_nodes
+):
+    """Every query to its end, as many at a time as there are lanes; who is finished makes room."""
+    count = queries.shape[0]
+    most = lanes.filled.shape[0]
+    owner, running = lanes.owner, lanes.running
+    busy = 0
+    begun = 0
+    while busy or begun < count:
+        while busy < most and begun < count:
+            # The lanes of those that have left are the ones behind the busy ones.
+            lane = running[busy]
+            owner[lane] = begun
+            _enter(graph, lanes, lane, queries[begun], scale, width, entries)
+            busy += 1
+            begun += 1
+        for i in range(busy):
+            _gather(graph, lanes, running[i], ahead)
+        i = 0
+        while i < busy:
+            lane = running[i]
+            _measure(graph, lanes, lane)
+            if lanes.cursor[lane] < lanes.filled[lane]:
+                i += 1
                 continue
-            distance = lanes.near[lane, j]
-            if again:
-                distance = np.float32(0.0)
-                ours, theirs = lanes.exact_query[lane], exact[node]
-                for at in range(ours.shape[0]):
-                    difference = ours[at] - theirs[at]
-                    distance += difference * difference
-            elif count == wanted:
-                break
-            place = count
-            while place and (
-                near[place - 1] > distance or (near[place - 1] == distance and nodes[place - 1] > node)
-            ):
-                near[place] = near[place - 1]
-                nodes[place] = nodes[place - 1]
-                place -= 1
-            near[place] = distance
-            nodes[place] = node
-            count += 1
-        for j in range(out_near.shape[1]):
-            if j < count and j < wanted:
-                out_near[i, j] = near[j]
-                out_nodes[i, j] = nodes[j]
-            else:
-                out_near[i, j] = np.inf
-                out_nodes[i, j] = EMPTY
+            number = owner[lane]
+            limit = out_near.shape[1]
+            _leave(lanes, lane, hidden, exact, limit, out_near[number], out_nodes[number])
+            busy -= 1
+            running[i] = running[busy]
+            running[busy] = lane  # who came in its place is measured next
 
 
 @compiled

@@ -51,6 +51,8 @@ def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
         rough=np.zeros(graph.seed_ids.shape[0], np.float32),
         again_near=np.zeros(itopk, np.float32),
         again_ids=np.zeros(itopk, np.int32),
+        owner=np.zeros(count, np.int64),
+        running=np.arange(count),
     )
 
 
@@ -86,6 +88,27 @@ class LaneSet:
         """Up to ``steps`` expansions of each lane; how many were done."""
         done: int = kernels.extend(self._snapshot.graph, self.lanes, places, steps, self._ahead)
         return done
+
+    def search_all(
+        self, queries: Rows, width: int, near: NDArray[np.float32], nodes: NDArray[np.int32]
+    ) -> None:
+        """Queries in the space's rows, each to its end; all lanes must be free."""
+        assert len(self.free) == self.lanes.filled.shape[0], "nobody else is on these lanes"
+        kernels.search_all(
+            self._snapshot.graph,
+            self.lanes,
+            queries,
+            np.float32(self._snapshot.scale),
+            width,
+            ENTRIES,
+            self._ahead,
+            self.target.hidden,
+            self._snapshot.exact,
+            near,
+            nodes,
+        )
+        if not self._snapshot.exact.shape[0]:
+            near *= np.float32(self._snapshot.scale**2)
 
     def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which have no node left to expand: their results are final."""

@@ -104,7 +104,10 @@ class Scheduler:
         Raises:
             Overloaded: too many wait.
         """
-        for stage, most in ((Stage.PREFILL, self.bounds.prefill), (Stage.DECODE, self.bounds.decode)):
+        for stage, most in (
+            (Stage.PREFILL, self.bounds.prefill),
+            (Stage.DECODE, self.bounds.decode),
+        ):
             more = [one for one in tickets if one.stage is stage]
             waiting = self.waiting(stage)
             if more and waiting + len(more) > most:

@@ -88,9 +88,7 @@ def build(
         rows: (n, dimensions), finite, n at least 1.
     """
     space = Space.fit(rows, metric, seed)
-    return build_moved(
-        space, space.rows(rows), keys, precision, shape, threads=threads, seed=seed
-    )
+    return build_moved(space, space.rows(rows), keys, precision, shape, threads=threads, seed=seed)
 
 
 def build_moved(

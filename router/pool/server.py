@@ -241,16 +241,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _failure(error.status, error.reason, None)
 
 
-def _failure(
-    status: int, message: str, code: str | None, param: str | None = None
-) -> web.Response:
+def _failure(status: int, message: str, code: str | None, param: str | None = None) -> web.Response:
     return _json({"error": {"message": message, "code": code, "param": param}}, status)
 
 
 def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(value), status=status, content_type="application/json"
-    )
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
 def _shown(collection: Collection) -> dict[str, object]:

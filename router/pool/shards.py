@@ -33,8 +33,8 @@ _REST_S = 1.0  # in which a replica that failed is asked last
 class _Hit(msgspec.Struct):
     id: str
     score: float
-    text: str | None | msgspec.UnsetType = msgspec.UNSET
-    metadata: dict[str, object] | None | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, object] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Result(msgspec.Struct):
@@ -154,9 +154,7 @@ class ShardsServer:
             raise RequestError("a front of shards takes JSON only", status=415)
         body = await request.read()
         limit = _limit(body)
-        tasks = [
-            asyncio.create_task(shard.search(request.path, body)) for shard in self._shards
-        ]
+        tasks = [asyncio.create_task(shard.search(request.path, body)) for shard in self._shards]
         try:
             await asyncio.wait(tasks, timeout=self._config.shard_timeout_s)
         finally:
@@ -184,9 +182,7 @@ class ShardsServer:
         return web.json_response({"status": "ok", "shards": len(self._shards)})
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(self._metrics.registry), content_type="text/plain"
-        )
+        return web.Response(body=generate_latest(self._metrics.registry), content_type="text/plain")
 
 
 def merge(answers: Sequence[_Answer], limit: int) -> list[dict[str, object]]:

@@ -89,7 +89,7 @@ class Workers:
         try:
             while self._turn(number, engine):
                 pass
-        except BaseException as error:  # a thread's end is a process edge: it is told, not lost
+        except Exception as error:  # noqa: BLE001 - a thread ends here: it is told, not lost
             _log.exception("an engine broke")
             with self._changed:
                 self._stopping = True

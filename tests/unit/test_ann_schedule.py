@@ -17,7 +17,9 @@ PLENTY = 10_000
 
 
 def scheduler(
-    reserved: float = 0.5, flush_s: float = math.inf, bounds: Bounds = Bounds(PLENTY, PLENTY)  # noqa: B008
+    reserved: float = 0.5,
+    flush_s: float = math.inf,
+    bounds: Bounds = Bounds(PLENTY, PLENTY),  # noqa: B008
 ) -> Scheduler:
     """A step takes one second."""
     return Scheduler(bounds, Controls(reserved, flush_s), lambda: 1.0)
