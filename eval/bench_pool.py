@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def _qps_at(
         for (index, _, used), found in sorted(points.items())
         if index == name and used == threads
     ]
-    for (low, fast), (high, slow) in zip(curve, curve[1:], strict=False):
+    for (low, fast), (high, slow) in pairwise(curve):
         if low <= _RECALL <= high and high > low:
             share = (_RECALL - low) / (high - low)
             return round(float(fast ** (1 - share) * slow**share), 1)

@@ -90,10 +90,10 @@ class MiniLM:
             tokens = self._tokenizer.encode_batch(sentences[start : start + _BATCH])
             ids = torch.tensor([one.ids for one in tokens])
             mask = torch.tensor([one.attention_mask for one in tokens])
-            rows.append(self._pooled(ids, mask).numpy())
+            with torch.inference_mode():
+                rows.append(self._pooled(ids, mask).numpy())
         return np.concatenate(rows)
 
-    @torch.inference_mode()
     def _pooled(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         w = self._weights
         hidden = (

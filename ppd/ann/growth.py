@@ -8,7 +8,7 @@ it, never half.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -25,8 +25,6 @@ _ROOM = 1.25  # times what is there
 _LEAST_ROOM = 1024
 _CANDIDATES = 64  # that a new row's neighbours are chosen from
 _NO_KEY = np.iinfo(np.int64).max  # of room: keys stay in ascending order
-
-_T = TypeVar("_T", bound=np.generic)
 
 
 class Growth:
@@ -88,7 +86,7 @@ class Growth:
         self._everything = Target(snapshot, np.zeros(room, np.uint8))
 
 
-def _longer(array: NDArray[_T], filled: int, room: int) -> NDArray[_T]:
+def _longer(array: NDArray[Any], filled: int, room: int) -> NDArray[Any]:
     longer = np.zeros((room, *array.shape[1:]), array.dtype)
     longer[:filled] = array[:filled]
     return longer

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 _READ, _KEEP, _DATA = 0, 3, 1  # llvm.prefetch's arguments: into all levels of the data cache
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(typing: Any, rows: Any, row: Any, column: Any) -> Any:
     """``prefetch(rows, row, column)``: begin to load the cache line of an element."""
 
@@ -36,7 +36,7 @@ def prefetch(typing: Any, rows: Any, row: Any, column: Any) -> Any:
     return types.void(rows, row, column), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def single(typing: Any, value: Any) -> Any:
     """``single(x)``: a stored number as float32. Half precision is stored as uint16."""
     if value == types.uint16:

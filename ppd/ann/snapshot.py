@@ -169,7 +169,7 @@ def _default_seeds(count: int) -> int:
 
 def seed_rows(moved: Rows, seeds: NDArray[np.int32], scale: float) -> Rows:
     """What seeds are compared by: their first dimensions, close together."""
-    return np.ascontiguousarray(moved[seeds, :BLOCK] / np.float32(scale))
+    return np.asarray(moved[seeds, :BLOCK] / np.float32(scale), np.float32, order="C")
 
 
 def reach(moved: Rows, neighbours: NDArray[np.int32], seed: int) -> Rows:
@@ -189,6 +189,6 @@ def reach(moved: Rows, neighbours: NDArray[np.int32], seed: int) -> Rows:
     sums = sums[sums[:, -1] > 0]
     if not sums.shape[0]:
         return np.ones(blocks, np.float32)
-    shares = np.quantile(sums / sums[:, -1:], _SURE, axis=0).astype(np.float32)
+    shares: Rows = np.quantile(sums / sums[:, -1:], _SURE, axis=0).astype(np.float32)
     shares[-1] = 1.0
     return shares

@@ -67,7 +67,7 @@ class Space:
 
     @property
     def width(self) -> int:
-        return self.axes.shape[0]
+        return int(self.axes.shape[0])
 
     def rows(self, rows: Rows) -> Rows:
         """(n, dimensions) as the index keeps them: (n, width).

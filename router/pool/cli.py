@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("vectors", type=Path, help=".npy, .fbin, .parquet or .hdf5")
     build.add_argument("folder", type=Path, help="the collection; its last part is the name")
     build.add_argument("--metric", choices=("l2", "ip", "cosine"), default="cosine")
-    build.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="fp32")
+    build.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="int8")
     build.add_argument("--degree", type=int, default=32, help="neighbours of a row in the graph")
     build.add_argument("--knn", type=int, default=64, help="that they are chosen from")
     build.add_argument("--column", default="vector", help="of a parquet file")

@@ -63,6 +63,7 @@ class Collection:
         self._writing = threading.Lock()
         self._rebuilding = threading.Lock()
         self.version = 0  # of what filters were matched against
+        self._growth: Growth | None = None
         self._open(index_file.read(index_path(folder, self.payloads.generation())))
 
     @property
@@ -150,7 +151,7 @@ class Collection:
         living = self.payloads.keys()
         hidden = (~np.isin(snapshot.keys, living)).astype(np.uint8)
         added, vectors = self.payloads.added()
-        growth = None
+        growth: Growth | None = None
         if vectors is not None:
             growth = Growth(snapshot, hidden)
             growth.add(vectors, added)
@@ -170,7 +171,7 @@ class Collection:
         known = self.target.snapshot.keys[: self._filled()]
         at = np.searchsorted(known, keys)
         there = (at < known.size) & (known[np.minimum(at, known.size - 1)] == keys)
-        return at[there].astype(np.int32)
+        return np.asarray(at[there], np.int32)
 
     def _filtered(self, wanted: Filter) -> tuple[Target, NDArray[np.int32]]:
         """What a filter leaves, kept until the collection changes."""

@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,7 +52,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrays: dict[str, _Array]
 
 
-def _arrays(snapshot: Snapshot) -> dict[str, NDArray[np.generic]]:
+def _arrays(snapshot: Snapshot) -> dict[str, NDArray[Any]]:
     space, graph = snapshot.space, snapshot.graph
     return {
         "mean": space.mean,
@@ -79,7 +80,7 @@ def write(snapshot: Snapshot, path: Path) -> None:
             file.write(header)
             for array in arrays.values():
                 file.write(b"\0" * (-file.tell() % _PAGE))
-                file.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+                file.write(_bytes(array))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -120,7 +121,7 @@ def read(path: Path) -> Snapshot:
     return snapshot
 
 
-def _layout(snapshot: Snapshot, arrays: dict[str, NDArray[np.generic]]) -> bytes:
+def _layout(snapshot: Snapshot, arrays: dict[str, NDArray[Any]]) -> bytes:
     """The header's bytes. Offsets depend on their number, so room is left for a few digits."""
     room = _PAGE
     offset = room
@@ -128,7 +129,7 @@ def _layout(snapshot: Snapshot, arrays: dict[str, NDArray[np.generic]]) -> bytes
     for name, array in arrays.items():
         offset += -offset % _PAGE
         data = np.ascontiguousarray(array)
-        digest = xxhash.xxh3_64_intdigest(memoryview(data).cast("B") if data.size else b"")
+        digest = xxhash.xxh3_64_intdigest(_bytes(data))
         places[name] = _Array(data.dtype.name, data.shape, offset, digest)
         offset += data.nbytes
     header = msgspec.json.encode(
@@ -167,9 +168,7 @@ def _header(path: Path, mapped: mmap.mmap) -> _Header:
     return header
 
 
-def _views(
-    path: Path, mapped: mmap.mmap, header: _Header
-) -> Iterator[tuple[str, NDArray[np.generic]]]:
+def _views(path: Path, mapped: mmap.mmap, header: _Header) -> Iterator[tuple[str, NDArray[Any]]]:
     for name in (
         "mean",
         "axes",
@@ -185,8 +184,7 @@ def _views(
         if told is None or told.dtype not in _DTYPES:
             raise IndexFileError(f"{path}: no array {name!r} that can be read")
         view = np.ndarray(told.shape, told.dtype, mapped, told.offset)
-        data = memoryview(view).cast("B") if view.size else b""
-        if xxhash.xxh3_64_intdigest(data) != told.xxh3:
+        if xxhash.xxh3_64_intdigest(_bytes(view)) != told.xxh3:
             raise IndexFileError(f"{path}: its array {name!r} is damaged")
         yield name, view
 
@@ -204,3 +202,7 @@ def _check_ids(path: Path, snapshot: Snapshot) -> None:
     shapes = graph.codes.shape[0], graph.neighbours.shape[0]
     if shapes != (n, n) or graph.codes.shape[1] != snapshot.space.width:
         raise IndexFileError(f"{path}: its arrays do not belong together")
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

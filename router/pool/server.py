@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -133,10 +134,12 @@ class PoolServer:
         rest = iter(fetched)
         results: list[dict[str, object]] = []
         for one, row in zip(found, scores.tolist(), strict=True):
-            hits = []
-            for i in range(int((one.nodes >= 0).sum())):
-                if (payload := next(rest)) is not None:
-                    hits.append(_hit(payload, row[i], asked.with_payload))
+            found_rows = list(islice(rest, int((one.nodes >= 0).sum())))
+            hits = [
+                _hit(payload, row[i], asked.with_payload)
+                for i, payload in enumerate(found_rows)
+                if payload is not None
+            ]
             results.append({"hits": hits, "degraded": one.ending is Ending.DEADLINE})
         return results
 

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from ppd.ann.control import Controls
 from ppd.ann.engine import Engine, Pace, Search, StepShape
 from ppd.ann.lanes import Target
-from ppd.ann.schedule import Bounds, Scheduler, Stage
+from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 
 
 def compile_for(target: Target) -> None:
