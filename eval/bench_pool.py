@@ -45,11 +45,13 @@ _LOADS = {"load03": 0.3, "load07": 0.7}
 class Plan:
     """
     Attributes:
-        sentences: of the small collection; ``large``: rows of the clustered one, 0: none.
+        sentences: to draw from, of which the ``shortest`` are the small collection (embedding is
+            what takes long); ``large``: rows of the clustered one, 0: none.
     """
 
     files: tuple[Path, ...]
     sentences: int
+    shortest: int | None
     large: int
     queries: int
     rounds: int
@@ -118,8 +120,11 @@ def clustered(count: int, seed: int) -> Rows:
 
 def _sentences(plan: Plan) -> tuple[Rows, dict[str, object]]:
     texts, documented = sentences.collect(plan.files, plan.sentences + plan.queries, plan.seed)
-    _tell(f"embedding {len(texts)} sentences, {documented} of them from docstrings")
-    return minilm.embed(texts, plan.cache), {"from_docstrings": documented}
+    if plan.shortest is not None:
+        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        texts = [texts[i] for i in sorted(by_length[: plan.shortest])]
+    _tell(f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings")
+    return minilm.embed(texts, plan.cache), {"drawn": plan.sentences, "from_docstrings": documented}
 
 
 def _split(rows: Rows, queries: int) -> tuple[Rows, Rows]:

@@ -20,6 +20,7 @@ def add_to(commands: Any) -> None:
         help="text, or JSONL with messages; what they lack comes from Python docstrings",
     )
     bench.add_argument("--count", type=int, default=50_000, help="sentences")
+    bench.add_argument("--shortest", type=int, help="of them, to embed; default: all")
     bench.add_argument("--large", type=int, default=1_000_000, help="synthetic rows; 0: none")
     bench.add_argument("--queries", type=int, default=1000)
     bench.add_argument("--rounds", type=int, default=5)
@@ -38,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
     plan = bench_pool.Plan(
         files=tuple(options.sentences),
         sentences=options.count,
+        shortest=options.shortest,
         large=options.large,
         queries=options.queries,
         rounds=options.rounds,

@@ -80,15 +80,17 @@ class Scheduler:
         self._step_s = step_s
         self._prefill: list[tuple[float, int, Ticket]] = []  # a heap, by latest start
         self._decode: deque[Ticket] = deque()
+        self._deadlines: list[tuple[float, int, Ticket]] = []  # a heap, of all that wait or waited
+        self._waiting: dict[Stage, set[int]] = {stage: set() for stage in Stage}  # orders
         self._orders = count()
         self._prefill_credit = 0.0
         self._decode_credit = 0.0
 
     def waiting(self, stage: Stage) -> int:
-        return len(self._prefill if stage is Stage.PREFILL else self._decode)
+        return len(self._waiting[stage])
 
     def anybody_waits(self) -> bool:
-        return bool(self._prefill or self._decode)
+        return any(self._waiting.values())
 
     def offer(self, ticket: Ticket) -> None:
         """Let it wait.
@@ -119,6 +121,8 @@ class Scheduler:
                 )
         for ticket in tickets:
             ticket.order = next(self._orders)
+            self._waiting[ticket.stage].add(ticket.order)
+            heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.order, ticket))
             if ticket.stage is Stage.PREFILL:
                 heapq.heappush(self._prefill, (self._latest_start_s(ticket), ticket.order, ticket))
             else:
@@ -126,15 +130,15 @@ class Scheduler:
 
     def expired(self, now_s: float) -> list[Ticket]:
         """Waiting searches whose deadline has passed; they no longer wait."""
-        if self._prefill and min(one.deadline_s for _, _, one in self._prefill) <= now_s:
-            late = [one for _, _, one in self._prefill if one.deadline_s <= now_s]
-            self._prefill = [entry for entry in self._prefill if entry[2].deadline_s > now_s]
-            heapq.heapify(self._prefill)
-        else:
-            late = []
-        if any(one.deadline_s <= now_s for one in self._decode):
-            late += [one for one in self._decode if one.deadline_s <= now_s]
-            self._decode = deque(one for one in self._decode if one.deadline_s > now_s)
+        late = []
+        while self._deadlines and (
+            self._deadlines[0][0] <= now_s or not self._waits(self._deadlines[0][2])
+        ):
+            one = heapq.heappop(self._deadlines)[2]
+            if self._waits(one):
+                self._waiting[one.stage].remove(one.order)
+                late.append(one)
+        self._drop_gone()
         return late
 
     def choose(
@@ -146,14 +150,13 @@ class Scheduler:
             free_lanes: how many may begin.
             running: those that have begun and are not finished.
         """
-        if not running and len(self._prefill) + len(self._decode) <= min(slots, free_lanes):
-            return self._all_waiting()  # nobody competes
+        waiting = {stage: self.waiting(stage) for stage in Stage}
         prefill = [one for one in running if one.stage is Stage.PREFILL]
         prefill.sort(key=lambda one: (self._latest_start_s(one), one.order))
         decode = [one for one in running if one.stage is Stage.DECODE]
         decode.sort(key=lambda one: one.order)
-        of_prefill = min(slots, len(prefill) + min(free_lanes, len(self._prefill)))
-        of_decode = min(slots, len(decode) + min(free_lanes, len(self._decode)))
+        of_prefill = min(slots, len(prefill) + min(free_lanes, waiting[Stage.PREFILL]))
+        of_decode = min(slots, len(decode) + min(free_lanes, waiting[Stage.DECODE]))
         if of_prefill and of_decode:
             of_prefill, of_decode = self._shares(now_s, slots, prefill, of_prefill, of_decode)
         chosen: list[Ticket] = []
@@ -194,11 +197,9 @@ class Scheduler:
         late = sum(
             one.arrived_s <= since_s or self._latest_start_s(one) <= now_s for one in running
         )
-        for latest_start_s, _, one in self._prefill:
-            if late >= most:
-                break
+        for latest_start_s, _, one in self._prefill[:most]:  # near the least slack
             late += one.arrived_s <= since_s or latest_start_s <= now_s
-        return late
+        return min(late, most)
 
     def _next_prefill(
         self, running: list[Ticket], share: int, free_lanes: int
@@ -215,7 +216,7 @@ class Scheduler:
             ):
                 taken.append(begun.popleft())
             elif may_begin:
-                taken.append(heapq.heappop(self._prefill)[2])
+                taken.append(self._begun(heapq.heappop(self._prefill)[2]))
                 began += 1
             else:
                 break
@@ -226,14 +227,23 @@ class Scheduler:
     ) -> tuple[list[Ticket], int]:
         """Those that came first; who has begun came before who has not."""
         taken = running[:share]
-        began = min(share - len(taken), free_lanes, len(self._decode))
-        return taken + [self._decode.popleft() for _ in range(began)], began
+        began = min(share - len(taken), free_lanes, self.waiting(Stage.DECODE))
+        return taken + [self._begun(self._decode.popleft()) for _ in range(began)], began
 
-    def _all_waiting(self) -> list[Ticket]:
-        chosen = [heapq.heappop(self._prefill)[2] for _ in range(len(self._prefill))]
-        chosen += self._decode
-        self._decode.clear()
-        return chosen
+    def _waits(self, ticket: Ticket) -> bool:
+        return ticket.order in self._waiting[ticket.stage]
+
+    def _begun(self, ticket: Ticket) -> Ticket:
+        self._waiting[ticket.stage].remove(ticket.order)
+        self._drop_gone()
+        return ticket
+
+    def _drop_gone(self) -> None:
+        """The first of each queue waits; others may have expired, and are found out in time."""
+        while self._prefill and not self._waits(self._prefill[0][2]):
+            heapq.heappop(self._prefill)
+        while self._decode and not self._waits(self._decode[0]):
+            self._decode.popleft()
 
     def _latest_start_s(self, ticket: Ticket) -> float:
         """Slack, but for the present time, which is the same for all."""
