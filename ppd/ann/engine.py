@@ -20,7 +20,8 @@ from .space import Rows
 
 LANES = 32  # of an engine, for each target
 MOST_ITOPK = 1024
-_KEPT = 8  # lane sets, of targets that were searched last
+_KEPT = 8  # lane sets, besides those in use
+_KEPT_S = 5.0  # lanes of a target that nobody searches: it may be an index that was replaced
 _EXPANSIONS_PER_ITOPK = 1.1  # a search ends when about so many nodes have been expanded
 _SCANNED_PER_EXPANSION = 24  # rows; takes about as long
 _SMOOTH = 0.05
@@ -123,6 +124,7 @@ class Engine:
         self._shape = shape
         self._itopk = itopk
         self._lane_sets: dict[int, LaneSet] = {}
+        self._used_s: dict[int, float] = {}
 
     def choose(self, now_s: float) -> tuple[list[Search], list[Search]]:
         """Who takes part in the next step, and whose deadline has passed before it began."""
@@ -136,9 +138,9 @@ class Engine:
         began_s = self._clock()
         ended = []
         for one in late:  # what the seeds tell is better than nothing
-            self._begin([one])
+            self._begin([one], began_s)
             ended += self._end([one], Ending.DEADLINE)
-        self._begin([one for one in chosen if one.place < 0])
+        self._begin([one for one in chosen if one.place < 0], began_s)
         done = 0
         finished: list[Search] = []
         steps = max(1, self._shape.expansions // max(1, len(chosen)))
@@ -175,10 +177,10 @@ class Engine:
                     finished.append(one)
         return done
 
-    def _begin(self, searches: list[Search]) -> None:
+    def _begin(self, searches: list[Search], now_s: float) -> None:
         self.running += searches
         for target, some in _by_target(searches):
-            lanes = self._lanes_of(target, some[0].target)
+            lanes = self._lanes_of(target, some[0].target, now_s)
             on_lanes = []
             for one in some:
                 if one.among is None:
@@ -193,17 +195,17 @@ class Engine:
                 for one, place in zip(on_lanes, places, strict=True):
                     one.place = place
 
-    def _lanes_of(self, key: int, target: Target) -> LaneSet:
-        """The target's lanes; those of targets that nobody searches are given up for them."""
-        lanes = self._lane_sets.pop(key, None)
-        if lanes is None:
-            lanes = LaneSet(target, lanes=LANES, itopk=self._itopk)
-            used = {_target(one) for one in self.running}
-            for other in list(self._lane_sets)[: max(0, len(self._lane_sets) + 1 - _KEPT)]:
-                if other not in used:
-                    del self._lane_sets[other]
-        self._lane_sets[key] = lanes
-        return lanes
+    def _lanes_of(self, key: int, target: Target, now_s: float) -> LaneSet:
+        """The target's lanes; those of targets that nobody searches any more are given up."""
+        searched = {_target(one) for one in self.running}
+        for other in sorted(self._used_s, key=self._used_s.__getitem__):  # longest unused first
+            stale = self._used_s[other] < now_s - _KEPT_S or len(self._lane_sets) > _KEPT
+            if stale and other != key and other not in searched:
+                del self._lane_sets[other], self._used_s[other]
+        if key not in self._lane_sets:
+            self._lane_sets[key] = LaneSet(target, lanes=LANES, itopk=self._itopk)
+        self._used_s[key] = now_s
+        return self._lane_sets[key]
 
     def _end(self, searches: list[Search], ending: Ending) -> list[Found]:
         if not searches:
