@@ -28,8 +28,8 @@ LINE_BYTES = 64
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
-# Without numba's reference counts, which cost more here than the distances: nothing in these
-# functions allocates, arrays are only looked into.
+# Without numba's reference counts, of which there would be one in every view of a row: nothing in
+# these functions allocates, arrays are only looked into.
 compiled = njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy", _nrt=False)
 
 
