@@ -218,7 +218,7 @@ def _run(options: argparse.Namespace) -> int:
             return load_router.run(
                 options.requests, options.clients, options.seed, options.out, options.logs
             )
-        case "bench-pool":
+        case "bench-pool" | "pool-control":
             return pool_commands.run(options)
         case "interference":
             return interference.run(

@@ -31,9 +31,17 @@ def add_to(commands: Any) -> None:
         "--cache", type=Path, default=Path(".run/minilm"), help="of the model and embeddings"
     )
     bench.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    control = commands.add_parser("pool-control", help="the pool's control loop, simulated")
+    control.add_argument("--seed", type=int, default=0)
+    control.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    control.add_argument("--plot", type=Path, help="PNG")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.command == "pool-control":
+        from . import pool_control
+
+        return pool_control.run(options.seed, options.out, options.plot)
     from . import bench_pool
 
     plan = bench_pool.Plan(

@@ -28,8 +28,8 @@ LINE_BYTES = 64
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
-# Without numba's reference counts, of which there would be one in every view of a row: nothing in
-# these functions allocates, arrays are only looked into.
+# Without reference counts (numba #2345): every view of a row would touch one, which threads share.
+# Nothing in these functions allocates, arrays are only looked into.
 compiled = njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy", _nrt=False)
 
 
