@@ -26,7 +26,7 @@ _BUDGET_S = {Stage.PREFILL: 0.01, Stage.DECODE: 0.1}
 _PHASE_S, _INTERVAL_S = 10.0, 0.25
 _LINK_USE = 0.5
 # Share of the slots that each stage asks for, phase by phase.
-_LOADS = ((0.2, 0.4), (0.6, 0.4), (0.2, 0.85), (0.2, 0.4))
+_LOADS = ((0.2, 0.4), (0.6, 0.35), (0.15, 0.8), (0.2, 0.4))
 _HIDDEN_S, _BETWEEN_S = 0.02, 0.16  # of decoding: what a search hides behind; from one to the next
 
 

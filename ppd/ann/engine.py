@@ -36,8 +36,8 @@ class StepShape:
             a newcomer waits no longer than that.
     """
 
-    slots: int = 4
-    expansions: int = 96
+    slots: int = 8
+    expansions: int = 768
 
 
 class Ending(StrEnum):
