@@ -15,12 +15,11 @@ from ppd import __version__
 from ppd.errors import PpdError
 
 from ..logs import LogFormat, log_to_stderr
-from .config import PoolConfig, read_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(argv)
     try:
+        options = _parser().parse_args(argv)
         if options.command == "build":
             _build(options)
         else:
@@ -36,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from .config import PoolConfig  # needs the extra, which whoever lacks it shall be told
+
     parser = argparse.ArgumentParser(
         prog="ppd-pool", description="Vector search for prefill and decode, shared by both."
     )
@@ -81,6 +82,7 @@ def _build(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    from .config import PoolConfig, read_config
     from .serve import serve
 
     given = vars(options)
