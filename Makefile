@@ -9,10 +9,12 @@ PORT ?= 0
 RECORD ?=
 MINUTES ?= 20
 REQUESTS ?= 200000
+SENTENCES ?=
+LARGE ?= 1000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router fault-table load-router clients check-load scenarios sweep-small policy-grid report soak-engine clean
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -24,6 +26,7 @@ help:
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
 	@echo "make bench-engine     full transfer, delta transfer and local append, idle and under load (RECORD=FILE)"
 	@echo "make bench-router     what a router costs: ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
+	@echo "make bench-pool       vector search: ours, hnswlib, faiss, usearch; bursts (SENTENCES='FILE...' RECORD=FILE)"
 	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make load-router      200,000 requests while workers are killed; the books must agree (REQUESTS=200000)"
 	@echo "make clients          openai, anthropic, sglang.benchmark.serving and AIPerf through the router (RECORD=FILE)"
@@ -87,6 +90,10 @@ bench-engine: setup
 
 bench-router: setup
 	@$(BIN)/ppd-eval bench-router $(if $(RECORD),--out $(RECORD))
+
+bench-pool: setup
+	@$(BIN)/python -m pip install --quiet -e '.[pool,pool-rivals]'
+	@$(BIN)/ppd-eval bench-pool --sentences $(SENTENCES) --large $(LARGE) $(if $(RECORD),--out $(RECORD))
 
 fault-table: setup
 	@$(BIN)/ppd-eval fault-table $(if $(RECORD),--out $(RECORD))

@@ -23,6 +23,7 @@ from . import (
     load,
     load_router,
     policy_grid,
+    pool_commands,
     replay_decisions,
     report,
     scenarios,
@@ -173,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report.add_parser(commands)
     for part in (check_load, policy_grid, scenarios):
         part.add_parser(commands, cluster)
+    pool_commands.add_to(commands)
 
     simulate.add_to(commands)
 
@@ -230,6 +232,8 @@ def _run(options: argparse.Namespace) -> int:
             return load_router.run(
                 options.requests, options.clients, options.seed, options.out, options.logs
             )
+        case "bench-pool" | "pool-control":
+            return pool_commands.run(options)
         case "interference":
             return interference.run(
                 options.model or None,

@@ -3,6 +3,7 @@
 PpdError
 ├── ConfigError      an option or environment variable is wrong
 ├── ContractError    a local-prefill marker in a request is malformed
+├── IndexFileError   a vector index, or what it is built from, cannot be read or written
 ├── RequestError     a client's request is wrong (becomes HTTP 4xx)
 │   └── Overloaded   it may come again later (429)
 ├── TableError       a decision table is malformed, or of another model
@@ -21,6 +22,10 @@ class ConfigError(PpdError):
 
 
 class ContractError(PpdError):
+    pass
+
+
+class IndexFileError(PpdError):
     pass
 
 

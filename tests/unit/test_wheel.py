@@ -62,7 +62,7 @@ def test_every_script_and_entry_point_leads_somewhere(site: Path) -> None:
     groups = configparser.ConfigParser()
     groups.read(entry_points)
     assert dict(groups["sglang.srt.plugins"]) == {"ppd": "sglang_patches:register"}
-    assert set(groups["console_scripts"]) == {"ppd-router", "ppd-worker", "ppd-eval"}
+    assert set(groups["console_scripts"]) == {*("ppd-router", "ppd-worker", "ppd-eval", "ppd-pool")}
     targets = [t for group in groups.values() for t in group.values()]
     code = "import importlib\n" + "".join(
         f"getattr(importlib.import_module({t.split(':')[0]!r}), {t.split(':')[1]!r})\n"

@@ -1,0 +1,228 @@
+"""Bursts of mixed searches against three ways of running them: ours, one after the other, batches.
+
+Open loop: searches come when a drawn history says, whatever is under way. All three run the same
+compiled steps in as many threads, so that only who runs when differs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
+from ppd.ann.lanes import LaneSet, Target
+from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.space import Rows
+
+_BATCH = 16
+_BATCH_WAIT_S = 0.002
+_BURST, _QUIET_S, _BURST_S = 5.0, 0.45, 0.05  # rate in bursts, and how long each lasts
+_PREFILL_SHARE = 0.3
+_KINDS = {  # (itopk, limit), drawn alike
+    Stage.PREFILL: ((32, 10), (64, 10)),
+    Stage.DECODE: ((64, 10), (128, 10), (256, 50)),
+}
+_PREFILL_BUDGET_S, _DECODE_BUDGET_S = 0.005, 0.05  # deadlines' order only; nobody is cut short
+_NEVER_CUT_S = 3600.0
+_LANES, _ITOPK = 32, 256
+
+
+class Way(StrEnum):
+    OURS = "ours"
+    FIFO = "fifo"  # each thread takes the oldest and finishes it
+    FIXED = "fixed"  # each thread takes a batch, all answers come when the last is finished
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_s: float
+    stage: Stage
+    query: int
+    itopk: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    stage: Stage
+    took_s: float
+    query: int
+    itopk: int
+    nodes: tuple[int, ...]
+
+
+def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
+    """Poisson arrivals, ``rate`` a second on average, five times as dense in bursts."""
+    source = random.Random(seed)
+    period_s = _QUIET_S + _BURST_S
+    quiet_rate = rate * period_s / (_QUIET_S + _BURST * _BURST_S)
+    arrivals: list[Arrival] = []
+    now_s = 0.0
+    while True:
+        in_burst = now_s % period_s >= _QUIET_S
+        now_s += source.expovariate(quiet_rate * (_BURST if in_burst else 1.0))
+        if now_s >= seconds:
+            return arrivals
+        stage = Stage.PREFILL if source.random() < _PREFILL_SHARE else Stage.DECODE
+        itopk, limit = source.choice(_KINDS[stage])
+        arrivals.append(Arrival(now_s, stage, source.randrange(queries), itopk, limit))
+
+
+class _Feed:
+    """Arrivals whose time has come; for all threads."""
+
+    def __init__(self, arrivals: Sequence[Arrival], target: Target, moved: Rows) -> None:
+        self.lock = threading.Lock()
+        self.start_s = time.perf_counter()
+        self._arrivals = arrivals
+        self._target = target
+        self._moved = moved
+        self._next = 0
+        self.answered: list[Answered] = []
+        self.ready: list[tuple[float, int, Search]] = []  # for those who keep their own order
+        self.numbers: dict[int, int] = {}
+
+    def due(self, now_s: float) -> list[Search]:
+        """Under the lock."""
+        came = []
+        while self._next < len(self._arrivals):
+            one = self._arrivals[self._next]
+            at_s = self.start_s + one.at_s
+            if at_s > now_s:
+                break
+            search = Search(
+                one.stage,
+                at_s,
+                at_s + _NEVER_CUT_S,
+                steps_of(one.itopk),
+                target=self._target,
+                query=self._moved[one.query : one.query + 1],
+                itopk=one.itopk,
+                limit=one.limit,
+            )
+            self.numbers[id(search)] = one.query
+            came.append(search)
+            self._next += 1
+        return came
+
+    def wait_for_next(self) -> bool:
+        """Sleep until something comes; False: nothing will."""
+        if self._next >= len(self._arrivals):
+            return False
+        at_s = self.start_s + self._arrivals[self._next].at_s
+        time.sleep(max(0.0, at_s - time.perf_counter()))
+        return True
+
+    def done(self, search: Search, nodes: Sequence[int]) -> None:
+        took_s = time.perf_counter() - search.arrived_s
+        number = self.numbers.pop(id(search))
+        self.answered.append(Answered(search.stage, took_s, number, search.itopk, tuple(nodes)))
+
+
+def run(
+    way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int
+) -> list[Answered]:
+    """Every arrival, answered."""
+    feed = _Feed(arrivals, target, moved)
+    pace = Pace()
+    controls = Controls(reserved=0.5, flush_s=0.001)
+    plenty = Bounds(len(arrivals) + 1, len(arrivals) + 1)
+    scheduler = Scheduler(plenty, controls, lambda: pace.expansion_s)
+    loops: dict[Way, Callable[[], None]] = {
+        Way.OURS: lambda: _ours(feed, scheduler, pace),
+        Way.FIFO: lambda: _fifo(feed, target),
+        Way.FIXED: lambda: _fixed(feed, target),
+    }
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(loops[way]) for _ in range(threads)]:
+            future.result()
+    assert len(feed.answered) == len(arrivals), "every search is answered"
+    return feed.answered
+
+
+def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace) -> None:
+    engine = Engine(scheduler, pace, time.perf_counter, StepShape(), itopk=_ITOPK)
+    while True:
+        with feed.lock:
+            now_s = time.perf_counter()
+            for search in feed.due(now_s):
+                scheduler.offer(search)
+            chosen, late = engine.choose(now_s)
+        if not chosen:
+            if not feed.wait_for_next():
+                return
+            continue
+        for found in engine.step(chosen, late):
+            feed.done(found.search, found.nodes.tolist())
+
+
+def _fifo(feed: _Feed, target: Target) -> None:
+    lanes = LaneSet(target, lanes=1, itopk=_ITOPK)
+    while True:
+        with feed.lock:
+            _enqueue(feed)
+            search = heapq.heappop(feed.ready)[2] if feed.ready else None
+        if search is None:
+            if not feed.wait_for_next():
+                return
+            continue
+        places = np.array(lanes.admit(search.query, [search.itopk]))
+        while not lanes.finished(places)[0]:
+            lanes.extend(places, _ITOPK)
+        _, nodes = lanes.release(places.tolist(), [search.limit])
+        feed.done(search, nodes[0].tolist())
+
+
+def _fixed(feed: _Feed, target: Target) -> None:
+    lanes = LaneSet(target, lanes=_BATCH, itopk=_ITOPK)
+    while True:
+        with feed.lock:
+            _enqueue(feed)
+            waited_s = time.perf_counter() - feed.ready[0][0] if feed.ready else 0.0
+            batch = []
+            if len(feed.ready) >= _BATCH or waited_s >= _BATCH_WAIT_S:
+                count = min(_BATCH, len(feed.ready))
+                batch = [heapq.heappop(feed.ready)[2] for _ in range(count)]
+            left = bool(feed.ready)
+        if not batch:
+            if left:
+                time.sleep(_BATCH_WAIT_S / 20)  # a batch that is not full yet
+            elif not feed.wait_for_next():
+                return
+            continue
+        queries = np.concatenate([search.query for search in batch])
+        places = np.array(lanes.admit(queries, [search.itopk for search in batch]))
+        while not lanes.finished(places).all():
+            lanes.extend(places, _ITOPK)
+        _, nodes = lanes.release(places.tolist(), [search.limit for search in batch])
+        for search, row in zip(batch, nodes.tolist(), strict=True):
+            feed.done(search, row[: search.limit])
+
+
+def _enqueue(feed: _Feed) -> None:
+    for search in feed.due(time.perf_counter()):
+        heapq.heappush(feed.ready, (search.arrived_s, id(search), search))
+
+
+def p99_us(answered: Sequence[Answered], stage: Stage) -> float:
+    took = [one.took_s for one in answered if one.stage is stage]
+    return float(np.percentile(took, 99)) * 1e6
+
+
+def capacity(target: Target, moved: Rows, threads: int, seed: int) -> float:
+    """Searches a second that one after the other can be finished, of the same mix."""
+    arrivals = [
+        Arrival(0.0, one.stage, one.query, one.itopk, one.limit)
+        for one in draw(2000.0, 1.0, moved.shape[0], seed)
+    ]
+    began_s = time.perf_counter()
+    run(Way.FIFO, target, moved, arrivals, threads)
+    return len(arrivals) / (time.perf_counter() - began_s)

@@ -1,0 +1,82 @@
+"""Many searches of one kind at once: the plain call, without stages or deadlines."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .lanes import LaneSet, Target
+from .space import Rows
+
+LANES = 8  # in lockstep: while one row is on its way from memory, another one is measured
+
+
+class Searcher:
+    """Lanes that are kept from call to call. Not for two callers at once.
+
+    Args:
+        itopk: the widest search.
+    """
+
+    def __init__(self, target: Target, itopk: int, *, lanes: int = LANES, threads: int = 1) -> None:
+        self._space = target.snapshot.space
+        self._lane_sets = [LaneSet(target, lanes=lanes, itopk=itopk) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def search(
+        self, queries: Rows, limit: int, itopk: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """
+        Args:
+            queries: (n, dimensions), as users know them.
+
+        Returns:
+            Squared distances and nodes, (n, limit); infinity and -1 where there are fewer.
+        """
+        assert limit <= itopk, "a search finds what it keeps"
+        near = np.empty((queries.shape[0], limit), np.float32)
+        nodes = np.empty((queries.shape[0], limit), np.int32)
+        if self._pool is None:
+            self._run(self._lane_sets[0], queries, itopk, near, nodes)
+        else:
+            bounds = np.linspace(0, queries.shape[0], len(self._lane_sets) + 1).astype(int)
+            futures = [
+                self._pool.submit(self._run, lanes, queries[a:b], itopk, near[a:b], nodes[a:b])
+                for lanes, a, b in zip(self._lane_sets, bounds, bounds[1:], strict=False)
+            ]
+            for future in futures:
+                future.result()
+        return near, nodes
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _run(
+        self,
+        lanes: LaneSet,
+        queries: Rows,
+        itopk: int,
+        near: NDArray[np.float32],
+        nodes: NDArray[np.int32],
+    ) -> None:
+        lanes.search_all(self._space.queries(queries), itopk, near, nodes)
+
+
+def search(
+    target: Target,
+    queries: Rows,
+    limit: int,
+    itopk: int,
+    *,
+    lanes: int = LANES,
+    threads: int = 1,
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """``Searcher.search``, once."""
+    searcher = Searcher(target, itopk, lanes=lanes, threads=threads)
+    try:
+        return searcher.search(queries, limit, itopk)
+    finally:
+        searcher.close()

@@ -1,0 +1,217 @@
+"""From each node's nearest neighbours to a graph of fixed degree that a search can follow.
+
+The method is CAGRA's (arXiv 2308.15136, section III-B): an edge that a detour over two better
+ranked edges replaces is pruned by the number of such detours; then the first half of what is left
+stays, and reverse edges fill the second half. Ranks stand in for distances, so nothing but ids is
+read. What is our own: nodes that no seed leads to are linked from their nearest neighbour.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+NOBODY = -1
+_REPAIRS = 4  # rounds
+
+
+def nearest_neighbours(rows: NDArray[np.float32], count: int, threads: int) -> Ids:
+    """(n, count) ids, nearest first, by faiss' NN-descent; exactly, where rows are few."""
+    import faiss  # slow to import, and needed only here
+
+    faiss.omp_set_num_threads(threads)
+    n = rows.shape[0]
+    count = min(count, n - 1)
+    if n <= _FEW:
+        _, found = faiss.knn(rows, rows, count + 1)
+        return _without_self(found.astype(np.int32))[:, :count]
+    index = faiss.IndexNNDescentFlat(rows.shape[1], count, faiss.METRIC_L2)
+    index.nndescent.S = 12
+    index.nndescent.R = 48
+    index.nndescent.L = count + 32
+    index.nndescent.iter = 12
+    index.verbose = False
+    index.add(rows)
+    flat = faiss.vector_to_array(index.nndescent.final_graph)
+    return np.ascontiguousarray(flat.reshape(n, -1)[:, :count], dtype=np.int32)
+
+
+_FEW = 8192
+
+
+def fixed_degree(knn: Ids, degree: int, seeds: Ids, threads: int) -> tuple[Ids, Ids]:
+    """
+    Args:
+        knn: (n, k) ids, nearest first.
+        seeds: ids where searches begin.
+
+    Returns:
+        (n, degree) neighbours, short lists end with ``NOBODY``; and the seeds, with one more for
+        each crowd that no edge leads to from elsewhere.
+    """
+    n = knn.shape[0]
+    kept = np.full((n, min(degree, knn.shape[1])), NOBODY, np.int32)
+    bounds = np.linspace(0, n, 16 * threads + 1).astype(np.int64)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda i: _prune(knn, kept, bounds[i], bounds[i + 1]), range(16 * threads)))
+    graph = np.full((n, degree), NOBODY, np.int32)
+    _merge_reverse(kept, graph)
+    for _ in range(_REPAIRS):
+        found = reachable(graph, seeds)
+        if found.all():
+            break
+        own = _join(graph, knn, found)
+        seeds = np.concatenate([seeds, own])
+    return graph, seeds
+
+
+def reachable(graph: Ids, seeds: Ids) -> NDArray[np.bool_]:
+    """Which nodes a walk from the seeds can come to."""
+    found = np.zeros(graph.shape[0], np.bool_)
+    _walk(graph, seeds, found)
+    return found
+
+
+def _without_self(found: Ids) -> Ids:
+    """Rows without their own id, which need not be first among equal rows."""
+    own = found == np.arange(found.shape[0], dtype=np.int32)[:, None]
+    own[~own.any(1), -1] = True
+    return np.ascontiguousarray(found[~own].reshape(found.shape[0], -1))
+
+
+@njit(nogil=True, cache=True)
+def _prune(knn, kept, start, stop):  # type: ignore[no-untyped-def]
+    """Keep the edges with the fewest detours, ties by rank."""
+    count = knn.shape[1]
+    size = 1
+    while size < 4 * count:
+        size *= 2
+    mask = size - 1
+    table = np.full(size, NOBODY, np.int32)
+    rank = np.zeros(size, np.int32)
+    detours = np.zeros(count, np.int32)
+    for node in range(start, stop):
+        table[:] = NOBODY
+        detours[:] = 0
+        for j in range(count):
+            slot = (knn[node, j] * 40503) & mask
+            while table[slot] != NOBODY:
+                slot = (slot + 1) & mask
+            table[slot] = knn[node, j]
+            rank[slot] = j
+        for i in range(count):
+            between = knn[node, i]
+            for hop in range(count):
+                other = knn[between, hop]
+                slot = (other * 40503) & mask
+                while table[slot] != NOBODY and table[slot] != other:
+                    slot = (slot + 1) & mask
+                if table[slot] == other:
+                    j = rank[slot]
+                    if i < j and hop < j:
+                        detours[j] += 1
+        place = 0
+        fewest = 0
+        while place < kept.shape[1]:
+            for j in range(count):
+                if detours[j] == fewest and place < kept.shape[1]:
+                    kept[node, place] = knn[node, j]
+                    place += 1
+            fewest += 1
+
+
+@njit(nogil=True, cache=True)
+def _merge_reverse(kept, graph):  # type: ignore[no-untyped-def]
+    """First half: a node's own edges. Second: reverse ones by rank, then its own again."""
+    n, own = kept.shape
+    degree = graph.shape[1]
+    back = np.full((n, degree), NOBODY, np.int32)
+    backs = np.zeros(n, np.int32)
+    for place in range(own):
+        for node in range(n):
+            to = kept[node, place]
+            if to >= 0 and backs[to] < degree:
+                back[to, backs[to]] = node
+                backs[to] += 1
+    half = (degree + 1) // 2
+    for node in range(n):
+        filled = 0
+        for place in range(min(half, own)):
+            graph[node, filled] = kept[node, place]
+            filled += 1
+        for place in range(backs[node]):
+            if filled == degree:
+                break
+            filled = _append_new(graph[node], filled, back[node, place])
+        for place in range(half, own):
+            if filled == degree:
+                break
+            filled = _append_new(graph[node], filled, kept[node, place])
+
+
+@njit(inline="always")
+def _append_new(row, filled, node):  # type: ignore[no-untyped-def]
+    for i in range(filled):
+        if row[i] == node:
+            return filled
+    row[filled] = node
+    return filled + 1
+
+
+@njit(nogil=True, cache=True)
+def _walk(graph, seeds, found):  # type: ignore[no-untyped-def]
+    """Mark what the seeds lead to, but not what is behind nodes that are marked already."""
+    stack = np.empty(graph.shape[0], np.int32)
+    depth = 0
+    for seed in seeds:
+        if not found[seed]:
+            found[seed] = True
+            stack[depth] = seed
+            depth += 1
+    while depth:
+        depth -= 1
+        node = stack[depth]
+        for i in range(graph.shape[1]):
+            to = graph[node, i]
+            if to < 0:
+                break
+            if not found[to]:
+                found[to] = True
+                stack[depth] = to
+                depth += 1
+
+
+@njit(nogil=True, cache=True)
+def _join(graph, knn, found):  # type: ignore[no-untyped-def]
+    """Lead to every lost node: by an edge from the nearest that is not lost; else it is a seed.
+
+    The edge takes the place of the last one there. Whoever that led to may be lost then; the next
+    round sees.
+    """
+    n, degree = graph.shape
+    seeds = np.empty(n, np.int32)
+    count = 0
+    one = np.empty(1, np.int32)
+    for node in range(n):
+        if found[node]:
+            continue
+        linked = False
+        for j in range(knn.shape[1]):
+            near = knn[node, j]
+            if found[near]:
+                place = degree - 1 - node % (degree // 2)
+                while place > 0 and graph[near, place - 1] < 0:
+                    place -= 1
+                graph[near, place] = node
+                linked = True
+                break
+        if not linked:
+            seeds[count] = node
+            count += 1
+        one[0] = node
+        _walk(graph, one, found)
+    return seeds[:count]

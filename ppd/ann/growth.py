@@ -1,0 +1,148 @@
+"""A snapshot that takes in more rows while it is searched.
+
+Rows go into room left at the end of every array. A row is written whole before any edge leads to
+it, and an edge is one aligned word, so a search that runs meanwhile sees the graph with or without
+it, never half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from . import batch
+from .instructions import single
+from .kernels import BLOCK, EMPTY, bounded_distance
+from .lanes import Target
+from .snapshot import Snapshot, encode
+from .space import Rows
+
+_ROOM = 1.25  # times what is there
+_LEAST_ROOM = 1024
+_CANDIDATES = 64  # that a new row's neighbours are chosen from
+_NO_KEY = np.iinfo(np.int64).max  # of room: keys stay in ascending order
+
+
+class Growth:
+    """
+    Args:
+        hidden: (n,) uint8, of the snapshot's rows.
+
+    Attributes:
+        target: what to search; another one after room was made.
+        count: rows that are there.
+    """
+
+    def __init__(self, snapshot: Snapshot, hidden: NDArray[np.uint8]) -> None:
+        self.count = snapshot.count
+        self.target = Target(snapshot, hidden)
+        self._make_room(self.count + 1)
+
+    def add(self, rows: Rows, keys: NDArray[np.int64]) -> None:
+        """
+        Args:
+            rows: (n, dimensions), as users know them.
+            keys: larger than any before.
+
+        Raises:
+            RequestError: a row is too long for its ``ip`` space.
+        """
+        moved = self.target.snapshot.space.rows(rows)
+        if self.count + rows.shape[0] > self.target.hidden.shape[0]:
+            self._make_room(self.count + rows.shape[0])
+        for i in range(rows.shape[0]):
+            self._add(rows[i : i + 1], moved[i], int(keys[i]))
+
+    def _add(self, row: Rows, moved: Rows, key: int) -> None:
+        snapshot, node = self.target.snapshot, self.count
+        _, found = batch.search(self._everything, row, _CANDIDATES, _CANDIDATES, lanes=1)
+        snapshot.graph.codes[node] = encode(moved, snapshot.precision, snapshot.scale)[0]
+        if snapshot.exact.shape[0]:
+            snapshot.exact[node] = moved
+        snapshot.keys[node] = key
+        self.target.hidden[node] = 0
+        near = found[0][found[0] >= 0]
+        _link(snapshot.graph.codes, snapshot.graph.neighbours, node, near)
+        self.count += 1
+
+    def _make_room(self, rows: int) -> None:
+        """Arrays with room for ``rows`` and some more. Who searches the old ones goes on there."""
+        room = int(rows * _ROOM) + _LEAST_ROOM
+        old = self.target.snapshot
+        graph = old.graph._replace(
+            codes=_longer(old.graph.codes, self.count, room),
+            neighbours=_longer(old.graph.neighbours, self.count, room),
+        )
+        exact = _longer(old.exact, self.count, room) if old.exact.shape[0] else old.exact
+        keys = _longer(old.keys, self.count, room)
+        keys[self.count :] = _NO_KEY
+        snapshot = replace(old, graph=graph, exact=exact, keys=keys)
+        hidden = _longer(self.target.hidden, self.count, room)
+        self.target = Target(snapshot, hidden)
+        self._everything = Target(snapshot, np.zeros(room, np.uint8))
+
+
+def _longer(array: NDArray[Any], filled: int, room: int) -> NDArray[Any]:
+    longer = np.zeros((room, *array.shape[1:]), array.dtype)
+    longer[:filled] = array[:filled]
+    return longer
+
+
+@njit(nogil=True, cache=True)
+def _link(codes, neighbours, node, near):  # type: ignore[no-untyped-def]
+    """Give a node its edges, by detour count among ``near`` (nearest first); then edges to it.
+
+    The nearest one always gets an edge back, so that the node can be found.
+    """
+    degree = neighbours.shape[1]
+    count = near.shape[0]
+    detours = np.zeros(count, np.int32)
+    for j in range(count):
+        for i in range(j):
+            for hop in range(degree):
+                if neighbours[near[i], hop] == near[j]:
+                    detours[j] += 1
+                    break
+    place = 0
+    fewest = 0
+    while place < min(degree, count):
+        for j in range(count):
+            if detours[j] == fewest and place < degree:
+                neighbours[node, place] = near[j]
+                place += 1
+        fewest += 1
+    neighbours[node, place:] = EMPTY
+    half = (degree + 1) // 2
+    for j in range(min(place, half)):
+        _link_back(codes, neighbours, neighbours[node, j], node, j == 0)
+
+
+@njit(inline="always")
+def _link_back(codes, neighbours, node, new, forced):  # type: ignore[no-untyped-def]
+    """An edge to ``new`` in place of the longest of the second half, if it is shorter."""
+    degree = neighbours.shape[1]
+    infinity = np.float32(np.inf)
+    nothing = np.ones(codes.shape[1] // BLOCK, np.float32)
+    row = np.empty(codes.shape[1], np.float32)
+    for i in range(row.shape[0]):
+        row[i] = single(codes[node, i])
+    longest = np.float32(-1.0)
+    place = degree - 1
+    for i in range((degree + 1) // 2, degree):
+        there = neighbours[node, i]
+        if there == EMPTY:
+            place = i
+            longest = infinity
+            break
+        distance = bounded_distance(row, codes, there, infinity, nothing)
+        if distance > longest:
+            longest = distance
+            place = i
+    if forced or bounded_distance(row, codes, new, infinity, nothing) < longest:
+        while place > 0 and neighbours[node, place - 1] == EMPTY:
+            place -= 1
+        neighbours[node, place] = new

@@ -1,0 +1,100 @@
+"""``ppd-pool build``: a collection out of a file of vectors, in a folder that appears whole."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppd.ann.snapshot import Precision, Shape, build
+from ppd.ann.space import Metric, Rows
+from ppd.errors import ConfigError, IndexFileError
+
+from . import index_file
+from .collection import ROWS_FILE, index_path
+from .payloads import Payload, Payloads
+from .vectors import Source, open_source
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    metric: Metric
+    precision: Precision
+    shape: Shape
+    threads: int
+    seed: int = 0
+    column: str = "vector"
+
+
+def build_collection(source_path: Path, folder: Path, options: BuildOptions, tell: Tell) -> None:
+    """
+    Raises:
+        ConfigError: there is such a collection already.
+        IndexFileError: vectors cannot be read, or the collection cannot be written; nothing of it
+            is left then.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder}: it is there already; give another name or remove it")
+    source = open_source(source_path, options.column)
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        if part.exists():
+            shutil.rmtree(part)  # of a build that was killed
+        part.mkdir(parents=True)
+        _build(source, part, options, tell)
+        part.rename(folder)
+    except OSError as error:
+        raise IndexFileError(f"{folder}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # gone, unless something failed
+
+
+def _build(source: Source, folder: Path, options: BuildOptions, tell: Tell) -> None:
+    rows = np.empty((source.count, source.dimensions), np.float32)
+    payloads = Payloads(folder / ROWS_FILE)
+    try:
+        began_s = time.monotonic()
+        keys = payloads.insert(_read(source, rows, tell))
+        tell(f"graph of {source.count} rows: neighbours, pruning, reverse edges")
+        snapshot = build(
+            rows,
+            keys,
+            options.metric,
+            options.precision,
+            options.shape,
+            threads=options.threads,
+            seed=options.seed,
+        )
+        tell("writing")
+        index_file.write(snapshot, index_path(folder, 1))
+        payloads.adopt(1, keys)
+        tell(f"{source.count} x {source.dimensions} in {time.monotonic() - began_s:.1f} s")
+    finally:
+        payloads.close()
+
+
+def _read(source: Source, rows: Rows, tell: Tell) -> Iterator[Payload]:
+    at = 0
+    for piece, beside in source.pieces():
+        rows[at : at + piece.shape[0]] = piece
+        for i in range(piece.shape[0]):
+            yield _payload(at + i, beside[i] if beside else {})
+        at += piece.shape[0]
+        tell(f"read {at} of {source.count} vectors")
+    if at != source.count:
+        raise IndexFileError(f"{source.path}: {at} vectors, {source.count} were promised")
+
+
+def _payload(number: int, beside: dict[str, Any]) -> Payload:
+    """``id`` and ``text`` are columns of that name; all others are metadata."""
+    given = dict(beside)
+    name = str(given.pop("id", number))
+    text = given.pop("text", None)
+    return Payload(name, None if text is None else str(text), given or None)

@@ -1,0 +1,102 @@
+"""``ppd-pool``: build collections, serve them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from ppd import __version__
+from ppd.errors import PpdError
+
+from ..seeing.logs import LogFormat, log_to_stderr
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        options = _parser().parse_args(argv)
+        if options.command == "build":
+            _build(options)
+        else:
+            _serve(options)
+    except ModuleNotFoundError as error:
+        if error.name not in ("numba", "faiss", "numpy", "h5py", "pyarrow"):
+            raise
+        sys.exit(f"ppd-pool: {error.name} is missing: pip install 'sglang-ppd[pool]'")
+    except PpdError as error:
+        sys.exit(f"ppd-pool: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from .config import PoolConfig  # needs the extra, which whoever lacks it shall be told
+
+    parser = argparse.ArgumentParser(
+        prog="ppd-pool", description="Vector search for prefill and decode, shared by both."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("build", help="a collection out of a file of vectors")
+    build.add_argument("vectors", type=Path, help=".npy, .fbin, .parquet or .hdf5")
+    build.add_argument("folder", type=Path, help="the collection; its last part is the name")
+    build.add_argument("--metric", choices=("l2", "ip", "cosine"), default="cosine")
+    build.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="int8")
+    build.add_argument("--degree", type=int, default=32, help="neighbours of a row in the graph")
+    build.add_argument("--knn", type=int, default=64, help="that they are chosen from")
+    build.add_argument("--column", default="vector", help="of a parquet file")
+    build.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    serve = commands.add_parser(
+        "serve", help="collections over HTTP", argument_default=argparse.SUPPRESS
+    )
+    default = PoolConfig()
+    serve.add_argument("--config", metavar="FILE", help="TOML, see docs/POOL.md")
+    serve.add_argument("--data", metavar="FOLDER", help="with the collections")
+    serve.add_argument("--host", help=f"default: {default.host}")
+    serve.add_argument("--port", type=int, help=f"0: any free one (default: {default.port})")
+    serve.add_argument("--threads", type=int, help="of searching (default: one a core)")
+    return parser
+
+
+def _build(options: argparse.Namespace) -> None:
+    from ppd.ann.snapshot import Precision, Shape
+    from ppd.ann.space import Metric
+
+    from .build import BuildOptions, build_collection
+
+    shape = Shape(degree=options.degree, knn=options.knn)
+    shape.check()
+    wanted = BuildOptions(
+        metric=Metric(options.metric),
+        precision=Precision(options.precision),
+        shape=shape,
+        threads=options.threads,
+        column=options.column,
+    )
+    build_collection(options.vectors, options.folder, wanted, _tell)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from .config import PoolConfig, read_config
+    from .serve import serve
+
+    given = vars(options)
+    del given["command"]
+    path = given.pop("config", None)
+    config = msgspec.structs.replace(PoolConfig() if path is None else read_config(path), **given)
+    config.check()
+    log_to_stderr("info", LogFormat.TEXT)
+    uvloop.run(serve(config))
+
+
+def _tell(text: str) -> None:
+    print(f"ppd-pool: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""One collection: its index file, its payloads, and what became of both since they were read.
+
+Searches ask ``plan`` what to go through. One writer at a time adds and deletes; a rebuild works on
+a copy and takes the old one's place in one step, here and on the disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppd.ann.engine import MOST_ITOPK
+from ppd.ann.growth import Growth
+from ppd.ann.lanes import Target
+from ppd.ann.snapshot import Shape, Snapshot, build_moved
+from ppd.ann.space import Rows, Space
+from ppd.errors import IndexFileError
+
+from . import index_file
+from .filters import Filter
+from .payloads import Payload, Payloads
+
+_FILTERS_KEPT = 32
+_SEEN_PER_ITOPK = 20  # rows that a search looks at for each it keeps
+ROWS_FILE = "rows.sqlite"
+
+
+def index_path(folder: Path, generation: int) -> Path:
+    return folder / f"index-{generation:06d}.ann"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to search.
+
+    Attributes:
+        among: nodes to look at, all of them, where few pass the filter.
+    """
+
+    target: Target
+    itopk: int
+    among: NDArray[np.int32] | None
+
+
+class Collection:
+    """
+    Raises:
+        IndexFileError: there is none in ``folder``, or it is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self._folder = folder
+        if not (folder / ROWS_FILE).exists():
+            raise IndexFileError(f"{folder}: there is no collection; ppd-pool build makes one")
+        self.payloads = Payloads(folder / ROWS_FILE)
+        self._writing = threading.Lock()
+        self._rebuilding = threading.Lock()
+        self.version = 0  # of what filters were matched against
+        self._growth: Growth | None = None
+        self._open(index_file.read(index_path(folder, self.payloads.generation())))
+
+    @property
+    def space(self) -> Space:
+        return self.target.snapshot.space
+
+    @property
+    def target(self) -> Target:
+        return self._base if self._growth is None else self._growth.target
+
+    @property
+    def count(self) -> int:
+        """Rows that can be found."""
+        return self._filled() - int(self.target.hidden[: self._filled()].sum())
+
+    def plan(self, itopk: int, wanted: Filter | None) -> Plan:
+        """A filter that lets few rows through is searched wider, or row by row: what is less.
+
+        May read from the disk.
+        """
+        if wanted is None:
+            return Plan(self.target, itopk, None)
+        target, among = self._filtered(wanted)
+        share = among.size / max(1, self._filled())
+        wider = min(MOST_ITOPK, int(itopk / max(share, 1e-9)))
+        if among.size <= wider * _SEEN_PER_ITOPK or itopk / max(share, 1e-9) > MOST_ITOPK:
+            return Plan(target, itopk, among)
+        return Plan(target, wider, None)
+
+    def payloads_of(self, target: Target, nodes: NDArray[np.int32]) -> list[Payload | None]:
+        """None: deleted meanwhile."""
+        keys = target.snapshot.keys[nodes].tolist()
+        found = self.payloads.fetch(set(keys))
+        return [found.get(key) for key in keys]
+
+    def upsert(self, payloads: Sequence[Payload], vectors: Rows) -> None:
+        """
+        Raises:
+            RequestError: a vector does not fit the space; then nothing was changed.
+        """
+        self.space.rows(vectors)  # before anything is written
+        with self._writing:
+            new, old = self.payloads.upsert(payloads, vectors)
+            if self._growth is None:
+                self._growth = Growth(self._base.snapshot, self._base.hidden)
+            self._growth.add(vectors, np.array(new, np.int64))
+            self._hide(old)
+            self.version += 1
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """How many were there."""
+        with self._writing:
+            gone = self.payloads.delete(ids)
+            self._hide(gone)
+            self.version += 1
+        return len(gone)
+
+    def rebuild(self, threads: int, told: Callable[[str], None] = lambda text: None) -> None:
+        """A new index of the rows that live, in place of the old one; searches go on meanwhile.
+
+        Raises:
+            IndexFileError: it cannot be written, or nothing lives; the old one still serves.
+        """
+        with self._rebuilding:
+            with self._writing:
+                snapshot = self.target.snapshot
+                live = np.flatnonzero(self.target.hidden[: self._filled()] == 0)
+                rows = snapshot.exact if snapshot.exact.shape[0] else snapshot.graph.codes
+                moved, keys = np.asarray(rows[live], np.float32), snapshot.keys[live]
+            if not live.size:
+                raise IndexFileError(f"{self.name}: no row is left to build an index of")
+            told(f"building an index of {live.size} rows")
+            shape = replace(Shape(), degree=snapshot.graph.neighbours.shape[1])
+            made = build_moved(
+                snapshot.space, moved, keys, snapshot.precision, shape, threads=threads, seed=0
+            )
+            before = self.payloads.generation()
+            index_file.write(made, index_path(self._folder, before + 1))
+            with self._writing:
+                self.payloads.adopt(before + 1, keys)
+                self._open(made)
+            index_path(self._folder, before).unlink(missing_ok=True)
+
+    def _open(self, snapshot: Snapshot) -> None:
+        living = self.payloads.keys()
+        hidden = (~np.isin(snapshot.keys, living)).astype(np.uint8)
+        added, vectors = self.payloads.added()
+        growth: Growth | None = None
+        if vectors is not None:
+            growth = Growth(snapshot, hidden)
+            growth.add(vectors, added)
+        self._base, self._growth = Target(snapshot, hidden), growth
+        self._filters: OrderedDict[Filter, tuple[int, Target, NDArray[np.int32]]] = OrderedDict()
+        self.version += 1
+
+    def _filled(self) -> int:
+        return self._base.snapshot.count if self._growth is None else self._growth.count
+
+    def _hide(self, keys: Sequence[int]) -> None:
+        nodes = self._nodes(np.array(sorted(keys), np.int64))
+        self.target.hidden[nodes] = 1
+
+    def _nodes(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Of those keys that have one. Keys ascend with nodes."""
+        known = self.target.snapshot.keys[: self._filled()]
+        at = np.searchsorted(known, keys)
+        there = (at < known.size) & (known[np.minimum(at, known.size - 1)] == keys)
+        return np.asarray(at[there], np.int32)
+
+    def _filtered(self, wanted: Filter) -> tuple[Target, NDArray[np.int32]]:
+        """What a filter leaves, kept until the collection changes."""
+        kept = self._filters.get(wanted)
+        if kept is not None and kept[0] == self.version:
+            return kept[1], kept[2]
+        with self._writing:
+            nodes = self._nodes(self.payloads.matching(wanted))
+            hidden = np.ones_like(self.target.hidden)
+            hidden[nodes] = self.target.hidden[nodes]
+            made = Target(self.target.snapshot, hidden)
+            among = nodes[hidden[nodes] == 0]
+            self._filters[wanted] = self.version, made, among
+            while len(self._filters) > _FILTERS_KEPT:
+                self._filters.popitem(last=False)
+        return made, among

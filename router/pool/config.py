@@ -1,0 +1,100 @@
+"""The pool's options: one file and a few flags, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ppd.ann.control import Aims
+from ppd.ann.engine import MOST_ITOPK, StepShape
+from ppd.ann.schedule import MOST_RESERVED, Bounds, Controls
+from ppd.errors import ConfigError
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attributes:
+    data: the folder with the collections, each a folder made by ``ppd-pool build``.
+    shards: other pools to ask instead: each a list of replicas' URLs. Then ``data`` is not used.
+    threads: of searching; 0: one for each core.
+    step: what one step holds.
+    bounds: searches that may wait.
+    controls: the scheduler's, to begin with.
+    aims: of the control loop, which moves them with ``POST /v1/feedback``.
+    control_interval_s: the loop takes the newest feedback so often.
+    default_itopk: nodes a search keeps while it looks, if it does not say.
+    default_timeout_ms: of a search that has none.
+    embeddings_url: OpenAI-compatible, for queries that are text; "": none are taken.
+    shard_timeout_s: in which a shard must answer, or the answer goes without it.
+    """
+
+    data: str = ""
+    shards: tuple[tuple[str, ...], ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8100
+    threads: int = 0
+    step: StepShape = StepShape()
+    bounds: Bounds = Bounds()
+    controls: Controls = Controls()
+    aims: Aims = Aims()
+    control_interval_s: float = 0.25
+    default_itopk: int = 64
+    default_timeout_ms: float = 1000.0
+    max_body_bytes: int = 64 * 1024 * 1024
+    embeddings_url: str = ""
+    embeddings_model: str = "default"
+    embeddings_timeout_s: float = 5.0
+    shard_timeout_s: float = 2.0
+
+    @property
+    def engines(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+    def check(self) -> None:
+        """Raises:
+        ConfigError: listing everything that is wrong.
+        """
+        wrong: list[str] = []
+        if bool(self.data) == bool(self.shards):
+            wrong.append("either a data folder or shards are needed")
+        elif self.data and not Path(self.data).is_dir():
+            wrong.append(f"data: {self.data} is no folder")
+        if any(not replicas for replicas in self.shards):
+            wrong.append("every shard needs a URL")
+        if not 0 <= self.port <= 65535:
+            wrong.append(f"port must be 0..65535, got {self.port}")
+        if self.threads < 0:
+            wrong.append(f"threads must be 0 or more, got {self.threads}")
+        if not 1 <= self.default_itopk <= MOST_ITOPK:
+            wrong.append(f"default_itopk must be 1..{MOST_ITOPK}, got {self.default_itopk}")
+        if not 0 <= self.controls.reserved <= MOST_RESERVED:
+            wrong.append(f"controls.reserved must be 0..{MOST_RESERVED}")
+        positive = {
+            "step.slots": self.step.slots,
+            "step.expansions": self.step.expansions,
+            "bounds.prefill": self.bounds.prefill,
+            "bounds.decode": self.bounds.decode,
+            "control_interval_s": self.control_interval_s,
+            "default_timeout_ms": self.default_timeout_ms,
+            "max_body_bytes": self.max_body_bytes,
+            "embeddings_timeout_s": self.embeddings_timeout_s,
+            "shard_timeout_s": self.shard_timeout_s,
+        }
+        for name, value in positive.items():
+            if not value > 0:
+                wrong.append(f"{name} must be above 0, got {value}")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+
+def read_config(path: str) -> PoolConfig:
+    """A TOML file with the fields of ``PoolConfig``.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        return msgspec.toml.decode(Path(path).read_bytes(), type=PoolConfig)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error

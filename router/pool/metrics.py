@@ -1,0 +1,52 @@
+"""What the pool counts, in a registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class PoolMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.searches = Counter(
+            "ppd_pool_searches_total",
+            "Searches that ended: complete, deadline (degraded), refused, failed",
+            ("stage", "ending"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "ppd_pool_search_seconds",
+            "From arrival to answer",
+            ("stage",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.waiting = self._gauge("ppd_pool_waiting", "Searches that have not begun", "stage")
+        self.running = self._gauge("ppd_pool_running", "Searches that have begun")
+        self.rows = self._gauge("ppd_pool_rows", "Rows that can be found", "collection")
+        self.reserved = self._gauge("ppd_pool_reserved_share", "Slots reserved for prefill")
+        self.flush_s = self._gauge("ppd_pool_flush_seconds", "Flush timeout of prefill searches")
+        self.expansion_s = self._gauge("ppd_pool_expansion_seconds", "What one expansion takes")
+        self.moves = Counter(
+            "ppd_pool_control_moves_total",
+            "Intervals of the control loop, by what it did",
+            ("move",),
+            registry=self.registry,
+        )
+        self.writes = Counter(
+            "ppd_pool_writes_total",
+            "Rows written, and rebuilds",
+            ("collection", "kind"),
+            registry=self.registry,
+        )
+        self.shard_failures = Counter(
+            "ppd_pool_shard_failures_total",
+            "Replicas that did not answer",
+            ("shard",),
+            registry=self.registry,
+        )
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)

@@ -1,0 +1,180 @@
+"""What belongs to each vector, in SQLite: the user's id, text, metadata; and which rows live.
+
+A row's key is never used again, so an index file whose keys are not all here has rows that were
+deleted since. Rows added since carry their vector. That makes the two files one: whatever was
+committed here is what a restart finds.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppd.ann.space import Rows
+from ppd.errors import IndexFileError
+
+from .filters import Filter
+
+_SCHEMA = """
+create table if not exists rows (
+  key integer primary key autoincrement,
+  id text not null unique,
+  text text,
+  metadata text,
+  vector blob);
+create index if not exists added on rows (key) where vector is not null;
+create table if not exists state (one integer primary key check (one = 1), generation integer);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    id: str
+    text: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Payloads:
+    """
+    Raises:
+        IndexFileError: at any call; the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        with self._wrapped():
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.execute("pragma journal_mode=wal")
+            self._db.execute("pragma synchronous=normal")
+            self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def generation(self) -> int:
+        """Number of the index file that belongs to the rows; 0: none yet."""
+        with self._wrapped():
+            found = self._db.execute("select generation from state").fetchone()
+        return 0 if found is None else int(found[0])
+
+    def keys(self) -> NDArray[np.int64]:
+        with self._wrapped():
+            found = self._db.execute("select key from rows order by key").fetchall()
+        return np.array(found, np.int64).reshape(-1)
+
+    def added(self) -> tuple[NDArray[np.int64], Rows | None]:
+        """Keys and vectors, as users gave them, of rows that came after the index file."""
+        with self._wrapped():
+            found = self._db.execute(
+                "select key, vector from rows where vector is not null order by key"
+            ).fetchall()
+        if not found:
+            return np.empty(0, np.int64), None
+        vectors = np.stack([np.frombuffer(vector, np.float32) for _, vector in found])
+        return np.array([key for key, _ in found], np.int64), vectors
+
+    def insert(self, payloads: Iterable[Payload]) -> NDArray[np.int64]:
+        """Rows of an index that is being built: their keys, in order.
+
+        Raises:
+            IndexFileError: an id comes twice.
+        """
+        with self._transaction():
+            keys = [
+                self._db.execute(
+                    "insert into rows (id, text, metadata) values (?, ?, ?)", _columns(one)
+                ).lastrowid
+                for one in payloads
+            ]
+        return np.array(keys, np.int64)
+
+    def upsert(self, payloads: Sequence[Payload], vectors: Rows) -> tuple[list[int], list[int]]:
+        """New keys, in order, and those of the rows they replace."""
+        with self._transaction():
+            old = self._delete([one.id for one in payloads])
+            new = []
+            for one, vector in zip(payloads, vectors, strict=True):
+                cursor = self._db.execute(
+                    "insert into rows (id, text, metadata, vector) values (?, ?, ?, ?)",
+                    (*_columns(one), vector.astype(np.float32).tobytes()),
+                )
+                assert cursor.lastrowid is not None, "a row was inserted"
+                new.append(cursor.lastrowid)
+        return new, old
+
+    def delete(self, ids: Sequence[str]) -> list[int]:
+        """Keys of those that were there."""
+        with self._transaction():
+            return self._delete(ids)
+
+    def adopt(self, generation: int, keys: NDArray[np.int64]) -> None:
+        """An index file with the rows ``keys`` is the one that belongs to the rows now."""
+        with self._transaction():
+            self._db.execute("create temp table if not exists held (key integer primary key)")
+            self._db.execute("delete from held")
+            self._db.executemany("insert into held values (?)", ((int(k),) for k in keys))
+            self._db.execute("update rows set vector = null where key in (select key from held)")
+            self._db.execute("insert or replace into state values (1, ?)", (generation,))
+
+    def fetch(self, keys: Iterable[int]) -> dict[int, Payload]:
+        """By key; rows deleted meanwhile are not there."""
+        wanted = list(keys)
+        found: dict[int, Payload] = {}
+        with self._wrapped():
+            for start in range(0, len(wanted), 500):
+                part = wanted[start : start + 500]
+                marks = ",".join("?" * len(part))
+                for key, name, text, metadata in self._db.execute(
+                    f"select key, id, text, metadata from rows where key in ({marks})", part
+                ):
+                    parsed = None if metadata is None else json.loads(metadata)
+                    found[key] = Payload(name, text, parsed)
+        return found
+
+    def matching(self, wanted: Filter) -> NDArray[np.int64]:
+        """Keys of the rows that a filter lets through."""
+        condition, values = wanted.sql()
+        with self._wrapped():
+            found = self._db.execute(f"select key from rows where {condition}", values).fetchall()
+        return np.array(found, np.int64).reshape(-1)
+
+    def _delete(self, ids: Sequence[str]) -> list[int]:
+        return [
+            key
+            for one in ids
+            for (key,) in self._db.execute("delete from rows where id = ? returning key", (one,))
+        ]
+
+    @contextmanager
+    def _wrapped(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise IndexFileError(f"{self._path}: {error}") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._wrapped():
+            self._db.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+
+
+def _columns(one: Payload) -> tuple[str, str | None, str | None]:
+    return one.id, one.text, None if one.metadata is None else json.dumps(one.metadata)

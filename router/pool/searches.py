@@ -1,0 +1,176 @@
+"""Searches between the event loop and the engines' threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ppd.ann.control import ControlLoop, Feedback
+from ppd.ann.engine import Found, Pace, Search, steps_of
+from ppd.ann.schedule import Scheduler, Stage
+from ppd.ann.space import Rows
+from ppd.errors import IndexFileError, Overloaded
+
+from .collection import Collection, Plan
+from .config import PoolConfig
+from .filters import Filter
+from .metrics import PoolMetrics
+from .requests import Asked
+from .workers import Workers
+
+_WAITS_KEPT = 1000  # for their 95th percentile
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """Searches that are answered together."""
+
+    missing: int
+    found: dict[int, Found]
+    done: asyncio.Future[None]
+
+
+class Searches:
+    """
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, config: PoolConfig, metrics: PoolMetrics, clock: Callable[[], float]
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        self.pace = Pace()
+        self.scheduler = Scheduler(config.bounds, config.controls, lambda: self.pace.expansion_s)
+        self.control = ControlLoop(config.aims, config.controls)
+        self.broken: str | None = None
+        self._requests: dict[int, tuple[_Request, int]] = {}
+        self._waits_ms: list[float] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.workers = Workers(
+            config.engines,
+            self.scheduler,
+            self.pace,
+            config.step,
+            clock,
+            self._deliver,
+            self._fail,
+        )
+
+    def start(self) -> None:
+        """In the event loop that searches are awaited in."""
+        self._loop = asyncio.get_running_loop()
+        self.workers.start()
+
+    def stop(self) -> None:
+        self.workers.stop()
+
+    async def search(
+        self, collection: Collection, asked: Asked, wanted: Filter | None, vectors: Rows
+    ) -> list[Found]:
+        """One result for each vector, in order; all of one target.
+
+        Args:
+            vectors: (n, dimensions), of the collection's dimension and finite.
+
+        Raises:
+            Overloaded: too many searches wait.
+            IndexFileError: the engines have failed.
+        """
+        if self.broken is not None:
+            raise IndexFileError(f"the engines have failed: {self.broken}")
+        began_s = self._clock()
+        timeout_ms = asked.timeout_ms or self._config.default_timeout_ms
+        itopk = asked.itopk or max(self._config.default_itopk, asked.limit)
+        if wanted is None:
+            plan = collection.plan(itopk, None)
+        else:
+            plan = await asyncio.to_thread(collection.plan, itopk, wanted)
+        searches = self._made(collection, plan, asked, vectors, began_s, timeout_ms)
+        assert self._loop is not None, "started"
+        request = _Request(len(searches), {}, self._loop.create_future())
+        for i, one in enumerate(searches):
+            self._requests[id(one)] = request, i
+        try:
+            self.workers.submit(searches)
+            await request.done
+        except Overloaded:
+            self._metrics.searches.labels(asked.stage, "refused").inc(len(searches))
+            raise
+        finally:
+            for one in searches:
+                self._requests.pop(id(one), None)
+        seconds = self._clock() - began_s
+        self._metrics.seconds.labels(asked.stage).observe(seconds)
+        if asked.stage is Stage.PREFILL:
+            self._waits_ms.append(seconds * 1e3)
+            del self._waits_ms[:-_WAITS_KEPT]
+        return [request.found[i] for i in range(len(searches))]
+
+    def feed_back(self, kv_link_use: float, decode_stall: float, wait_ms: float | None) -> str:
+        """One step of the control loop; says what it did."""
+        if wait_ms is None:
+            waits = self._waits_ms
+            wait_ms = float(np.percentile(waits, 95)) if waits else 0.0
+            self._waits_ms = []
+        move = self.control.step(Feedback(kv_link_use, wait_ms, decode_stall))
+        self.workers.set_controls(self.control.controls)
+        self._metrics.moves.labels(move).inc()
+        return move
+
+    def _made(
+        self,
+        collection: Collection,
+        plan: Plan,
+        asked: Asked,
+        vectors: Rows,
+        began_s: float,
+        timeout_ms: float,
+    ) -> list[Search]:
+        moved = plan.target.snapshot.space.queries(vectors)
+        return [
+            Search(
+                asked.stage,
+                began_s,
+                began_s + timeout_ms / 1e3,
+                steps_of(plan.itopk, plan.among),
+                target=plan.target,
+                query=moved[i : i + 1],
+                itopk=max(plan.itopk, asked.limit),
+                limit=asked.limit,
+                among=plan.among,
+            )
+            for i in range(vectors.shape[0])
+        ]
+
+    def _deliver(self, found: list[Found]) -> None:
+        """In an engine's thread."""
+        assert self._loop is not None, "started"
+        self._loop.call_soon_threadsafe(self._take, found)
+
+    def _take(self, found: list[Found]) -> None:
+        for one in found:
+            self._metrics.searches.labels(one.search.stage, one.ending).inc()
+            if (entry := self._requests.get(id(one.search))) is None:
+                continue  # whoever asked is gone
+            request, number = entry
+            request.found[number] = one
+            request.missing -= 1
+            if not request.missing and not request.done.done():
+                request.done.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        """In an engine's thread."""
+        assert self._loop is not None, "started"
+        self._loop.call_soon_threadsafe(self._give_up, f"{type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        self.broken = why
+        for request, _ in self._requests.values():
+            if not request.done.done():
+                request.done.set_exception(IndexFileError(f"the engines have failed: {why}"))

@@ -1,0 +1,73 @@
+"""The pool's process: what is opened, served, and closed again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from ppd.errors import ConfigError
+
+from .config import PoolConfig
+from .embeddings import Embeddings
+from .metrics import PoolMetrics
+from .searches import Searches
+from .server import PoolServer, open_collections
+from .shards import ShardsServer
+from .warm import compile_for
+
+_log = logging.getLogger("ppd_router.pool")
+
+
+async def serve(config: PoolConfig, started: asyncio.Future[int] | None = None) -> None:
+    """Until SIGTERM or SIGINT.
+
+    Args:
+        started: gets the port as soon as it is listened on.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+        IndexFileError: a collection cannot be opened.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with aiohttp.ClientSession() as session:
+        runner = web.AppRunner(make_app(config, session), access_log=None)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, config.host, config.port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigError(f"{config.host}:{config.port}: {error}") from error
+            port = runner.addresses[0][1]
+            _log.info("listening on http://%s:%d", config.host, port)
+            if started is not None:
+                started.set_result(port)
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+
+def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Application:
+    metrics = PoolMetrics()
+    if config.shards:
+        return ShardsServer(config, session, metrics).app()
+    collections = open_collections(Path(config.data))
+    for collection in collections.values():
+        compile_for(collection.target)
+        _log.info("%s: %d rows", collection.name, collection.count)
+    embeddings = None
+    if config.embeddings_url:
+        embeddings = Embeddings(
+            config.embeddings_url, config.embeddings_model, config.embeddings_timeout_s, session
+        )
+    searches = Searches(config, metrics, time.monotonic)
+    return PoolServer(config, collections, searches, embeddings, metrics).app()

@@ -1,0 +1,219 @@
+"""A collection that is spread over several pools: each is asked, the best of all answers is given.
+
+A shard is one or more replicas with the same rows. Whoever does not answer in time is left out, and
+the answer says so: a shard that is down costs results, never the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+import time
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+import orjson
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from ppd.ann.space import Metric
+from ppd.errors import RequestError, WorkerError
+
+from .config import PoolConfig
+from .metrics import PoolMetrics
+from .server import errors_as_json
+
+_log = logging.getLogger("ppd_router.pool")
+_REST_S = 1.0  # in which a replica that failed is asked last
+
+
+class _Hit(msgspec.Struct):
+    id: str
+    score: float
+    text: str | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, object] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Result(msgspec.Struct):
+    hits: list[_Hit]
+    degraded: bool
+
+
+class _Answer(msgspec.Struct):
+    results: list[_Result]
+    metric: Metric
+
+
+class _Limited(msgspec.Struct):
+    limit: int = 10
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+class Shard:
+    """One shard's replicas, the one with the fewest searches under way asked first."""
+
+    def __init__(
+        self,
+        name: str,
+        replicas: Sequence[str],
+        session: aiohttp.ClientSession,
+        metrics: PoolMetrics,
+    ) -> None:
+        self.name = name
+        self._session = session
+        self._metrics = metrics
+        self._under_way = dict.fromkeys((url.rstrip("/") for url in replicas), 0)
+        self._failed_s: dict[str, float] = {}
+
+    async def search(self, path: str, body: bytes) -> _Answer:
+        """
+        Raises:
+            RequestError: a replica says that the request is wrong; the others would, too.
+            WorkerError: no replica answers.
+        """
+        for url in self._in_order():
+            self._under_way[url] += 1
+            try:
+                async with self._session.post(
+                    url + path, data=body, headers={"Content-Type": "application/json"}
+                ) as response:
+                    data = await response.read()
+                if 400 <= response.status < 500 and response.status != 429:
+                    raise _refused(response.status, data)
+                if response.status == 200:
+                    self._failed_s.pop(url, None)
+                    return msgspec.json.decode(data, type=_Answer)
+                why = f"answered {response.status}"
+            except (aiohttp.ClientError, msgspec.MsgspecError) as error:
+                why = str(error) or type(error).__name__
+            except asyncio.CancelledError:  # out of time
+                self._note_failure(url)
+                raise
+            finally:
+                self._under_way[url] -= 1
+            self._note_failure(url)
+            _log.warning("%s of %s: %s", url, self.name, why)
+        raise WorkerError(f"no replica of {self.name} answers")
+
+    def _note_failure(self, url: str) -> None:
+        self._failed_s[url] = time.monotonic()
+        self._metrics.shard_failures.labels(self.name).inc()
+
+    def _in_order(self) -> list[str]:
+        rested_s = time.monotonic() - _REST_S
+        return sorted(
+            self._under_way,
+            key=lambda url: (
+                self._failed_s.get(url, rested_s) > rested_s,
+                self._under_way[url],
+                random.random(),
+            ),
+        )
+
+
+class ShardsServer:
+    """Searches only: rows are written to the pool that has them."""
+
+    def __init__(
+        self, config: PoolConfig, session: aiohttp.ClientSession, metrics: PoolMetrics
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._shards = [
+            Shard(f"shard{i}", replicas, session, metrics)
+            for i, replicas in enumerate(config.shards)
+        ]
+
+    def app(self) -> web.Application:
+        app = web.Application(
+            middlewares=[errors_as_json], client_max_size=self._config.max_body_bytes
+        )
+        app.add_routes(
+            [
+                web.post("/v1/collections/{name}/search", self._search),
+                web.get("/health", self._health),
+                web.get("/metrics", self._show_metrics),
+            ]
+        )
+        return app
+
+    async def _search(self, request: web.Request) -> web.Response:
+        if request.content_type != "application/json":
+            raise RequestError("a front of shards takes JSON only", status=415)
+        body = await request.read()
+        limit = _limit(body)
+        tasks = [asyncio.create_task(shard.search(request.path, body)) for shard in self._shards]
+        try:
+            await asyncio.wait(tasks, timeout=self._config.shard_timeout_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+        answers: list[_Answer] = []
+        missing: list[str] = []
+        for shard, outcome in zip(self._shards, done, strict=True):
+            if isinstance(outcome, RequestError):
+                raise outcome
+            if isinstance(outcome, _Answer):
+                answers.append(outcome)
+            elif isinstance(outcome, WorkerError | asyncio.CancelledError):
+                missing.append(shard.name)
+            else:
+                raise outcome
+        results = merge(answers, limit)
+        for result in results:
+            result["degraded"] = result["degraded"] or bool(missing)
+        told = {"results": results, "partial": bool(missing), "missing": missing}
+        return web.Response(body=orjson.dumps(told), content_type="application/json")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "shards": len(self._shards)})
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics.registry), content_type="text/plain")
+
+
+def merge(answers: Sequence[_Answer], limit: int) -> list[dict[str, object]]:
+    """The best ``limit`` hits of all, for each query; ties by id."""
+    if not answers:
+        return []
+    nearest_is_least = answers[0].metric is Metric.L2
+    sign = 1.0 if nearest_is_least else -1.0
+    merged: list[dict[str, object]] = []
+    for parts in zip(*(answer.results for answer in answers), strict=True):
+        hits = (hit for part in parts for hit in part.hits)
+        best = heapq.nsmallest(limit, hits, key=lambda hit: (sign * hit.score, hit.id))
+        merged.append(
+            {
+                "hits": [msgspec.to_builtins(hit) for hit in best],
+                "degraded": any(part.degraded for part in parts),
+            }
+        )
+    return merged
+
+
+def _limit(body: bytes) -> int:
+    try:
+        return msgspec.json.decode(body, type=_Limited).limit
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is wrong: {error}") from error
+
+
+def _refused(status: int, data: bytes) -> RequestError:
+    try:
+        given = msgspec.json.decode(data, type=_Refusal).error
+    except msgspec.MsgspecError:
+        return RequestError(f"a shard answered {status}", status=status)
+    return RequestError(given.message, status=status, param=given.param, code=given.code)

@@ -1,0 +1,36 @@
+"""Compiled code is there before the first client is: every kernel runs once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ppd.ann.engine import Engine, Pace, Search, StepShape
+from ppd.ann.lanes import Target
+from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+
+
+def compile_for(target: Target) -> None:
+    """One search along the graph and one row by row, to their ends."""
+    space = target.snapshot.space
+    query = space.queries(np.zeros((1, space.dimensions), np.float32))
+    scheduler = Scheduler(Bounds(), Controls(), lambda: 1e-6)
+    engine = Engine(scheduler, Pace(), lambda: 0.0, StepShape(), itopk=16)
+    for among in (None, np.zeros(1, np.int32)):
+        scheduler.offer(
+            Search(
+                Stage.DECODE,
+                0.0,
+                math.inf,
+                1.0,
+                target=target,
+                query=query,
+                itopk=16,
+                limit=1,
+                among=among,
+            )
+        )
+    ended = 0
+    while ended < 2:
+        ended += len(engine.step(*engine.choose(0.0)))

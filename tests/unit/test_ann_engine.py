@@ -1,0 +1,120 @@
+"""Searches of many kinds through one engine: each ends as it would alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ppd.ann import batch
+from ppd.ann.engine import LANES, Ending, Engine, Found, Pace, Search, StepShape, steps_of
+from ppd.ann.lanes import Target
+from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+
+from .ann_making import clustered, made, target_of, truth
+
+ROWS = clustered(3000, 32, 40, 0)
+QUERIES = ROWS[:600] + np.float32(0.1)
+TARGET = target_of(made(ROWS))
+
+
+class Clock:
+    """Moves by a millisecond each time it is looked at."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+
+def engine_and_scheduler(clock: Clock) -> tuple[Engine, Scheduler]:
+    pace = Pace()
+    scheduler = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
+    return Engine(scheduler, pace, clock, StepShape(slots=6, expansions=30), itopk=256), scheduler
+
+
+def asked(
+    number: int,
+    itopk: int,
+    stage: Stage = Stage.DECODE,
+    target: Target = TARGET,
+    deadline_s: float = math.inf,
+    among: np.ndarray[tuple[int], np.dtype[np.int32]] | None = None,
+) -> Search:
+    return Search(
+        stage,
+        0.0,
+        deadline_s,
+        steps_of(itopk, among),
+        target=target,
+        query=target.snapshot.space.queries(QUERIES[number : number + 1]),
+        itopk=itopk,
+        limit=min(10, itopk),
+        among=among,
+    )
+
+
+def run(engine: Engine, clock: Clock, count: int) -> list[Found]:
+    ended: list[Found] = []
+    while len(ended) < count:
+        chosen, late = engine.choose(clock())
+        assert chosen or late, "a search is lost"
+        ended += engine.step(chosen, late)
+        assert len(engine.running) < LANES
+    return ended
+
+
+def test_mixed_searches_of_two_targets_find_what_they_find_alone() -> None:
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock)
+    hidden = (np.arange(3000) % 3 == 0).astype(np.uint8)
+    other = Target(TARGET.snapshot, hidden)
+    widths = (4, 16, 64, 200)
+    searches = [
+        asked(i, widths[i % 4], list(Stage)[i % 2], (TARGET, other)[i % 3 == 0]) for i in range(600)
+    ]
+    scheduler.offer_all(searches)
+    ended = run(engine, clock, 600)
+    assert {one.ending for one in ended} == {Ending.COMPLETE}
+    for found in ended:
+        one = found.search
+        number = searches.index(one)
+        query = QUERIES[number : number + 1]
+        near, nodes = batch.search(one.target, query, one.limit, one.itopk, lanes=1)
+        assert found.nodes.tolist() == nodes[0].tolist()
+        assert found.near.tobytes() == near[0].tobytes()
+    assert not engine.running
+
+
+def test_looking_at_all_of_some_rows_is_exact() -> None:
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock)
+    among = np.arange(0, 3000, 2, dtype=np.int32)
+    searches = [asked(i, 16, among=among) for i in range(20)]
+    scheduler.offer_all(searches)
+    found = {id(one.search): one.nodes.tolist() for one in run(engine, clock, 20)}
+    wanted = among[truth(ROWS[among], QUERIES[:20], 10, TARGET.snapshot.space.metric)]
+    same = sum(
+        len(set(found[id(one)]) & set(row))
+        for one, row in zip(searches, wanted.tolist(), strict=True)
+    )
+    assert same >= 198
+
+
+def test_a_deadline_in_mid_search_gives_what_was_found_so_far() -> None:
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock)
+    short, long = asked(0, 8), asked(1, 256, deadline_s=0.006)
+    scheduler.offer_all([long, short])
+    endings = {id(one.search): one for one in run(engine, clock, 2)}
+    assert endings[id(short)].ending is Ending.COMPLETE
+    cut = endings[id(long)]
+    assert cut.ending is Ending.DEADLINE
+    assert cut.nodes[0] >= 0
+    assert 0 < long.steps_left < steps_of(256)
+    scheduler.offer(asked(2, 16, deadline_s=0.0))
+    assert run(engine, clock, 1)[0].ending is Ending.DEADLINE
+    scheduler.offer_all([asked(i, 16) for i in range(2 * LANES)])
+    run(engine, clock, 2 * LANES)  # every lane is free again

@@ -1,0 +1,121 @@
+"""The search itself: what it finds, and that nobody beside it changes that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ppd.ann import batch, oracle
+from ppd.ann.graph import reachable
+from ppd.ann.growth import Growth
+from ppd.ann.lanes import Target
+from ppd.ann.snapshot import Precision, Shape, Snapshot
+from ppd.ann.space import Metric
+from ppd.errors import RequestError
+
+from .ann_making import clustered, made, recall, target_of, truth, whole_numbers
+
+ROWS = clustered(6000, 48, 60, 0)
+QUERIES = clustered(2000, 48, 60, 0) + np.float32(0.05)
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return made(ROWS)
+
+
+@pytest.fixture(scope="module")
+def exact() -> Snapshot:
+    return whole_numbers(1500, 64, 1)
+
+
+def test_the_same_ids_and_bits_alone_and_among_two_thousand(snapshot: Snapshot) -> None:
+    target = target_of(snapshot)
+    near, nodes = batch.search(target, QUERIES, 10, 32, lanes=64, threads=2)
+    for i in range(0, 2000, 7):
+        near_alone, alone = batch.search(target, QUERIES[i : i + 1], 10, 32, lanes=1)
+        assert alone.tolist() == nodes[i : i + 1].tolist()
+        assert near_alone.tobytes() == near[i : i + 1].tobytes()
+
+
+@pytest.mark.parametrize("itopk", [1, 10, 33, 100])
+def test_it_finds_what_the_oracle_finds(exact: Snapshot, itopk: int) -> None:
+    source = np.random.default_rng(2)
+    queries = source.integers(-8, 9, size=(40, 64)).astype(np.float32)
+    hidden = (source.random(1500) < 0.2).astype(np.uint8)
+    limit = min(10, itopk)
+    near, nodes = batch.search(Target(exact, hidden), queries, limit, itopk)
+    for i, query in enumerate(queries):
+        wanted_near, wanted = oracle.search(exact, query, limit, itopk, hidden)
+        assert nodes[i, : wanted.size].tolist() == wanted.tolist()
+        assert near[i, : wanted.size].tolist() == wanted_near.tolist()
+        assert (nodes[i, wanted.size :] == -1).all()
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("metric", list(Metric))
+def test_recall_in_every_metric_and_precision(metric: Metric, precision: Precision) -> None:
+    rows, queries = ROWS[:2500], QUERIES[:100]
+    target = target_of(made(rows, metric, precision))
+    near, nodes = batch.search(target, queries, 10, 64)
+    assert recall(nodes, truth(rows, queries, 10, metric)) > 0.97
+    scores = target.snapshot.space.scores(queries, near)[0]
+    first = rows[nodes[0, 0]]
+    match metric:
+        case Metric.L2:
+            expected = ((queries[0] - first) ** 2).sum()
+        case Metric.IP:
+            expected = queries[0] @ first
+        case Metric.COSINE:
+            expected = queries[0] @ first / np.linalg.norm(queries[0]) / np.linalg.norm(first)
+    assert scores[0] == pytest.approx(expected, rel=2e-3, abs=2e-3)
+
+
+def test_every_row_can_be_reached_in_clusters_without_edges_between() -> None:
+    rows = clustered(9000, 32, 300, 3) * np.float32(20.0)
+    snapshot = made(rows, shape=Shape(degree=8, knn=16, seeds=300))
+    assert reachable(snapshot.graph.neighbours, snapshot.graph.seed_ids).mean() > 0.999
+    _, nodes = batch.search(target_of(snapshot), rows[:500], 1, 32)
+    assert (nodes[:, 0] == np.arange(500)).mean() > 0.99
+
+
+def test_what_is_hidden_is_not_found_and_others_are(snapshot: Snapshot) -> None:
+    hidden = (np.random.default_rng(4).random(6000) < 0.5).astype(np.uint8)
+    _, nodes = batch.search(Target(snapshot, hidden), QUERIES[:200], 10, 96)
+    assert not hidden[nodes[nodes >= 0]].any()
+    left = np.flatnonzero(hidden == 0)
+    wanted = left[truth(ROWS[left], QUERIES[:200], 10, Metric.L2)]
+    assert recall(nodes, wanted) > 0.97
+
+
+def test_added_rows_are_found_as_if_they_had_been_there() -> None:
+    growth = Growth(made(ROWS[:3000]), np.zeros(3000, np.uint8))
+    growth.add(ROWS[3000:4500], np.arange(3000, 4500))
+    assert growth.count == 4500
+    _, nodes = batch.search(growth.target, QUERIES[:300], 10, 64)
+    assert recall(nodes, truth(ROWS[:4500], QUERIES[:300], 10, Metric.L2)) > 0.97
+    _, own = batch.search(growth.target, ROWS[3000:4500], 1, 64)
+    assert (own[:, 0] == np.arange(3000, 4500)).mean() > 0.99
+
+
+def test_a_longer_row_than_an_inner_product_space_knows_is_refused() -> None:
+    growth = Growth(made(ROWS[:500], Metric.IP), np.zeros(500, np.uint8))
+    with pytest.raises(RequestError, match="none longer"):
+        growth.add(ROWS[:1] * np.float32(100), np.array([500]))
+    assert growth.count == 500
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_handful_of_rows(count: int) -> None:
+    target = target_of(made(ROWS[:count]))
+    _, nodes = batch.search(target, ROWS[:count], 10, 16)
+    for i in range(count):
+        assert nodes[i, 0] == i
+        assert sorted(nodes[i, :count].tolist()) == list(range(count))
+        assert (nodes[i, count:] == -1).all()
+
+
+def test_equal_rows_are_all_found() -> None:
+    rows = np.repeat(ROWS[:20], 40, axis=0)
+    _, nodes = batch.search(target_of(made(rows)), ROWS[:20], 10, 64)
+    assert (nodes // 40 == np.arange(20)[:, None]).all()
