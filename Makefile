@@ -14,10 +14,11 @@ LARGE ?= 1000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report soak-engine clean
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
+	@echo "make demo-rag     chats with passages from a vector-search pool: the project's own docs"
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
 	@echo "make test         checks and tests, on the real engine"
 	@echo "make check        ruff, mypy, import-linter"
@@ -35,6 +36,7 @@ help:
 	@echo "make sweep-small      a decision table in a quarter of an hour, and a router that uses it"
 	@echo "make policy-grid      all policies side by side, over load and turns (RECORD=FILE, which is continued)"
 	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md"
+	@echo "make bench-rag        later turns without retrieval, with passages at the tail, in the system prompt (RECORD=FILE)"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -120,6 +122,12 @@ policy-grid: setup
 
 report: setup
 	@$(BIN)/ppd-eval report --html report.html --markdown docs/REPORT.md
+
+demo-rag: setup
+	@$(BIN)/ppd-eval demo-rag --model '$(MODEL)' $(if $(RECORD),--record $(RECORD))
+
+bench-rag: setup
+	@$(BIN)/ppd-eval bench-rag --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 soak-engine: setup
 	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))

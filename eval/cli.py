@@ -24,6 +24,7 @@ from . import (
     load_router,
     policy_grid,
     pool_commands,
+    rag_commands,
     replay_decisions,
     report,
     scenarios,
@@ -175,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for part in (check_load, policy_grid, scenarios):
         part.add_parser(commands, cluster)
     pool_commands.add_to(commands)
+    rag_commands.add_parsers(commands, cluster)
 
     simulate.add_to(commands)
 

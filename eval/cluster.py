@@ -173,7 +173,7 @@ def wait_all(processes: Sequence[Process], timeout_s: float = 240.0) -> None:
     """
     deadline_s = time.monotonic() + timeout_s
     for process in processes:
-        path = "/health" if process.name == "router" else "/ready"
+        path = "/health" if process.name in ("router", "pool") else "/ready"
         process.wait_ready(path, deadline_s)
 
 

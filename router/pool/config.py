@@ -25,7 +25,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     control_interval_s: the loop takes the newest feedback so often.
     default_itopk: nodes a search keeps while it looks, if it does not say.
     default_timeout_ms: of a search that has none.
-    embeddings_url: OpenAI-compatible, for queries that are text; "": none are taken.
+    embeddings_url: OpenAI-compatible, for queries that are text; "": ``sentence_model``'s.
+    sentence_model: a folder for all-MiniLM-L6-v2, which is fetched there on the first run; "":
+        none. Its vectors have 384 dimensions. With neither no text is taken.
     shard_timeout_s: in which a shard must answer, or the answer goes without it.
     """
 
@@ -45,6 +47,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     embeddings_url: str = ""
     embeddings_model: str = "default"
     embeddings_timeout_s: float = 5.0
+    sentence_model: str = ""
     shard_timeout_s: float = 2.0
 
     @property
@@ -60,6 +63,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             wrong.append("either a data folder or shards are needed")
         elif self.data and not Path(self.data).is_dir():
             wrong.append(f"data: {self.data} is no folder")
+        if self.embeddings_url and self.sentence_model:
+            wrong.append("one of embeddings_url and sentence_model embeds, not both")
         if any(not replicas for replicas in self.shards):
             wrong.append("every shard needs a URL")
         if not 0 <= self.port <= 65535:

@@ -16,6 +16,7 @@ from ppd.errors import ConfigError
 from .config import PoolConfig
 from .embeddings import Embeddings
 from .metrics import PoolMetrics
+from .minilm import LocalEmbeddings, MiniLM, fetch
 from .searches import Searches
 from .server import PoolServer, open_collections
 from .shards import ShardsServer
@@ -64,8 +65,10 @@ def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Applicat
     for collection in collections.values():
         compile_for(collection.target)
         _log.info("%s: %d rows", collection.name, collection.count)
-    embeddings = None
-    if config.embeddings_url:
+    embeddings: Embeddings | LocalEmbeddings | None = None
+    if config.sentence_model:
+        embeddings = LocalEmbeddings(MiniLM(fetch(Path(config.sentence_model))))
+    elif config.embeddings_url:
         embeddings = Embeddings(
             config.embeddings_url, config.embeddings_model, config.embeddings_timeout_s, session
         )

@@ -24,6 +24,7 @@ from .config import PoolConfig
 from .embeddings import Embeddings
 from .filters import Filter
 from .metrics import PoolMetrics
+from .minilm import LocalEmbeddings
 from .payloads import Payload
 from .requests import (
     BINARY,
@@ -56,7 +57,7 @@ class PoolServer:
         config: PoolConfig,
         collections: dict[str, Collection],
         searches: Searches,
-        embeddings: Embeddings | None,
+        embeddings: Embeddings | LocalEmbeddings | None,
         metrics: PoolMetrics,
     ) -> None:
         self._config = config
@@ -122,7 +123,7 @@ class PoolServer:
         if asked.vectors is not None:
             return asked.vectors
         if self._embeddings is None:
-            raise RequestError("text queries need embeddings_url in the configuration")
+            raise RequestError("text queries need embeddings_url or sentence_model")
         return await self._embeddings.embed(asked.texts)
 
     async def _results(

