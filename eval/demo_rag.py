@@ -50,9 +50,8 @@ def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | N
     data = logs / "rag"
     began_s = time.monotonic()
     build_collection(found, data, cache)
-    print(
-        f"indexed after {time.monotonic() - began_s:.0f} s; starting pool, workers and router ..."
-    )
+    took_s = time.monotonic() - began_s
+    print(f"indexed after {took_s:.0f} s; starting pool, workers and router ...", flush=True)
     told = Told()
     with launching(logs) as launch:
         scene = start(launch, path, data, cache, "full")

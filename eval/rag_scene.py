@@ -116,9 +116,7 @@ def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) ->
     decode = launch.worker(Role.DECODE, model, *gpu_flags(1, 2))
     wait_all([prefill, decode, pool])
     options = data / "router.toml"
-    options.write_text(
-        f'[retrieval]\nurl = "{pool.url}"\nttft_budget_ms = 5000.0\nmost_ms = 5000.0\n'
-    )
+    options.write_text(f'[retrieval]\nurl = "{pool.url}"\nttft_budget_ms = 5e3\nmost_ms = 5e3\n')
     router = launch.router([prefill], [decode], "--policy", policy, "--config", str(options))
     wait_all([router])
     return Scene(prefill, decode, pool, router)
