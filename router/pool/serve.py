@@ -13,10 +13,11 @@ from aiohttp import web
 
 from ppd.errors import ConfigError
 
+from ..embedder import Embedder
 from .config import PoolConfig
-from .embeddings import Embeddings
+from .embeddings import Embeddings, LocalEmbeddings, ServedEmbeddings
 from .metrics import PoolMetrics
-from .minilm import LocalEmbeddings, MiniLM, fetch
+from .minilm import MiniLM, fetch
 from .searches import Searches
 from .server import PoolServer, open_collections
 from .shards import ShardsServer
@@ -65,12 +66,13 @@ def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Applicat
     for collection in collections.values():
         compile_for(collection.target)
         _log.info("%s: %d rows", collection.name, collection.count)
-    embeddings: Embeddings | LocalEmbeddings | None = None
+    embeddings: Embeddings | None = None
     if config.sentence_model:
         embeddings = LocalEmbeddings(MiniLM(fetch(Path(config.sentence_model))))
     elif config.embeddings_url:
-        embeddings = Embeddings(
-            config.embeddings_url, config.embeddings_model, config.embeddings_timeout_s, session
+        embedder = Embedder(
+            config.embeddings_url, config.embeddings_model, session, config.embeddings_timeout_s
         )
+        embeddings = ServedEmbeddings(embedder)
     searches = Searches(config, metrics, time.monotonic)
     return PoolServer(config, collections, searches, embeddings, metrics).app()

@@ -24,7 +24,6 @@ from .config import PoolConfig
 from .embeddings import Embeddings
 from .filters import Filter
 from .metrics import PoolMetrics
-from .minilm import LocalEmbeddings
 from .payloads import Payload
 from .requests import (
     BINARY,
@@ -57,7 +56,7 @@ class PoolServer:
         config: PoolConfig,
         collections: dict[str, Collection],
         searches: Searches,
-        embeddings: Embeddings | LocalEmbeddings | None,
+        embeddings: Embeddings | None,
         metrics: PoolMetrics,
     ) -> None:
         self._config = config

@@ -10,7 +10,7 @@ from typing import Any
 
 from ppd.errors import WorkerError
 
-from .embedder import Embedder
+from ..embedder import Embedder
 from .retriever import Found, Passage, Search
 
 
@@ -32,11 +32,18 @@ class MilvusRetriever:
     async def search(self, search: Search) -> Found:
         try:
             async with asyncio.timeout(search.timeout_ms / 1e3):
-                vector = await self._embedder.embed(search.text)
+                vector = await self._embedded(search.text)
                 (hits,) = await self._search(search, vector)
         except TimeoutError as error:
             raise WorkerError(f"retrieval was too late: over {search.timeout_ms:.0f} ms") from error
         return Found([self._passage(hit) for hit in hits if self._text(hit)], degraded=False)
+
+    async def _embedded(self, text: str) -> list[float]:
+        try:
+            (vector,) = await self._embedder.embed([text])
+        except WorkerError as error:
+            raise WorkerError(f"retrieval failed: {error}") from error
+        return vector
 
     async def _search(self, search: Search, vector: list[float]) -> Any:
         from pymilvus.exceptions import MilvusException

@@ -9,7 +9,8 @@ import pytest
 
 from ppd.errors import ConfigError
 from router.pool.config import PoolConfig
-from router.pool.minilm import LocalEmbeddings, MiniLM
+from router.pool.embeddings import LocalEmbeddings
+from router.pool.minilm import MiniLM
 
 SENTENCES = ("a b c", "d", "c a b d e e e a", "unknown words are one token")
 

@@ -28,7 +28,8 @@ def vector_of(text: str) -> list[float]:
 async def embeddings() -> AsyncIterator[str]:
     async def embed(request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
-        return web.json_response({"data": [{"index": 0, "embedding": vector_of(body["input"])}]})
+        rows = [{"index": i, "embedding": vector_of(one)} for i, one in enumerate(body["input"])]
+        return web.json_response({"data": rows[::-1]})
 
     app = web.Application()
     app.router.add_post("/v1/embeddings", embed)
