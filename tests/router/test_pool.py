@@ -378,3 +378,38 @@ async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None
                     status, told = await half.search(vector=ROWS[0].tolist(), limit=3)
                     assert (status, told["partial"], told["missing"]) == (200, True, ["shard1"])
                     assert len(told["results"][0]["hits"]) == 3
+
+
+async def test_text_is_embedded_by_a_server(built: Path) -> None:
+    """Which answers in any order; and one that answers nonsense is named."""
+    wrong: list[web.Response] = []
+
+    async def embed(request: web.Request) -> web.Response:
+        if wrong:
+            return wrong.pop()
+        texts = (await request.json())["input"]
+        rows = [{"index": i, "embedding": ROWS[int(t)].tolist()} for i, t in enumerate(texts)]
+        return web.json_response({"data": rows[::-1]})
+
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embed)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with running(PoolConfig(data=str(built), embeddings_url=url)) as pool:
+        status, told = await pool.search(texts=["7", "300"], limit=1)
+        assert status == 200
+        assert [one["hits"][0]["id"] for one in told["results"]] == ["d7", "d300"]
+        for answer, says in (
+            (web.Response(status=500), "answered 500"),
+            (web.json_response({"data": []}), "gave 0 vectors for 1 texts"),
+            (web.Response(text="{"), url),
+        ):
+            wrong.append(answer)
+            status, told = await pool.search(text="7")
+            assert status == 503
+            assert says in told["error"]["message"]
+        await runner.cleanup()
+        status, told = await pool.search(text="7")
+        assert status == 503
