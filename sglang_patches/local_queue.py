@@ -76,6 +76,7 @@ class LocalQueue:
             self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, Outcome.TOO_MANY_TOKENS)
             return
         req.ppd_progress = Progress(time.perf_counter(), cached, uncached)
+        req.ppd_requeued = False
         self._telemetry.accepted(req.ppd_progress)
         self._queue(req)
 
@@ -84,8 +85,11 @@ class LocalQueue:
 
         For a request that lost its KV and cannot be restored as a transferred one: it was
         paused, gave way to decodes in mid-prefill, or (overlap scheduling) was retracted before
-        its first token came back.
+        its first token came back. It is finished here now, whatever that costs: upstream streams an
+        empty event of a request that was retracted so early (output_streamer counts no tokens as
+        a full interval), and behind that a router can no longer take it elsewhere.
         """
+        req.ppd_requeued = True
         self._telemetry.requeued()
         self._queue(req, first=True)
 
@@ -111,8 +115,7 @@ class LocalQueue:
                 break
             least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
             cached = self._cached_tokens(req)
-            # One that has begun to answer must be finished here, whatever it costs.
-            if not req.output_ids and cached < least:
+            if cached < least and not req.ppd_requeued:
                 self._refuse_uncached(req, cached, least, Outcome.EVICTED_WHILE_WAITING)
             else:
                 kept.append(req)

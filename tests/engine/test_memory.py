@@ -101,3 +101,32 @@ async def test_a_half_done_prefill_gives_way_to_the_last_decode(
     assert ours == alone
     assert (await plugin_state(http, crowded.decode))["requeued"] > 0
     await crowded.settle(http)
+
+
+async def test_what_gave_way_is_not_refused_afterwards(
+    crowded: Workers, http: aiohttp.ClientSession
+) -> None:
+    """Its cached prefix is taken by the decode that it made room for; its client may have seen
+    the beginning of an answer by then."""
+    await crowded.settle(http)
+    assert crowded.monolithic is not None
+    here, there = crowded.decode.url, crowded.monolithic.url
+    held, anywhere = 900, LocalTerms(0).to_custom_params()
+    long = [20 + i % 60 for i in range(1200)]
+    await generate(http, here, long[:held], {"max_new_tokens": 1}, anywhere)
+    decoding = {"max_new_tokens": 1400, "min_new_tokens": 1400}
+    other = [10 + i % 70 for i in range(300)]
+    before = await plugin_state(http, crowded.decode)
+    first = asyncio.create_task(generate(http, here, other, decoding, anywhere))
+    while not (await plugin_state(http, crowded.decode))["running"]:
+        assert not first.done()
+    terms = LocalTerms(held - crowded.page_size).to_custom_params()
+    ours = [await generate(http, here, long, {}, terms), await first]
+    assert ours == [
+        await generate(http, there, long, {}, {}),
+        await generate(http, there, other, decoding, {}),
+    ]
+    after = await plugin_state(http, crowded.decode)
+    assert after["requeued"] > before["requeued"]
+    assert after["evicted_while_waiting"] == before["evicted_while_waiting"]
+    await crowded.settle(http)
