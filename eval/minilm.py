@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from router.pool.minilm import MiniLM, fetch
+from ppd.ann.minilm import MiniLM, fetch
 
 _PART = 4096  # sentences
 

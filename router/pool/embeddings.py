@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ppd.ann.minilm import MiniLM
 from ppd.ann.space import Rows
 
 from ..embedder import Embedder
-from .minilm import MiniLM
 from .requests import rows_of
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from ppd.ann.minilm import MiniLM, fetch
 from ppd.errors import ConfigError
 
 from ..embedder import Embedder
 from .config import PoolConfig
 from .embeddings import Embeddings, LocalEmbeddings, ServedEmbeddings
 from .metrics import PoolMetrics
-from .minilm import MiniLM, fetch
 from .searches import Searches
 from .server import PoolServer, open_collections
 from .shards import ShardsServer

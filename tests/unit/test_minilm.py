@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ppd.ann.minilm import MiniLM
 from ppd.errors import ConfigError
 from router.pool.config import PoolConfig
 from router.pool.embeddings import LocalEmbeddings
-from router.pool.minilm import MiniLM
 
 SENTENCES = ("a b c", "d", "c a b d e e e a", "unknown words are one token")
 
