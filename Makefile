@@ -11,10 +11,11 @@ MINUTES ?= 20
 REQUESTS ?= 200000
 SENTENCES ?=
 LARGE ?= 1000000
+SEARCHES ?= 10000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine clean
+.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
@@ -38,6 +39,7 @@ help:
 	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md"
 	@echo "make bench-rag        later turns without retrieval, with passages at the tail, in the system prompt (RECORD=FILE)"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
+	@echo "make soak-pool        10 million searches, rows that come and go, a shard that is killed (SEARCHES=10000000)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
 # The stamp is newer than everything the environment is made from, or the environment is remade.
@@ -131,6 +133,10 @@ bench-rag: setup
 
 soak-engine: setup
 	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
+
+soak-pool: setup
+	@$(BIN)/python -m pip install --quiet -e '.[pool]'
+	@$(BIN)/ppd-eval pool-soak --searches $(SEARCHES) $(if $(RECORD),--out $(RECORD))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -31,12 +31,12 @@ from . import tiny_model
 from .check_figures import Seen, as_text, compare, figures, of_aiperf, of_ours
 from .client import hold
 from .cluster import Process, gpu_flags, launching, wait_all
-from .conversations import Conversation, Exchange, poisson_starts
 from .endpoints import ANY_VOCABULARY, empty_caches
 from .metrics_text import read_metrics
 from .outside_client import AIPERF, ClientError, aiperf_in, run_to_end
 from .provenance import provenance
 from .raw_rows import Write, appending
+from .traffic.conversations import Conversation, Exchange, poisson_starts
 
 _FLAGS = ("--enable-metrics", "--max-total-tokens", "131072")
 _ENGINE = ("time_to_first_token_seconds", "inter_token_latency_seconds")

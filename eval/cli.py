@@ -12,33 +12,32 @@ from ppd.table_policy import Correction
 
 from . import (
     bench_decision,
-    bench_engine,
     bench_hash,
-    bench_router,
     check_load,
     clients,
     demo,
-    fault_table,
-    interference,
     load,
-    load_router,
-    policy_grid,
-    pool_commands,
-    rag_commands,
     replay_decisions,
-    report,
     scenarios,
     serve,
-    simulate,
-    soak,
-    weights,
 )
 from .compare import command as compare
+from .engine import bench as bench_engine
+from .engine import interference, soak
+from .faults import command as fault_table
 from .objective import add_targets, add_weights, objective_of
+from .policies import grid as policy_grid
+from .policies import weights
+from .pool import commands as pool_commands
+from .rag import commands as rag_commands
+from .report import command as report
+from .routers import bench as bench_router
+from .simulation import command as simulate
 from .sweep import drive
 from .sweep.config import load_config
 from .table import build, trial
 from .table import command as table
+from .unrest import command as load_router
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -234,7 +233,7 @@ def _run(options: argparse.Namespace) -> int:
             return load_router.run(
                 options.requests, options.clients, options.seed, options.out, options.logs
             )
-        case "bench-pool" | "pool-control":
+        case "bench-pool" | "pool-control" | "pool-soak":
             return pool_commands.run(options)
         case "interference":
             return interference.run(

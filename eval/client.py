@@ -20,8 +20,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from .conversations import Conversation
 from .samples import Failure, Sample, gap_bucket, gaps_of
+from .traffic.conversations import Conversation
 
 _LINE_BYTES = 1 << 23  # an event has all ids of the reply so far
 _KEEP_ALIVE_S = 2.0  # less than servers': one that closes first would look like a drop

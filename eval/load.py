@@ -22,13 +22,13 @@ import uvloop
 from ppd.errors import ConfigError, WorkerError
 
 from .client import hold
-from .conversations import Conversation
 from .endpoints import ANY_VOCABULARY, find_vocabulary, most_tokens_of
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import Sample
 from .summary import Latencies, Slo, Spread, Summary, summarize
-from .workloads import Demand, plan
+from .traffic.conversations import Conversation
+from .traffic.workloads import Demand, plan
 
 _ASK_S = 10.0
 _PROGRESS_S = 5.0

@@ -26,11 +26,11 @@ from ppd.errors import ConfigError
 
 from . import tiny_model
 from .cluster import launching
-from .conversations import Conversation, Exchange
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import columns
 from .sides import Shape, Side, Stand, WorkerFlags, measure, start
+from .traffic.conversations import Conversation, Exchange
 
 _TIMEOUT_S = 120.0
 _KV = ("--max-total-tokens", "131072")

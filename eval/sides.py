@@ -19,10 +19,10 @@ from ppd.contract import Role
 
 from .client import hold
 from .cluster import Launcher, Process, gpu_flags, wait_all
-from .conversations import Conversation
 from .endpoints import ANY_VOCABULARY, empty_caches, find_vocabulary
 from .samples import Sample
 from .summary import Slo, Summary, summarize
+from .traffic.conversations import Conversation
 
 
 class Shape(StrEnum):

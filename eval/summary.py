@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ppd.decision import Route
 
-from .conversations import Conversation
 from .samples import Sample, gap_bound_ms, sum_gaps
+from .traffic.conversations import Conversation
 
 LEAST_SUCCESS = 0.95  # the paper's: a point with less is no measurement
 LEAST_CONVERSATIONS, LEAST_WALL_S = 200, 60.0  # of a result that is reported

@@ -17,6 +17,7 @@ from ppd.policies import static_policy
 from ppd.score import Targets, Weights
 from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correction
 
+from .answer_cache.config import AnswerCacheConfig
 from .limits import AdmissionLimits, RateLimit, Tenant, problems
 from .retrieval.config import RetrievalConfig
 from .seeing.logs import LogFormat
@@ -47,6 +48,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_certificate, tls_key: PEM files, for https on ``port``.
     workers_file: a TOML file that lists workers, looked at again and again.
     kubernetes: pods that are workers.
+    answer_cache: answers kept for questions that mean the same.
     retrieval: passages from a pool of vectors, put into chats' new turns.
     discovery_interval_s: between two looks at ``workers_file`` and at who waits to join or leave.
     heartbeat_budget_s: an announced worker that has been silent for longer is dropped.
@@ -88,6 +90,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers_file: str = ""
     kubernetes: Kubernetes | None = None
     retrieval: RetrievalConfig | None = None
+    answer_cache: AnswerCacheConfig | None = None
     discovery_interval_s: float = 2.0
     heartbeat_budget_s: float = 10.0
     host: str = "127.0.0.1"
@@ -193,8 +196,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wrong.append(f"two workers on one URL: {url}")
         if self.kubernetes is not None:
             wrong += self.kubernetes.problems(self.roles)
-        if self.retrieval is not None:
-            wrong += self.retrieval.problems()
+        for part in (self.retrieval, self.answer_cache):
+            if part is not None:
+                wrong += part.problems()
         return wrong
 
     def _may_come(self, role: Role) -> bool:

@@ -16,6 +16,8 @@ from ppd.forecast import Forecast
 from ppd.judge import Judge
 from ppd.sessions import SessionIndex
 
+from .answer_cache.cache import AnswerCache
+from .answer_cache.store import AnswerStore
 from .apis.front import Front
 from .apis.passthrough import Passthrough
 from .apis.responses import Conversations
@@ -59,6 +61,7 @@ class Parts:
     reloader: Reloader
     retriever: Retriever | None
     feedback: Feedback | None
+    answers: AnswerCache | None
 
 
 def make_parts(
@@ -161,10 +164,24 @@ def make_parts(
     retriever = retrieval = feedback = None
     if config.retrieval is not None:
         retriever = _retriever(config.retrieval, client)
-        retrieval, feedback = _retrieval(config.retrieval, retriever, turns, client, metrics)
-    front = Front(turns, None if several else kept, retrieval)
+        # Questions of all tenants are in it.
+        private = frozenset({config.answer_cache.collection} if config.answer_cache else ())
+        retrieval, feedback = _retrieval(
+            config.retrieval, retriever, turns, client, metrics, private
+        )
+    answers = None
+    if (cached := config.answer_cache) is not None:
+        answers = AnswerCache(
+            config=cached,
+            store=AnswerStore(cached.url, cached.collection, client),
+            turns=turns,
+            registry=metrics.registry,
+            wall_clock=time.time,
+            clock=clock,
+        )
+    front = Front(turns, None if several else kept, retrieval, answers)
     operations = Operations(pool, config.roles)
-    return Parts(front, admin, operations, passthrough, reloader, retriever, feedback)
+    return Parts(front, admin, operations, passthrough, reloader, retriever, feedback, answers)
 
 
 def _retrieval(
@@ -173,6 +190,7 @@ def _retrieval(
     turns: TurnServer,
     client: aiohttp.ClientSession,
     metrics: Metrics,
+    private: frozenset[str],
 ) -> tuple[RetrievalStage, Feedback | None]:
     counted = RetrievalMetrics(metrics.registry)
     stage = RetrievalStage(
@@ -182,6 +200,7 @@ def _retrieval(
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
         marks=Marks(),
         metrics=counted,
+        private=private,
         clock=time.monotonic,
     )
 

@@ -142,6 +142,8 @@ async def running(
             stack.push_async_callback(parts.retriever.close)
         if parts.feedback is not None:
             await stack.enter_async_context(owned(parts.feedback.run_forever()))
+        if parts.answers is not None:
+            await stack.enter_async_context(owned(parts.answers.run_forever()))
         limit = config.max_body_bytes
         app = complete(
             pool,

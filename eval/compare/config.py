@@ -14,8 +14,8 @@ from ppd.errors import ConfigError
 from ppd.policies import static_policy
 from ppd.score import Weights
 
-from ..conversations import Conversation, at_rate, poisson_starts, starting
-from ..workloads import Demand, plan
+from ..traffic.conversations import Conversation, at_rate, poisson_starts, starting
+from ..traffic.workloads import Demand, plan
 
 PPD = "ppd"
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent

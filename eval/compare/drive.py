@@ -22,13 +22,13 @@ from ppd.errors import ConfigError, WorkerError
 from .. import raw_rows, tiny_model
 from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
-from ..conversations import Conversation
 from ..endpoints import empty_caches, is_ready, most_tokens_of, vocabulary_of
 from ..metrics_text import read_metrics
 from ..provenance import provenance
 from ..raw_rows import append_whole, end_last_line
 from ..samples import Sample
 from ..summary import Slo, summarize
+from ..traffic.conversations import Conversation
 from .config import BASE, FULL_TRANSFER, PPD, Comparison, Trace, Way, ways, window
 
 _WARM = 4  # conversations, through every router

@@ -21,8 +21,8 @@ from ppd.policies import static_policy
 from ppd.score import Weights
 from ppd.table_file import Axes
 
-from ..conversations import Conversation, Exchange, poisson_starts
-from ..workload_kinds import first_turn_tokens
+from ..traffic.conversations import Conversation, Exchange, poisson_starts
+from ..traffic.kinds import first_turn_tokens
 
 Workload = tuple[int, int, int]  # bins of context, new and output tokens
 

@@ -144,20 +144,20 @@ class Engine:
         done = 0
         finished: list[Search] = []
         steps = max(1, self._shape.expansions // max(1, len(chosen)))
-        for target, some in _by_target(chosen):
-            done += self._advance(self._lane_sets[target], some, steps, finished)
+        for _, some in _by_target(chosen):
+            done += self._advance(some, steps, finished)
         now_s = self._clock()
         self._pace.observe(now_s - began_s, done)
         ended += self._end(finished, Ending.COMPLETE)
         overdue = [one for one in self.running if one.deadline_s <= now_s]
         return ended + self._end(overdue, Ending.DEADLINE)
 
-    def _advance(
-        self, lanes: LaneSet, searches: list[Search], steps: int, finished: list[Search]
-    ) -> int:
+    def _advance(self, searches: list[Search], steps: int, finished: list[Search]) -> int:
+        """All of one target."""
         done = 0
         on_lanes = [one for one in searches if one.among is None]
         if on_lanes:
+            lanes = self._lane_sets[_target(on_lanes[0])]
             places = np.array([one.place for one in on_lanes], np.int64)
             done = lanes.extend(places, steps)
             for one, over in zip(on_lanes, lanes.finished(places).tolist(), strict=True):
@@ -180,7 +180,6 @@ class Engine:
     def _begin(self, searches: list[Search], now_s: float) -> None:
         self.running += searches
         for target, some in _by_target(searches):
-            lanes = self._lanes_of(target, some[0].target, now_s)
             on_lanes = []
             for one in some:
                 if one.among is None:
@@ -190,6 +189,7 @@ class Engine:
                     one.near = np.full(one.limit, np.inf, np.float32)
                     one.nodes = np.full(one.limit, -1, np.int32)
             if on_lanes:
+                lanes = self._lanes_of(target, on_lanes[0].target, now_s)
                 queries = np.concatenate([one.query for one in on_lanes])
                 places = lanes.admit(queries, [one.itopk for one in on_lanes])
                 for one, place in zip(on_lanes, places, strict=True):

@@ -2,7 +2,7 @@
 
 Rows go into room left at the end of every array. A row is written whole before any edge leads to
 it, and an edge is one aligned word, so a search that runs meanwhile sees the graph with or without
-it, never half.
+it, never half. Where there is no graph there are no edges.
 """
 
 from __future__ import annotations
@@ -59,15 +59,21 @@ class Growth:
 
     def _add(self, row: Rows, moved: Rows, key: int) -> None:
         snapshot, node = self.target.snapshot, self.count
-        _, found = batch.search(self._everything, row, _CANDIDATES, _CANDIDATES, lanes=1)
+        near = self._nearest(row)
         snapshot.graph.codes[node] = encode(moved, snapshot.precision, snapshot.scale)[0]
         if snapshot.exact.shape[0]:
             snapshot.exact[node] = moved
         snapshot.keys[node] = key
         self.target.hidden[node] = 0
-        near = found[0][found[0] >= 0]
         _link(snapshot.graph.codes, snapshot.graph.neighbours, node, near)
         self.count += 1
+
+    def _nearest(self, row: Rows) -> NDArray[np.int32]:
+        if not self._everything.snapshot.has_graph:
+            return np.empty(0, np.int32)
+        _, found = batch.search(self._everything, row, _CANDIDATES, _CANDIDATES, lanes=1)
+        nearest: NDArray[np.int32] = found[0][found[0] >= 0]
+        return nearest
 
     def _make_room(self, rows: int) -> None:
         """Arrays with room for ``rows`` and some more. Who searches the old ones goes on there."""

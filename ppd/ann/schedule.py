@@ -166,6 +166,10 @@ class Scheduler:
             taken, began = ready(mine, share, free_lanes)
             free_lanes -= began
             chosen += taken
+        if len(chosen) < slots:  # the last lane went to the one stage, and the other has no use
+            taken_up = set(map(id, chosen))
+            rest = [one for one in (*prefill, *decode) if id(one) not in taken_up]
+            chosen += rest[: slots - len(chosen)]
         return chosen
 
     def _shares(

@@ -68,9 +68,27 @@ class Snapshot:
     exact: Rows
     keys: NDArray[np.int64]
 
+    @classmethod
+    def empty(cls, space: Space, degree: int) -> Snapshot:
+        """Without rows, and so without a graph."""
+        graph = Graph(
+            codes=np.empty((0, space.width), np.float32),
+            neighbours=np.empty((0, degree), np.int32),
+            seed_ids=np.empty(0, np.int32),
+            seed_rows=np.empty((0, BLOCK), np.float32),
+            reach=np.ones(space.width // BLOCK, np.float32),
+        )
+        exact = np.empty((0, 0), np.float32)
+        return cls(space, Precision.FP32, 1.0, graph, exact, np.empty(0, np.int64))
+
     @property
     def count(self) -> int:
         return int(self.keys.shape[0])
+
+    @property
+    def has_graph(self) -> bool:
+        """Without one all rows must be looked at."""
+        return bool(self.graph.seed_ids.size)
 
 
 def build(
@@ -82,26 +100,15 @@ def build(
     *,
     threads: int,
     seed: int,
+    space: Space | None = None,
 ) -> Snapshot:
     """
     Args:
         rows: (n, dimensions), finite, n at least 1.
+        space: None: one is fitted to the rows.
     """
-    space = Space.fit(rows, metric, seed)
-    return build_moved(space, space.rows(rows), keys, precision, shape, threads=threads, seed=seed)
-
-
-def build_moved(
-    space: Space,
-    moved: Rows,
-    keys: NDArray[np.int64],
-    precision: Precision,
-    shape: Shape,
-    *,
-    threads: int,
-    seed: int,
-) -> Snapshot:
-    """The same, of rows that are in the space already."""
+    space = space or Space.fit(rows, metric, seed)
+    moved = space.rows(rows)
     n = moved.shape[0]
     seeds = choose_seeds(moved, shape.seeds or _default_seeds(n), seed)
     if n > 1:

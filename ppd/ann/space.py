@@ -65,6 +65,14 @@ class Space:
         padded[:d] = axes.T[::-1]
         return cls(metric, rows.shape[1], length, mean.astype(np.float32), padded)
 
+    @classmethod
+    def plain(cls, dimensions: int, metric: Metric) -> Space:
+        """For rows that nothing is known of yet. Not for ``ip``, which must know the longest."""
+        assert metric is not Metric.IP, "the longest row is not known"
+        width = -(-dimensions // BLOCK) * BLOCK
+        axes = np.eye(width, dimensions, dtype=np.float32)
+        return cls(metric, dimensions, 0.0, np.zeros(dimensions, np.float32), axes)
+
     @property
     def width(self) -> int:
         return int(self.axes.shape[0])
@@ -80,7 +88,8 @@ class Space:
             if longest > self.length:
                 raise RequestError(
                     f"a vector has length {longest:.6g}; an index for inner products takes none "
-                    f"longer than its longest at building, {self.length:.6g}: rebuild it",
+                    f"longer than its longest at building, {self.length:.6g}: build it anew from "
+                    "a file that has this one",
                     param="vector",
                 )
         out = np.empty((rows.shape[0], self.width), np.float32)
@@ -88,6 +97,10 @@ class Space:
             part = slice(start, start + 16384)
             out[part] = (_prepared(rows[part], self.metric, self.length) - self.mean) @ self.axes.T
         return out
+
+    def users(self, moved: Rows) -> Rows:
+        """The rows that ``rows`` was given, but for rounding; those of ``cosine`` of length 1."""
+        return np.asarray((moved @ self.axes + self.mean)[:, : self.dimensions], np.float32)
 
     def queries(self, queries: Rows) -> Rows:
         """(n, dimensions) queries as (n, width).

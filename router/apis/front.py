@@ -6,17 +6,16 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from ppd.errors import RequestError
 
+from ..answer_cache.cache import AnswerCache
 from ..answers import ErrorAnswer, answer_to
 from ..apis import messages, responses
 from ..intake.inbound import Endpoint
-from ..intake.requests import json_object
+from ..intake.requests import json_bytes, json_object
 from ..retrieval.stage import RetrievalStage
+from ..serving.inner import Asked, Inner, Taker
 from ..serving.turns import TurnServer
-from .inner import Asked, Inner, Taker
 from .messages import MessagesTaker
 from .response_answers import ResponseTaker
 from .responses import Conversations, Messages
@@ -31,7 +30,7 @@ class Front:
     Args:
         conversations: None if they cannot be kept: a client's next request may come to another
             process.
-        retrieval: None: none is configured.
+        retrieval, answers: None: none is configured.
     """
 
     def __init__(
@@ -39,9 +38,12 @@ class Front:
         turns: TurnServer,
         conversations: Conversations | None,
         retrieval: RetrievalStage | None,
+        answers: AnswerCache | None,
     ) -> None:
         self._turns = turns
         self._retrieval = retrieval
+        self._answers = answers
+        self._plain = retrieval is None and answers is None
         self._conversations = conversations
         self.refuse = turns.refuse
 
@@ -51,17 +53,18 @@ class Front:
                 await self._translated(request, self._message, _as_messages)
             case responses.PATH:
                 await self._translated(request, self._response, _as_openai)
-            case Endpoint.CHAT if self._retrieval is not None and request.method == "POST":
+            case Endpoint.CHAT if not self._plain and request.method == "POST":
                 await self._chat(request)
             case _:
                 await self._turns.serve(request)
 
     async def _chat(self, request: Asked) -> None:
-        if self._retrieval is None:
-            await self._turns.serve(request)
-            return
+        serve = self._turns.serve if self._retrieval is None else self._retrieval.serve
         try:
-            await self._retrieval.serve(request)
+            if self._answers is None:
+                await serve(request)
+            else:
+                await self._answers.serve(request, serve)
         except RequestError as error:
             self._refuse(request, error, _as_openai)
 
@@ -75,12 +78,7 @@ class Front:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             fields, taker = translate(request, json_object(request.body))
-            body = orjson.dumps(fields)
-        except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
-            self._refuse(
-                request, RequestError(f"the body is nested too deeply: {error}"), error_body
-            )
-            return
+            body = json_bytes(fields)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._refuse(request, error, error_body)
             return
@@ -89,7 +87,7 @@ class Front:
 
     def _refuse(self, request: Asked, error: Exception, error_body: _ErrorBody) -> None:
         told = answer_to(error, f"{request.method} {request.path}")
-        self._turns.refused(request.path, told.outcome)
+        self._turns.undecided(request.path, told.outcome)
         headers = {"Content-Type": "application/json", **told.headers}
         request.respond(told.status, error_body(told), headers)
 

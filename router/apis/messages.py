@@ -14,7 +14,7 @@ import orjson
 from ppd.errors import RequestError
 
 from ..intake.fields import kind_of, typed
-from .inner import Asked, chunks_of, parsed
+from ..serving.inner import Asked, chunks_of, parsed
 
 PATH = "/v1/messages"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from .inner import Asked, chunks_of, parsed
+from ..serving.inner import Asked, chunks_of, parsed
 
 
 class ResponseTaker:

@@ -67,6 +67,17 @@ def json_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
+def json_bytes(fields: Mapping[str, Any]) -> bytes:
+    """
+    Raises:
+        RequestError: orjson reads deeper nesting than it writes.
+    """
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError as error:
+        raise RequestError(f"the body is nested too deeply: {error}") from error
+
+
 def _parse_object(
     endpoint: Endpoint,
     raw: bytes,

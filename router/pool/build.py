@@ -1,18 +1,19 @@
-"""``ppd-pool build``: a collection out of a file of vectors, in a folder that appears whole."""
+"""Collections are made here, out of a file of vectors or empty, in folders that appear whole."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ppd.ann.snapshot import Precision, Shape, build
-from ppd.ann.space import Metric, Rows
+from ppd.ann.snapshot import Precision, Shape, Snapshot, build
+from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import ConfigError, IndexFileError
 
 from . import index_file
@@ -40,15 +41,45 @@ def build_collection(source_path: Path, folder: Path, options: BuildOptions, tel
         IndexFileError: vectors cannot be read, or the collection cannot be written; nothing of it
             is left then.
     """
+    _require_free(folder)
+    source = open_source(source_path, options.column)
+    with _appearing(folder) as part:
+        _build(source, part, options, tell)
+
+
+def create_collection(folder: Path, space: Space, indexed: Sequence[str]) -> None:
+    """Without rows.
+
+    Args:
+        indexed: fields of metadata that filters shall find without looking at every row.
+
+    Raises:
+        ConfigError: there is such a collection already.
+        IndexFileError: it cannot be written; nothing of it is left then.
+        RequestError: there cannot be a field of that name.
+    """
+    _require_free(folder)
+    with _appearing(folder) as part, closing(Payloads(part / ROWS_FILE)) as payloads:
+        for name in indexed:
+            payloads.index(name)
+        index_file.write(Snapshot.empty(space, Shape().degree), index_path(part, 1))
+        payloads.adopt(1, np.empty(0, np.int64))
+
+
+def _require_free(folder: Path) -> None:
     if folder.exists():
         raise ConfigError(f"{folder}: it is there already; give another name or remove it")
-    source = open_source(source_path, options.column)
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name when all is there."""
     part = folder.with_name(f".{folder.name}.part")
     try:
         if part.exists():
             shutil.rmtree(part)  # of a build that was killed
         part.mkdir(parents=True)
-        _build(source, part, options, tell)
+        yield part
         part.rename(folder)
     except OSError as error:
         raise IndexFileError(f"{folder}: cannot be written: {error}") from error
@@ -58,8 +89,7 @@ def build_collection(source_path: Path, folder: Path, options: BuildOptions, tel
 
 def _build(source: Source, folder: Path, options: BuildOptions, tell: Tell) -> None:
     rows = np.empty((source.count, source.dimensions), np.float32)
-    payloads = Payloads(folder / ROWS_FILE)
-    try:
+    with closing(Payloads(folder / ROWS_FILE)) as payloads:
         began_s = time.monotonic()
         keys = payloads.insert(_read(source, rows, tell))
         tell(f"graph of {source.count} rows: neighbours, pruning, reverse edges")
@@ -76,8 +106,6 @@ def _build(source: Source, folder: Path, options: BuildOptions, tell: Tell) -> N
         index_file.write(snapshot, index_path(folder, 1))
         payloads.adopt(1, keys)
         tell(f"{source.count} x {source.dimensions} in {time.monotonic() - began_s:.1f} s")
-    finally:
-        payloads.close()
 
 
 def _read(source: Source, rows: Rows, tell: Tell) -> Iterator[Payload]:

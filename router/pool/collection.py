@@ -18,16 +18,18 @@ from numpy.typing import NDArray
 from ppd.ann.engine import MOST_ITOPK
 from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
-from ppd.ann.snapshot import Shape, Snapshot, build_moved
+from ppd.ann.snapshot import Shape, Snapshot, build
 from ppd.ann.space import Rows, Space
 from ppd.errors import IndexFileError
 
 from . import index_file
 from .filters import Filter
 from .payloads import Payload, Payloads
+from .warm import compile_for
 
 _FILTERS_KEPT = 32
 _SEEN_PER_ITOPK = 20  # rows that a search looks at for each it keeps
+_LEAST_CHANGED = 4096  # rows, for an index to be made anew because of them
 ROWS_FILE = "rows.sqlite"
 
 
@@ -79,17 +81,32 @@ class Collection:
         """Rows that can be found."""
         return self._filled() - int(self.target.hidden[: self._filled()].sum())
 
+    def outdated(self, share: float) -> bool:
+        """Whether more has changed than ``share`` of what the index was built of."""
+        built = self._base.snapshot.count
+        filled = self._filled()
+        gone = int(self.target.hidden[:filled].sum())
+        return filled > gone and filled - built + gone >= max(_LEAST_CHANGED, share * built)
+
     def plan(self, itopk: int, wanted: Filter | None) -> Plan:
         """A filter that lets few rows through is searched wider, or row by row: what is less.
 
         May read from the disk.
         """
         if wanted is None:
-            return Plan(self.target, itopk, None)
+            target = self.target
+            if target.snapshot.has_graph:
+                return Plan(target, itopk, None)
+            everything = np.flatnonzero(target.hidden[: self._filled()] == 0)
+            return Plan(target, itopk, everything.astype(np.int32))
         target, among = self._filtered(wanted)
         share = among.size / max(1, self._filled())
         wider = min(MOST_ITOPK, int(itopk / max(share, 1e-9)))
-        if among.size <= wider * _SEEN_PER_ITOPK or itopk / max(share, 1e-9) > MOST_ITOPK:
+        if (
+            not target.snapshot.has_graph
+            or among.size <= wider * _SEEN_PER_ITOPK
+            or itopk / max(share, 1e-9) > MOST_ITOPK
+        ):
             return Plan(target, itopk, among)
         return Plan(target, wider, None)
 
@@ -113,10 +130,13 @@ class Collection:
             self._hide(old)
             self.version += 1
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """How many were there."""
+    def delete(self, what: Sequence[str] | Filter) -> int:
+        """By ids, or all that a filter lets through: how many were there."""
         with self._writing:
-            gone = self.payloads.delete(ids)
+            if isinstance(what, Filter):
+                gone = self.payloads.delete_matching(what)
+            else:
+                gone = self.payloads.delete(what)
             self._hide(gone)
             self.version += 1
         return len(gone)
@@ -137,9 +157,10 @@ class Collection:
                 raise IndexFileError(f"{self.name}: no row is left to build an index of")
             told(f"building an index of {live.size} rows")
             shape = replace(Shape(), degree=snapshot.graph.neighbours.shape[1])
-            made = build_moved(
-                snapshot.space, moved, keys, snapshot.precision, shape, threads=threads, seed=0
-            )
+            space, precision = snapshot.space, snapshot.precision
+            given = space.users(moved)
+            made = build(given, keys, space.metric, precision, shape, threads=threads, seed=0)
+            compile_for(Target(made, np.zeros(made.count, np.uint8)))
             before = self.payloads.generation()
             index_file.write(made, index_path(self._folder, before + 1))
             with self._writing:

@@ -20,6 +20,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threads: of searching; 0: one for each core.
     step: what one step holds.
     bounds: searches that may wait.
+    single_queue: every search waits in the order it came, whatever it is for: to compare with.
     controls: the scheduler's, to begin with.
     aims: of the control loop, which moves them with ``POST /v1/feedback``.
     control_interval_s: the loop takes the newest feedback so often.
@@ -28,6 +29,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     embeddings_url: OpenAI-compatible, for queries that are text; "": ``sentence_model``'s.
     sentence_model: a folder for all-MiniLM-L6-v2, which is fetched there on the first run; "":
         none. Its vectors have 384 dimensions. With neither no text is taken.
+    rebuild_share: rows added and deleted since an index was built, as a share of those in it, that
+        have it built anew (4,096 at least); 0: only when asked to.
     shard_timeout_s: in which a shard must answer, or the answer goes without it.
     """
 
@@ -38,6 +41,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threads: int = 0
     step: StepShape = StepShape()
     bounds: Bounds = Bounds()
+    single_queue: bool = False
     controls: Controls = Controls()
     aims: Aims = Aims()
     control_interval_s: float = 0.25
@@ -48,6 +52,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     embeddings_model: str = "default"
     embeddings_timeout_s: float = 5.0
     sentence_model: str = ""
+    rebuild_share: float = 0.5
     shard_timeout_s: float = 2.0
 
     @property
@@ -67,6 +72,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             wrong.append("one of embeddings_url and sentence_model embeds, not both")
         if any(not replicas for replicas in self.shards):
             wrong.append("every shard needs a URL")
+        if not self.rebuild_share >= 0:
+            wrong.append(f"rebuild_share must be 0 or more, got {self.rebuild_share}")
         if not 0 <= self.port <= 65535:
             wrong.append(f"port must be 0..65535, got {self.port}")
         if self.threads < 0:

@@ -62,12 +62,23 @@ class Filter:
         parts: list[str] = []
         values: list[Any] = []
         for name, operator, wanted in self.conditions:
-            path = "$." + ".".join(f'"{part}"' for part in name.split("."))
             marks = ",".join("?" * len(wanted))
             right = f"({marks})" if operator == "in" else "?"
-            parts.append(f"json_extract(metadata, ?) {operator} {right}")
-            values += [path, *wanted]
+            parts.append(f"{field_sql(name)} {operator} {right}")
+            values += wanted
         return " and ".join(parts), values
+
+
+def field_sql(name: str) -> str:
+    """A field of the column ``metadata``; an index of it is found by these very letters.
+
+    Raises:
+        RequestError: there cannot be such a field.
+    """
+    if not _FIELD.fullmatch(name):
+        raise _wrong(f"{name!r} is no field of metadata")
+    path = ".".join(f'"{part}"' for part in name.split("."))
+    return f"json_extract(metadata, '$.{path}')"
 
 
 def _scalar(name: str, value: Any) -> Scalar:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ppd.ann.space import Rows
 from ppd.errors import IndexFileError
 
-from .filters import Filter
+from .filters import Filter, field_sql
 
 _SCHEMA = """
 create table if not exists rows (
@@ -61,6 +61,15 @@ class Payloads:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+    def index(self, name: str) -> None:
+        """For filters on that field of metadata.
+
+        Raises:
+            RequestError: there cannot be such a field.
+        """
+        with self._wrapped():
+            self._db.execute(f'create index if not exists "by {name}" on rows ({field_sql(name)})')
 
     def generation(self) -> int:
         """Number of the index file that belongs to the rows; 0: none yet."""
@@ -117,6 +126,13 @@ class Payloads:
         """Keys of those that were there."""
         with self._transaction():
             return self._delete(ids)
+
+    def delete_matching(self, wanted: Filter) -> list[int]:
+        """Keys of those that were there."""
+        condition, values = wanted.sql()
+        with self._transaction():
+            gone = self._db.execute(f"delete from rows where {condition} returning key", values)
+            return [key for (key,) in gone.fetchall()]
 
     def adopt(self, generation: int, keys: NDArray[np.int64]) -> None:
         """An index file with the rows ``keys`` is the one that belongs to the rows now."""

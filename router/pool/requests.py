@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ppd.ann.engine import MOST_ITOPK
 from ppd.ann.schedule import Stage
-from ppd.ann.space import Rows
+from ppd.ann.space import Metric, Rows
 from ppd.errors import RequestError
 
 MOST_VECTORS = 4096  # of one request
@@ -59,9 +59,22 @@ class Asked(msgspec.Struct, frozen=True):
     with_payload: bool
 
 
+class CreateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Attributes:
+    dimensions: None: those of the vectors that texts get here.
+    indexed: fields of metadata that filters shall find fast.
+    """
+
+    dimensions: int | None = None
+    metric: Metric = Metric.COSINE
+    indexed: list[str] = []
+
+
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Without a vector its text is embedded."""
+
     id: str
-    vector: list[float]
+    vector: list[float] | None = None
     text: str | None = None
     metadata: dict[str, Any] | None = None
 
@@ -71,7 +84,10 @@ class UpsertBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ids: list[str]
+    """One of them."""
+
+    ids: list[str] | None = None
+    filter: Any = None
 
 
 class PayloadsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -71,12 +71,19 @@ class Searches:
         self.workers.stop()
 
     async def search(
-        self, collection: Collection, asked: Asked, wanted: Filter | None, vectors: Rows
+        self,
+        collection: Collection,
+        asked: Asked,
+        wanted: Filter | None,
+        vectors: Rows,
+        arrived_s: float,
     ) -> list[Found]:
         """One result for each vector, in order; all of one target.
 
         Args:
             vectors: (n, dimensions), of the collection's dimension and finite.
+            arrived_s: when the request came, from which its deadline counts: its texts may have
+                been embedded since.
 
         Raises:
             Overloaded: too many searches wait.
@@ -91,7 +98,8 @@ class Searches:
             plan = collection.plan(itopk, None)
         else:
             plan = await asyncio.to_thread(collection.plan, itopk, wanted)
-        searches = self._made(collection, plan, asked, vectors, began_s, timeout_ms)
+        deadline_s = arrived_s + timeout_ms / 1e3
+        searches = self._made(collection, plan, asked, vectors, began_s, deadline_s)
         assert self._loop is not None, "started"
         request = _Request(len(searches), {}, self._loop.create_future())
         for i, one in enumerate(searches):
@@ -130,14 +138,15 @@ class Searches:
         asked: Asked,
         vectors: Rows,
         began_s: float,
-        timeout_ms: float,
+        deadline_s: float,
     ) -> list[Search]:
         moved = plan.target.snapshot.space.queries(vectors)
+        queue = Stage.DECODE if self._config.single_queue else asked.stage
         return [
             Search(
-                asked.stage,
+                queue,
                 began_s,
-                began_s + timeout_ms / 1e3,
+                deadline_s,
                 steps_of(plan.itopk, plan.among),
                 target=plan.target,
                 query=moved[i : i + 1],

@@ -63,6 +63,8 @@ def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Applicat
     if config.shards:
         return ShardsServer(config, session, metrics).app()
     collections = open_collections(Path(config.data))
+    if not collections:
+        _log.info("%s: no collection is in it yet", config.data)
     for collection in collections.values():
         compile_for(collection.target)
         _log.info("%s: %d rows", collection.name, collection.count)

@@ -12,12 +12,14 @@ from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 
 
 def compile_for(target: Target) -> None:
-    """One search along the graph and one row by row, to their ends."""
+    """One search along the graph, if there is one, and one row by row, to their ends."""
     space = target.snapshot.space
     query = space.queries(np.zeros((1, space.dimensions), np.float32))
     scheduler = Scheduler(Bounds(), Controls(), lambda: 1e-6)
     engine = Engine(scheduler, Pace(), lambda: 0.0, StepShape(), itopk=16)
-    for among in (None, np.zeros(1, np.int32)):
+    nowhere = np.empty(0, np.int32)
+    kinds = (None, nowhere) if target.snapshot.has_graph else (nowhere,)
+    for among in kinds:
         scheduler.offer(
             Search(
                 Stage.DECODE,
@@ -32,5 +34,5 @@ def compile_for(target: Target) -> None:
             )
         )
     ended = 0
-    while ended < 2:
+    while ended < len(kinds):
         ended += len(engine.step(*engine.choose(0.0)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from ..apis.inner import Asked
+from ..serving.inner import Asked
 from .memory import Citation
 
 _DONE = b"data: [DONE]"

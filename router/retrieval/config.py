@@ -107,9 +107,10 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         defaults: by model, for requests that say nothing.
         tenants: by name.
         feedback_interval_s: in which the pool is told how busy KV links are and how long streams
-        stalled.
-    link_bytes_per_s: what the KV links of all prefill workers carry together; None: taken as idle.
-    memory_bytes, memory_s: of passages put into conversations; older and excess ones are
+            stalled.
+        link_bytes_per_s: what the KV links of all prefill workers carry together; None: taken as
+            idle.
+        memory_bytes, memory_s: of passages put into conversations; older and excess ones are
             forgotten, and their conversations' next turns go remote.
     """
 

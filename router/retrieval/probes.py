@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ppd.errors import WorkerError
 
-from ..apis.inner import chunks_of
+from ..serving.inner import chunks_of
 from .answers import Note, Status
 from .config import Stage, Wish
 from .memory import Citation

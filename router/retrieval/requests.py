@@ -13,6 +13,7 @@ from ppd.errors import RequestError
 from ppd.prefix import Digest, hash_messages
 
 from ..intake.fields import kind_of
+from ..intake.requests import json_bytes
 from .config import RetrievalConfig, Stage, Wish
 from .memory import Citation, Injection, Memory
 from .passages import inserted, text_of
@@ -53,17 +54,28 @@ class Asked:
         return self.wish is not None and Stage.DECODE in self.wish.stages
 
     def with_passages(self, text: str) -> bytes:
-        """The body with ``text`` in the new turn's message."""
+        """The body with ``text`` in the new turn's message.
+
+        Raises:
+            RequestError: it is nested too deeply.
+        """
         if not text:
-            return orjson.dumps(self.fields)
+            return json_bytes(self.fields)
         *before, last = self.fields["messages"]
-        return orjson.dumps({**self.fields, "messages": [*before, inserted(last, text)]})
+        return json_bytes({**self.fields, "messages": [*before, inserted(last, text)]})
 
 
 def read(
-    given: dict[str, Any], tenant: str, config: RetrievalConfig, memory: Memory
+    given: dict[str, Any],
+    tenant: str,
+    config: RetrievalConfig,
+    memory: Memory,
+    private: frozenset[str] = frozenset(),
 ) -> Asked | None:
     """None: neither is anything wished, nor has the conversation any passages.
+
+    Args:
+        private: collections that are nobody's to search.
 
     Raises:
         RequestError: the wish is wrong, or not allowed to the tenant.
@@ -72,7 +84,7 @@ def read(
     messages: Any = given.get("messages")
     if not _are_messages(messages):  # whoever serves chats says what is wrong with them
         return None if said is msgspec.UNSET else _without(given)
-    wish = _wish(said, given.get("model"), tenant, config)
+    wish = _wish(said, given.get("model"), tenant, config, private)
     model = given.get("model")
     salt = orjson.dumps([tenant, model if isinstance(model, str) else None])
     digests = hash_messages(salt, messages).digests
@@ -129,7 +141,9 @@ def _is_plain(content: Any) -> bool:
     return content is None or isinstance(content, str | list)
 
 
-def _wish(said: Any, model: Any, tenant: str, config: RetrievalConfig) -> Wish | None:
+def _wish(
+    said: Any, model: Any, tenant: str, config: RetrievalConfig, private: frozenset[str]
+) -> Wish | None:
     """What is wished: by the request, else by its tenant, else by its model."""
     its = config.tenants.get(tenant)
     default = its.default if its is not None else None
@@ -152,6 +166,12 @@ def _wish(said: Any, model: Any, tenant: str, config: RetrievalConfig) -> Wish |
     if allowed is not None and wish.collection not in allowed:
         raise RequestError(
             f"{FIELD}.collection: {wish.collection!r} is not one of yours: {_list(allowed)}",
+            status=403,
+            param=f"{FIELD}.collection",
+        )
+    if wish.collection in private:
+        raise RequestError(
+            f"{FIELD}.collection: {wish.collection!r} is the router's own",
             status=403,
             param=f"{FIELD}.collection",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -92,7 +93,7 @@ class PoolRetriever:
         """The client is its owner's to close."""
 
     async def search(self, search: Search) -> Found:
-        url = f"{self._url}/v1/collections/{search.collection}/search"
+        url = f"{self._url}/v1/collections/{quote(search.collection, safe='')}/search"
         body = {
             "text": search.text,
             "limit": search.limit,

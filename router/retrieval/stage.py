@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from ppd.errors import RequestError, WorkerError
 
-from ..apis.inner import Asked as Request
-from ..apis.inner import Inner
 from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
 from ..intake.requests import json_object
+from ..serving.companion import Outlook
+from ..serving.inner import Asked as Request
+from ..serving.inner import Inner
 from ..serving.relay import Reader
-from ..serving.turns import Outlook, TurnServer
+from ..serving.turns import TurnServer
 from .answers import Note, NotingTaker, Status
 from .config import Failure, RetrievalConfig, Stage, Wish
 from .memory import Citation, Injection, Memory, digest_of
@@ -36,7 +37,7 @@ _FIELD = f'"{FIELD}"'.encode()
 class RetrievalStage:
     """
     Args:
-        keys: whose request it is.
+        private: collections that are nobody's to search.
         clock: seconds, monotonic.
     """
 
@@ -49,6 +50,7 @@ class RetrievalStage:
         memory: Memory,
         marks: Marks,
         metrics: RetrievalMetrics,
+        private: frozenset[str],
         clock: Callable[[], float],
     ) -> None:
         self._turns = turns
@@ -57,6 +59,7 @@ class RetrievalStage:
         self._memory = memory
         self._marks = marks
         self._metrics = metrics
+        self._private = private
         self._clock = clock
         # Without defaults nothing is wished unless a body says so.
         self._silent = not config.defaults and not any(
@@ -90,7 +93,8 @@ class RetrievalStage:
             given = json_object(request.body)
         except RequestError:
             return None  # the turn server tells
-        return read(given, keys.tenant(request.headers), self._config, self._memory)
+        tenant = keys.tenant(request.headers)
+        return read(given, tenant, self._config, self._memory, self._private)
 
     async def found(self, asked: Asked, outlook: Outlook, note: Note) -> Injection:
         """What the new turn gets; it is remembered before the turn is served, for it shall be
@@ -176,7 +180,7 @@ class RetrievalStage:
 
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """``turns.Companion`` of one request."""
+    """``companion.Companion`` of one request."""
 
     stage: RetrievalStage
     asked: Asked

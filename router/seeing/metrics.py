@@ -26,7 +26,7 @@ class Metrics:
         self.finished = Counts(
             "ppd_finished",
             "Requests by outcome: ok, rejected (the client's error), overloaded (429), "
-            "worker_error, truncated, disconnected, internal_error",
+            "worker_error, truncated, disconnected, internal_error, from_cache",
             ("endpoint", "outcome"),
             self.registry,
         )

@@ -13,10 +13,10 @@ import orjson
 from ppd.errors import WorkerError
 
 from ..answers import ErrorAnswer
-from ..apis.inner import Asked
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.worker import Worker
 from .course import Course
+from .inner import Asked
 from .ledger import Ledger
 from .legs import Answer, LegFailed
 from .resume import Resumption

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from ppd.arrivals import ArrivalRate
 from ppd.decision import Policy, Route
@@ -20,8 +18,6 @@ from ppd.judge import Judge, Judgement, Query
 from ppd.score import Targets
 
 from ..answers import ErrorAnswer, answer_to
-from ..apis.inner import Asked
-from ..apis.samples import serve_samples
 from ..intake.admission import Admission
 from ..intake.inbound import Endpoint, Inbound, Served
 from ..intake.keys import KeyRing
@@ -34,41 +30,13 @@ from ..seeing.metrics import Metrics
 from ..seeing.tracing import Trace, Tracing
 from ..wire.request import Refusal
 from ..workers.cluster import WorkerPool
+from .companion import Companion, Outlook, completed
 from .course import Course
 from .dispatch import Dispatcher
+from .inner import Asked
 from .ledger import Ledger
-from .relay import Reader, relay_body, relay_stream
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What is known of a turn before it is decided about.
-
-    Attributes:
-        prefill_ms: TTFT that the table says it will have; 0 if none does.
-        ttft_target_ms: the sender's own.
-    """
-
-    prefill_ms: float
-    ttft_target_ms: float | None
-
-
-class Companion(Protocol):
-    """What goes along with a request, and adds to it."""
-
-    async def completed(self, outlook: Outlook) -> bytes:
-        """The body that is served, found out while the request waits to be let in by the one it
-        has.
-
-        Raises:
-            RequestError: the request shall fail.
-        """
-        ...
-
-    def reader(self) -> Reader | None:
-        """Of the answer, if it streams and can be continued."""
-        ...
-
+from .relay import relay_body, relay_stream
+from .samples import serve_samples
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
@@ -157,7 +125,7 @@ class TurnServer:
         try:
             course = await self._let_in(request, inbound, query, arrived_s, companion)
         except asyncio.CancelledError:  # the client hung up
-            self.refused(request.path, "disconnected", trace)
+            self.undecided(request.path, "disconnected", trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, trace)
@@ -188,12 +156,19 @@ class TurnServer:
         kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
         self._rates.charge(query.tenant, kv_tokens)
         try:
+            body = None
             if companion is None:
                 await self._admission.enter(query.tenant, kv_tokens)
             else:
-                body = await self._completed(query, kv_tokens, companion)
-                inbound, query = self._read(inbound.endpoint, request.headers, body)
+                outlook = self._outlook(query)
+                entering = self._admission.enter(query.tenant, kv_tokens)
+                body = await completed(companion, outlook, entering, self._admission.leave)
             try:
+                if body is not None:  # what came to it takes room, and is paid for
+                    inbound, query = self._read(inbound.endpoint, request.headers, body)
+                    more = self._judge.kv_tokens(query, inbound.prompts) - kv_tokens
+                    self._rates.settle(query.tenant, more)
+                    kv_tokens += more
                 return self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
             except BaseException:
                 self._admission.leave()
@@ -201,19 +176,6 @@ class TurnServer:
         except BaseException:
             self._rates.refund(query.tenant, kv_tokens)
             raise
-
-    async def _completed(self, query: Query, kv_tokens: int, companion: Companion) -> bytes:
-        """The whole body, found out while the request waits to be let in; it is in then."""
-        outlook = self._outlook(query)
-        entering = asyncio.ensure_future(self._admission.enter(query.tenant, kv_tokens))
-        try:
-            body = await companion.completed(outlook)
-            await entering
-        except BaseException:
-            if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
-                self._admission.leave()
-            raise
-        return body
 
     def _outlook(self, query: Query) -> Outlook:
         decision = self._judge.judge(query, self._clock()).decision
@@ -265,10 +227,19 @@ class TurnServer:
     def _turn_down(self, request: Asked, error: Exception, trace: Trace | None) -> None:
         """Nothing has been decided about the request, and nothing will."""
         told = answer_to(error, f"{request.method} {request.path}")
-        self.refused(request.path, told.outcome, trace)
+        self.undecided(request.path, told.outcome, trace)
         _tell(request, told)
 
-    def refused(self, path: str, outcome: str, trace: Trace | None = None) -> None:
+    def charge_request(self, request: Asked) -> None:
+        """One that no worker is needed for.
+
+        Raises:
+            RequestError: who asks is not known, or may not ask now.
+        """
+        self._rates.charge(self.keys.tenant(request.headers) or ANONYMOUS, 0)
+        self.undecided(request.path, "from_cache")
+
+    def undecided(self, path: str, outcome: str, trace: Trace | None = None) -> None:
         """A request ended before anything was decided about it."""
         self._metrics.finished.add(path, outcome)
         if trace is not None:

@@ -14,7 +14,7 @@ import pytest
 
 from eval.cluster import Launcher, Process, free_port, launching, wait_all
 from eval.endpoints import vocabulary_of
-from eval.engine_client import EngineClient, bootstrap_port_of
+from eval.engine.client import EngineClient, bootstrap_port_of
 from eval.tiny_model import ModelSpec, ensure
 from ppd.contract import LocalTerms, Role
 from ppd.errors import WorkerError

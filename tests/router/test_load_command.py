@@ -14,11 +14,11 @@ from aiohttp import web
 
 from eval import cli
 from eval.client import hold
-from eval.conversations import Conversation, Exchange
 from eval.load import Target, run
 from eval.raw_rows import appending
 from eval.summary import Slo
-from eval.workloads import Demand
+from eval.traffic.conversations import Conversation, Exchange
+from eval.traffic.workloads import Demand
 from ppd.errors import ConfigError, WorkerError
 
 from .conftest import Cluster

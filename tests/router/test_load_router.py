@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from eval.cluster import launching
-from eval.fault_table import MODEL
-from eval.load_account import Account, Books, Event, Trouble, differences, explain, outcome_of
-from eval.load_drive import Target, drive
-from eval.load_router import OPTIONS, ROLES
-from eval.load_unrest import Workers
-from eval.reply_client import Reply
+from eval.faults.client import Reply
+from eval.faults.command import MODEL
+from eval.unrest.account import Account, Books, Event, Trouble, differences, explain, outcome_of
+from eval.unrest.command import OPTIONS, ROLES
+from eval.unrest.drive import Target, drive
+from eval.unrest.schedule import Workers
 from router.config import RouterConfig
 from router.server import running
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppd.ann.lanes import Target
-from ppd.ann.snapshot import Precision, Shape, Snapshot, build, build_moved
+from ppd.ann.snapshot import Precision, Shape, Snapshot, build
 from ppd.ann.space import Metric, Rows, Space
 
 
@@ -32,11 +32,10 @@ def made(
 def whole_numbers(count: int, width: int, seed: int) -> Snapshot:
     """Rows of small integers in a space that is not turned: every sum is exact."""
     rows = np.random.default_rng(seed).integers(-8, 9, size=(count, width)).astype(np.float32)
-    axes = np.eye(width, dtype=np.float32)
-    space = Space(Metric.L2, width, 0.0, np.zeros(width, np.float32), axes)
+    space = Space.plain(width, Metric.L2)
     keys = np.arange(count, dtype=np.int64)
     shape = Shape(degree=16, knn=32, seeds=32)
-    return build_moved(space, rows, keys, Precision.FP32, shape, threads=2, seed=0)
+    return build(rows, keys, Metric.L2, Precision.FP32, shape, threads=2, seed=0, space=space)
 
 
 def target_of(snapshot: Snapshot) -> Target:

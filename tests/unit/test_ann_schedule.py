@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppd.ann.control import Aims, ControlLoop, Feedback, Move
@@ -62,6 +62,19 @@ def test_unit_searches_meet_their_deadlines_whenever_any_order_does(
     lanes=st.integers(1, 8),
     reserved=st.floats(0, MOST_RESERVED),
     flush_s=st.floats(0, 30),
+)
+@example(  # a prefill that begins takes the last lane before one that runs, and decode has none
+    arrivals=[
+        (Stage.PREFILL, 4, 5),
+        (Stage.PREFILL, 8, 1),
+        (Stage.PREFILL, 8, 2),
+        (Stage.DECODE, 5, 5),
+        (Stage.DECODE, 5, 1),
+    ],
+    slots=2,
+    lanes=2,
+    reserved=0.5,
+    flush_s=3.0,
 )
 def test_no_slot_is_idle_and_everybody_is_served(
     arrivals: list[tuple[Stage, int, int]],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from eval.bench_engine import Row, summarize
-from eval.bench_load import summarize_load
-from eval.engine_client import Reply, gaps_ms
-from eval.interference import summarize as summarize_interference
+from eval.engine.bench import Row, summarize
+from eval.engine.client import Reply, gaps_ms
+from eval.engine.interference import summarize as summarize_interference
+from eval.engine.loaded import summarize_load
 
 
 def row(way: str, ttft_ms: float, **fields: float) -> Row:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval import cpu_check
+from eval.simulation import cpu_check
 from eval.sweep.config import load_config
 from ppd.errors import ConfigError
 
@@ -18,10 +18,10 @@ CONFIG = ROOT / "eval" / "sweep" / "cpu.toml"
 def test_the_cpu_cluster_is_predicted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     config = load_config(CONFIG)
-    assert cpu_check.run(config, ROOT / "results" / "sweep-cpu.jsonl", paced=False, out=out) == 0
+    assert cpu_check.run(config, ROOT / "results" / "sweep-cpu.jsonl", paced=True, out=out) == 0
     summary = json.loads(capsys.readouterr().out)
     for part in ("quiet", "remote", "local"):
-        assert summary[part]["ttft_ms"]["median"] < 10
+        assert summary[part]["ttft_ms"]["median"] < 15
         assert summary[part]["tpot_ms"]["median"] < 15
     assert len(out.read_text().splitlines()) == summary["cells"] + 1
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ppd.ann.minilm import MiniLM
+from ppd.ann.schedule import Stage
 from ppd.errors import ConfigError
 from router.pool.config import PoolConfig
 from router.pool.embeddings import LocalEmbeddings
@@ -115,9 +116,9 @@ def test_it_computes_what_torch_does(folder: Path) -> None:
 
 async def test_alone_and_among_others_it_is_the_same(folder: Path) -> None:
     embeddings = LocalEmbeddings(MiniLM(folder))
-    together = await embeddings.embed(SENTENCES)
+    together = await embeddings.embed(SENTENCES, Stage.PREFILL)
     for sentence, row in zip(SENTENCES, together, strict=True):
-        (alone,) = await embeddings.embed([sentence])
+        (alone,) = await embeddings.embed([sentence], Stage.PREFILL)
         assert np.abs(alone - row).max() < 1e-5
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from eval import cli, simulate
-from eval.cost_model import paper_model
-from eval.paper_claims import claims
-from eval.paper_grid import CATEGORIES, CONFIGURATIONS, Harness, measure, points
-from eval.paper_interference import Beside, slowdown
-from eval.sim_cluster import Shape
-from eval.sim_traffic import Exchange, Workload
+from eval import cli
+from eval.simulation import command
+from eval.simulation.cost_model import paper_model
+from eval.simulation.paper_claims import claims
+from eval.simulation.paper_grid import CATEGORIES, CONFIGURATIONS, Harness, measure, points
+from eval.simulation.paper_interference import Beside, slowdown
+from eval.simulation.traffic import Exchange, Workload
+from eval.simulation.workers import Shape
 
 COSTS = paper_model()
 FAILING = ("3P_1D", "3P_1pD", "2P_2D", "2P_2pD", "4R")
@@ -84,4 +85,4 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 def test_processes_change_nothing() -> None:
     work = list(points([SMALL], ("2P_2pD",), 0))
     alone = [measure(point, Harness(), COSTS) for point in work]
-    assert simulate.measure_all(work, Harness(), COSTS, 2) == alone
+    assert command.measure_all(work, Harness(), COSTS, 2) == alone

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eval.grid_cells import BOTH, THROUGHPUT, TPOT, TTFT, as_text, summarize, winners
-from eval.policy_grid import SIDES, Grid, Point, measured, order
+from eval.policies.cells import BOTH, THROUGHPUT, TPOT, TTFT, as_text, summarize, winners
+from eval.policies.grid import SIDES, Grid, Point, measured, order
 from eval.samples import Sample, columns
 from ppd.errors import ConfigError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eval import sentences
-from eval.pool_bursts import Way, draw, run
+from eval.pool import sentences
+from eval.pool.bursts import Way, draw, run
 from ppd.ann import batch
 from ppd.errors import ConfigError
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from eval import cli
-from eval.grid_cells import TTFT, summarize
-from eval.report_figures import INK, LOOKS, line_of, over_qps, pareto, round_ticks, weights
-from eval.report_page import figure_files, html, markdown
-from eval.report_policies import complete
-from eval.report_sections import sections
-from eval.report_sources import GridRow, NotMeasured, Source, newest, read_source
+from eval.policies.cells import TTFT, summarize
+from eval.report.figures import INK, LOOKS, line_of, over_qps, pareto, round_ticks, weights
+from eval.report.page import figure_files, html, markdown
+from eval.report.policies import complete
+from eval.report.sections import sections
+from eval.report.sources import GridRow, NotMeasured, Source, newest, read_source
 from ppd.errors import ConfigError
 from tests.unit.test_policy_grid import grid_row
 from tests.unit.test_scenarios import run_row

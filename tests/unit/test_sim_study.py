@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from eval import cli
-from eval.cost_model import VLLM_H100, CostModel, Serving, paper_model
-from eval.fit import fit
-from eval.sim_cluster import Placement
-from eval.sim_study import Routing, StudyRow, Traffic, plan, study
-from eval.sim_traffic import Exchange, Workload, mixed, traced
+from eval.simulation.cost_model import VLLM_H100, CostModel, Serving, paper_model
+from eval.simulation.fit import fit
+from eval.simulation.study import Routing, StudyRow, Traffic, plan, study
+from eval.simulation.traffic import Exchange, Workload, mixed, traced
+from eval.simulation.workers import Placement
 from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.cost_model import H100, LLAMA_8B, VLLM_H100, CostModel, Extend, paper_model
-from eval.sim_cache import KvCache
-from eval.sim_cluster import Chunking, Shape
-from eval.sim_link import Link
-from eval.sim_rows import Result
-from eval.sim_traffic import (
+from eval.simulation.cache import KvCache
+from eval.simulation.cost_model import H100, LLAMA_8B, VLLM_H100, CostModel, Extend, paper_model
+from eval.simulation.link import Link
+from eval.simulation.rows import Result
+from eval.simulation.simulator import Simulation
+from eval.simulation.traffic import (
     Clients,
     Conversation,
     Exchange,
@@ -24,7 +24,7 @@ from eval.sim_traffic import (
     load,
     poisson,
 )
-from eval.simulator import Simulation
+from eval.simulation.workers import Chunking, Shape
 from ppd.decision import Reason, Route
 from ppd.errors import ConfigError
 from ppd.policies import static_policy

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.conversations import Conversation, Exchange
 from eval.samples import Failure, Sample, gap_bound_ms, gap_bucket
 from eval.summary import Slo, percentile, spread, spread_of_gaps, summarize
+from eval.traffic.conversations import Conversation, Exchange
 
 PLAN = [Conversation(0.0, (Exchange(10, 5), Exchange(10, 5)))] * 2
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.conversations import Conversation
-from eval.dialogues import common_start, load_count, read_agents, read_dialogues
-from eval.traces import read_azure, read_mooncake, read_sessions
+from eval.traffic.conversations import Conversation
+from eval.traffic.dialogues import common_start, load_count, read_agents, read_dialogues
+from eval.traffic.traces import read_azure, read_mooncake, read_sessions
 from ppd.errors import ConfigError
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.conversations import Conversation, Exchange, at_rate, cut, poisson_starts, scaled
-from eval.workload_kinds import PAPER, PAPER_QPS, load
-from eval.workloads import Demand, plan
+from eval.traffic.conversations import Conversation, Exchange, at_rate, cut, poisson_starts, scaled
+from eval.traffic.kinds import PAPER, PAPER_QPS, load
+from eval.traffic.workloads import Demand, plan
 from ppd.errors import ConfigError
 
 sizes = st.integers(1, 5000)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from eval.fault_rows import ROWS, Row
-from eval.fault_scene import Scene
-from eval.faulty_workers import FaultyWorker
+from eval.faults.rows import ROWS, Row
+from eval.faults.scene import Scene
+from eval.faults.workers import FaultyWorker
 from ppd.contract import LOCAL_MARKER
 from router.config import RouterConfig
 from router.server import running

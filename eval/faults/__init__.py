@@ -1,0 +1,1 @@
+"""The same faults done to our router and to others."""

@@ -1,0 +1,138 @@
+"""``ppd-eval fault-table``: the same faults done to our router and to three others.
+
+Every cell has a router and workers of its own, so that no cell sees what an earlier one has left;
+the faults themselves are ``fault_rows.py``'s. Each of our cells is a test of the same name, too
+(``tests/router/serving/test_fault_table.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvloop
+
+from ..cluster import ClusterError, Launcher, Process, free_port
+from ..provenance import provenance
+from ..routers import rivals as rival_routers
+from .rows import ROWS, Cell, Row
+from .scene import Scene
+from .workers import FaultyWorker
+
+MODEL = "fake"
+OURS = ("ours, remote", "ours, local")
+NAMES = (*OURS, *rival_routers.NAMES)
+_START_S = 60.0
+
+
+def own_router(port: int, prefill: Sequence[str], decode: Sequence[str], *more: str) -> list[str]:
+    """The command line of our router: as a module, so that it is the one beside this package."""
+    module = f"{__package__.removesuffix('eval.faults')}router.cli"
+    return [
+        *(sys.executable, "-m", module, "--port", str(port)),
+        *("--prefill", *prefill, "--decode", *decode, *more),
+    ]
+
+
+async def _start(
+    launch: Launcher, name: str, prefill: FaultyWorker, decode: Sequence[FaultyWorker], rivals: Path
+) -> Process:
+    urls = [worker.url for worker in decode]
+    if name in OURS:
+        port = free_port()
+        argv = own_router(port, [prefill.url], urls, "--policy", "full", "--log-level", "warning")
+        return launch.start("ours", port, argv)
+    return rival_routers.start(launch, rival_routers.install(rivals), name, prefill.url, urls)
+
+
+async def _until_ready(scene: Scene, process: Process) -> None:
+    """Raises: ClusterError."""
+    deadline_s = time.monotonic() + _START_S
+    while True:
+        reply = await scene.ask_once()
+        if reply.status == 200 and reply.whole:
+            return
+        if time.monotonic() > deadline_s or process.popen.poll() is not None:
+            raise ClusterError(f"{process.name} is not ready: {reply.body!r}{process.tail()}")
+        await asyncio.sleep(0.1)
+
+
+async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
+    prefill = FaultyWorker("prefill", MODEL)
+    decode = [FaultyWorker("decode", MODEL) for _ in range(row.decodes)]
+    for worker in (prefill, *decode):
+        await worker.listen()
+    process = await _start(launch, name, prefill, decode, rivals)
+    try:
+        port = int(process.url.rpartition(":")[2])
+        scene = Scene(port, MODEL, prefill, decode, local=name == OURS[1])
+        await _until_ready(scene, process)
+        for worker in (prefill, *decode):
+            worker.legs.clear()
+        return await row.play(scene)
+    finally:
+        process.stop()
+        for worker in (prefill, *decode):
+            await worker.close()
+
+
+async def table(
+    launch: Launcher, names: Sequence[str], rows: Sequence[Row], rivals: Path
+) -> list[dict[str, object]]:
+    """A record for each cell; the cells of a row at the same time."""
+    told: list[dict[str, object]] = []
+    for row in rows:
+        asked = [name for name in names if row.local or name != OURS[1]]
+        cells = await asyncio.gather(*(cell(launch, row, name, rivals) for name in asked))
+        for name, one in zip(asked, cells, strict=True):
+            told.append({"fault": row.name, "router": name, "right": one.right, "seen": one.words})
+            print(f"  {told[-1]}", file=sys.stderr, flush=True)
+    return told
+
+
+def show(told: Sequence[dict[str, object]], names: Sequence[str]) -> str:
+    cells = {(str(one["fault"]), str(one["router"])): one for one in told}
+    lines = [["", *names]]
+    for fault in dict.fromkeys(str(one["fault"]) for one in told):
+        line = [fault]
+        for name in names:
+            one = cells.get((fault, name))
+            line.append(f"{'right' if one['right'] else 'WRONG'}: {one['seen']}" if one else "-")
+        lines.append(line)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def run(
+    names: Sequence[str], only: Sequence[int] | None, rivals: Path, out: Path | None, logs: Path
+) -> int:
+    """Returns the exit status, 1 if a cell of ours is wrong; the last line is one JSON object."""
+    if any(name not in OURS for name in names):
+        rival_routers.install(rivals)  # not while others wait for it
+    rows = ROWS if only is None else [ROWS[i - 1] for i in only]
+    logs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        told = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
+    if out is not None:
+        with out.open("a") as file:
+            for one in told:
+                row = {**one, **rival_routers.VERSIONS, **provenance(0)}
+                file.write(json.dumps(row) + "\n")
+    print(show(told, names))
+    wrong = {
+        name: [o["fault"] for o in told if o["router"] == name and not o["right"]] for name in names
+    }
+    summary = {
+        name: {"right": sum(o["router"] == name for o in told) - len(faults), "wrong": faults}
+        for name, faults in wrong.items()
+    }
+    print(json.dumps(summary))
+    return int(any(wrong.get(name) for name in OURS))

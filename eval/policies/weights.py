@@ -1,0 +1,133 @@
+"""``ppd-eval weights``: the share of local turns as the weights move (the paper's Figure 5).
+
+One cluster, one mix of workloads over all cells of a sweep's grid, one router with its table
+and no corrections; only the weights that each request brings differ, from TPOT alone to TTFT
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import aiohttp
+
+from .. import tiny_model
+from ..client import hold
+from ..cluster import Process, launching, wait_all
+from ..endpoints import empty_caches, vocabulary_of
+from ..provenance import provenance
+from ..samples import Sample
+from ..sweep.clusters import start_workers
+from ..sweep.config import SweepConfig
+from ..traffic.conversations import Conversation
+
+_STEPS = 11
+_COLUMNS = "{:>7} {:>7} {:>6} {:>12} {:>9} {:>9} {:>9} {:>9}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Conversations of all kinds; ``grid`` names the sweep's file, ``qps`` is in turns a second."""
+
+    grid: str
+    conversations: int
+    qps: float
+    seed: int
+
+
+def plan(config: SweepConfig, mix: Mix) -> list[Conversation]:
+    """Each conversation is of a random workload of the grid; Poisson arrivals."""
+    source = random.Random(mix.seed)
+    workloads = list(config.workloads())
+    conversations, at_s = [], 0.0
+    for _ in range(mix.conversations):
+        exchanges = config.exchanges(source.choice(workloads), source)
+        conversations.append(Conversation(at_s, exchanges))
+        at_s += source.expovariate(mix.qps / config.turns)
+    return conversations
+
+
+def run(
+    config: SweepConfig, model: str | None, table: Path | None, mix: Mix, out: Path, logs: Path
+) -> int:
+    """Measure, print a table, append a row for each step to ``out``."""
+    logs.mkdir(parents=True, exist_ok=True)
+    options = logs / "weights-router.toml"
+    options.write_text("corrections = []\n")
+    path = tiny_model.resolve(model)
+    with launching(logs) as launch:
+        prefill, decode = start_workers(launch, config, path)
+        flags = ["--config", str(options), *(["--table", str(table)] if table else [])]
+        router = launch.router(prefill, decode, *flags)
+        wait_all([router])
+        rows = asyncio.run(_measure(config, mix, [*prefill, *decode], router))
+    for row in rows:
+        row |= {"mix": asdict(mix), "model": Path(path).name, **provenance(mix.seed)}
+    with out.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    print(json.dumps({"local_share": [row["local_share"] for row in rows]}))
+    return 0
+
+
+async def _measure(
+    config: SweepConfig, mix: Mix, workers: list[Process], router: Process
+) -> list[dict[str, object]]:
+    conversations = plan(config, mix)
+    urls = [worker.url for worker in workers]
+    rows: list[dict[str, object]] = []
+    head = (
+        "w_ttft",
+        "w_tpot",
+        "local",
+        "later turns",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+    )
+    print(_COLUMNS.format(*head))
+    async with aiohttp.ClientSession() as http:
+        vocabulary = await vocabulary_of(http, urls[-1])
+        warm = plan(config, replace(mix, conversations=4, seed=mix.seed + 1))
+        await hold(router.url, warm, seed="warm", vocabulary=vocabulary)
+        for step in range(_STEPS):
+            w_ttft = step / (_STEPS - 1)
+            headers = {"X-PPD-W-TTFT": f"{w_ttft:g}", "X-PPD-W-TPOT": f"{1 - w_ttft:g}"}
+            await empty_caches(http, urls)
+            samples = await hold(
+                router.url,
+                conversations,
+                seed=f"{mix.seed}/{step}",
+                vocabulary=vocabulary,
+                headers=headers,
+            )
+            rows.append(_row(w_ttft, samples))
+            print(_COLUMNS.format(*(list(rows[-1].values())[:8])), flush=True)
+    return rows
+
+
+def _row(w_ttft: float, samples: list[Sample]) -> dict[str, object]:
+    later = [sample for sample in samples if sample.turn > 1 and not sample.error]
+    ttft = sorted(sample.ttft_ms for sample in later)
+    tpot = sorted(sample.tpot_ms for sample in later)
+    local = [sample for sample in later if sample.route == "local"]
+    return {
+        "w_ttft": w_ttft,
+        "w_tpot": round(1 - w_ttft, 6),
+        "local_share": round(len(local) / len(later), 3),
+        "later_turns": len(later),
+        "ttft_p50_ms": round(statistics.median(ttft), 1),
+        "ttft_p99_ms": round(ttft[int(0.99 * len(ttft))], 1),
+        "tpot_p50_ms": round(statistics.median(tpot), 2),
+        "tpot_p99_ms": round(tpot[int(0.99 * len(tpot))], 2),
+        "failed": sum(bool(sample.error) for sample in samples),
+        "by_reason": {
+            reason: sum(sample.reason == reason for sample in later)
+            for reason in sorted({sample.reason for sample in later})
+        },
+    }

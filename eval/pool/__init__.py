@@ -1,0 +1,1 @@
+"""Vector search measured: against others, in bursts, for a long time."""

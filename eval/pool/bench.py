@@ -1,0 +1,278 @@
+"""``ppd-eval bench-pool``: the pool's search beside others', and its scheduler beside simpler ones.
+
+Interleaved rounds, medians; raw rows go to a file, the last line printed sums them up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from ppd.ann import batch
+from ppd.ann.lanes import Target
+from ppd.ann.schedule import Stage
+from ppd.ann.snapshot import Precision
+from ppd.ann.space import Rows
+
+from ..provenance import provenance
+from ..raw_rows import Write, appending
+from . import bursts as pool_bursts
+from . import minilm, sentences
+from . import rivals as pool_rivals
+from .bursts import Way
+from .rivals import LIMIT, Ids, Index
+
+_RECALL = 0.95
+_WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+_ENOUGH = 0.985  # recall after which a curve is not followed
+_LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
+_LARGE_RIVALS = ("ours", "ours_fp32", "hnswlib", "faiss_hnsw")
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"  # numpy asks for them by itself: rivals get them, too
+_LOADS = {"load03": 0.3, "load07": 0.7}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    Attributes:
+        sentences: to draw from, of which the ``shortest`` are the small collection (embedding is
+            what takes long); ``large``: rows of the clustered one, 0: none.
+    """
+
+    files: tuple[Path, ...]
+    sentences: int
+    shortest: int | None
+    large: int
+    queries: int
+    rounds: int
+    burst_s: float
+    threads: int
+    seed: int
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One round of one index at one width."""
+
+    index: str
+    width: int
+    threads: int
+    recall: float
+    qps: float
+
+
+def run(plan: Plan, out: Path | None) -> int:
+    if os.environ.get("GLIBC_TUNABLES") != _HUGE_PAGES:
+        os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
+        os.execv(sys.executable, [sys.executable, "-m", *_again()])
+    with appending(out) as write:
+        told: dict[str, Any] = {}
+        origin = provenance(plan.seed)
+        small, source = _sentences(plan)
+        told["small"] = _compare("small", small, plan, pool_rivals.NAMES, write, origin | source)
+        rows = small
+        if plan.large:
+            rows = clustered(plan.large + plan.queries, plan.seed)
+            told["large"] = _compare("large", rows, plan, _LARGE_RIVALS, write, origin)
+        target, queries = _split(rows, plan.queries)
+        pool = pool_rivals.ours_target(target, Precision.INT8, plan.threads)
+        told["bursty"], told["identical_ids"] = _bursts(pool, queries, plan, write, origin)
+    print(json.dumps(told))
+    return 0
+
+
+def _again() -> list[str]:
+    package = (__package__ or "eval.pool").rpartition(".")[0]
+    return [package, *sys.argv[1:]]
+
+
+def clustered(count: int, seed: int) -> Rows:
+    """Clusters of very different sizes, each a tilted ellipsoid in few of the dimensions."""
+    source = np.random.default_rng(seed)
+    d, inner = _LARGE_DIMENSIONS, 24
+    centres = source.normal(size=(_LARGE_CLUSTERS, d)).astype(np.float32)
+    weights = source.pareto(1.2, _LARGE_CLUSTERS) + 0.05
+    chosen = source.choice(_LARGE_CLUSTERS, count, p=weights / weights.sum())
+    bases = source.normal(size=(64, inner, d)).astype(np.float32) / np.sqrt(inner)
+    rows = np.empty((count, d), np.float32)
+    for start in range(0, count, 65536):
+        part = slice(start, min(count, start + 65536))
+        mine = chosen[part]
+        spread = source.normal(size=(mine.size, inner)).astype(np.float32)
+        rows[part] = 0.6 * centres[mine]
+        for basis in range(64):
+            at = np.flatnonzero(mine % 64 == basis)
+            rows[part][at] += spread[at] @ bases[basis]
+        rows[part] += 0.15 * source.normal(size=(mine.size, d)).astype(np.float32)
+    return rows
+
+
+def _sentences(plan: Plan) -> tuple[Rows, dict[str, object]]:
+    texts, documented = sentences.collect(plan.files, plan.sentences + plan.queries, plan.seed)
+    if plan.shortest is not None:
+        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        texts = [texts[i] for i in sorted(by_length[: plan.shortest])]
+    _tell(f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings")
+    return minilm.embed(texts, plan.cache), {"drawn": plan.sentences, "from_docstrings": documented}
+
+
+def _split(rows: Rows, queries: int) -> tuple[Rows, Rows]:
+    return np.ascontiguousarray(rows[:-queries]), np.ascontiguousarray(rows[-queries:])
+
+
+def _compare(
+    name: str,
+    everything: Rows,
+    plan: Plan,
+    names: Sequence[str],
+    write: Write,
+    origin: dict[str, object],
+) -> dict[str, Any]:
+    rows, queries = _split(everything, plan.queries)
+    _, truth = faiss.knn(queries, rows, LIMIT)
+    indexes = []
+    for one in names:
+        began_s = time.perf_counter()
+        indexes.append(pool_rivals.make(one, rows, plan.threads))
+        built_s = time.perf_counter() - began_s
+        _tell(f"{name}: {one} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s")
+        write(origin | {"what": "build", "set": name, "index": one, "seconds": built_s})
+        indexes[-1].find(queries[:50], 32, 1)
+    points: dict[tuple[str, int, int], list[Point]] = defaultdict(list)
+    for number in range(plan.rounds):
+        for threads in (1, plan.threads):
+            for index in indexes[number % len(indexes) :] + indexes[: number % len(indexes)]:
+                for point in _curve(index, queries, truth, threads):
+                    points[index.name, point.width, threads].append(point)
+                    row = {"what": "curve", "set": name, "n": rows.shape[0], "round": number}
+                    write(origin | row | asdict(point))
+    told: dict[str, Any] = {"n": rows.shape[0], "recall": _RECALL}
+    for index in indexes:
+        for threads in (1, plan.threads):
+            told[f"{index.name}_qps_{threads}t"] = _qps_at(points, index.name, threads)
+    for index in indexes:
+        if index.name in ("ours", "ours_fp32", "hnswlib"):
+            width = _width_at(points, index.name)
+            took = _one_by_one(index, queries, width, plan.rounds)
+            p50, p99 = (float(np.percentile(took, share)) * 1e6 for share in (50, 99))
+            told[f"{index.name}_p50_us"], told[f"{index.name}_p99_us"] = (
+                round(p50, 1),
+                round(p99, 1),
+            )
+            row = {"what": "single", "set": name, "index": index.name, "width": width}
+            write(origin | row | {"p50_us": p50, "p99_us": p99})
+    _tell(json.dumps({name: told}))
+    return told
+
+
+def _curve(index: Index, queries: Rows, truth: Ids, threads: int) -> list[Point]:
+    points = []
+    for width in _WIDTHS:
+        began_s = time.perf_counter()
+        found = index.find(queries, width, threads)
+        took_s = time.perf_counter() - began_s
+        hits = sum(
+            len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True)
+        )
+        recall = hits / truth.size
+        points.append(Point(index.name, width, threads, recall, queries.shape[0] / took_s))
+        if recall >= _ENOUGH:
+            break
+    return points
+
+
+def _qps_at(
+    points: dict[tuple[str, int, int], list[Point]], name: str, threads: int
+) -> float | None:
+    """Of medians, between the two widths around the recall wanted; the logarithm is linear."""
+    curve = [
+        (statistics.median(p.recall for p in found), statistics.median(p.qps for p in found))
+        for (index, _, used), found in sorted(points.items())
+        if index == name and used == threads
+    ]
+    for (low, fast), (high, slow) in pairwise(curve):
+        if low <= _RECALL <= high and high > low:
+            share = (_RECALL - low) / (high - low)
+            return round(float(fast ** (1 - share) * slow**share), 1)
+    reached = [qps for recall, qps in curve if recall >= _RECALL]
+    return round(max(reached), 1) if reached else None
+
+
+def _width_at(points: dict[tuple[str, int, int], list[Point]], name: str) -> int:
+    """The least that reaches the recall wanted."""
+    return min(
+        (
+            width
+            for (index, width, _), found in points.items()
+            if index == name and statistics.median(p.recall for p in found) >= _RECALL
+        ),
+        default=_WIDTHS[-1],
+    )
+
+
+def _one_by_one(index: Index, queries: Rows, width: int, rounds: int) -> list[float]:
+    took = []
+    for _ in range(rounds):
+        for i in range(queries.shape[0]):
+            began_s = time.perf_counter()
+            index.find(queries[i : i + 1], width, 1)
+            took.append(time.perf_counter() - began_s)
+    return took
+
+
+def _bursts(
+    target: Target, queries: Rows, plan: Plan, write: Write, origin: dict[str, object]
+) -> tuple[dict[str, dict[str, float]], bool]:
+    moved = target.snapshot.space.queries(queries)
+    pool_bursts.capacity(target, moved, plan.threads, plan.seed)  # once for the caches
+    most = pool_bursts.capacity(target, moved, plan.threads, plan.seed)
+    _tell(f"bursts: one after the other, {most:.0f} searches a second are finished")
+    told: dict[str, dict[str, float]] = {}
+    identical = True
+    for name, load in _LOADS.items():
+        p99: dict[str, list[float]] = defaultdict(list)
+        for number in range(plan.rounds):
+            arrivals = pool_bursts.draw(
+                load * most, plan.burst_s, queries.shape[0], plan.seed + number
+            )
+            for way in Way:
+                answered = pool_bursts.run(way, target, moved, arrivals, plan.threads)
+                identical &= _identical(target, queries, answered)
+                for stage in Stage:
+                    value = pool_bursts.p99_us(answered, stage)
+                    p99[f"{way}_{stage}_p99_us"].append(value)
+                    row = {"what": "bursts", "load": load, "way": way, "stage": stage}
+                    shown = {"round": number, "searches": len(answered), "p99_us": value}
+                    write(origin | row | shown | {"capacity": most, "n": target.snapshot.count})
+        told[name] = {key: round(statistics.median(values), 1) for key, values in p99.items()}
+        _tell(json.dumps({name: told[name]}))
+    return told, identical
+
+
+def _identical(target: Target, queries: Rows, answered: Sequence[pool_bursts.Answered]) -> bool:
+    """Whether a sample of what was found among others is what is found alone."""
+    for one in answered[:: max(1, len(answered) // 200)]:
+        limit = len(one.nodes)
+        _, nodes = batch.search(
+            target, queries[one.query : one.query + 1], limit, one.itopk, lanes=1
+        )
+        if tuple(nodes[0].tolist()) != one.nodes:
+            return False
+    return True
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Chats with passages from a pool: the demo, and what retrieval costs."""

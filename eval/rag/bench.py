@@ -1,0 +1,146 @@
+"""``ppd-eval bench-rag``: what retrieval costs later turns, by where its passages go.
+
+Ten turns of a chat about the project's own docs, three ways side by side on the same workers:
+without retrieval; passages at the tail, as the router places them; and the usual way, in the system
+prompt, anew for each turn, which is the client's own doing here, with the same pool and passages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from .. import tiny_model
+from ..cluster import launching
+from ..endpoints import empty_caches
+from ..provenance import provenance
+from ..raw_rows import append_whole
+from .asking import ask
+from .scene import COLLECTION, Passage, Scene, build_collection, passages, start
+
+WAYS = ("off", "tail", "system")
+_TURNS = 10
+_K = 2
+_REPLY_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Attributes:
+    context_tokens: of all earlier turns, prompts and replies.
+    """
+
+    round: int
+    way: str
+    turn: int
+    route: str
+    context_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_ms: float
+
+
+def run(
+    model: str | None, docs: Path, cache: Path, rounds: int, out: Path | None, logs: Path
+) -> int:
+    """Returns the exit status; the last line on stdout is one JSON object.
+
+    Raises:
+        ConfigError: there are no docs, or the sentence model cannot be fetched.
+        WorkerError: a turn failed.
+    """
+    path = tiny_model.resolve(model)
+    found = passages(docs)
+    data = logs / "rag"
+    build_collection(found, data, cache)
+    with launching(logs) as launch:
+        scene = start(launch, path, data, cache, "full")
+        turns = asyncio.run(_measure(scene, found, rounds))
+    if out is not None:
+        origin = {"part": "rag", "model": Path(path).name, **provenance(0)}
+        append_whole(out, [{**origin, **asdict(turn)} for turn in turns])
+    print(json.dumps({"turns": list(summarize(turns))}))
+    return 0
+
+
+def summarize(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Medians over the rounds, a row for each turn."""
+    rows = []
+    for number in range(1, _TURNS + 1):
+        row: dict[str, Any] = {"turn": number}
+        for way in WAYS:
+            some = [turn for turn in turns if (turn.way, turn.turn) == (way, number)]
+            row[f"{way}_cached"] = round(statistics.median(one.cached_tokens for one in some))
+            row[f"{way}_context"] = round(statistics.median(one.context_tokens for one in some))
+            row[f"{way}_ttft_ms"] = round(statistics.median(one.ttft_ms for one in some), 1)
+        rows.append(row)
+    return rows
+
+
+async def _measure(scene: Scene, found: Sequence[Passage], rounds: int) -> list[Turn]:
+    turns: list[Turn] = []
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        for number in range(-1, rounds):  # the first warms up, and is not counted
+            for way in WAYS[number % 3 :] + WAYS[: number % 3]:
+                await empty_caches(http, scene.workers)
+                told = await _hold(http, scene, found, way, number)
+                turns += told if number >= 0 else []
+            print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+    return turns
+
+
+async def _hold(
+    http: aiohttp.ClientSession, scene: Scene, found: Sequence[Passage], way: str, number: int
+) -> list[Turn]:
+    """One conversation. Its questions are beginnings of passages, so that there is something to
+    find; those of a round are the same for all ways."""
+    messages: list[dict[str, Any]] = []
+    turns: list[Turn] = []
+    context = 0
+    for turn in range(1, _TURNS + 1):
+        about = found[(number * _TURNS + turn * 7) % len(found)]
+        question = f"({way} {number}) What about this: {about.text[:90]}"
+        messages.append({"role": "user", "content": question})
+        body: dict[str, Any] = {"messages": messages, "max_tokens": _REPLY_TOKENS}
+        sent_s = time.perf_counter()
+        if way == "tail":
+            body["retrieval"] = {"collection": COLLECTION, "k": _K}
+        elif way == "system":
+            prompt = await _system_prompt(http, scene, question)
+            body["messages"] = [{"role": "system", "content": prompt}, *messages]
+        reply = await ask(http, scene.router.url, body)
+        usage = reply.usage
+        details = usage.get("prompt_tokens_details") or {}
+        turns.append(
+            Turn(
+                number,
+                way,
+                turn,
+                reply.route,
+                context,
+                usage["prompt_tokens"],
+                details.get("cached_tokens") or 0,
+                1e3 * (reply.first_s - sent_s),  # with the search, whoever made it
+            )
+        )
+        context = usage["prompt_tokens"] + usage["completion_tokens"]
+        messages.append({"role": "assistant", "content": reply.text})
+    return turns
+
+
+async def _system_prompt(http: aiohttp.ClientSession, scene: Scene, question: str) -> str:
+    url = f"{scene.pool.url}/v1/collections/{COLLECTION}/search"
+    async with http.post(url, json={"text": question, "limit": _K}) as answer:
+        hits = (await answer.json())["results"][0]["hits"]
+    told = [f"[{number}] {hit['text']}" for number, hit in enumerate(hits, 1)]
+    return "\n\n".join(("Passages that may help:", *told))

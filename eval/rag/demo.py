@@ -1,0 +1,121 @@
+"""``ppd-eval demo-rag``: chats about the project's own docs, with passages from a pool.
+
+Three questions of several turns each, through the router: which passages were cited, and that later
+turns stay on the decode worker that holds the conversation, passages and all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import tiny_model
+from ..cluster import launching
+from ..provenance import provenance
+from .scene import COLLECTION, build_collection, passages, start
+
+CHATS = (
+    ("How does the router recognise a conversation?", "What if it was edited?", "And two routers?"),
+    ("What is a decision table?", "How is one measured?", "When is it wrong?"),
+    ("Why does a long append hurt decoding?", "What bounds it?", "What does that cost?"),
+)
+_WISH = {"collection": COLLECTION, "k": 2}
+_ROW = "{:>4}  {:<7} {:<13} {:>8} {:>6} {:>7} {:>8}  {}"
+
+
+@dataclass(slots=True)
+class Told:
+    """What the turns of all chats showed, in order."""
+
+    routes: list[str] = field(default_factory=list)
+    context_tokens: list[int] = field(default_factory=list)
+    cached_tokens: list[int] = field(default_factory=list)
+    ttft_ms: list[float] = field(default_factory=list)
+    citations: list[list[str]] = field(default_factory=list)
+
+
+def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | None) -> int:
+    """Returns the exit status; the last line on stdout is one JSON object.
+
+    Raises:
+        ConfigError: there are no docs, or the sentence model cannot be fetched.
+        ClusterError: something did not start.
+    """
+    path = tiny_model.resolve(model)
+    found = passages(docs)
+    print(f"{len(found)} passages of {docs}/**.md; model: {path}")
+    data = logs / "rag"
+    began_s = time.monotonic()
+    build_collection(found, data, cache)
+    took_s = time.monotonic() - began_s
+    print(f"indexed after {took_s:.0f} s; starting pool, workers and router ...", flush=True)
+    told = Told()
+    with launching(logs) as launch:
+        scene = start(launch, path, data, cache, "full")
+        print(f"ready after {time.monotonic() - began_s:.0f} s; logs in {logs}")
+        for chat in CHATS:
+            _hold(scene.router.url, chat, told)
+        print("stopping ...", flush=True)
+    result = {
+        "routes": told.routes,
+        "context_tokens": told.context_tokens,
+        "cached_tokens": told.cached_tokens,
+        "ttft_ms": told.ttft_ms,
+        "citations": told.citations,
+    }
+    if record is not None:
+        with record.open("a") as rows:
+            rows.write(json.dumps({**result, "model": Path(path).name, **provenance(0)}) + "\n")
+    print(json.dumps(result))
+    expected = ["remote", *["local"] * (len(CHATS[0]) - 1)] * len(CHATS)
+    return 0 if told.routes == expected and all(told.citations) else 1
+
+
+def _hold(url: str, chat: tuple[str, ...], told: Told) -> None:
+    import openai
+
+    messages: list[Any] = []
+    context = 0
+    print(f"\n{chat[0]}")
+    head = ("turn", "route", "reason", "context", "new", "cached", "TTFT ms", "new passages")
+    print(_ROW.format(*head))
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client:
+        name = client.models.list().data[0].id
+        for number, text in enumerate(chat, 1):
+            messages.append({"role": "user", "content": text})
+            sent_s = time.perf_counter()
+            first_s, said, usage, cited = 0.0, "", None, []
+            with client.chat.completions.with_streaming_response.create(
+                model=name,
+                messages=messages,
+                max_tokens=32,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"retrieval": _WISH},
+            ) as response:
+                for chunk in response.parse():
+                    if chunk.choices and chunk.choices[0].delta.content:
+                        first_s = first_s or time.perf_counter() - sent_s
+                        said += chunk.choices[0].delta.content
+                    usage = chunk.usage or usage
+                    if (note := getattr(chunk, "retrieval", None)) is not None:
+                        cited = [one for one in note["citations"] if one["turn"] == number]
+                headers = response.headers
+            assert usage is not None
+            messages.append({"role": "assistant", "content": said})
+            details = usage.prompt_tokens_details
+            cached = (details and details.cached_tokens) or 0
+            told.routes.append(headers["x-ppd-route"])
+            told.context_tokens.append(context)
+            told.cached_tokens.append(cached)
+            told.ttft_ms.append(round(1e3 * first_s, 1))
+            told.citations.append([one["id"] for one in cited])
+            new = usage.prompt_tokens - context
+            names = ", ".join(f"{one['id']} ({one['score']:.2f})" for one in cited)
+            row = (number, told.routes[-1], headers["x-ppd-reason"], context, new, cached)
+            print(_ROW.format(*row, told.ttft_ms[-1], names), flush=True)
+            context = usage.prompt_tokens + usage.completion_tokens

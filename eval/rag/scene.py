@@ -1,0 +1,153 @@
+"""A pool with the project's own docs, and what retrieval needs around it, as processes.
+
+Owns passages, their collection and the start of everything; knows nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppd.contract import Role
+from ppd.errors import ConfigError
+
+from ..cluster import Launcher, Process, free_port, gpu_flags, wait_all
+from ..pool import minilm
+
+COLLECTION = "docs"
+_LEAST, _MOST = 80, 420  # characters of a passage
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """``id``: file and number of the passage in it."""
+
+    id: str
+    text: str
+
+
+def passages(folder: Path) -> list[Passage]:
+    """Of all Markdown below ``folder``: paragraphs, without tables and code.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [one for path in sorted(folder.rglob("*.md")) for one in _passages_of(path)]
+    if not found:
+        raise ConfigError(f"{folder}: no Markdown with passages of {_LEAST} characters or more")
+    return found
+
+
+def _passages_of(path: Path) -> Iterator[Passage]:
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    number = 0
+    for part in re.split(r"\n\s*\n|\n(?=- \*\*)", text):
+        if part.lstrip().startswith(("|", "#", "!", "<")):
+            continue
+        plain = " ".join(_LINK.sub(r"\1", part).split())
+        if len(plain) >= _LEAST:
+            number += 1
+            yield Passage(f"{path.name}:{number}", plain[:_MOST])
+
+
+def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
+    """``data``/docs, made anew by ``ppd-pool build``.
+
+    Raises:
+        ConfigError: the model cannot be fetched, or the build fails.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = minilm.embed([one.text for one in found], cache)
+    data.mkdir(parents=True, exist_ok=True)
+    table = pa.table(
+        {
+            "id": [one.id for one in found],
+            "text": [one.text for one in found],
+            "vector": list(rows),
+        }
+    )
+    file = data / f"{COLLECTION}.parquet"
+    pq.write_table(table, file)
+    collection = data / "collections" / COLLECTION
+    collection.parent.mkdir(exist_ok=True)
+    if collection.exists():
+        for old in collection.iterdir():
+            old.unlink()
+        collection.rmdir()
+    argv = [str(Path(sys.executable).with_name("ppd-pool")), "build", str(file), str(collection)]
+    made = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise ConfigError(f"ppd-pool build failed: {made.stderr.strip()[-500:]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    prefill: Process
+    decode: Process
+    pool: Process
+    router: Process
+
+    @property
+    def workers(self) -> list[str]:
+        return [self.prefill.url, self.decode.url]
+
+
+def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) -> Scene:
+    """Everything, ready; workers and pool share the cores.
+
+    Raises:
+        ClusterError: something did not start.
+    """
+    pool = start_pool(launch, data, cache)
+    prefill = launch.worker(Role.PREFILL, model, *gpu_flags(0, 2))
+    decode = launch.worker(Role.DECODE, model, *gpu_flags(1, 2))
+    wait_all([prefill, decode, pool])
+    patient = ("ttft_budget_ms = 5e3", "most_ms = 5e3")
+    router = start_router(launch, prefill, decode, pool, data, policy, *patient)
+    wait_all([router])
+    return Scene(prefill, decode, pool, router)
+
+
+def start_pool(
+    launch: Launcher, data: Path, cache: Path, *lines: str, core: int | None = None
+) -> Process:
+    """A pool, still starting.
+
+    Args:
+        lines: of its file, more of them.
+        core: that it shall keep to.
+    """
+    port = free_port()
+    settings = data / f"pool-{port}.toml"
+    told = [f'data = "{data / "collections"}"', f"port = {port}", f'sentence_model = "{cache}"']
+    settings.write_text("\n".join((*told, *lines, "")))
+    argv = [str(Path(sys.executable).with_name("ppd-pool")), "serve", "--config", str(settings)]
+    return launch.start("pool", port, argv, core)
+
+
+def start_router(
+    launch: Launcher,
+    prefill: Process,
+    decode: Process,
+    pool: Process,
+    data: Path,
+    policy: str,
+    *lines: str,
+) -> Process:
+    """A router that asks ``pool``, still starting.
+
+    Args:
+        lines: of ``[retrieval]``, more of them.
+    """
+    port = free_port()
+    options = data / f"router-{port}.toml"
+    options.write_text("\n".join(("[retrieval]", f'url = "{pool.url}"', *lines, "")))
+    flags = ["--policy", policy, "--config", str(options)]
+    return launch.router([prefill], [decode], *flags, port=port)

@@ -1,0 +1,1 @@
+"""What was measured, as one HTML file and as Markdown, from raw files only."""

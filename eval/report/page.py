@@ -1,0 +1,147 @@
+"""A report as one HTML file that needs nothing else, and as Markdown with its figures beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from .figures import INK, LOOKS
+from .parts import Section, Table
+from .sources import NotMeasured
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2024; --soft: #5c6670; --line: #d9dee3; --paper: #fff;
+  --box: #fff6e0; --edge: #d9a400; --row: #f5f7f9; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e7ea; --soft: #9aa4ae; --line: #3a4148;
+  --paper: #15181b; --box: #2e2610; --edge: #a98200; --row: #1e2226; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.25rem 4rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
+h1 { font-size: 1.7rem; margin: 0 0 .4rem; } h2 { font-size: 1.25rem; margin: 3rem 0 .4rem; }
+nav { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: 1rem 0; }
+a { color: inherit; text-underline-offset: .2em; }
+p { margin: .4rem 0 .8rem; } .soft { color: var(--soft); font-size: .86rem; }
+figure { margin: 1rem 0 .4rem; } figure svg { width: 100%; height: auto; color: var(--ink); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem;
+  font-variant-numeric: tabular-nums; margin: .3rem 0 1rem; }
+caption { text-align: left; color: var(--soft); padding: .4rem 0; }
+th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
+  white-space: nowrap; } th { font-weight: 600; } td.word, th.word { text-align: left; }
+td.word { white-space: normal; } td.word span { white-space: nowrap; }
+tbody tr:nth-child(even) { background: var(--row); }
+td i { display: inline-block; width: .62em; height: .62em; border-radius: 50%; margin-right: .4em; }
+.missing { background: var(--box); border: 1px solid var(--edge); border-radius: .5rem;
+  padding: .8rem 1rem; } code { font-size: .92em; }
+summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
+"""
+_TITLE = "sglang-ppd: what was measured"
+_LEAD = (
+    "Made of raw files alone. Each section names its file, commit, hardware and seeds; what is not "
+    "measured says so."
+)
+
+
+def html(sections: Sequence[Section]) -> str:
+    links = "".join(f'<a href="#{one.name}">{escape(one.title)}</a>' for one in sections)
+    body = "\n".join(part for one in sections for part in _html_section(one))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_TITLE}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{_TITLE}</h1>\n<p>{_LEAD}</p>\n<nav>{links}</nav>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _html_section(one: Section) -> Iterator[str]:
+    yield f'<section id="{one.name}">\n<h2>{escape(one.title)}</h2>'
+    yield f"<p>{escape(one.reads)}</p>"
+    if isinstance(one.source, NotMeasured):
+        told = f"{escape(one.source.file)} is not there; run <code>{escape(one.source.run)}</code>"
+        yield f'<p class="missing"><strong>Not measured:</strong> {told}</p>\n</section>'
+        return
+    if one.figure is not None:
+        label = f'<svg role="img" aria-label="{escape(one.title)}" '
+        drawn = _own_ids(one.figure.replace(INK, "currentColor"), one.name)
+        yield f"<figure>{drawn.replace('<svg ', label, 1)}</figure>"
+    tables = "\n".join(_html_table(table) for table in one.tables)
+    if one.figure is not None and tables:
+        yield f"<details><summary>The numbers</summary>\n{tables}\n</details>"
+    elif tables:
+        yield tables
+    yield f'<p class="soft">{escape(one.source.origin())}</p>\n</section>'
+
+
+def _own_ids(svg: str, name: str) -> str:
+    """Ids are unique in a figure; on a page with several they must not meet."""
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+
+
+def _html_table(table: Table) -> str:
+    words = [not any(_is_number(row[i]) for row in table.rows) for i in range(len(table.head))]
+
+    def line(tag: str, values: Sequence[str]) -> str:
+        cells = (
+            f"<{tag}{' class=word' if word else ''}>{_marked(value)}</{tag}>"
+            for value, word in zip(values, words, strict=True)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    body = "\n".join(line("td", row) for row in table.rows)
+    return (
+        f'<div class="scroll"><table>{caption}<thead>{line("th", table.head)}</thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() or (text[:1] in "+-" and text[1:2].isdigit())
+
+
+def _marked(text: str) -> str:
+    """Names of policies with their colours in the figures."""
+    return " = ".join(
+        f'<span><i style="background:{LOOKS[part][0]}"></i>{escape(part)}</span>'
+        if part in LOOKS
+        else escape(part)
+        for part in text.split(" = ")
+    )
+
+
+_MARKDOWN_INK = "#222222"
+
+
+def markdown(sections: Sequence[Section], figures: str) -> str:
+    """
+    Args:
+        figures: the folder of :func:`figure_files`, as links say it.
+    """
+    parts = [f"# {_TITLE}", f"{_LEAD} `make report` writes this page."]
+    for one in sections:
+        parts += [f"## {one.title}", one.reads]
+        if isinstance(one.source, NotMeasured):
+            told = f"`{one.source.file}` is not there; run `{one.source.run}`"
+            parts.append(f"> **Not measured:** {told}")
+            continue
+        if one.figure is not None:
+            parts.append(f"![{one.title}]({figures}/{one.name}.svg)")
+        parts += [_markdown_table(table) for table in one.tables]
+        parts.append(f"<sub>{one.source.origin()}</sub>")
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [table.head, tuple("---" for _ in table.head), *table.rows]
+    caption = f"{table.caption[:1].upper()}{table.caption[1:]}:\n\n" if table.caption else ""
+    return caption + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def figure_files(sections: Sequence[Section]) -> Iterator[tuple[str, str]]:
+    """Name and content of each figure's file, dark on white: it may be shown on any page."""
+    white = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    for one in sections:
+        if one.figure is not None:
+            drawn = one.figure.replace(INK, _MARKDOWN_INK)
+            head, _, rest = drawn.partition(">")
+            yield f"{one.name}.svg", f"{head}>{white}{rest}"

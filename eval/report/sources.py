@@ -1,0 +1,231 @@
+"""Raw files that a report is made of: read, checked, and where they come from.
+
+A file that is not there is a thing to tell, not an error; one that is broken is an error that names
+file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppd.errors import ConfigError
+
+from ..raw_rows import read_rows
+
+Row = Mapping[str, Any]
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    commit: str
+    hardware: str
+    at: str
+    seed: int
+    model: str = ""
+    load_average: float | None = None
+
+
+class _SpreadRow(msgspec.Struct, frozen=True):
+    n: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class _LatencyRow(msgspec.Struct, frozen=True):
+    ttft_ms: _SpreadRow | None
+    tpot_ms: _SpreadRow | None
+    itl_ms: _SpreadRow | None
+    e2e_ms: _SpreadRow | None
+
+
+class _SampleColumns(msgspec.Struct, frozen=True):
+    turn: list[int]
+    route: list[str]
+
+
+class GridRow(_Origin, frozen=True, kw_only=True):
+    """Of ``policy-grid``."""
+
+    grid: str
+    side: str
+    shape: str
+    qps: float
+    turns: int
+    planned: int
+    success_rate: float
+    output_tokens_per_s: float
+    arrivals_s: float
+    timeout_s: float
+    sizes: tuple[int, int, int]
+    think_s: float
+    latencies: dict[str, _LatencyRow]
+    samples: _SampleColumns
+
+
+class InterferenceRow(_Origin, frozen=True, kw_only=True):
+    round: int
+    context: int
+    batch: int
+    prefills: int
+    kind: str
+    tpot_ms: float
+    longest_gap_ms: float
+
+
+class _MixRow(msgspec.Struct, frozen=True):
+    grid: str
+    conversations: int
+    qps: float
+
+
+class WeightsRow(_Origin, frozen=True, kw_only=True):
+    w_ttft: float
+    w_tpot: float
+    local_share: float
+    later_turns: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    mix: _MixRow
+
+
+class ScenarioRow(_Origin, frozen=True, kw_only=True):
+    """Of ``scenarios``."""
+
+    name: str
+    requests: int
+    prompt: int
+    reply: int
+    batch: int
+    scale: int
+    turns: int
+    side: str
+    round: int
+    planned: int
+    ok: int
+    wall_s: float
+    output_tokens_per_s: float
+    latencies: dict[str, _LatencyRow]
+
+
+class _CheckSpread(msgspec.Struct, frozen=True):
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class CheckRow(_Origin, frozen=True, kw_only=True):
+    """A ``run`` row of ``check-load``."""
+
+    kind: str
+    client: str
+    round: int
+    turns: int
+    output_tokens_per_s: float
+    ttft_ms: _CheckSpread
+    tpot_ms: _CheckSpread
+    itl_ms: _CheckSpread
+    engine: dict[str, float]
+
+
+class ClaimRow(msgspec.Struct, frozen=True):
+    """A ``claim`` row of ``simulate paper``."""
+
+    group: str
+    name: str
+    paper: float
+    simulated: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file's rows, and what they say of themselves."""
+
+    file: str
+    rows: Sequence[Row]
+    told_by: Sequence[_Origin]
+
+    def origin(self) -> str:
+        """One line: rows, commits, hardware, seeds, model, days."""
+        one = self.told_by
+        parts = [f"{self.file}, {len(self.rows)} rows"]
+        parts.append("commit " + _listed(row.commit for row in one))
+        parts.append(_listed(row.hardware for row in one))
+        if loads := [row.load_average for row in one if row.load_average is not None]:
+            parts.append(f"load average {min(loads):g} to {max(loads):g}")
+        seeds = sorted({row.seed for row in one})
+        parts.append(("seeds " if len(seeds) > 1 else "seed ") + ", ".join(map(str, seeds)))
+        if models := {row.model for row in one} - {""}:
+            parts.append("model " + _listed(models))
+        parts.append(_listed(row.at[:10] for row in one))
+        return " · ".join(parts)
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(sorted(set(values)))
+
+
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """Attributes:
+    run: the command that makes the file.
+    """
+
+    file: str
+    run: str
+
+
+def read_source(
+    folder: Path, name: str, kind: type[msgspec.Struct], run: str, only: str | None = None
+) -> Source | NotMeasured:
+    """
+    Args:
+        kind: what each row must be; if it tells no origin, rows of kind ``run`` must.
+        run: the command that makes the file.
+        only: of ``row``, where a file has rows of several kinds.
+
+    Raises:
+        ConfigError: a row is not what it should be; the message names file and line.
+    """
+    path = folder / name
+    shown = f"{folder.name}/{name}"
+    if not path.exists():
+        return NotMeasured(shown, run)
+    rows: list[Row] = []
+    told: list[_Origin] = []
+    for number, row in read_rows(path):
+        wanted = only is None or row.get("row") == only
+        try:
+            if wanted:
+                found = msgspec.convert(row, kind)
+                rows.append(row)
+                if isinstance(found, _Origin):
+                    told.append(found)
+            if not issubclass(kind, _Origin) and row.get("row") == "run":
+                told.append(msgspec.convert(row, _Origin))
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from error
+    if not rows:
+        return NotMeasured(shown, run)
+    if not told:
+        raise ConfigError(f"{path}: no row says commit, hardware and seed")
+    return Source(shown, rows, told)
+
+
+def newest(source: Source, key: str) -> Source:
+    """Only the rows that agree with the last one in ``key``."""
+    last = source.rows[-1][key]
+    kept = [
+        (row, told)
+        for row, told in zip(source.rows, source.told_by, strict=True)
+        if row[key] == last
+    ]
+    return Source(source.file, [row for row, _ in kept], [told for _, told in kept])

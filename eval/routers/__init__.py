@@ -1,0 +1,1 @@
+"""What a router costs, ours and others'."""

@@ -1,0 +1,24 @@
+"""Simulated time: what happens next, in the order of its moments."""
+
+from __future__ import annotations
+
+import heapq
+
+from .engine import Then
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self._events: list[tuple[float, int, Then]] = []
+        self._number = 0
+
+    def at(self, at_ms: float, then: Then) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (max(at_ms, self.now_ms), self._number, then))
+
+    def run(self) -> None:
+        events = self._events
+        while events:
+            self.now_ms, _, then = heapq.heappop(events)
+            then(self.now_ms)

@@ -1,0 +1,193 @@
+"""``ppd-eval simulate``: what a cluster would do, without one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from ppd.errors import ConfigError
+
+from ..provenance import provenance
+from ..sweep.config import load_config
+from . import cpu_check, search_command, study_command
+from .cost_model import VLLM_H100, CostModel, paper_model
+from .paper_claims import Claim, claims
+from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
+from .paper_points import CALIBRATION, PREDICTED, Measured, calibrate, simulated
+from .traffic import Workload, load
+
+
+# argparse has no public name for what ``add_subparsers`` returns.
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("simulate", help="a cluster by its cost model, in one process")
+    kinds = parser.add_subparsers(dest="simulate_command", required=True)
+    given = argparse.ArgumentParser(add_help=False)
+    given.add_argument("--workloads", type=Path, required=True, help="JSON, docs/SIMULATOR.md")
+    paper = kinds.add_parser(
+        "paper", parents=[given], help="the PPD paper's grid, and every number that it states"
+    )
+    paper.add_argument("--seed", type=int, default=0)
+    paper.add_argument("--duration-s", type=float, default=10.0, help="of arrivals, at each point")
+    paper.add_argument("--connections", type=int, default=50, help="of the clients; 0: no bound")
+    paper.add_argument("--replies-found", action="store_true", help="caches know replies, too")
+    paper.add_argument("--same-arrivals", action="store_true", help="in every configuration")
+    paper.add_argument("--processes", type=int, default=os.cpu_count())
+    paper.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    cpu = kinds.add_parser("cpu", help="against a real cluster, by what a sweep measured")
+    cpu.add_argument("config", type=Path, help="of the sweep")
+    cpu.add_argument("raw", type=Path, help="what the sweep wrote")
+    cpu.add_argument("--paced", action="store_true", help="its decode workers bounded chunks")
+    cpu.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    study_command.add_to(kinds)
+    search_command.add_to(kinds)
+    kinds.add_parser("calibrate", parents=[given], help="fit the cost model to measured points")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises:
+    ConfigError: the workloads cannot be read, or an option is wrong.
+    """
+    if options.simulate_command == "cpu":
+        config = load_config(options.config)
+        return cpu_check.run(config, options.raw, paced=options.paced, out=options.out)
+    if options.simulate_command == "cluster":
+        return study_command.run_cluster(options)
+    if options.simulate_command == "search-placement":
+        return search_command.run(options)
+    if options.simulate_command == "plan":
+        return study_command.run_plan(options)
+    workloads = load(options.workloads)
+    if options.simulate_command == "calibrate":
+        serving = calibrate(VLLM_H100, workloads)
+        print(json.dumps({"seed": 0, **asdict(serving)}))
+        return 0
+    if options.duration_s <= 0 or options.connections < 0 or options.processes < 1:
+        raise ConfigError("--duration-s and --processes must be above 0, --connections at least 0")
+    harness = replace(
+        Harness(),
+        duration_s=options.duration_s,
+        connections=options.connections,
+        replies_lost=not options.replies_found,
+        same_arrivals=options.same_arrivals,
+    )
+    return paper(workloads, harness, options.seed, options.processes, options.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A measured point and its simulation."""
+
+    point: Measured
+    simulated: float
+    calibration: bool
+
+    @property
+    def off(self) -> float:
+        return self.simulated / self.point.value - 1
+
+
+def paper(
+    workloads: Sequence[Workload], harness: Harness, seed: int, processes: int, out: Path | None
+) -> int:
+    """Print the tables and one JSON line."""
+    costs = paper_model()
+    started_s = time.monotonic()
+    grid = list(points(workloads, CONFIGURATIONS, seed))
+    rows = measure_all(grid, harness, costs, processes)
+    wall_s = time.monotonic() - started_s
+    checked = list(_check(workloads, harness, costs))
+    stated = claims(rows, costs)
+    _print_points(checked)
+    _print_claims(stated)
+    summary = {
+        "points": len(rows),
+        "turns": sum(row.turns for row in rows),
+        "wall_s": round(wall_s, 2),
+        "processes": processes,
+        "harness": asdict(harness),
+        "claims": len(stated),
+        **provenance(seed),
+    }
+    if out is not None:
+        _write(out, rows, checked, stated, summary)
+    print(json.dumps(summary))
+    return 0
+
+
+def measure_all(
+    grid: list[Point], harness: Harness, costs: CostModel, processes: int
+) -> list[PointRow]:
+    work = partial(measure, harness=harness, costs=costs)
+    if processes == 1:
+        return [work(point) for point in grid]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return pool.map(work, grid, chunksize=20)
+
+
+def _check(workloads: Sequence[Workload], harness: Harness, costs: CostModel) -> Iterator[Checked]:
+    names = {workload.name for workload in workloads}
+    for some, calibration in ((CALIBRATION, True), (PREDICTED, False)):
+        known = [point for point in some if point.workload in names]
+        values = simulated(known, workloads, costs, harness)
+        for point, value in zip(known, values, strict=True):
+            yield Checked(point, value, calibration)
+
+
+def _print_points(checked: Iterable[Checked]) -> None:
+    print("| measured point | | measured | simulated | off | |\n|---|---|---|---|---|---|")
+    for one in checked:
+        point = one.point
+        print(
+            f"| {point.configuration} {point.workload} QPS {point.qps:g} | {point.metric} "
+            f"| {point.value:g} | {one.simulated:.1f} | {one.off:+.0%} "
+            f"| {'calibration' if one.calibration else ''} |"
+        )
+
+
+def _print_claims(stated: Iterable[Claim]) -> None:
+    print("\n| claim | | paper | simulated | difference |\n|---|---|---|---|---|")
+    for claim in stated:
+        if claim.simulated is None or claim.difference is None:
+            values = "- | -"
+        else:
+            values = f"{claim.simulated:.1f} | {claim.difference:+.1f}"
+        print(f"| {claim.group} | {claim.name} | {claim.paper:g} | {values} |")
+
+
+def _write(
+    out: Path,
+    rows: list[PointRow],
+    checked: list[Checked],
+    stated: list[Claim],
+    summary: dict[str, object],
+) -> None:
+    lines = [
+        *({"row": "point", **asdict(row)} for row in rows),
+        *(
+            {
+                "row": "measured",
+                **asdict(one.point),
+                "simulated": one.simulated,
+                "calibration": one.calibration,
+            }
+            for one in checked
+        ),
+        *({"row": "claim", **asdict(claim), "difference": claim.difference} for claim in stated),
+        {"row": "run", **summary},
+    ]
+    try:
+        with out.open("ab") as file:
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+    except OSError as error:
+        raise ConfigError(f"{out}: {error}") from error
+    print(f"{len(lines)} rows appended to {out}", file=sys.stderr)

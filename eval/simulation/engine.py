@@ -1,0 +1,240 @@
+"""One simulated worker: a batch that decodes, a queue to prefill, and the steps between them.
+
+Prefill, decode and replica workers are the same engine: a prefill worker's jobs end with their
+prefill, a decode worker's come with their KV or append to it, a replica's do everything. Steps
+in which nothing changes are taken at once, in closed form. Time comes from the caller.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ppd.pacing import Pacer
+
+from .cache import KvCache
+from .cost_model import CostModel, Extend
+
+Then = Callable[[float], None]
+
+
+class Timer(Protocol):
+    """Calls ``then`` at a time."""
+
+    def __call__(self, at_ms: float, then: Then) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on one worker.
+
+    Attributes:
+        output_tokens: 0: it ends with its prefill.
+        has_kv: its KV has come from elsewhere; else it is prefilled here.
+        keeps_reply: what it generates stays cached, too.
+        least_cached_tokens: a precondition; ``refused`` is called if it is not met.
+    """
+
+    session: int
+    prompt_tokens: int
+    output_tokens: int
+    has_kv: bool
+    done: Then
+    first: Then | None = None
+    refused: Then | None = None
+    least_cached_tokens: int = 0
+    keeps_reply: bool = True
+    cached_tokens: int = field(default=0, init=False)
+    left_tokens: int = field(default=0, init=False)
+    ends_at_step: int = field(default=0, init=False)
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+class Engine:
+    """
+    Args:
+        chunk_tokens: most tokens of one step.
+        pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
+    """
+
+    def __init__(
+        self, costs: CostModel, timer: Timer, chunk_tokens: int, pacer: Pacer | None
+    ) -> None:
+        self.cache = KvCache(costs.kv_capacity_tokens)
+        self.sequences = 0
+        self.busy_ms = 0.0
+        self._costs = costs
+        self._timer = timer
+        self._chunk_tokens = chunk_tokens
+        self._pacer = pacer
+        self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
+        self._prefilling: deque[Job] = deque()
+        self._fresh: list[Job] = []  # speak after the next step
+        self._ends: list[tuple[int, int, Job]] = []
+        self._pushed = 0
+        self._context_tokens = 0  # of all that decode
+        self._steps = 0  # decode steps ever taken
+        self._rest_steps = 0  # decode steps before the next chunk
+        # The segment under way: steps that end together, whatever comes.
+        self._epoch = 0
+        self._idle = True
+        self._run: tuple[float, int] | None = None  # of decode steps alone: start and number
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._prefilling)
+
+    def submit(self, job: Job, now_ms: float) -> None:
+        assert job.kv_tokens <= self.cache.capacity_tokens, "a request no worker could ever hold"
+        self._waiting.append(job)
+        if self._idle:
+            self._next(now_ms)
+        elif self._run is not None:
+            self._cut(now_ms)
+
+    def _cut(self, now_ms: float) -> None:
+        """End a run of decode steps with the step that is under way."""
+        assert self._run is not None
+        start_ms, steps = self._run
+        done = self._costs.decode_steps(now_ms - start_ms, self.sequences, self._context_tokens)
+        if done < steps:
+            self._start_run(start_ms, done)
+
+    def _start_run(self, start_ms: float, steps: int) -> None:
+        self._run = start_ms, steps
+        ms = self._costs.decode_ms(steps, self.sequences, self._context_tokens)
+        self._at(start_ms + ms, lambda now_ms: self._end_run(start_ms, steps, now_ms))
+
+    def _at(self, at_ms: float, then: Then) -> None:
+        """``then`` at a time, unless the segment is replaced before."""
+        self._idle = False
+        self._epoch += 1
+        epoch = self._epoch
+
+        def guarded(now_ms: float) -> None:
+            if epoch == self._epoch:
+                then(now_ms)
+
+        self._timer(at_ms, guarded)
+
+    def _next(self, now_ms: float) -> None:
+        """At the end of a step: what comes next."""
+        self._run = None
+        self._admit(now_ms)
+        if self._prefilling and not (self._rest_steps and self.sequences):
+            self._start_mixed(now_ms)
+        elif self.sequences:
+            steps = self._ends[0][0] - self._steps
+            if self._fresh:
+                steps = 1
+            elif self._prefilling:
+                steps = min(steps, self._rest_steps)
+            self._start_run(now_ms, steps)
+        else:
+            self._idle = True
+
+    def _admit(self, now_ms: float) -> None:
+        while self._waiting:
+            job = self._waiting[0]
+            found = self.cache.cached_tokens(job.session)
+            if found < job.least_cached_tokens:
+                assert job.refused is not None
+                self._waiting.popleft()
+                job.refused(now_ms)
+                continue
+            if not self.cache.can_take(job.kv_tokens):
+                return
+            self._waiting.popleft()
+            # The last token is always computed: it gives the first of the reply.
+            found = self.cache.take(job.session, job.kv_tokens)
+            job.cached_tokens = min(found, job.prompt_tokens - 1)
+            if job.has_kv:
+                self._join(job, job.output_tokens)
+                self._fresh.append(job)
+            else:
+                job.left_tokens = job.prompt_tokens - job.cached_tokens
+                self._prefilling.append(job)
+
+    def _join(self, job: Job, steps: int) -> None:
+        self.sequences += 1
+        self._context_tokens += job.kv_tokens - steps
+        job.ends_at_step = self._steps + steps
+        self._pushed += 1
+        heapq.heappush(self._ends, (job.ends_at_step, self._pushed, job))
+
+    def _start_mixed(self, now_ms: float) -> None:
+        parts: list[tuple[Job, Extend]] = []
+        budget = max(1, self._chunk_tokens - self.sequences)
+        if self._pacer is not None and self.sequences:
+            job = self._prefilling[0]
+            chunk = self._pacer.next_chunk(job.left_tokens, job.prompt_tokens - job.left_tokens)
+            budget, self._rest_steps = chunk.tokens, chunk.decode_steps
+        for job in self._prefilling:
+            tokens = min(budget, job.left_tokens)
+            if not tokens:
+                break
+            parts.append((job, Extend(tokens, job.prompt_tokens - job.left_tokens)))
+            budget -= tokens
+        extends = [extend for _, extend in parts]
+        ms = self._costs.step_ms(self.sequences, self._context_tokens, extends)
+        self._at(now_ms + ms, lambda end_ms: self._end_mixed(parts, ms, end_ms))
+
+    def _end_mixed(self, parts: list[tuple[Job, Extend]], ms: float, now_ms: float) -> None:
+        self.busy_ms += ms
+        if self._pacer is not None and self.sequences:
+            tokens = sum(extend.tokens for _, extend in parts)
+            pairs = sum(extend.pairs for _, extend in parts)
+            self._pacer.chunked(tokens, pairs / tokens, ms)
+        self._advance(1, now_ms)
+        for job, extend in parts:
+            job.left_tokens -= extend.tokens
+            if job.left_tokens:
+                continue
+            assert self._prefilling[0] is job
+            self._prefilling.popleft()
+            if job.first is not None:
+                job.first(now_ms)
+            if job.output_tokens > 1:
+                self._join(job, job.output_tokens - 1)
+            else:
+                self._finish(job, now_ms)
+        self._next(now_ms)
+
+    def _end_run(self, start_ms: float, steps: int, now_ms: float) -> None:
+        self.busy_ms += now_ms - start_ms
+        if self._pacer is not None:
+            for _ in range(min(steps, 4)):  # its average would hardly move with more
+                self._pacer.decoded((now_ms - start_ms) / steps)
+        self._rest_steps = max(0, self._rest_steps - steps)
+        self._advance(steps, now_ms)
+        self._next(now_ms)
+
+    def _advance(self, steps: int, now_ms: float) -> None:
+        """Every sequence of the batch has ``steps`` more tokens."""
+        if not self.sequences:
+            return
+        self._steps += steps
+        self._context_tokens += steps * self.sequences
+        for job in self._fresh:
+            if job.first is not None:
+                job.first(now_ms)
+        self._fresh.clear()
+        while self._ends and self._ends[0][0] <= self._steps:
+            ends_at_step, _, job = heapq.heappop(self._ends)
+            assert ends_at_step == self._steps, "a run went past the end of a sequence"
+            self.sequences -= 1
+            self._context_tokens -= job.kv_tokens
+            self._finish(job, now_ms)
+
+    def _finish(self, job: Job, now_ms: float) -> None:
+        # The last generated token was never fed back.
+        reply = max(0, job.output_tokens - 1) if job.keeps_reply else 0
+        kept = job.prompt_tokens + reply
+        self.cache.give(job.session, job.kv_tokens, kept)
+        job.done(now_ms)

@@ -1,0 +1,143 @@
+"""Single points that the PPD paper's authors measured: what the cost model is calibrated on, and
+what it must predict.
+
+From freelulul/vllm-ppd at eae8a1d0697d, ``ppd/results/comprehensive/CONFIGURATION/
+CONFIGURATION_WORKLOAD_QPS.json`` (4 x H100, Llama-3.1-8B, vLLM). Which ones are for calibration was
+chosen before anything was simulated: points at rest, and decode batches of known size.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppd.errors import ConfigError
+
+from .cost_model import H100, LLAMA_8B, CostModel, Serving
+from .fit import fit
+from .paper_grid import Harness, Point, PointRow, measure
+from .traffic import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """``metric`` is a field of ``PointRow``."""
+
+    configuration: str
+    workload: str
+    qps: float
+    metric: str
+    value: float
+
+
+CALIBRATION = (
+    Measured("4R", "small_small_bal", 1, "t1_ttft_p50_ms", 28.1),
+    Measured("4R", "small_small_bal", 1, "t1_tpot_p50_ms", 7.84),
+    Measured("4R", "large_big_paste", 0.5, "t1_ttft_p50_ms", 57.6),
+    Measured("2P_2D", "small_small_bal", 1, "t1_ttft_p50_ms", 100.9),
+    Measured("2P_2D", "large_small_bal", 1, "t1_ttft_p50_ms", 141.1),
+    Measured("2P_2D", "small_very_long_gen", 20, "tpot_ms", 10.20),
+    Measured("3P_1D", "small_very_long_gen", 20, "tpot_ms", 12.45),
+    Measured("2P_2D", "large_very_long_gen", 20, "tpot_ms", 11.92),
+)
+PREDICTED = (
+    Measured("4R", "small_small_bal", 1, "t2_ttft_p50_ms", 28.3),
+    Measured("4R", "large_big_paste", 0.5, "t2_ttft_p50_ms", 77.0),
+    Measured("4R", "small_huge_paste", 8, "t2_ttft_p50_ms", 60.7),
+    Measured("4R", "small_huge_paste", 8, "t2_ttft_ms", 80.2),
+    Measured("4R", "small_huge_paste", 8, "tpot_ms", 9.10),
+    Measured("4R", "large_very_long_gen", 20, "t1_ttft_ms", 31161.0),
+    Measured("4R", "large_very_long_gen", 20, "t2_ttft_ms", 90.9),
+    Measured("4R", "large_very_long_gen", 20, "tpot_ms", 11.26),
+    Measured("4R", "large_very_long_gen", 20, "tokens_per_s", 3772.8),
+    Measured("1P_3D", "large_small_bal", 1, "t2_ttft_p50_ms", 135.6),
+    Measured("1P_3D", "small_small_bal", 8, "t2_ttft_p50_ms", 97.7),
+    Measured("1P_3D", "small_small_bal", 8, "t2_ttft_ms", 126.5),
+    Measured("1P_3D", "small_small_bal", 8, "tpot_ms", 8.52),
+    Measured("1P_3pD", "large_huge_paste", 16, "t2_ttft_p50_ms", 136.1),
+    Measured("1P_3pD", "large_huge_paste", 16, "tpot_ms", 10.80),
+    Measured("1P_3pD", "large_huge_paste", 16, "tokens_per_s", 3617.6),
+    Measured("1P_1D_2pD", "large_big_paste", 10, "t2_ttft_p50_ms", 131.2),
+    Measured("1P_1D_2pD", "large_big_paste", 10, "tpot_ms", 10.22),
+    Measured("1P_1D_2pD", "large_big_paste", 10, "tokens_per_s", 3511.5),
+    Measured("2P_2D", "small_small_bal", 1, "t2_ttft_p50_ms", 102.0),
+    Measured("2P_2D", "large_small_bal", 1, "t2_ttft_p50_ms", 151.5),
+    Measured("2P_2D", "large_long_gen", 1, "t2_ttft_p50_ms", 140.9),
+    Measured("2P_2D", "large_big_paste", 4, "t2_ttft_ms", 159.5),
+    Measured("2P_2D", "large_big_paste", 4, "tpot_ms", 9.06),
+    Measured("2P_2D", "large_huge_paste", 8, "t2_ttft_ms", 215.0),
+    Measured("2P_2D", "large_huge_paste", 8, "tpot_ms", 10.94),
+    Measured("2P_2D", "large_huge_paste", 8, "tokens_per_s", 3138.6),
+    Measured("2P_2D", "large_very_long_gen", 20, "t2_ttft_ms", 180.9),
+    Measured("2P_2D", "large_very_long_gen", 20, "tokens_per_s", 3902.6),
+    Measured("2P_2pD", "small_small_bal", 1, "t2_ttft_p50_ms", 32.0),
+    Measured("2P_2pD", "large_big_paste", 4, "t2_ttft_ms", 108.7),
+    Measured("2P_2pD", "large_big_paste", 4, "tpot_ms", 10.07),
+    Measured("2P_2pD", "large_long_gen", 8, "t2_ttft_ms", 88.7),
+    Measured("2P_2pD", "large_long_gen", 8, "tpot_ms", 11.19),
+    Measured("2P_2pD", "large_long_gen", 8, "tokens_per_s", 3235.6),
+    Measured("2P_2pD", "large_very_long_gen", 20, "t2_ttft_ms", 109.4),
+    Measured("2P_2pD", "large_very_long_gen", 20, "tpot_ms", 11.78),
+    Measured("2P_2pD", "large_very_long_gen", 20, "tokens_per_s", 4050.1),
+    Measured("3P_1D", "large_long_gen", 2, "t2_ttft_p50_ms", 173.9),
+    Measured("3P_1D", "large_long_gen", 2, "tpot_ms", 10.53),
+    Measured("3P_1pD", "large_huge_paste", 16, "t2_ttft_p50_ms", 153.6),
+    Measured("3P_1pD", "large_huge_paste", 16, "tpot_ms", 17.73),
+    Measured("3P_1pD", "large_huge_paste", 16, "tokens_per_s", 2892.3),
+)
+_SEEDS = range(5)  # their arrivals are not known: the mean over several of ours
+
+_FREE = (
+    "compute_share",
+    "memory_share",
+    "step_ms",
+    "sequence_ms",
+    "request_ms",
+    "handover_ms",
+    "link_bytes_per_s",
+)
+
+
+def simulated(
+    points: Sequence[Measured],
+    workloads: Sequence[Workload],
+    costs: CostModel,
+    harness: Harness,
+) -> list[float]:
+    """What the same points take in the simulator.
+
+    Raises:
+        ConfigError: a workload of theirs is not among ``workloads``.
+    """
+    by_name = {workload.name: workload for workload in workloads}
+    if missing := {point.workload for point in points} - set(by_name):
+        raise ConfigError(f"workloads lack {', '.join(sorted(missing))}")
+    rows: dict[tuple[str, str, float], list[PointRow]] = {}
+    for point in points:
+        key = point.configuration, point.workload, point.qps
+        if key not in rows:
+            one = by_name[point.workload]
+            rows[key] = [
+                measure(Point(point.configuration, one, point.qps, seed), harness, costs)
+                for seed in _SEEDS
+            ]
+    return [
+        statistics.fmean(
+            value
+            for row in rows[point.configuration, point.workload, point.qps]
+            if (value := getattr(row, point.metric)) is not None
+        )
+        for point in points
+    ]
+
+
+def calibrate(start: Serving, workloads: Sequence[Workload]) -> Serving:
+    """Fit ``CALIBRATION``."""
+
+    def errors(serving: Serving) -> list[float]:
+        costs = CostModel(LLAMA_8B, H100, serving)
+        values = simulated(CALIBRATION, workloads, costs, Harness())
+        return [value / point.value - 1 for value, point in zip(values, CALIBRATION, strict=True)]
+
+    return fit(start, _FREE, errors)

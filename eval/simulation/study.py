@@ -1,0 +1,225 @@
+"""What no four GPUs can show: clusters of any size, pauses, traces; and the cheapest that will do.
+
+Clients are open loop here, replies come back as they were generated, and only the KV that a
+decode worker lacks is transferred: as SGLang with a decode radix cache serves through our router.
+The costs are those of the paper's machine.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ppd.decision import Policy, Reason, Route
+from ppd.errors import ConfigError
+from ppd.policies import static_policy
+from ppd.score import Objective, Targets, Weights
+from ppd.table import Table
+from ppd.table_policy import TablePolicy
+
+from .cost_model import CostModel
+from .rows import TurnRow
+from .simulator import Simulation
+from .traffic import Clients, Conversation, Workload, mixed, traced
+from .workers import Chunking, Placement, Shape
+
+PACED_TOKENS = 2048  # ppd-worker's --chunked-prefill-size on GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Conversations like ``workloads``, or those of a ``trace``, each ``copies`` times."""
+
+    workloads: tuple[Workload, ...] = ()
+    qps: float = 0.0
+    duration_s: float = 0.0
+    think_s: float | None = None
+    trace: Path | None = None
+    copies: int = 1
+
+    def conversations(self, seed: int) -> Iterable[Conversation]:
+        if self.trace is not None:
+            return traced(self.trace, self.copies)
+        source = random.Random(seed)
+        return mixed(self.workloads, self.qps, self.duration_s, self.think_s, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How turns are routed, beyond the policy's name.
+
+    Attributes:
+        table: of the ``ppd`` policy.
+    """
+
+    table: Table | None = None
+    objective: Objective = field(default_factory=Weights)
+    placement: Placement = Placement.CHANCE
+
+    def policy(self, name: str) -> Policy:
+        """A new one: the table's learns.
+
+        Raises:
+            ConfigError: there is no such policy, or no table for it.
+        """
+        if name != "ppd":
+            return static_policy(name)
+        if self.table is None:
+            raise ConfigError("the policy ppd goes by a decision table: --table FILE")
+        return TablePolicy(self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRow:
+    """One cluster under one traffic.
+
+    Attributes:
+        qps: turns a second that arrived, per worker.
+        ok_share: turns that met the targets; None without targets.
+        lost_share: later turns that found nothing cached where they were prefilled, or too little
+            for a local turn.
+        gpu_s_per_mtoken: time of all GPUs for a million generated tokens.
+        event_s: wall time of the simulation.
+    """
+
+    shape: str
+    policy: str
+    placement: str
+    think_s: float | None
+    workers: int
+    turns: int
+    qps: float
+    t1_ttft_p50_ms: float
+    t2_ttft_p50_ms: float
+    t2_ttft_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    ok_share: float | None
+    local_share: float
+    lost_share: float
+    moved_tokens_per_turn: float
+    gpu_s_per_mtoken: float
+    event_s: float
+    memory_mb: float
+
+
+def study(
+    costs: CostModel,
+    shape: str,
+    policy: str,
+    traffic: Traffic,
+    seed: int,
+    targets: Targets | None = None,
+    routing: Routing | None = None,
+) -> StudyRow:
+    """
+    Raises:
+        ConfigError: there is no such shape or policy, or no table for it.
+    """
+    routing = routing or Routing()
+    started_s = time.perf_counter()
+    parsed = Shape.parse(shape)
+    simulation = Simulation(
+        costs,
+        parsed,
+        routing.policy(policy),
+        Clients(),
+        seed,
+        objective=routing.objective,
+        delta=True,
+        chunking=Chunking(paced_tokens=PACED_TOKENS),
+        placement=routing.placement,
+    )
+    result = simulation.run(traffic.conversations(seed))
+    rows = result.rows
+    later = [row for row in rows if row.turn > 1]
+    arrived_s = max(row.at_s for row in rows) - min(row.at_s for row in rows)
+    tokens = sum(row.output_tokens for row in rows)
+    lost = sum(_lost(row) for row in later)
+    tpots = [row.tpot_ms for row in rows if row.output_tokens > 1]
+    return StudyRow(
+        shape=shape,
+        policy=policy,
+        placement=routing.placement,
+        think_s=traffic.think_s,
+        workers=parsed.workers,
+        turns=len(rows),
+        qps=round(len(rows) / max(1.0, arrived_s) / parsed.workers, 3),
+        t1_ttft_p50_ms=_quantile([row.ttft_ms for row in rows if row.turn == 1], 0.5),
+        t2_ttft_p50_ms=_quantile([row.ttft_ms for row in later], 0.5),
+        t2_ttft_p99_ms=_quantile([row.ttft_ms for row in later], 0.99),
+        tpot_p50_ms=_quantile(tpots, 0.5),
+        tpot_p99_ms=_quantile(tpots, 0.99),
+        ok_share=None if targets is None else sum(_met(targets, row) for row in rows) / len(rows),
+        local_share=sum(row.route is not Route.REMOTE for row in later) / max(1, len(later)),
+        lost_share=lost / max(1, len(later)),
+        moved_tokens_per_turn=result.moved_tokens / len(rows),
+        gpu_s_per_mtoken=parsed.workers * result.ended_s / tokens * 1e6,
+        event_s=round(time.perf_counter() - started_s, 3),
+        memory_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    )
+
+
+def _lost(row: TurnRow) -> bool:
+    return row.reason is Reason.REFUSED_BY_WORKER or row.cached_tokens == 0
+
+
+def _met(targets: Targets, row: TurnRow) -> bool:
+    ttft, tpot = targets.ttft_ms, targets.tpot_ms
+    return (ttft is None or row.ttft_ms <= ttft) and (tpot is None or row.tpot_ms <= tpot)
+
+
+def _quantile(values: list[float], share: float) -> float:
+    values = sorted(values)
+    return round(values[min(len(values) - 1, int(share * len(values)))], 2) if values else 0.0
+
+
+def candidates(workers: int) -> Iterator[tuple[str, str]]:
+    """Every cluster of a size, with its policy."""
+    yield f"{workers}R", "replica"
+    for prefill in range(1, workers):
+        yield f"{prefill}P_{workers - prefill}D", "pd"
+        yield f"{prefill}P_{workers - prefill}pD", "full"
+
+
+def plan(
+    costs: CostModel,
+    traffic: Traffic,
+    targets: Targets,
+    share: float,
+    most_workers: int,
+    seed: int,
+) -> tuple[list[StudyRow], StudyRow | None]:
+    """All that was tried, and the best cluster of the fewest workers with which ``share`` of all
+    turns meet ``targets``."""
+    tried: list[StudyRow] = []
+    for workers in range(1, most_workers + 1):
+        rows = [
+            study(costs, shape, policy, traffic, seed, targets)
+            for shape, policy in candidates(workers)
+        ]
+        tried += rows
+        best = max(rows, key=lambda row: row.ok_share or 0.0)
+        if (best.ok_share or 0.0) >= share:
+            return tried, best
+    return tried, None
+
+
+def break_even(costs: CostModel, shape: str, traffic: Traffic, seed: int) -> float | None:
+    """Up to which ``w_tpot`` (with ``w_ttft`` 1) Algorithm 1 sends this traffic local.
+
+    Args:
+        shape: with decode workers that append; the same is simulated without.
+
+    Returns:
+        None: at any weight.
+    """
+    local = study(costs, shape, "full", traffic, seed)
+    remote = study(costs, shape.replace("pD", "D"), "pd", traffic, seed)
+    saved = 1 - local.t2_ttft_p50_ms / remote.t2_ttft_p50_ms
+    lost = local.tpot_p50_ms / remote.tpot_p50_ms - 1
+    return max(0.0, saved) / lost if lost > 0 else (None if saved > 0 else 0.0)

@@ -1,0 +1,148 @@
+"""``ppd-eval simulate cluster`` and ``plan``: their options and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+
+from ppd.errors import ConfigError, TableError
+from ppd.score import Targets, Weights
+from ppd.table import Table
+
+from ..provenance import provenance
+from .cost_model import paper_model
+from .study import Routing, StudyRow, Traffic, break_even, plan, study
+from .traffic import load
+from .workers import Placement, Shape
+
+
+# argparse has no public name for what ``add_subparsers`` returns.
+def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    given = argparse.ArgumentParser(add_help=False)
+    given.add_argument("--workloads", type=Path, help="JSON, docs/SIMULATOR.md; all in one mix")
+    given.add_argument("--names", nargs="+", help="only these workloads")
+    given.add_argument("--qps", type=float, default=1.0, help="conversations a second, in all")
+    given.add_argument("--duration-s", type=float, default=120.0, help="of arrivals")
+    given.add_argument("--trace", type=Path, help="JSONL, in place of workloads")
+    given.add_argument("--copies", type=int, default=1, help="of each conversation of the trace")
+    given.add_argument("--seed", type=int, default=0)
+    given.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    cluster = kinds.add_parser("cluster", parents=[given], help="any cluster under any traffic")
+    cluster.add_argument("--shapes", nargs="+", required=True, help="as 1P_3pD")
+    cluster.add_argument("--policies", nargs="+", default=["full"], help="of ppd-router")
+    cluster.add_argument("--table", type=Path, help="of the policy ppd")
+    cluster.add_argument("--w-ttft", type=float, default=1.0, help="its weight of TTFT")
+    cluster.add_argument("--w-tpot", type=float, default=1.0, help="its weight of TPOT")
+    cluster.add_argument(
+        "--placement",
+        nargs="+",
+        choices=[*Placement],
+        default=[Placement.CHANCE],
+        help="of new conversations",
+    )
+    cluster.add_argument("--think-s", nargs="+", type=float, help="mean pauses between turns")
+    cluster.add_argument("--scaled", action="store_true", help="--qps is for each worker")
+    wanted = kinds.add_parser("plan", parents=[given], help="the cheapest cluster that will do")
+    wanted.add_argument("--think-s", type=float, help="mean pause between turns")
+    wanted.add_argument("--slo-ttft-ms", type=float)
+    wanted.add_argument("--slo-tpot-ms", type=float)
+    wanted.add_argument("--share", type=float, default=0.95, help="of turns that must meet them")
+    wanted.add_argument("--most-workers", type=int, default=8)
+
+
+def run_cluster(options: argparse.Namespace) -> int:
+    """One JSON line for each shape, policy, placement and pause.
+
+    Raises:
+        ConfigError: an option makes no sense.
+    """
+    weights = Weights(options.w_ttft, options.w_tpot)
+    if problem := weights.problem():
+        raise ConfigError(problem)
+    table = None if options.table is None else _table(options.table)
+    rows = []
+    for shape, policy, placement, think_s in product(
+        options.shapes, options.policies, options.placement, options.think_s or [None]
+    ):
+        routing = Routing(table, weights, Placement(placement))
+        traffic = replace(_traffic(options), think_s=think_s)
+        if options.scaled:
+            traffic = replace(traffic, qps=traffic.qps * Shape.parse(shape).workers)
+        row = study(paper_model(), shape, policy, traffic, options.seed, routing=routing)
+        rows.append(row)
+        print(json.dumps(asdict(rows[-1])), flush=True)
+    _write(options.out, rows, options.seed)
+    return 0
+
+
+def _table(path: Path) -> Table:
+    try:
+        return Table.parse(path.read_bytes())
+    except (OSError, TableError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """A line for each cluster that was tried, and one JSON line.
+
+    Raises:
+        ConfigError: an option makes no sense.
+    """
+    targets = Targets(options.slo_ttft_ms, options.slo_tpot_ms)
+    if problem := targets.problem():
+        raise ConfigError(problem)
+    if not (0 < options.share <= 1 and options.most_workers >= 1):
+        raise ConfigError("--share must be above 0, at most 1; --most-workers at least 1")
+    traffic = replace(_traffic(options), think_s=options.think_s)
+    costs = paper_model()
+    tried, best = plan(costs, traffic, targets, options.share, options.most_workers, options.seed)
+    for row in tried:
+        print(
+            f"{row.shape:12} {row.policy:8} {row.ok_share or 0:7.1%}  TTFT p99 "
+            f"{row.t2_ttft_p99_ms:8.0f} ms  TPOT p99 {row.tpot_p99_ms:6.1f} ms  "
+            f"{row.gpu_s_per_mtoken:8.0f} GPU s a million tokens"
+        )
+    summary: dict[str, object] = {
+        "tried": len(tried),
+        "best": None if best is None else asdict(best),
+        **provenance(options.seed),
+    }
+    if best is not None and "pD" in best.shape:
+        summary["local_up_to_w_tpot"] = break_even(costs, best.shape, traffic, options.seed)
+    _write(options.out, tried, options.seed)
+    print(json.dumps(summary))
+    return 0
+
+
+def _traffic(options: argparse.Namespace) -> Traffic:
+    if (options.workloads is None) is (options.trace is None):
+        raise ConfigError("give --workloads or --trace")
+    if options.trace is not None:
+        if options.copies < 1:
+            raise ConfigError("--copies must be at least 1")
+        return Traffic(trace=options.trace, copies=options.copies)
+    if not (options.qps > 0 and options.duration_s > 0):
+        raise ConfigError("--qps and --duration-s must be above 0")
+    workloads = load(options.workloads)
+    if options.names:
+        workloads = tuple(one for one in workloads if one.name in options.names)
+    if not workloads:
+        raise ConfigError(f"{options.workloads} holds none of these workloads")
+    return Traffic(workloads, options.qps, options.duration_s)
+
+
+def _write(out: Path | None, rows: list[StudyRow], seed: int) -> None:
+    if out is None:
+        return
+    lines: Iterator[dict[str, object]] = (
+        {"row": "study", **asdict(row), **provenance(seed)} for row in rows
+    )
+    try:
+        with out.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError as error:
+        raise ConfigError(f"{out}: {error}") from error

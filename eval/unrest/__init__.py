@@ -1,0 +1,1 @@
+"""Our router under load while its workers die, hang and come back."""

@@ -1,0 +1,132 @@
+"""``ppd-eval load-router``: our router under load while its workers die, hang and come back.
+
+At the end its ``/metrics`` must say exactly what the clients have seen, every error must come from
+what was done to the workers, and nothing may be left: descriptors, legs, tokens, memory.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from ..cluster import free_port, launching
+from ..faults.command import MODEL, own_router
+from ..provenance import provenance
+from .account import DISCONNECTED, TRUNCATED, settled
+from .drive import Run, Target, drive
+from .schedule import Workers, log_lines
+
+# Short times, so that much happens; a small index, so that it is full early.
+OPTIONS: dict[str, Any] = {
+    "policy": "partial:0.7",
+    "answer_timeout_s": 3.0,
+    "idle_timeout_s": 3.0,
+    "connect_timeout_s": 2.0,
+    "probe_interval_s": 0.25,
+    "session_capacity": 20_000,
+    "breaker_rest_s": 1.0,
+    "resume_streams": 2,
+    "escape_to_decode": True,
+}
+ROLES = ("prefill", "prefill", "decode", "decode", "decode")
+_BROKEN_OFF, _LEFT_ALONE = "truncated stream from", "fails request after request"
+_GROWTH = 1.10  # of memory, from the first quarter to the end
+_START_S = 60.0
+
+
+def run(requests: int, talkers: int, seed: int, out: Path | None, logs: Path) -> int:
+    """Returns the exit status; the last line on stdout is one JSON object."""
+    with launching(logs) as launch:
+        workers = Workers(launch, MODEL)
+        for role in ROLES:
+            workers.add(role)
+        options = logs / "load-router.toml"
+        options.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in OPTIONS.items()))
+        port = free_port()
+        prefill, decode = (
+            [slot.url for slot in workers.of(role)] for role in ("prefill", "decode")
+        )
+        more = ("--config", str(options), "--log-level", "warning")
+        router = launch.start("load-router", port, own_router(port, prefill, decode, *more))
+        router.wait_ready("/health", time.monotonic() + _START_S)
+        done = uvloop.run(drive(Target(port, router.popen.pid), workers, requests, talkers, seed))
+        logged, others = log_lines(router.log, (_BROKEN_OFF, _LEFT_ALONE))
+    result = summary(done, logged, others)
+    if out is not None:
+        with out.open("a") as file:
+            for row in rows(done, result):
+                file.write(json.dumps({**row, "options": OPTIONS, **provenance(seed)}) + "\n")
+    print(json.dumps(result))
+    return int(not result["clean"])
+
+
+def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any]:
+    """
+    Args:
+        logged: errors of known kinds in the router's log; ``others``: all others.
+    """
+    shared, books, rss_mb = done.shared, done.books, done.rss_mb
+    account = shared.account
+    outcomes, routes = Counter[str](), Counter[str]()
+    for (_, outcome), count in account.finished.items():
+        outcomes[outcome] += count
+    for (_, route, reason), count in account.turns.items():
+        routes[f"{route} {reason}"] += count
+    differences = done.differences
+    # One that a client has hung up on while it was to go on elsewhere is only logged.
+    broken_off = outcomes[TRUNCATED] + books.resumed
+    if not 0 <= logged[_BROKEN_OFF] - broken_off <= outcomes[DISCONNECTED]:
+        differences.append(f"broken off: {broken_off} seen, {logged[_BROKEN_OFF]} logged")
+    clean = (
+        not differences
+        and not account.unexplained
+        and not others
+        and done.descriptors[1] <= done.descriptors[0]
+        and not books.in_flight
+        and not books.backlog_tokens
+        and _flat(rss_mb, sum(shared.kinds.values()))
+    )
+    return {
+        "clean": clean,
+        "requests": sum(shared.kinds.values()),
+        "seconds": round(done.seconds, 1),
+        "kinds": dict(shared.kinds),
+        "outcomes": dict(outcomes),
+        "routes": dict(routes),
+        "troubles": dict(Counter(event.trouble.value for event in done.events)),
+        "counted_otherwise": settled(account, books)[1],
+        "differences": differences[:20],
+        "errors_explained": dict(account.explained),
+        "seen_back_after_s": round(account.seen_back_after_s, 2),
+        "unexplained": len(account.unexplained),
+        "unexplained_first": account.unexplained[:5],
+        "streams_resumed": books.resumed,
+        "logged_errors": {**logged, "others": len(others), "first": others[:5]},
+        "descriptors": list(done.descriptors),
+        "in_flight": books.in_flight,
+        "backlog_tokens": books.backlog_tokens,
+        "rss_mb": rss_mb,
+    }
+
+
+def _flat(rss_mb: dict[float, float], requests: int) -> bool:
+    """Memory is, once the index of finished turns is full; a short load does not fill it."""
+    full = 0.25 * requests > 2 * OPTIONS["session_capacity"]
+    return not full or rss_mb[1.0] <= _GROWTH * rss_mb[0.25]
+
+
+def rows(done: Run, result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"part": "summary", **result}
+    account, books = done.shared.account, done.books
+    for name, mine, theirs in (
+        ("finished", account.finished, books.finished),
+        ("turns", account.turns, books.turns),
+    ):
+        for key in sorted(mine.keys() | theirs.keys()):
+            yield {"part": name, "of": key, "client": mine[key], "router": theirs[key]}

@@ -1,0 +1,216 @@
+"""The clients of ``load-router``: conversations, turn after turn, well and badly behaved."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ..dialects import WORKER
+from ..faults.client import Leave, Patience, Reply, ReplyConnection, connect
+from ..faults.workers import Fault
+from .account import DISCONNECTED, OK, Account, outcome_of, problem_of
+from .requests import Conversation, bad_request, begin, fault_to_ask
+
+_DEADLINE_S = 60.0
+_BACK_OFF_S = 0.2  # where no worker is left
+_SHARES = {
+    "well": 0.86,
+    "hangs up": 0.04,
+    "hangs up on silence": 0.02,
+    "asks for a fault": 0.04,
+    "bad": 0.03,
+    "half a request": 0.01,
+}
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request and what came of it.
+
+    Attributes:
+        allowed: outcomes that need no explanation.
+    """
+
+    path: str
+    kind: str
+    allowed: tuple[str, ...]
+    reply: Reply
+    outcome: str
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all clients of a run have in common.
+
+    Attributes:
+        left: requests to be sent still.
+        drained_since: since when the worker on that port gets no new work; None: it does.
+        calm_for: whether nothing will be done to the workers for so many seconds.
+        odd: turns with an outcome that has to be explained; ``hung_up``: that were given up.
+        marks: to be called when so many requests are left.
+    """
+
+    port: int
+    left: int
+    calm_for: Callable[[float], bool]
+    drained_since: Callable[[int], float | None]
+    account: Account = field(default_factory=Account)
+    kinds: Counter[str] = field(default_factory=Counter)
+    odd: list[Turn] = field(default_factory=list)
+    hung_up: list[Turn] = field(default_factory=list)
+    marks: dict[int, Callable[[], None]] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
+
+    def spend(self) -> None:
+        self.left -= 1
+        if mark := self.marks.pop(self.left, None):
+            mark()
+
+
+class Talker:
+    """One client: one connection at a time."""
+
+    def __init__(self, shared: Shared, source: random.Random) -> None:
+        self._shared = shared
+        self._source = source
+        self._link: ReplyConnection | None = None
+
+    async def run(self) -> None:
+        try:
+            while self._shared.left > 0:
+                await self._converse()
+        finally:
+            self._hang_up()
+
+    async def _converse(self) -> None:
+        source, shared = self._source, self._shared
+        talk = begin(f"c{next(shared.numbers)}", source)
+        for _ in range(source.randint(1, 7)):
+            if shared.left <= 0:
+                return
+            shared.spend()
+            kind = source.choices([*_SHARES], weights=[*_SHARES.values()])[0]
+            shared.kinds[kind] += 1
+            if kind == "bad":
+                await self._bad()
+            elif kind == "half a request":
+                await self._half(talk)
+            elif turn := await self._turn(talk, kind):
+                talk.heard(turn.reply)
+                talk.say(f" And {source.random()}? ")
+
+    async def _turn(self, talk: Conversation, kind: str) -> Turn | None:
+        """The turn, if the conversation goes on from it."""
+        source = self._source
+        number, words, stream = next(self._shared.numbers), source.randint(3, 24), True
+        asks, patience = "", None
+        allowed: Sequence[str] = (OK,)
+        match kind:
+            case "well":
+                stream = source.random() < 0.7
+            case "hangs up":
+                most = source.choice((words, words // 2, words // 2))
+                patience = Patience(Leave.HALF, events=source.randint(1, most))
+                allowed = (OK, DISCONNECTED)
+            case "hangs up on silence":
+                stream, asks, patience = self._silence()
+                allowed = (DISCONNECTED,)
+            case _:
+                stream = source.random() < 0.7
+                asks, allowed = fault_to_ask(source, stream)
+        request = talk.request(f"{number} {talk.name} {asks}".strip(), words, stream)
+        reply = await self._ask(request, patience)
+        outcome = outcome_of(reply)
+        turn = Turn(talk.path, f"{kind} {asks}".strip(), tuple(allowed), reply, outcome)
+        problem = problem_of(talk.path, number, words, outcome, reply)
+        self._note(turn, problem)
+        return turn if outcome == OK else None
+
+    def _silence(self) -> tuple[bool, str, Patience]:
+        """A request whose answer does not end by itself.
+
+        A client that leaves at once does not see what was under way to it; so only where no worker
+        is about to break, or nobody could say how that request had ended.
+        """
+        source = self._source
+        how = source.choice((Leave.HALF, Leave.AT_ONCE))
+        if how is Leave.AT_ONCE and not self._shared.calm_for(1.0):
+            how = Leave.HALF
+        if source.random() < 0.5:
+            return True, f"decode={Fault.HOLDS}", Patience(how, events=1)
+        # Not sooner: what has not been sent when a client leaves is not sent any more.
+        patience = Patience(how, after_s=source.uniform(0.05, 0.3))
+        return source.random() < 0.5, f"decode={Fault.HANGS}", patience
+
+    def _note(self, turn: Turn, problem: str | None) -> None:
+        account, reply = self._shared.account, turn.reply
+        account.finished[turn.path, turn.outcome] += 1
+        if reply.left and not reply.whole:
+            self._shared.hung_up.append(turn)
+        if (route := reply.headers.get("x-ppd-route")) is not None:
+            account.turns[turn.path, route, reply.headers["x-ppd-reason"]] += 1
+        if problem is not None:
+            account.unexplained.append(f"{turn.kind}: {problem}")
+        if turn.outcome not in turn.allowed:
+            self._shared.odd.append(turn)
+        if turn.outcome == OK:
+            self._check_worker(reply)
+
+    def _check_worker(self, reply: Reply) -> None:
+        port = next((value[WORKER] for value in reply.values if WORKER in value), None)
+        since_s = None if port is None else self._shared.drained_since(port)
+        if port is None:
+            self._shared.account.unexplained.append("an answer that names no worker")
+        elif since_s is not None and since_s < reply.sent_s:
+            self._shared.account.unexplained.append("answered by a worker that was drained")
+
+    async def _bad(self) -> None:
+        bad = bad_request(self._source)
+        reply = await self._ask(bad.request, None)
+        if bad.counted is not None:
+            self._shared.account.finished[bad.counted, "rejected"] += 1
+        if reply.status != bad.status or not reply.errors:
+            told = f"{reply.status} {bytes(reply.body[:200])!r} {reply.broken}"
+            self._shared.account.unexplained.append(f"{bad.name}: {told}")
+        if bad.closes:
+            self._hang_up()
+
+    async def _half(self, talk: Conversation) -> None:
+        """Nothing of it must be counted, or stay."""
+        link = await self._connected()
+        link.send(talk.request("0 half", 3, True)[: self._source.randint(10, 400)])
+        link.finish()
+        self._link = None
+
+    async def _ask(self, request: bytes, patience: Patience | None) -> Reply:
+        link = await self._connected()
+        reply = await link.ask(request, deadline_s=_DEADLINE_S, patience=patience)
+        if reply.left or not reply.whole:
+            self._hang_up()
+        elif reply.status == 503:
+            await asyncio.sleep(_BACK_OFF_S)
+        return reply
+
+    async def _connected(self) -> ReplyConnection:
+        until_s = time.monotonic() + _DEADLINE_S
+        while self._link is None or not self._link.usable:
+            with suppress(OSError):
+                self._link = await connect(self._shared.port)
+            if time.monotonic() > until_s:
+                raise ConnectionError("the router takes no connections")
+        return self._link
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+async def talk(shared: Shared, talkers: int, source: random.Random) -> None:
+    each = [Talker(shared, random.Random(source.random())) for _ in range(talkers)]
+    await asyncio.gather(*(talker.run() for talker in each))

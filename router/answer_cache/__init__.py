@@ -1,0 +1,1 @@
+"""Answers kept in the vector-search pool, for questions that mean the same."""

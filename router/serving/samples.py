@@ -1,0 +1,185 @@
+"""``n`` > 1: so many requests of one sample each, side by side, answered as one.
+
+SGLang 0.5.21 does not finish parallel samples between a prefill and a decode worker. The later
+ones find the prompt in the caches that the first one fills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import orjson
+
+from ..wire.request import Connection, Listener
+from .inner import Asked, Inner, chunks_of, parsed
+from .sse import DONE
+
+_Serve = Callable[[Asked], Coroutine[Any, Any, None]]
+
+
+async def serve_samples(request: Asked, count: int, serve: _Serve) -> None:
+    """
+    Args:
+        serve: serves one of the requests.
+    """
+    fields = orjson.loads(request.body)
+    options = fields.get("stream_options")
+    asks_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+    served: list[asyncio.Task[None]] = []
+
+    def give_up(refused: int) -> None:
+        """One sample was refused, and so is the request: nobody waits for the others."""
+        for index, one in enumerate(served):
+            if index != refused:
+                one.cancel()
+
+    merge = _Merge(request, count, asks_usage, give_up)
+    async with asyncio.TaskGroup() as tasks:
+        served += [
+            tasks.create_task(serve(merge.request(index, dict(fields)))) for index in range(count)
+        ]
+    merge.end()
+
+
+class _Merge:
+    """The answers of all samples, becoming one.
+
+    Args:
+        give_up: the others, when the one of that index was refused.
+    """
+
+    def __init__(
+        self, request: Asked, count: int, asks_usage: bool, give_up: Callable[[int], None]
+    ) -> None:
+        self.give_up = give_up
+        self._request = request
+        self._asks_usage = asks_usage
+        self.connection = _Shared(request.connection)
+        self._samples = [_Sample(self, index) for index in range(count)]
+        self.first: dict[str, Any] = {}  # what all chunks have in common
+
+    def request(self, index: int, fields: dict[str, Any]) -> Inner:
+        fields["n"] = 1
+        fields.pop("best_of", None)
+        if index and isinstance(rid := fields.get("rid"), str):
+            fields["rid"] = f"{rid}-{index}"
+        if isinstance(seed := fields.get("seed"), int):
+            fields["seed"] = seed + index
+        if fields.get("stream"):  # to be added up
+            fields["stream_options"] = {**(fields.get("stream_options") or {})}
+            fields["stream_options"]["include_usage"] = True
+        request, body = self._request, orjson.dumps(fields)
+        sample = self._samples[index]
+        return Inner(request.path, request.headers, body, self.connection, sample)
+
+    def begun(self, headers: Mapping[str, str]) -> None:
+        if not self._request.answered:
+            self._request.start(200, headers, b"")
+
+    def pass_on(self, chunk: dict[str, Any]) -> None:
+        self._request.write(b"data: %b\n\n" % orjson.dumps(chunk))
+
+    def end(self) -> None:
+        """All samples have ended, each in its way."""
+        request = self._request
+        refused = [s for s in self._samples if s.status != 200]
+        if request.answered:  # a stream; what became of a sample stands in its events
+            if any(s.aborted_ for s in self._samples):
+                request.abort()
+                return
+            for sample in refused:
+                self.pass_on(parsed(sample.body))
+            if self._asks_usage and (usage := self._usage()) is not None:
+                self.pass_on({**self.first, "choices": [], "usage": usage})
+            request.write(DONE)
+            request.end()
+        elif refused:
+            request.respond(refused[0].status, refused[0].body, refused[0].headers)
+        else:
+            answer = parsed(self._samples[0].body)
+            choices = []
+            for index, sample in enumerate(self._samples):
+                sample.usage = sample.answer.get("usage")
+                choices += [{**one, "index": index} for one in sample.answer["choices"]]
+            answer |= {"choices": choices, "usage": self._usage()}
+            request.respond(200, orjson.dumps(answer), self._samples[0].headers)
+
+    def _usage(self) -> dict[str, Any] | None:
+        """The prompt counts once, as the first sample was charged for it."""
+        counted = [s.usage for s in self._samples if s.usage is not None]
+        if not counted:
+            return None
+        made = sum(usage.get("completion_tokens") or 0 for usage in counted)
+        prompt = counted[0].get("prompt_tokens") or 0
+        return {**counted[0], "completion_tokens": made, "total_tokens": prompt + made}
+
+
+class _Sample:
+    """``inner.Taker`` of one sample."""
+
+    def __init__(self, merge: _Merge, index: int) -> None:
+        self._merge = merge
+        self._index = index
+        self.status = 200
+        self.body = b""
+        self.headers: Mapping[str, str] = {}
+        self.usage: dict[str, Any] | None = None
+        self.aborted_ = False
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        return parsed(self.body)
+
+    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.status, self.body, self.headers = status, body, headers
+        if status != 200:
+            self._merge.give_up(self._index)
+
+    def begun(self, headers: Mapping[str, str]) -> None:
+        self._merge.begun(headers)
+
+    def block(self, events: bytes) -> None:
+        merge = self._merge
+        for chunk in chunks_of(events):
+            if "choices" not in chunk:  # an error
+                merge.pass_on(chunk)
+                continue
+            merge.first = merge.first or {
+                name: value for name, value in chunk.items() if name not in ("choices", "usage")
+            }
+            self.usage = chunk.pop("usage", None) or self.usage
+            if chunk["choices"]:
+                choices = [{**one, "index": self._index} for one in chunk["choices"]]
+                merge.pass_on({**chunk, **merge.first, "choices": choices})
+
+    def ended(self) -> None:
+        pass
+
+    def aborted(self) -> None:
+        self.aborted_ = True
+
+
+class _Shared:
+    """A client's connection, heeded by all samples."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._listeners: list[Listener] = []
+
+    def write(self, data: bytes) -> None:
+        self._connection.write(data)
+
+    def heed(self, listener: Listener | None) -> None:
+        if listener is not None:
+            self._listeners.append(listener)
+            self._connection.heed(self)
+
+    def pause(self) -> None:
+        for listener in self._listeners:
+            listener.pause()
+
+    def resume(self) -> None:
+        for listener in self._listeners:
+            listener.resume()

@@ -1,0 +1,284 @@
+"""Questions that mean the same get one answer, from a real pool; all others get their own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from ppd.ann.space import Rows
+from router.answer_cache.config import AnswerCacheConfig
+from router.limits import RateLimit, Tenant
+from router.retrieval.config import RetrievalConfig
+
+from ..conftest import Client, Cluster, Reply
+from ..fake_engine import DONE, MODEL, FakeEngine, event, failing, start_stream, usage
+from ..pool.pools import config_for, embedding, running
+from ..scene import until
+
+# By the first letter: texts with the same are near, others are not.
+TOPICS: Rows = np.linalg.qr(np.random.default_rng(1).normal(size=(32, 32)))[0].astype(np.float32)
+
+
+def meaning(text: str) -> Rows:
+    aside: Rows = np.random.default_rng(len(text)).normal(size=32).astype(np.float32)
+    return np.asarray(TOPICS[ord(text[0].lower()) % 32] + 0.01 * aside, np.float32)
+
+
+class Engine:
+    """Answers with a number, another one each time."""
+
+    def __init__(self, **ending: Any) -> None:
+        self.ending = {"finish_reason": "stop", **ending}
+        self.answered = 0
+
+    async def __call__(
+        self, engine: FakeEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        if engine.role == "decode":
+            self.answered += 1
+        text = ["answer ", str(self.answered)]
+        counts = usage(40, 2, 0)
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": "".join(text), "tool_calls": None}
+            choices = [{"index": 0, "message": message, **self.ending}]
+            return web.json_response({"choices": choices, "usage": counts})
+        response = await start_stream(request)
+        for part in text:
+            delta = {"content": part, "reasoning_content": None}
+            await response.write(event({"choices": [{"index": 0, "delta": delta}]}))
+        await response.write(event({"choices": [{"index": 0, "delta": {}, **self.ending}]}))
+        await response.write(event({"choices": [], "usage": counts}) + DONE)
+        return response
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[str]:
+    """The URL of an empty one."""
+    async with (
+        embedding(meaning, []) as url,
+        running(config_for(tmp_path, embeddings_url=url)) as one,
+    ):
+        yield one.url
+
+
+def config(pool: str, **options: Any) -> AnswerCacheConfig:
+    return AnswerCacheConfig(url=pool, timeout_ms=60_000.0, **options)
+
+
+def workers(script: Any) -> tuple[FakeEngine, FakeEngine]:
+    return FakeEngine("prefill", script), FakeEngine("decode", script)
+
+
+def text(reply: Reply) -> str:
+    answer: str = reply.json["choices"][0]["message"]["content"]
+    return answer
+
+
+async def kept(client: Client, count: int) -> None:
+    async def are() -> bool:
+        return await client.metric("ppd_answer_cache_kept_total") == count
+
+    await until(are)
+
+
+async def test_a_question_that_means_the_same_is_answered_at_once(
+    cluster: Cluster, pool: str
+) -> None:
+    engine = Engine()
+    async with cluster(*workers(engine), answer_cache=config(pool)) as client:
+        first = await client.chat("what is a radix cache?", answer_cache=True)
+        assert text(first) == "answer 1"
+        assert "answer_cache" not in first.json
+        await kept(client, 1)
+        second = await client.chat("what's a radix cache", answer_cache=True)
+        assert text(second) == "answer 1"
+        assert second.json["answer_cache"]["score"] > 0.95
+        assert second.json["usage"]["completion_tokens"] == 2
+        assert engine.answered == 1
+        assert await client.metric("ppd_answer_cache_total", status="hit") == 1
+        ended = {"outcome": "from_cache", "endpoint": "/v1/chat/completions"}
+        assert await client.metric("ppd_finished_total", **ended) == 1
+        # Another question; the same one by a sender who did not ask for it.
+        assert text(await client.chat("and decode?", answer_cache=True)) == "answer 2"
+        assert text(await client.chat("what's a radix cache")) == "answer 3"
+
+
+async def test_streams_are_kept_and_given_as_streams(cluster: Cluster, pool: str) -> None:
+    engine = Engine()
+    options = {"include_usage": True}
+    async with cluster(*workers(engine), answer_cache=config(pool, always=True)) as client:
+        first = await client.chat("what?", stream=True, stream_options=options)
+        assert not any("answer_cache" in one for one in first.events)
+        await kept(client, 1)
+        for again in ("what is it?", "what then?"):
+            reply = await client.chat(again, stream=True, stream_options=options)
+            said, stop, counts = reply.events
+            assert said["choices"][0]["delta"] == {"role": "assistant", "content": "answer 1"}
+            assert stop["choices"][0]["finish_reason"] == "stop"
+            assert stop["answer_cache"]["score"] > 0.95
+            assert counts["usage"]["completion_tokens"] == 2
+        assert text(await client.chat("what now?")) == "answer 1"
+        assert engine.answered == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.3},
+        {"max_tokens": 7},
+        {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "w"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "w"},
+                {"role": "assistant", "content": "a"},
+                {"role": "user", "content": "w"},
+            ]
+        },
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"logprobs": True},
+        {"answer_cache": {"threshold": 1.0}},
+        {"answer_cache": None},
+    ],
+)
+async def test_what_differs_elsewhere_has_its_own_answer(
+    cluster: Cluster, pool: str, fields: dict[str, Any]
+) -> None:
+    engine = Engine()
+    async with cluster(*workers(engine), answer_cache=config(pool, always=True)) as client:
+        await client.chat("w")
+        await kept(client, 1)
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "why"}], **fields}
+        await client.post("/v1/chat/completions", body)
+        assert engine.answered == 2
+
+
+async def test_never_across_tenants_and_never_without_a_key(cluster: Cluster, pool: str) -> None:
+    engine = Engine()
+    tenants = {
+        name: Tenant(
+            keys=(hashlib.sha256(name.encode()).hexdigest(),),
+            rate=RateLimit(requests_per_minute=1) if name == "blue" else None,
+        )
+        for name in ("blue", "red")
+    }
+    options = {"answer_cache": config(pool, always=True), "tenants": tenants}
+    async with cluster(*workers(engine), **options) as client:
+
+        async def ask(key: str) -> Reply:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "w"}]}
+            headers = {"Authorization": f"Bearer {key}"}
+            return await client.post("/v1/chat/completions", body, headers)
+
+        assert text(await ask("blue")) == "answer 1"
+        await kept(client, 1)
+        assert text(await ask("red")) == "answer 2"
+        assert text(await ask("blue")) == "answer 1"
+        assert (await ask("nobody")).status == 401
+        assert (await ask("blue")).status == 429  # a hit counts, too
+        assert engine.answered == 2
+
+
+@pytest.mark.parametrize("name", ["answers", "answers/search?x=", "x/../answers"])
+async def test_nobody_searches_other_peoples_questions(
+    cluster: Cluster, pool: str, name: str
+) -> None:
+    options = {
+        "answer_cache": config(pool, always=True),
+        "retrieval": RetrievalConfig(url=pool, least_ms=60_000.0, most_ms=60_000.0),
+    }
+    async with cluster(*workers(Engine()), **options) as client:
+        await client.chat("what is the secret?")
+        await kept(client, 1)
+        wish = {"collection": name, "on_failure": "fail"}
+        reply = await client.chat("what is it?", retrieval=wish, answer_cache=False)
+        assert (reply.status, b"secret" in reply.body) in ((403, False), (503, False))
+
+
+async def test_an_answer_is_forgotten_after_its_time(cluster: Cluster, pool: str) -> None:
+    engine = Engine()
+    async with cluster(*workers(engine), answer_cache=config(pool, sweep_s=0.01)) as client:
+        wish = {"ttl_s": 0.001}
+        assert text(await client.chat("w", answer_cache=wish)) == "answer 1"
+        await kept(client, 1)
+
+        async def is_gone() -> bool:
+            async with client.http.get(f"{pool}/v1/collections/answers") as response:
+                return bool((await response.json())["rows"] == 0)
+
+        await until(is_gone)
+        assert text(await client.chat("w", answer_cache=wish)) == "answer 2"
+
+
+@pytest.mark.parametrize("ending", [{"finish_reason": "length"}, {"finish_reason": "tool_calls"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_only_whole_answers_are_kept(
+    cluster: Cluster, pool: str, ending: dict[str, Any], stream: bool
+) -> None:
+    engine = Engine(**ending)
+    async with cluster(*workers(engine), answer_cache=config(pool, always=True)) as client:
+        await client.chat("w", stream=stream)
+        engine.ending = {"finish_reason": "stop"}
+        await client.chat("w", stream=stream)
+        await kept(client, 1)
+        assert engine.answered == 2
+
+
+async def test_a_pool_that_is_down_costs_nothing(cluster: Cluster) -> None:
+    dead = config("http://127.0.0.1:9", always=True)
+    engine = Engine()
+    async with cluster(*workers(engine), answer_cache=dead) as client:
+        assert text(await client.chat("w")) == "answer 1"
+        assert await client.metric("ppd_answer_cache_total", status="failed") == 1
+    async with cluster(*workers(failing(400, "no")), answer_cache=dead) as client:
+        assert (await client.chat("w")).status == 400
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (5, "an object, a boolean or null"),
+        ({"threshold": 2}, "threshold must be"),
+        ({"ttl_s": 0}, "ttl_s must be"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+async def test_a_wrong_wish_is_told(cluster: Cluster, pool: str, said: Any, told: str) -> None:
+    async with cluster(*workers(Engine()), answer_cache=config(pool)) as client:
+        reply = await client.chat("w", answer_cache=said)
+        assert (reply.status, told in reply.json["error"]["message"]) == (400, True)
+
+
+async def test_too_deep_a_body_is_told(cluster: Cluster, pool: str) -> None:
+    async with cluster(*workers(Engine()), answer_cache=config(pool)) as client:
+        deep = b'{"model":"fake","messages":[{"role":"user","content":"w"}],"answer_cache":true,'
+        body = deep + b'"x":' + b"[" * 600 + b"]" * 600 + b"}"
+        reply = await client.post("/v1/chat/completions", body)
+        assert (reply.status, "nested too deeply" in reply.json["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_other_apis_are_answered_in_their_own_words(
+    cluster: Cluster, pool: str, stream: bool
+) -> None:
+    engine = Engine()
+    async with cluster(*workers(engine), answer_cache=config(pool, always=True)) as client:
+        body = {"model": MODEL, "max_tokens": 9, "stream": stream}
+        for question in ("what?", "what is it?"):
+            messages = [{"role": "user", "content": question}]
+            reply = await client.post("/v1/messages", {**body, "messages": messages})
+            assert (reply.status, b"answer " in reply.body) == (200, True)
+            assert (b"message_stop" in reply.body) == stream
+            await kept(client, 1)
+        for question in ("how?", "how is it?"):
+            fields = {"model": MODEL, "input": question, "stream": stream}
+            reply = await client.post("/v1/responses", fields)
+            assert (reply.status, b"answer " in reply.body) == (200, True)
+            assert (b"response.completed" in reply.body) == stream
+            await kept(client, 2)
+        assert engine.answered == 2

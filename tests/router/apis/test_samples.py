@@ -1,0 +1,96 @@
+"""Several samples as one answer; embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from ..conftest import Cluster
+from ..fake_engine import (
+    MODEL,
+    FakeEngine,
+    answering,
+    failing,
+    hanging,
+)
+from .speaking import by_openai, saying, scene, web_json
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_samples_are_one_answer(cluster: Cluster, stream: bool) -> None:
+    async with scene(cluster, saying("four")) as (client, d), by_openai(client) as speaker:
+        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "n": 3}
+        if stream:
+            texts = ["", "", ""]
+            counted = []
+            async for chunk in await speaker.chat.completions.create(
+                **asked, seed=7, stream=True, stream_options={"include_usage": True}
+            ):
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.delta.content or ""
+                counted += [chunk.usage] if chunk.usage else []
+            (total,) = counted
+        else:
+            answer = await speaker.chat.completions.create(**asked, seed=7)
+            texts = [str(choice.message.content) for choice in answer.choices]
+            assert [choice.index for choice in answer.choices] == [0, 1, 2]
+            total = answer.usage
+        assert texts == ["four"] * 3
+        assert (total.prompt_tokens, total.completion_tokens) == (100, 15)
+        assert sorted(body["seed"] for body in d.bodies) == [7, 8, 9]
+        assert {body["n"] for body in d.bodies} == {1}
+
+
+async def test_a_failed_sample_fails_the_answer(cluster: Cluster) -> None:
+    async with scene(cluster, failing(500, "oom")) as (client, _), by_openai(client) as speaker:
+        with pytest.raises(openai.InternalServerError, match="oom"):
+            await speaker.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], n=2
+            )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_when_a_sample_is_refused_nobody_waits_for_the_others(
+    cluster: Cluster, stream: bool
+) -> None:
+    waiting, given_up = asyncio.Barrier(3), asyncio.Barrier(3)
+
+    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        await waiting.wait()
+        if body["seed"] == 8:
+            return await failing(400, "not that one")(engine, request, body)
+        try:
+            return await hanging(engine, request, body)
+        finally:
+            await given_up.wait()
+
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", script)
+    async with cluster(p, d) as client:
+        reply = await client.chat("hello", n=3, seed=7, stream=stream)
+        assert (reply.status, b"not that one" in reply.body) == (400, True)
+        await given_up.wait()
+
+
+async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) -> None:
+    async def embed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        vector = [0.5] * len(body["input"])
+        data = [{"object": "embedding", "index": 0, "embedding": vector}]
+        return web_json({"object": "list", "model": "e", "data": data, "usage": {}})
+
+    embedder = FakeEngine("null", embed)
+    async with embedder.serving():
+        options = {"embedding": (embedder.url,), "worker_api_key": "inner"}
+        async with scene(cluster, saying("x"), **options) as (client, _):
+            async with by_openai(client) as speaker:
+                told = await speaker.embeddings.create(
+                    model="e", input="abc", encoding_format="float"
+                )
+            assert told.data[0].embedding == [0.5] * 3
+            assert embedder.headers[-1]["authorization"] == "Bearer inner"
+    # It is gone now, and the router is not.
+    async with scene(cluster, saying("x"), embedding=(embedder.url,)) as (client, _):
+        reply = await client.post("/v1/embeddings", {"model": "e", "input": "abc"})
+        assert (reply.status, reply.json["error"]["type"]) == (503, "worker_error")

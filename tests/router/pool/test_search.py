@@ -1,0 +1,206 @@
+"""Searches over real sockets, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from ppd.ann.schedule import Bounds
+from router.pool.config import PoolConfig
+
+from .pools import COUNT, ROWS, WIDTH, config_for, embedding, exact, running
+
+
+async def test_one_many_and_binary_find_the_same(data: Path) -> None:
+    queries = ROWS[:40] + np.float32(0.01)
+    async with running(config_for(data)) as pool:
+        singles = [await pool.ids(query, limit=5, params={"itopk": 64}) for query in queries]
+        status, told = await pool.search(
+            vectors=queries.tolist(), limit=5, params={"itopk": 64}, stage="decode"
+        )
+        assert status == 200
+        assert [[hit["id"] for hit in one["hits"]] for one in told["results"]] == singles
+        same = sum(a == b for a, b in zip(singles, exact(queries, 5), strict=True))
+        assert same >= 38
+        hit = told["results"][0]["hits"][0]
+        assert hit["text"] == "text 0"
+        assert hit["metadata"] == {"year": 2000, "lang": "fr"}
+        assert hit["score"] == pytest.approx(24 * 0.01**2, rel=1e-2)
+
+        head = struct.pack("<4sIIIIIf", b"PPDQ", 40, WIDTH, 5, 64, 0, 0.0)
+        path = "/v1/collections/docs/"
+        kind = "application/octet-stream"
+        _, data_back, _ = await pool.raw(path + "search", head + queries.tobytes(), kind)
+        assert struct.unpack_from("<4sII", data_back) == (b"PPDR", 40, 5)
+        keys = np.frombuffer(data_back, np.int64, 200, 12).tolist()
+        _, rows = await pool.post(path + "payloads", {"keys": keys})
+        assert [rows["rows"][str(key)]["id"] for key in keys] == [
+            name for row in singles for name in row
+        ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed"),
+    [
+        ({"year": {"gte": 2005, "lt": 2020}}, [i for i in range(COUNT) if 5 <= i % 25 < 20]),
+        ({"lang": "fr"}, [i for i in range(COUNT) if i % 100 == 0]),
+        (
+            {"year": {"in": [2001, 2002]}, "lang": {"ne": "fr"}},
+            [i for i in range(COUNT) if i % 25 in (1, 2) and i % 100],
+        ),
+    ],
+)
+async def test_filters_keep_recall(data: Path, wanted: dict[str, Any], allowed: list[int]) -> None:
+    queries = ROWS[:30] + np.float32(0.01)
+    async with running(config_for(data)) as pool:
+        found = [await pool.ids(query, limit=10, filter=wanted) for query in queries]
+    hits = sum(
+        len(set(a) & set(b)) for a, b in zip(found, exact(queries, 10, allowed), strict=True)
+    )
+    assert hits >= 0.98 * 300
+    assert {one for row in found for one in row} <= {f"d{i}" for i in allowed}
+
+
+async def test_a_deadline_that_passes_gives_what_there_is(data: Path) -> None:
+    async with running(config_for(data, threads=1)) as pool:
+        status, told = await pool.search(
+            vectors=[[0.0] * WIDTH] * 500, limit=10, timeout_ms=0.001, params={"itopk": 1024}
+        )
+        assert status == 200
+        assert sum(one["degraded"] for one in told["results"]) == 500
+        _, metrics = await pool.get("/metrics")
+        assert 'ppd_pool_searches_total{ending="deadline",stage="prefill"} 500.0' in metrics
+
+
+async def test_a_full_queue_says_when_to_come_again(data: Path) -> None:
+    config = config_for(data, bounds=Bounds(prefill=10, decode=10))
+    async with running(config) as pool:
+        vectors = [[0.0] * WIDTH] * 20
+        body = b'{"vectors": %s}' % str(vectors).encode()
+        path = "/v1/collections/docs/search"
+        status, _, headers = await pool.raw(path, body)
+        assert status == 429
+        assert int(headers["Retry-After"]) >= 1
+        assert len(await pool.ids(ROWS[0])) == 10
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"vector": [1.0] * 5}, 400, "5 dimensions; the collection has 24"),
+        ({"vector": []}, 400, "empty"),
+        ({"vectors": [[1.0], [1.0, 2.0]]}, 400, "one dimension"),
+        ({"vector": ["a"]}, 400, "body is wrong"),
+        ({}, 400, "one of vector"),
+        ({"vector": [0.0] * 24, "text": "x"}, 400, "one of vector"),
+        ({"text": "x"}, 400, "embeddings_url"),
+        ({"vector": [0.0] * 24, "limit": 65, "params": {"itopk": 64}}, 400, "above params.itopk"),
+        ({"vector": [0.0] * 24, "limit": 0}, 400, "limit must be"),
+        ({"vector": [0.0] * 24, "params": {"itopk": 9999}}, 400, "itopk must be"),
+        ({"vector": [0.0] * 24, "timeout_ms": -1}, 400, "timeout_ms"),
+        ({"vector": [0.0] * 24, "stage": "later"}, 400, "body is wrong"),
+        ({"vector": [0.0] * 24, "nonsense": 1}, 400, "nonsense"),
+        ({"vector": [0.0] * 24, "filter": {"a": {"like": "x"}}}, 400, "like"),
+        ({"vector": [0.0] * 24, "filter": {"a' or 1=1": 2}}, 400, "no field"),
+    ],
+)
+async def test_a_wrong_search_is_told_what_is_wrong(
+    built: Path, body: dict[str, Any], status: int, says: str
+) -> None:
+    async with running(config_for(built)) as pool:
+        got, told = await pool.search(**body)
+        assert (got, says in told["error"]["message"]) == (status, True), told
+
+
+async def test_other_wrong_requests(built: Path) -> None:
+    async with running(config_for(built)) as pool:
+        got, told = await pool.post("/v1/collections/nope/search", {"vector": [0.0]})
+        assert (got, told["error"]["message"]) == (404, "there is no collection 'nope'")
+        nan = b'{"vector": [%s]}' % b",".join([b"1e999"] * 24)
+        path = "/v1/collections/docs/search"
+        assert (await pool.raw(path, nan))[0] == 400
+        binary = struct.pack("<4sIIIIIf", b"PPDQ", 1, WIDTH, 5, 64, 0, 0.0)
+        values = np.full(WIDTH, np.nan, np.float32).tobytes()
+        kind = "application/octet-stream"
+        assert b"not finite" in (await pool.raw(path, binary + values, kind))[1]
+        assert (await pool.raw(path, binary + values[:-4], kind))[0] == 400
+        got, _ = await pool.post("/v1/feedback", {"kv_link_use": 2, "decode_stall": 0})
+        assert got == 400
+
+
+async def test_feedback_moves_the_controls(built: Path) -> None:
+    async with running(config_for(built)) as pool:
+        seen = {"kv_link_use": 0.2, "decode_stall": 0.0, "prefill_wait_p95_ms": 100.0}
+        _, told = await pool.post("/v1/feedback", seen)
+        assert told["move"] == "prefill_waits"
+        assert told["reserved"] > 0.5
+        _, metrics = await pool.get("/metrics")
+        assert f"ppd_pool_reserved_share {told['reserved']}" in metrics
+        assert (await pool.get("/health"))[0] == 200
+
+
+async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None:
+    """One shard has the new row, the other is lost in the middle; a third has a dead replica."""
+    async with running(config_for(data)) as one:
+        point = {"id": "only-here", "vector": ROWS[0].tolist()}
+        await one.post("/v1/collections/docs/points", {"points": [point]})
+        async with running(config_for(built)) as two:
+            dead = "http://127.0.0.1:9"
+            config = PoolConfig(shards=((one.url, dead), (dead, two.url)), shard_timeout_s=60.0)
+            async with running(config) as front:
+                for _ in range(10):
+                    status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
+                    assert (status, told["partial"]) == (200, False)
+                    names = [hit["id"] for hit in told["results"][0]["hits"]]
+                    assert sorted(names) == ["d0", "d0", "only-here"]
+                status, told = await front.search(vector=[0.0])
+                assert (status, "1 dimensions" in told["error"]["message"]) == (400, True)
+                lost = PoolConfig(shards=((one.url,), (dead,)), shard_timeout_s=60.0)
+                async with running(lost) as half:
+                    status, told = await half.search(vector=ROWS[0].tolist(), limit=3)
+                    assert (status, told["partial"], told["missing"]) == (200, True, ["shard1"])
+                    assert len(told["results"][0]["hits"]) == 3
+
+
+async def test_text_is_embedded_by_a_server(built: Path) -> None:
+    """And one that answers nonsense, or not at all, is named."""
+    wrong: list[web.Response] = []
+    async with embedding(lambda text: ROWS[int(text)], wrong) as url:
+        config = config_for(built, embeddings_url=url)
+        async with running(config) as pool:
+            status, told = await pool.search(texts=["7", "300"], limit=1)
+            assert status == 200
+            assert [one["hits"][0]["id"] for one in told["results"]] == ["d7", "d300"]
+            for answer, says in (
+                (web.Response(status=500), "answered 500"),
+                (web.json_response({"data": []}), "gave 0 vectors for 1 texts"),
+                (web.Response(text="{"), url),
+            ):
+                wrong.append(answer)
+                status, told = await pool.search(text="7")
+                assert status == 503
+                assert says in told["error"]["message"]
+    async with running(config) as pool:
+        status, told = await pool.search(text="7")
+        assert (status, url in told["error"]["message"]) == (503, True)
+
+
+async def test_time_that_embedding_took_is_gone(built: Path) -> None:
+    gate = asyncio.Event()
+
+    async with (
+        embedding(lambda text: ROWS[0], [], gate) as url,
+        running(config_for(built, embeddings_url=url)) as pool,
+    ):
+        asked = asyncio.ensure_future(pool.search(text="0", limit=5, timeout_ms=1.0))
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+        status, told = await asked
+        assert (status, told["results"][0]["degraded"]) == (200, True)
+        status, told = await pool.search(text="0", limit=5)
+        assert (status, told["results"][0]["degraded"]) == (200, False)

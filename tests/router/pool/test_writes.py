@@ -1,0 +1,175 @@
+"""Rows come, go and are moved while others search."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppd.ann.space import Rows
+
+from ..scene import until
+from .pools import COUNT, ROWS, WIDTH, Client, config_for, embedding, running
+
+
+async def test_what_is_written_is_found_and_survives_restart_and_rebuild(data: Path) -> None:
+    async with running(config_for(data)) as pool:
+        point = {"id": "new", "vector": [9.0] * WIDTH, "text": "t", "metadata": {"year": 1}}
+        moved = {"id": "d3", "vector": [-9.0] * WIDTH}
+        status, told = await pool.post("/v1/collections/docs/points", {"points": [point, moved]})
+        assert (status, told) == (200, {"upserted": 2})
+        _, told = await pool.post("/v1/collections/docs/delete", {"ids": ["d4", "nobody"]})
+        assert told == {"deleted": 1}
+
+    async def holds(pool: Client) -> None:
+        assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
+        assert (await pool.ids(np.full(WIDTH, -9.0)))[0] == "d3"
+        assert "d3" not in await pool.ids(ROWS[3], limit=50)
+        assert "d4" not in await pool.ids(ROWS[4], limit=50)
+        assert await pool.ids(np.full(WIDTH, 0.0), filter={"year": 1}) == ["new"]
+
+    async with running(config_for(data)) as pool:
+        await holds(pool)
+        status, told = await pool.post("/v1/collections/docs/rebuild", {})
+        assert (status, told["rows"]) == (200, COUNT)
+        await holds(pool)
+    assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000002.ann"]
+    async with running(config_for(data)) as pool:
+        await holds(pool)
+
+
+async def test_searches_go_on_while_rows_come_go_and_are_rebuilt(data: Path) -> None:
+    kept = ROWS[100:400:3]
+    async with running(config_for(data)) as pool:
+        done = asyncio.Event()
+        asked = 0
+
+        async def ask() -> None:
+            nonlocal asked
+            while not done.is_set():
+                row = 100 + 3 * (asked % 100)
+                assert (await pool.ids(kept[asked % 100], limit=3))[0] == f"d{row}"
+                asked += 1
+
+        async with asyncio.TaskGroup() as group:
+            askers = [group.create_task(ask()) for _ in range(4)]
+            for turn in range(5):
+                points = [
+                    {"id": f"n{turn}-{i}", "vector": (ROWS[i] + 5).tolist()} for i in range(40)
+                ]
+                await pool.post("/v1/collections/docs/points", {"points": points})
+                gone = [f"d{600 + 40 * turn + i}" for i in range(40)]
+                await pool.post("/v1/collections/docs/delete", {"ids": gone})
+            await pool.post("/v1/collections/docs/rebuild", {})
+            done.set()
+        assert all(task.done() for task in askers)
+        assert asked > 20
+
+
+async def test_a_collection_begins_empty_and_takes_text(tmp_path: Path) -> None:
+    point = "/v1/collections/notes"
+
+    def vectors(text: str) -> Rows:
+        row: Rows = ROWS[int(text) if text.isdecimal() else 0]
+        return row
+
+    async with embedding(vectors, []) as url:
+        config = config_for(tmp_path, embeddings_url=url)
+        async with running(config) as pool:
+            wanted = {"metric": "l2", "indexed": ["owner"]}
+            status, told = await pool.put(point, wanted)
+            assert (status, told["rows"], told["dimensions"]) == (201, 0, WIDTH)
+            assert (await pool.put(point, wanted))[0] == 200
+            assert (await pool.put(point, {"dimensions": 3}))[0] == 409
+            status, told = await pool.post(f"{point}/search", {"text": "3"})
+            assert (status, told["results"]) == (200, [{"hits": [], "degraded": False}])
+            points = [
+                {"id": f"n{i}", "text": str(i), "metadata": {"owner": f"o{i % 3}", "at": i}}
+                for i in range(30)
+            ]
+            points.append({"id": "given", "vector": ROWS[99].tolist()})
+            assert await pool.post(f"{point}/points", {"points": points}) == (
+                200,
+                {"upserted": 31},
+            )
+        async with running(config) as pool:  # started again
+            body = {"texts": ["7", "99"], "limit": 1}
+            _, told = await pool.post(f"{point}/search", body)
+            assert [one["hits"][0]["id"] for one in told["results"]] == ["n7", "given"]
+            body = {"text": "7", "limit": 50, "filter": {"owner": "o0"}}
+            _, told = await pool.post(f"{point}/search", body)
+            assert len(told["results"][0]["hits"]) == 10
+            gone = {"filter": {"at": {"lt": 20}}}
+            assert await pool.post(f"{point}/delete", gone) == (200, {"deleted": 20})
+            _, told = await pool.post(f"{point}/search", {"text": "7", "limit": 50})
+            assert len(told["results"][0]["hits"]) == 11
+
+
+async def test_an_outdated_index_is_built_anew_by_itself(tmp_path: Path) -> None:
+    source = np.random.default_rng(3)
+    rows = source.normal(size=(5000, 8)).astype(np.float32)
+    path = "/v1/collections/many"
+    async with running(config_for(tmp_path)) as pool:
+        assert (await pool.put(path, {"dimensions": 8, "metric": "l2"}))[0] == 201
+        for start in range(0, 5000, 1000):
+            points = [
+                {"id": str(i), "vector": rows[i].tolist()} for i in range(start, start + 1000)
+            ]
+            assert (await pool.post(f"{path}/points", {"points": points}))[0] == 200
+
+        async def renewed() -> bool:
+            wanted = 'ppd_pool_writes_total{collection="many",kind="rebuild"} 1.0'
+            return wanted in (await pool.get("/metrics"))[1]
+
+        await until(renewed)
+        queries = rows[:50] + np.float32(0.01)
+        _, told = await pool.post(f"{path}/search", {"vectors": queries.tolist(), "limit": 1})
+        found = [one["hits"][0]["id"] for one in told["results"]]
+        near = ((queries[:, None] - rows[None]) ** 2).sum(2).argmin(1)
+        assert sum(a == str(b) for a, b in zip(found, near, strict=True)) >= 49
+    async with running(config_for(tmp_path)) as pool:
+        assert '"rows":5000' in (await pool.get(path))[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("-x", {"dimensions": 3}, "is no name"),
+        ("..%2Fx", {"dimensions": 3}, "is no name"),
+        ("a", {"dimensions": 0}, "dimensions must be"),
+        ("a", {"dimensions": 3, "metric": "ip"}, "longest row"),
+        ("a", {}, "embeddings_url"),
+        ("a", {"dimensions": 3, "indexed": ["x' y"]}, "no field"),
+    ],
+)
+async def test_a_collection_that_cannot_be(
+    tmp_path: Path, path: str, body: dict[str, Any], says: str
+) -> None:
+    async with running(config_for(tmp_path)) as pool:
+        status, told = await pool.put(f"/v1/collections/{path}", body)
+        assert (status, says in told["error"]["message"]) == (400, True), told
+        assert (await pool.get("/v1/collections"))[1] == '{"collections":[]}'
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "says"),
+    [
+        ("points", {"points": [{"id": "a", "text": "x"}]}, "embeddings_url"),
+        ("points", {"points": [{"id": "a"}]}, "neither vector nor text"),
+        ("points", {"points": []}, "1 to 10000 points"),
+        ("points", {"points": [{"id": "a", "vector": [1.0]}] * 2}, "comes twice"),
+        ("delete", {}, "one of ids and filter"),
+        ("delete", {"filter": {}}, "one of ids and filter"),
+        ("delete", {"ids": ["d1"], "filter": {"year": 2000}}, "one of ids and filter"),
+    ],
+)
+async def test_wrong_writes_change_nothing(
+    built: Path, call: str, body: dict[str, Any], says: str
+) -> None:
+    async with running(config_for(built)) as pool:
+        status, told = await pool.post(f"/v1/collections/docs/{call}", body)
+        assert (status, says in told["error"]["message"]) == (400, True), told
+        assert f'"rows":{COUNT}' in (await pool.get("/v1/collections/docs"))[1]
