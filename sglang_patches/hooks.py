@@ -112,6 +112,13 @@ def _next_batch(original: Any, scheduler: Any, running_batch: Any) -> Any:
         return original(scheduler, running_batch=running_batch)
 
 
+def process_decode_queue(original: Any, self: Any) -> None:
+    original(self)
+    stuck = self.disagg_decode_prealloc_queue.retracted_queue
+    if stuck and self.running_batch.is_empty() and not self.waiting_queue:
+        self.waiting_queue.extend(self.disagg_decode_transfer_queue.pop_transferred())
+
+
 def init_prefill_adder(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
     plugin: Plugin | None = getattr(self.tree_cache, "ppd", None)
     if plugin is not None and plugin.takes_appends:
@@ -223,6 +230,14 @@ HOOKS: tuple[Hook, ...] = (
         "around",
         get_next_disagg_decode_batch_to_run,
         "upstream's decode loop never prefills (decode.py:2991)",
+    ),
+    Hook(
+        f"{_SCHEDULER}.process_decode_queue",
+        "self",
+        "around",
+        process_decode_queue,
+        "upstream looks at no transfer while a retracted request waits for room (decode.py:3185); "
+        "if transfers hold that room and nothing runs, that is for good",
     ),
     Hook(
         "sglang.srt.managers.schedule_policy.PrefillAdder.__init__",

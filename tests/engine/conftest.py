@@ -82,6 +82,12 @@ async def load_of(http: aiohttp.ClientSession, worker: Process) -> dict[str, Any
     return loads[0]
 
 
+async def queues_of(http: aiohttp.ClientSession, worker: Process) -> dict[str, int]:
+    """How many requests wait in upstream's queues of a decode worker."""
+    queues: dict[str, int] = (await load_of(http, worker))["disaggregation"]
+    return queues
+
+
 async def plugin_state(http: aiohttp.ClientSession, worker: Process) -> dict[str, Any]:
     async with http.get(f"{worker.url}/server_info") as answer:
         state: dict[str, Any] = (await answer.json())["internal_states"][0]["ppd"]

@@ -62,9 +62,10 @@ async def generate(
     ids: list[int],
     sampling: dict[str, Any],
     custom: dict[str, Any],
+    **fields: Any,
 ) -> tuple[list[int], str]:
     params = {"temperature": 0, "max_new_tokens": 40, **sampling, "custom_params": custom or None}
-    body = {"input_ids": ids, "sampling_params": params}
+    body = {"input_ids": ids, "sampling_params": params, **fields}
     async with http.post(f"{url}/generate", json=body) as response:
         answer = await response.json()
         assert response.status == 200, answer

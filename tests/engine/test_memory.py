@@ -11,9 +11,10 @@ import aiohttp
 import pytest
 
 from eval.cluster import Launcher, wait_all
+from eval.engine.client import bootstrap_port_of
 from ppd.contract import LocalTerms, Role
 
-from .conftest import Workers, plugin_state
+from .conftest import Workers, plugin_state, queues_of
 from .shaped import generate
 from .talk import Coin, Talk, Turn, script
 
@@ -60,6 +61,36 @@ async def test_requests_of_both_kinds_are_retracted_and_restored(
     state = await plugin_state(http, pressed.decode)
     assert state["accepted"] > 0
     assert pressed.decode.log.read_text().count("Testing retraction") > 10
+    await pressed.settle(http)
+
+
+async def test_what_is_in_transfer_arrives_while_a_retracted_request_has_no_room(
+    pressed: Workers, http: aiohttp.ClientSession
+) -> None:
+    """Upstream looks at no transfer then, and if nothing runs, nothing else makes room."""
+    await pressed.settle(http)
+    assert pressed.monolithic is not None
+    here, there = pressed.decode.url, pressed.monolithic.url
+    anywhere = LocalTerms(0).to_custom_params()
+    arriving = [10 + i % 70 for i in range(1900)]
+    others = [[20 + seed + i % 60 for i in range(700)] for seed in range(2)]
+    room = {
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": await bootstrap_port_of(http, pressed.prefill.url),
+        "bootstrap_room": 7,
+    }
+    first = asyncio.create_task(generate(http, here, arriving, {}, {}, **room))
+    while not (await queues_of(http, pressed.decode))["decode_transfer_queue_reqs"]:
+        assert not first.done()
+    running = [asyncio.create_task(generate(http, here, ids, {}, anywhere)) for ids in others]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    # One has ended; the other was retracted meanwhile, and what is in transfer takes its room.
+    queues = await queues_of(http, pressed.decode)
+    assert queues["decode_retracted_queue_reqs"] == queues["decode_transfer_queue_reqs"] == 1
+    assert [task.done() for task in running].count(True) == 1
+    await generate(http, pressed.prefill.url, arriving, {}, {}, **room)
+    ours = [await first, *[await task for task in running]]
+    assert ours == [await generate(http, there, ids, {}, {}) for ids in (arriving, *others)]
     await pressed.settle(http)
 
 
