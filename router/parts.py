@@ -6,6 +6,7 @@ import os
 import random
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 
 import aiohttp
 
@@ -14,6 +15,7 @@ from ppd.backlog import Backlog
 from ppd.decision import Policy
 from ppd.forecast import Forecast
 from ppd.judge import Judge
+from ppd.marks import Marks
 from ppd.sessions import SessionIndex
 
 from .answer_cache.cache import AnswerCache
@@ -36,7 +38,6 @@ from .retrieval.feedback import Feedback, Totals
 from .retrieval.memory import Memory
 from .retrieval.metrics import RetrievalMetrics
 from .retrieval.milvus import MilvusRetriever
-from .retrieval.passages import Marks
 from .retrieval.retriever import PoolRetriever, Retriever
 from .retrieval.stage import RetrievalStage
 from .seeing.journal import Journal
@@ -167,7 +168,7 @@ def make_parts(
         # Questions of all tenants are in it.
         private = frozenset({config.answer_cache.collection} if config.answer_cache else ())
         retrieval, feedback = _retrieval(
-            config.retrieval, retriever, turns, client, metrics, private
+            config.retrieval, retriever, turns, client, metrics, private, pool
         )
     answers = None
     if (cached := config.answer_cache) is not None:
@@ -191,14 +192,16 @@ def _retrieval(
     client: aiohttp.ClientSession,
     metrics: Metrics,
     private: frozenset[str],
+    pool: WorkerPool,
 ) -> tuple[RetrievalStage, Feedback | None]:
     counted = RetrievalMetrics(metrics.registry)
+    marks = lru_cache(maxsize=1)(Marks)
     stage = RetrievalStage(
         turns=turns,
         config=config,
         retriever=retriever,
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
-        marks=Marks(),
+        marks=lambda: marks(pool.special_tokens),
         metrics=counted,
         private=private,
         clock=time.monotonic,

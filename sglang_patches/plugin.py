@@ -8,6 +8,7 @@ from typing import Any
 
 from ppd import __version__
 from ppd.contract import Role
+from ppd.marks import unusual
 from ppd.pacing import Pacer
 from sglang_patches.local_queue import LocalQueue
 from sglang_patches.local_step import LocalStep
@@ -19,7 +20,9 @@ from sglang_patches.telemetry import Telemetry
 class Plugin:
     """What hangs on a scheduler as ``scheduler.ppd``.
 
-    ``boot_id`` names this process: a router tells a restart from a pause by it.
+    Attributes:
+        boot_id: names this process: a router tells a restart from a pause by it.
+        special_tokens: of the model, those of which a router would not think by itself.
     """
 
     scheduler: Any
@@ -27,6 +30,7 @@ class Plugin:
     step: LocalStep
     telemetry: Telemetry
     boot_id: str
+    special_tokens: tuple[str, ...]
 
     @property
     def takes_appends(self) -> bool:
@@ -72,6 +76,7 @@ class Plugin:
             "kv_used_tokens": used,
             "kv_total_tokens": scheduler.max_total_num_tokens,
             "kv_token_bytes": self.kv_token_bytes,
+            "special_tokens": self.special_tokens,
             "decode_step_ms": None if pacer.decode_ms is None else round(pacer.decode_ms, 3),
             **self.telemetry.state(),
         }
@@ -90,7 +95,12 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
         fixed_chunk=settings.append_chunk,
     )
     plugin = Plugin(
-        scheduler, queue, LocalStep(scheduler, queue, pacer, telemetry), telemetry, uuid.uuid4().hex
+        scheduler,
+        queue,
+        LocalStep(scheduler, queue, pacer, telemetry),
+        telemetry,
+        uuid.uuid4().hex,
+        _special_tokens(scheduler.tokenizer),
     )
     scheduler.ppd = plugin
     # PrefillAdder knows the cache but not the scheduler.
@@ -102,3 +112,9 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
             get_waiting_queue=lambda: [*scheduler.waiting_queue, *queue.requests],
         )
     return plugin
+
+
+def _special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """None are known of a server without tokenizer, or with one that is not Hugging Face's."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return unusual(token.content for token in added.values() if token.special)

@@ -15,6 +15,7 @@ from ppd.errors import RequestError
 
 from ..intake.fields import kind_of, typed
 from ..serving.inner import Asked, chunks_of, parsed
+from .extensions import extensions
 
 PATH = "/v1/messages"
 
@@ -39,6 +40,7 @@ def to_chat(given: dict[str, Any]) -> dict[str, Any]:
         RequestError: naming the field at fault.
     """
     fields = {name: given[name] for name in _SAME if given.get(name) is not None}
+    fields |= extensions(given)
     if typed(given, "max_tokens", int, None) is None:
         raise RequestError("max_tokens is needed", param="max_tokens")
     messages: list[dict[str, Any]] = []
@@ -153,6 +155,7 @@ class MessagesTaker:
         self._stop = "end_turn"
         self._sequence: str | None = None
         self._usage: dict[str, Any] = {}
+        self._extensions: dict[str, Any] = {}
         self._failed = False
 
     def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
@@ -175,6 +178,7 @@ class MessagesTaker:
         told = self._message(answer.get("id", ""))
         told |= {"content": content, "stop_reason": _STOPS.get(choice.get("finish_reason"))}
         told |= {"stop_sequence": _stopped_by(choice), "usage": _usage(answer.get("usage") or {})}
+        told |= extensions(answer)
         if told["stop_sequence"] is not None:
             told["stop_reason"] = "stop_sequence"
         self._request.respond(200, orjson.dumps(told), headers)
@@ -193,6 +197,7 @@ class MessagesTaker:
                 message = self._message(chunk.get("id", "")) | {"content": [], "usage": empty}
                 self._tell("message_start", message=message)
             self._usage = chunk.get("usage") or self._usage
+            self._extensions |= extensions(chunk)
             for choice in chunk["choices"]:
                 self._choice(choice)
 
@@ -217,7 +222,8 @@ class MessagesTaker:
         self._close_block()
         if not self._failed:
             delta = {"stop_reason": self._stop, "stop_sequence": self._sequence}
-            self._tell("message_delta", delta=delta, usage=_usage(self._usage))
+            usage = _usage(self._usage)
+            self._tell("message_delta", delta=delta, usage=usage, **self._extensions)
             self._tell("message_stop")
         self._request.end()
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from ..serving.inner import Asked, chunks_of, parsed
+from .extensions import extensions
 
 
 class ResponseTaker:
@@ -75,6 +76,7 @@ class ResponseTaker:
             )
         self._finish = choice.get("finish_reason") or "stop"
         self._usage = answer.get("usage")
+        self._response |= extensions(answer)
         self._request.respond(200, orjson.dumps(self._done()), headers)
 
     # -- streamed -----------------------------------------------------------------------
@@ -90,6 +92,7 @@ class ResponseTaker:
                 self._error = chunk.get("error") or {}
                 continue
             self._usage = chunk.get("usage") or self._usage
+            self._response |= extensions(chunk)
             for choice in chunk["choices"]:
                 delta = choice.get("delta") or {}
                 if text := delta.get("content"):

@@ -15,6 +15,7 @@ import orjson
 from ppd.errors import RequestError
 
 from ..intake.fields import kind_of, typed
+from .extensions import extensions
 
 PATH = "/v1/responses"
 
@@ -90,6 +91,7 @@ def to_chat(given: Mapping[str, Any], before: Messages) -> dict[str, Any]:
         RequestError: naming the field at fault.
     """
     fields = {name: given[name] for name in _SAME if given.get(name) is not None}
+    fields |= extensions(given)
     instructions = typed(given, "instructions", str, "")
     messages: list[dict[str, Any]] = []
     if instructions:

@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 
 from ppd.prefix import Digest
 
-from ..serving.resume import with_appended
+from ..serving.resume import Aside, with_appended
 from .config import Wish
 
 _OVERHEAD_BYTES = 512  # of an entry, beside its text
@@ -46,7 +46,7 @@ class Injection:
     wish: Wish | None
     text: str
     citations: tuple[Citation, ...]
-    asides: tuple[tuple[int, str], ...] = ()
+    asides: tuple[Aside, ...] = ()
     reply: Digest = b""
 
     def put_back(self, reply: str) -> str:

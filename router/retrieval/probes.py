@@ -1,7 +1,7 @@
 """The decode stage: while a reply is generated, what it says is searched for now and then.
 
-The stream goes on meanwhile. A passage that is good enough and new stops it; it goes on behind the
-passage, on the worker that has it, by an append-prefill.
+The stream goes on meanwhile, and while its worker prefills a passage that is good enough and new.
+Then it is left, and goes on behind the passage by an append-prefill.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import math
 from collections.abc import Callable, Sequence
 
 from ppd.errors import WorkerError
+from ppd.marks import Marks
 
 from ..serving.inner import chunks_of
+from ..serving.resume import Aside
 from .answers import Note, Status
 from .config import Stage, Wish
 from .memory import Citation
 from .metrics import RetrievalMetrics
-from .passages import Marks, aside
+from .passages import aside
 from .retriever import Retriever, Search
 
 logger = logging.getLogger("ppd.router.retrieval")
@@ -26,7 +28,7 @@ logger = logging.getLogger("ppd.router.retrieval")
 _TAIL_CHARACTERS = 600  # of the reply, that are searched for
 _TOO_LATE_MS = 2000.0  # of a search; nobody waits for it
 
-Remember = Callable[[Sequence[tuple[int, str]], str], None]
+Remember = Callable[[Sequence[Aside], str], None]
 
 
 class Probes:
@@ -71,12 +73,8 @@ class Probes:
         self._left = wish.most_additions
         self._probe: asyncio.Task[None] | None = None
         self._offered: Citation | None = None
-        self._stalled_since_s: float | None = None
 
     def read(self, block: bytes) -> None:
-        if self._stalled_since_s is not None and block:
-            self._metrics.stalled_for(self._clock() - self._stalled_since_s)
-            self._stalled_since_s = None
         for chunk in chunks_of(block):
             for choice in chunk.get("choices") or ():
                 text = (choice.get("delta") or {}).get("content")
@@ -85,11 +83,12 @@ class Probes:
                     self._tokens += 1
                 self._doubts |= self._is_unsure(choice.get("logprobs"))
         due = self._doubts or self._tokens >= self._wish.every_tokens
-        if due and self._left and self._text and (self._probe is None or self._probe.done()):
+        if due and self._left and self._text and not self._busy():
             self._tokens, self._doubts = 0, False
             self._probe = self._loop.create_task(self._search())
 
-    def appended(self, appended: tuple[tuple[int, str], ...]) -> None:
+    def appended(self, appended: tuple[Aside, ...], stalled_s: float) -> None:
+        self._metrics.stalled_for(stalled_s)
         assert self._offered is not None
         self._note.found = (*self._note.found, self._offered)
         self._metrics.passages.labels("appended").inc()
@@ -102,6 +101,11 @@ class Probes:
         if self._probe is not None:
             self._probe.cancel()
         self.found.cancel()
+
+    def _busy(self) -> bool:
+        """Something is searched for, or was found and is not read yet."""
+        searching = self._probe is not None and not self._probe.done()
+        return searching or self.found.done()
 
     def _is_unsure(self, logprobs: object) -> bool:
         """Whether a token came with less than the wished confidence."""
@@ -139,7 +143,5 @@ class Probes:
             if one.id in known or (least is not None and one.score < least):
                 continue
             self._offered = Citation(one.id, one.score, self._turn, Stage.DECODE)
-            if not self.found.done():
-                self._stalled_since_s = self._clock()
-                self.found.set_result(aside(one, self._marks))
+            self.found.set_result(aside(one, self._marks))
             return

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ppd.errors import RequestError, WorkerError
+from ppd.marks import Marks
 
 from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
@@ -19,12 +20,13 @@ from ..serving.companion import Outlook
 from ..serving.inner import Asked as Request
 from ..serving.inner import Inner
 from ..serving.relay import Reader
+from ..serving.resume import Aside
 from ..serving.turns import TurnServer
 from .answers import Note, NotingTaker, Status
 from .config import Failure, RetrievalConfig, Stage, Wish
 from .memory import Citation, Injection, Memory, digest_of
 from .metrics import RetrievalMetrics
-from .passages import Marks, block
+from .passages import block
 from .probes import Probes
 from .requests import FIELD, Asked, read
 from .retriever import Found, Passage, Retriever, Search
@@ -37,6 +39,7 @@ _FIELD = f'"{FIELD}"'.encode()
 class RetrievalStage:
     """
     Args:
+        marks: of the model that is served.
         private: collections that are nobody's to search.
         clock: seconds, monotonic.
     """
@@ -48,7 +51,7 @@ class RetrievalStage:
         config: RetrievalConfig,
         retriever: Retriever,
         memory: Memory,
-        marks: Marks,
+        marks: Callable[[], Marks],
         metrics: RetrievalMetrics,
         private: frozenset[str],
         clock: Callable[[], float],
@@ -134,7 +137,7 @@ class RetrievalStage:
             Citation(one.id, one.score, asked.number, Stage.PREFILL) for one in chosen
         )
         self._metrics.passages.labels("found").inc(len(chosen))
-        text = block(chosen, self._marks) if chosen else ""
+        text = block(chosen, self._marks()) if chosen else ""
         injection = Injection(wish, text, tuple(note.found))
         self._memory.put(asked.turn, injection)
         return injection
@@ -154,7 +157,7 @@ class RetrievalStage:
     def probes(self, asked: Asked, note: Note) -> Probes:
         assert asked.wish is not None
 
-        def remember(asides: Sequence[tuple[int, str]], reply: str) -> None:
+        def remember(asides: Sequence[Aside], reply: str) -> None:
             injection = self._memory.get(asked.turn) or Injection(asked.wish, "", ())
             kept = replace(
                 injection,
@@ -171,7 +174,7 @@ class RetrievalStage:
             earlier=asked.earlier,
             note=note,
             retriever=self._retriever,
-            marks=self._marks,
+            marks=self._marks(),
             metrics=self._metrics,
             remember=remember,
             clock=self._clock,

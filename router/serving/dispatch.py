@@ -92,6 +92,24 @@ class Dispatcher:
         course.inbound, course.prefill, course.retried = continued, None, False
         return await self.answer(course)
 
+    async def prime(self, course: Course, primer: Inbound, worker: Worker) -> None:
+        """Have a stream's worker prefill what the stream shall go on behind.
+
+        Raises:
+            LegFailed: it did not.
+        """
+        if not worker.handshake.local_prefill:
+            return
+        spoken = Spoken(self._upstreams.loop)
+
+        def told(answer: Answer | LegFailed) -> None:
+            _blame(worker, answer)
+            spoken.told(answer)
+
+        body = with_terms(primer, _terms(course))
+        course.opened.append(self._open(worker, course, body, told))
+        await spoken.future
+
     async def append(self, course: Course, continued: Inbound, worker: Worker) -> Answer:
         """The rest of a stream behind something new, from the worker that has the stream so far;
         if it will not, from another one.
@@ -104,10 +122,8 @@ class Dispatcher:
             return await self.go_on(course, continued)
         course.inbound = continued
         course.decision = Decision(Route.LOCAL, Reason.APPENDED)
-        features = course.features
-        terms = LocalTerms(0 if features is None else features.least_cached_tokens)
         try:
-            return await self._spoken(worker, course, with_terms(continued, terms))
+            return await self._spoken(worker, course, with_terms(continued, _terms(course)))
         except LegFailed as failure:
             logger.warning("%s takes no more of the stream: %s", worker.url, failure)
             return await self.go_on(course, continued)
@@ -313,6 +329,11 @@ class Dispatcher:
             case _:
                 assert_never(failure.cause)
         return course.retried
+
+
+def _terms(course: Course) -> LocalTerms:
+    """For what a stream's own worker prefills beside it or behind it."""
+    return LocalTerms(0 if course.features is None else course.features.least_cached_tokens)
 
 
 def _blame(worker: Worker, answer: Answer | LegFailed) -> None:

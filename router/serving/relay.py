@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import orjson
@@ -19,13 +18,26 @@ from .course import Course
 from .inner import Asked
 from .ledger import Ledger
 from .legs import Answer, LegFailed
-from .resume import Resumption
+from .resume import Aside, Resumption
 from .sse import DONE, Tail, usage_of_generate, usage_of_openai
 
 logger = logging.getLogger("ppd.router.turns")
 
-GoOn = Callable[[Course, Inbound], Awaitable[Answer]]
-Append = Callable[[Course, Inbound, Worker], Awaitable[Answer]]
+
+class Onward(Protocol):
+    """Ways on for a stream; all raise LegFailed or WorkerError where there is none."""
+
+    async def go_on(self, course: Course, continued: Inbound) -> Answer:
+        """The rest, from another worker."""
+        ...
+
+    async def prime(self, course: Course, primer: Inbound, worker: Worker) -> None:
+        """Have the stream's worker prefill what it shall go on behind, while it runs on."""
+        ...
+
+    async def append(self, course: Course, continued: Inbound, worker: Worker) -> Answer:
+        """The rest, from the same worker."""
+        ...
 
 
 class Reader(Protocol):
@@ -41,11 +53,12 @@ class Reader(Protocol):
         """The client has got it."""
         ...
 
-    def appended(self, appended: tuple[tuple[int, str], ...]) -> None:
+    def appended(self, appended: tuple[Aside, ...], stalled_s: float) -> None:
         """The model goes on behind what was found.
 
         Args:
-            appended: all that it has read so, and after how many characters of its reply.
+            appended: all that it has read so.
+            stalled_s: in which the stream stood still for it.
         """
         ...
 
@@ -77,33 +90,30 @@ async def relay_stream(
     course: Course,
     answer: Answer,
     ledger: Ledger,
-    go_on: GoOn,
+    onward: Onward,
     most_resumptions: int,
-    append: Append,
     reader: Reader | None = None,
 ) -> None:
     """A stream, block by block; one that breaks off gets one error event and an end.
 
     Args:
-        go_on: asks another worker for the rest of a stream.
-        most_resumptions: how often that may be tried; 0: never.
-        append: asks the same worker for the rest behind something more.
+        most_resumptions: how often another worker may be asked for the rest; 0: never.
         reader: of a stream that can be continued.
     """
     resumption = None
     if (most_resumptions or reader) and Resumption.possible(course.inbound):
         resumption = Resumption(course.inbound)
-    relay = _Relay(request, course, answer, ledger, resumption, reader)
+    relay = _Relay(request, course, answer, ledger, onward, resumption, reader)
     request.connection.heed(relay)
     answer.leg.pour_into(relay)
     try:
         outcome = await relay.outcome
         while outcome is None:
             if relay.continued is not None:
-                rest = await _appended(course, relay.continued, relay.worker, append)
+                rest = await _appended(course, relay.continued, relay.worker, onward)
             else:
                 most_resumptions -= 1
-                rest = await _rest(course, resumption, go_on) if most_resumptions >= 0 else None
+                rest = await _rest(course, resumption, onward) if most_resumptions >= 0 else None
                 ledger.resumed(rest is not None)
             if rest is None:
                 outcome = relay.truncated()
@@ -111,30 +121,29 @@ async def relay_stream(
                 relay.go_on_with(rest)
                 outcome = await relay.outcome
     finally:
-        if reader is not None:
-            reader.close()
+        relay.close()
     ledger.finished(course, outcome)
     request.end()
 
 
 async def _appended(
-    course: Course, continued: Inbound, worker: Worker, append: Append
+    course: Course, continued: Inbound, worker: Worker, onward: Onward
 ) -> Answer | None:
     """The rest behind something more; None if there is no way to it."""
     try:
-        return await append(course, continued, worker)
+        return await onward.append(course, continued, worker)
     except (LegFailed, WorkerError) as error:
         logger.warning("the stream cannot go on behind what was found: %s", error)
         return None
 
 
-async def _rest(course: Course, resumption: Resumption | None, go_on: GoOn) -> Answer | None:
+async def _rest(course: Course, resumption: Resumption | None, onward: Onward) -> Answer | None:
     """The rest of a stream that was lost; None if there is no way to it."""
     continued = None if resumption is None else resumption.continued()
     if continued is None:
         return None
     try:
-        return await go_on(course, continued)
+        return await onward.go_on(course, continued)
     except (LegFailed, WorkerError) as error:
         logger.warning("the stream cannot go on elsewhere: %s", error)
         return None
@@ -154,6 +163,7 @@ class _Relay:
         course: Course,
         answer: Answer,
         ledger: Ledger,
+        onward: Onward,
         resumption: Resumption | None,
         reader: Reader | None,
     ) -> None:
@@ -163,10 +173,13 @@ class _Relay:
         self._course = course
         self._leg = answer.leg
         self._ledger = ledger
+        self._onward = onward
         self._resumption = resumption
         self._reader = reader
         self._resumed = False
         self.continued: Inbound | None = None
+        self._priming: asyncio.Task[None] | None = None
+        self._left_s = 0.0
         self._trouble = ""
         self._waits_since_s: float | None = None
         self._paused = False
@@ -188,23 +201,48 @@ class _Relay:
 
     def go_on_with(self, answer: Answer) -> None:
         """Another worker has the rest, or the same one a new rest."""
-        if self.continued is not None and self._reader is not None:
+        reader = self._reader
+        if self.continued is not None and reader is not None:
             assert self._resumption is not None
-            self._reader.appended(self._resumption.appended)
-            self._reader.found.add_done_callback(self._found)
+            reader.appended(self._resumption.appended, time.perf_counter() - self._left_s)
+            reader.found.add_done_callback(self._found)
         self._leg, self._resumed, self.continued = answer.leg, True, None
         self.outcome = self._loop.create_future()
         self.block(answer.head)
         self._leg.hold(self._paused)
         self._leg.pour_into(self)
+        if reader is not None and reader.found.done():  # but the worker was lost meanwhile
+            self._found(reader.found)
+
+    def close(self) -> None:
+        if self._priming is not None:
+            self._priming.cancel()
+        if self._reader is not None:
+            self._reader.close()
 
     def _found(self, found: asyncio.Future[str]) -> None:
-        """The stream is left where it is, if it can go on behind what was found."""
+        """The stream shall go on behind what was found, if it can."""
         if found.cancelled() or self.outcome.done() or self._tail.done:
             return
         assert self._resumption is not None
-        self.continued = self._resumption.continued(found.result())
+        primer = self._resumption.primer(found.result())
+        if primer is not None:
+            if self._priming is not None:
+                self._priming.cancel()
+            self._priming = self._loop.create_task(self._leave_for(*primer))
+
+    async def _leave_for(self, primer: Inbound, aside: Aside) -> None:
+        """Leave the stream where it is once there is KV for it to go on behind ``aside``."""
+        try:
+            await self._onward.prime(self._course, primer, self.worker)
+        except (LegFailed, WorkerError) as error:  # whoever takes the rest prefills all of it
+            logger.warning("%s prefills nothing beside a stream: %s", self.worker.url, error)
+        if self.outcome.done() or self._tail.done:
+            return
+        assert self._resumption is not None
+        self.continued = self._resumption.continued(aside)
         if self.continued is not None:
+            self._left_s = time.perf_counter()
             self._leg.close()
             self.outcome.set_result(None)
 

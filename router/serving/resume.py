@@ -1,4 +1,4 @@
-"""Going on with a stream whose worker was lost, on another one.
+"""Going on with a stream whose worker was lost, or that shall read something in its midst.
 
 What the client has been sent is prefilled behind the prompt as the beginning of the reply, and
 the new stream is passed on as if it were the rest of the old one. Only where that gives the same
@@ -19,6 +19,10 @@ from .sse import parse_event, split_events
 # What an engine would have to know of the tokens so far, beside their text.
 _SHAPED = ("response_format", "regex", "ebnf", "json_schema", "tools", "echo", "suffix")
 _LIMITS = ("max_tokens", "max_completion_tokens")
+# Of a request that is sent for its KV alone.
+_UNWANTED = (*_LIMITS, "min_tokens", "stream_options", "logprobs", "top_logprobs")
+
+Aside = tuple[int, str]  # what a model reads in the midst of its reply, after how many characters
 
 
 class Resumption:
@@ -30,7 +34,7 @@ class Resumption:
         self._sent_tokens = 0
         self._first: dict[str, Any] = {}  # what all chunks of a stream have in common
         self._begins = False  # the next chunk is the first one of a new stream
-        self._appended: list[tuple[int, str]] = []
+        self._appended: list[Aside] = []
 
     @staticmethod
     def possible(inbound: Inbound) -> bool:
@@ -47,15 +51,47 @@ class Resumption:
         self._blocks.append(block)
 
     @property
-    def appended(self) -> tuple[tuple[int, str], ...]:
-        """What the model has read in the midst of its reply, and after how many characters."""
+    def appended(self) -> tuple[Aside, ...]:
+        """What the model has read in the midst of its reply, in order."""
         return tuple(self._appended)
 
-    def continued(self, more: str = "") -> Inbound | None:
+    def primer(self, more: str) -> tuple[Inbound, Aside] | None:
+        """A request that has a worker prefill the reply so far and ``more`` behind it.
+
+        Returns:
+            it, and ``more`` with its place; None where the reply could not go on behind it.
+        """
+        said = self._said()
+        if said is None or self._rest_of(said[1]) is None:
+            return None
+        aside = len(said[0]), more
+        fields = {k: v for k, v in self._inbound.fields.items() if k not in _UNWANTED}
+        fields |= {"max_tokens": 1, "stream": False}
+        _append(self._inbound.endpoint, fields, with_appended(said[0], [*self._appended, aside]))
+        return self._asking(fields, stream=False), aside
+
+    def continued(self, aside: Aside | None = None) -> Inbound | None:
         """The request for the rest; None if there is none, or it would not be the same reply.
 
         Args:
-            more: the model reads it behind what it has said, the client does not.
+            aside: the model reads it too from now on, the client does not.
+        """
+        said = self._said()
+        if said is None:
+            return None
+        text, tokens = said
+        fields = self._rest_of(tokens)
+        if fields is None:
+            return None
+        self._sent_tokens, self._begins = tokens, True
+        if aside is not None:
+            self._appended.append(aside)
+        if read := with_appended(text, self._appended):
+            _append(self._inbound.endpoint, fields, read)
+        return self._asking(fields, stream=True)
+
+    def _said(self) -> tuple[str, int] | None:
+        """Text and tokens so far; None if they cannot be put into a prompt, or are all.
 
         Each chunk with text counts as one token, as SGLang sends them; where it has put several
         into one, limits on the reply are that much too long, and so is the prompt in its usage.
@@ -69,6 +105,10 @@ class Resumption:
                     return None
                 text += piece
                 tokens += bool(piece)
+        return text, tokens
+
+    def _rest_of(self, tokens: int) -> dict[str, Any] | None:
+        """The request's fields with what is left of its limits; None: nothing is."""
         fields = dict(self._inbound.fields)
         if self._inbound.endpoint is Endpoint.COMPLETIONS:  # which has a default
             fields["max_tokens"] = self._inbound.most_tokens
@@ -79,13 +119,11 @@ class Resumption:
                 fields[name] = limit - tokens
         if isinstance(least := fields.get("min_tokens"), int):
             fields["min_tokens"] = max(0, least - tokens)
-        self._sent_tokens, self._begins = tokens, True
-        if more:
-            self._appended.append((len(text), more))
-        if read := with_appended(text, self._appended):
-            _append(self._inbound.endpoint, fields, read)
+        return fields
+
+    def _asking(self, fields: dict[str, Any], *, stream: bool) -> Inbound:
         opened = orjson.dumps(fields)[:-1]
-        return msgspec.structs.replace(self._inbound, fields=fields, opened=opened)
+        return msgspec.structs.replace(self._inbound, fields=fields, opened=opened, stream=stream)
 
     def as_rest(self, block: bytes) -> bytes:
         """Events of the new stream, as those of the old one."""
@@ -113,12 +151,8 @@ class Resumption:
         return b"data: %b\n\n" % orjson.dumps(chunk)
 
 
-def with_appended(text: str, appended: Iterable[tuple[int, str]]) -> str:
-    """A reply as its model read it.
-
-    Args:
-        appended: what came after how many characters of ``text``, in order.
-    """
+def with_appended(text: str, appended: Iterable[Aside]) -> str:
+    """A reply as its model read it; ``appended`` in order."""
     parts: list[str] = []
     at = 0
     for end, more in appended:

@@ -196,9 +196,8 @@ class TurnServer:
                     course,
                     answer,
                     self._ledger,
-                    self._dispatcher.go_on,
+                    self._dispatcher,
                     self._most_resumptions,
-                    self._dispatcher.append,
                     companion.reader() if companion is not None else None,
                 )
             else:

@@ -200,6 +200,11 @@ class WorkerPool:
                 return worker.handshake.vocab_size
         return None
 
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """Of that model, as far as its workers tell."""
+        return frozenset[str]().union(*(w.handshake.special_tokens for w in self.workers))
+
     def mark_dead(self, worker: Worker, why: str) -> None:
         if worker.alive:
             logger.warning("worker down: %s %s (%s)", worker.role, worker.url, why)

@@ -28,6 +28,7 @@ class Handshake:
     vocab_size: int | None
     flushes: int = 0  # of its whole KV cache
     kv_token_bytes: int | None = None  # of a token's KV in a transfer, if the plugin tells
+    special_tokens: tuple[str, ...] = ()  # of unusual form, if the plugin tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
             vocab_size=plugin.get("vocab_size"),
             flushes=plugin.get("flushes") or 0,
             kv_token_bytes=plugin.get("kv_token_bytes"),
+            special_tokens=tuple(map(str, plugin.get("special_tokens") or ())),
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error

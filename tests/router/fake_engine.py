@@ -29,6 +29,7 @@ class FakeEngine:
     ready: bool = True
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     kv_token_bytes: int | None = None
+    special_tokens: tuple[str, ...] = ()
     free_tokens: int | None = None
     probes_hang: bool = False
     running: int = 0
@@ -56,6 +57,7 @@ class FakeEngine:
     async def server_info(self, _request: web.Request) -> web.Response:
         plugin: dict[str, object] = {"version": "0", "local_prefill": True}
         plugin |= {"boot_id": self.boot_id, "vocab_size": 4096}
+        plugin["special_tokens"] = self.special_tokens
         if self.kv_token_bytes is not None:
             plugin["kv_token_bytes"] = self.kv_token_bytes
         state = {"ppd": plugin} if self.local_prefill else {}

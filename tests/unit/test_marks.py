@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
+from ppd.marks import Marks, unusual
 from router.retrieval.memory import Injection, digest_of
-from router.retrieval.passages import Marks
 from router.serving.resume import with_appended
+from sglang_patches.plugin import _special_tokens
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "</s>", "[INST]", "<start_of_turn>", "▁own", "§")
 PIECES = st.lists(
@@ -26,6 +29,21 @@ def test_no_mark_is_left(text: str) -> None:
     assert not any(mark in broken for mark in SPECIAL)
     if "\u200b" not in text and "§" not in text:
         assert broken.replace("\u200b", "") == text, "and nothing else is changed"
+
+
+def test_only_tokens_that_are_not_broken_up_anyway_need_be_told() -> None:
+    assert unusual([*SPECIAL, "  ", "<|im_end|>[OWN]"]) == ("§", "▁own")
+
+
+def test_what_a_worker_tells_of_its_tokenizer() -> None:
+    vocabulary = {"[UNK]": 0, "a": 1}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")),
+        additional_special_tokens=["[TOOL_CALLS]", "<|im_end|>"],
+    )
+    tokenizer.add_tokens(["<table>"])  # one token, but text
+    assert _special_tokens(tokenizer) == ("[TOOL_CALLS]",)
+    assert _special_tokens(None) == ()
 
 
 @given(st.text(max_size=40), st.lists(st.integers(0, 40), max_size=4), st.text(max_size=5))

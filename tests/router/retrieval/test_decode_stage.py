@@ -44,13 +44,16 @@ def begins(*words: str) -> Script:
     return script
 
 
+PRIMED = answering(words=1)
+
+
 def scene(*scripts: Script) -> tuple[tuple[FakeEngine, FakeEngine], InTurn]:
     decode = InTurn(*scripts)
     return (FakeEngine("prefill", answering()), FakeEngine("decode", decode)), decode
 
 
 async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
-    workers, _ = scene(begins("cats ", "do "), rest(2, "purr ", "loudly"))
+    workers, _ = scene(begins("cats ", "do "), PRIMED, rest(2, "purr ", "loudly"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat(
             "what do cats do?",
@@ -63,7 +66,7 @@ async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
         search = pool.searches[-1]
         assert search["stage"] == "decode"
         assert search["text"] == "what do cats do?\ncats do "
-        first, second = workers[1].bodies
+        first, primer, second = workers[1].bodies
         assert second["messages"] == [
             *first["messages"],
             {"role": "assistant", "content": "cats do " + ASIDE},
@@ -72,6 +75,9 @@ async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
         assert second["max_tokens"] == 38
         assert second["custom_params"]["do_local_prefill"] is True, "on the worker that has it"
         assert len(workers[0].bodies) == 1, "and nowhere else"
+        assert primer["messages"] == second["messages"], "whose KV is there by then"
+        assert (primer["max_tokens"], primer["stream"]) == (1, False)
+        assert primer["custom_params"] == second["custom_params"]
         *_, counts, last = reply.events
         assert counts["usage"]["completion_tokens"] == 4
         assert last["retrieval"]["citations"] == [
@@ -94,14 +100,107 @@ async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
         assert workers[1].bodies[-1]["messages"][1]["content"] == "cats sleep all day"
 
 
+async def test_the_stream_runs_on_while_the_passage_is_prefilled(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    priming, said = asyncio.Event(), asyncio.Event()
+
+    async def runs_on(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+        await priming.wait()
+        await response.write(chunk(1, content="quite "))
+        said.set()
+        await asyncio.Event().wait()
+        return response
+
+    async def primed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        priming.set()
+        await said.wait()
+        for _ in range(3):  # the router passes on what was said meanwhile
+            await client.metric("ppd_finished_total")
+        return await PRIMED(engine, request, body)
+
+    workers, _ = scene(runs_on, primed, rest(2, "purr"))
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("what do cats do?", retrieval=WISH, stream=True, max_tokens=40)
+        assert text_of(reply) == "cats do quite purr"
+        _, primer, second = workers[1].bodies
+        assert primer["messages"][-1]["content"] == f"cats do {ASIDE}"
+        assert second["messages"][-1]["content"] == f"cats do {ASIDE}quite "
+        assert second["max_tokens"] == 37
+        await client.chat("what do cats do?", "cats do quite purr", "why?")
+        read = workers[1].bodies[-1]["messages"][1]["content"]
+        assert read == f"cats do {ASIDE}quite purr"
+
+
+async def test_a_reply_that_ends_first_has_not_read_the_passage(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    priming, given_up = asyncio.Event(), asyncio.Event()
+
+    async def ends(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+        await priming.wait()
+        await response.write(event({"choices": [], "usage": usage(9, 2, 0)}))
+        await response.write(DONE)
+        return response
+
+    async def never_primed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        priming.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    workers, _ = scene(ends, never_primed, answering())
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
+        assert text_of(reply) == "cats do "
+        assert reply.events[-1]["retrieval"]["citations"] == []
+        await given_up.wait()
+        await client.chat("what do cats do?", "cats do ", "why?")
+        assert workers[1].bodies[-1]["messages"][1]["content"] == "cats do "
+
+
+async def test_a_worker_lost_while_it_prefills_beside_its_stream(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    """The passage goes with the stream to the worker that goes on with it."""
+    priming = asyncio.Event()
+
+    async def lost(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+        await priming.wait()
+        request.transport.abort()
+        return response
+
+    async def lost_too(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        priming.set()
+        await asyncio.Event().wait()
+
+    decode = InTurn(lost, lost_too, begins("quite "), PRIMED, rest(3, "purr"))
+    workers = [FakeEngine("prefill", answering()), *(FakeEngine("decode", decode) for _ in "ab")]
+    config = RetrievalConfig(url=pool.url)
+    async with cluster(*workers, retrieval=config, resume_streams=1) as client:
+        reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
+        assert text_of(reply) == "cats do quite purr"
+        read = decode.bodies[-1]["messages"][-1]["content"]
+        assert read.replace(ASIDE, "") == "cats do quite "
+        assert ASIDE in read
+        assert len(reply.events[-1]["retrieval"]["citations"]) == 1
+
+
 async def test_at_most_so_many_and_none_twice(cluster: Cluster, pool: FakePool) -> None:
     """The second search finds only what is there already."""
-    workers, _ = scene(begins("a ", "b "), rest(2, *("c " for _ in range(20))))
+    workers, _ = scene(begins("a ", "b "), PRIMED, rest(2, *("c " for _ in range(20))))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         wish = {**WISH, "most_additions": 5}
         reply = await client.chat("what?", retrieval=wish, stream=True)
         assert text_of(reply) == "a b " + "c " * 20
-        assert len(workers[1].bodies) == 2
+        assert len(workers[1].bodies) == 3
         assert len(reply.events[-1]["retrieval"]["citations"]) == 1
 
 
@@ -123,7 +222,7 @@ async def test_a_worker_that_takes_no_more_leaves_the_rest_to_a_transfer(
     cluster: Cluster, pool: FakePool
 ) -> None:
     refused = failing(400, "no room here")
-    workers, _ = scene(begins("cats ", "do "), refused, rest(2, "purr"))
+    workers, _ = scene(begins("cats ", "do "), refused, refused, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
         assert text_of(reply) == "cats do purr"
@@ -164,7 +263,7 @@ async def test_a_doubtful_token_is_searched_for_at_once(cluster: Cluster, pool: 
         await asyncio.Event().wait()
         return response
 
-    workers, _ = scene(unsure, rest(2, "purr"))
+    workers, _ = scene(unsure, PRIMED, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         wish = {**WISH, "every_tokens": 1000, "confidence": 0.3}
         reply = await client.chat("what?", retrieval=wish, stream=True, logprobs=True)
@@ -174,7 +273,7 @@ async def test_a_doubtful_token_is_searched_for_at_once(cluster: Cluster, pool: 
 
 async def test_both_stages(cluster: Cluster, pool: FakePool) -> None:
     pool.hits = lambda body: [(body["stage"], 0.9, f"found at {body['stage']}")]
-    workers, _ = scene(begins("cats ", "do "), rest(2, "purr"))
+    workers, _ = scene(begins("cats ", "do "), PRIMED, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         wish = {**WISH, "stages": ["prefill", "decode"]}
         reply = await client.chat("what do cats do?", retrieval=wish, stream=True)
