@@ -32,6 +32,8 @@ def add_parsers(
     )
     load.add_argument("--rounds", type=int, default=3)
     load.add_argument("--seconds", type=float, default=20.0, help="of each run")
+    load.add_argument("--reply-tokens", type=int, default=256)
+    load.add_argument("--every-tokens", type=int, default=64, help="between two searches")
     load.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     load.set_defaults(run=_load)
 
@@ -57,8 +59,7 @@ def _load(options: argparse.Namespace) -> int:
         options.model or None,
         options.docs,
         options.cache,
-        options.rounds,
-        options.seconds,
+        rag_load.Plan(options.rounds, options.seconds, options.reply_tokens, options.every_tokens),
         options.out,
         options.logs,
     )

@@ -43,10 +43,22 @@ _ROWS, _WIDTH, _ITOPK, _TOGETHER = 20_000, 384, 256, 8
 _SHARE = 0.5  # of what the pool can do, on average
 _BURST, _QUIET_S, _BURST_S = 5.0, 0.45, 0.05
 _CHATS = 2
-_REPLY_TOKENS, _PROBE_TOKENS = 64, 16
 _DEADLINE_MS = 200.0
 _LINK_BYTES_PER_S = 50e6  # taken as the KV link's, so that its use is seen
 _QUERY = struct.Struct("<4sIIIIIf")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Attributes:
+    seconds: of each run.
+    every_tokens: of a reply between two searches.
+    """
+
+    rounds: int
+    seconds: float
+    reply_tokens: int
+    every_tokens: int
 
 
 @dataclass(slots=True)
@@ -63,6 +75,8 @@ class Run:
 
     way: str
     number: int
+    reply_tokens: int
+    every_tokens: int
     others_per_s: float
     searched_ms: list[float] = field(default_factory=list)
     late: int = 0
@@ -84,8 +98,7 @@ def run(
     model: str | None,
     docs: Path,
     cache: Path,
-    rounds: int,
-    seconds: float,
+    plan: Plan,
     out: Path | None,
     logs: Path,
 ) -> int:
@@ -122,7 +135,7 @@ def run(
             way: Pair(pool, router) for way, pool, router in zip(WAYS, pools, routers, strict=True)
         }
         workers = [prefill.url, decode.url]
-        runs = asyncio.run(_measure(pairs, workers, found, rounds, seconds))
+        runs = asyncio.run(_measure(pairs, workers, found, plan))
     if out is not None:
         origin = {"part": "rag-load", "model": Path(path).name, **provenance(0)}
         append_whole(out, [{**origin, **asdict(one)} for one in runs])
@@ -176,20 +189,19 @@ async def _measure(
     pairs: dict[str, Pair],
     workers: list[str],
     found: Sequence[Passage],
-    rounds: int,
-    seconds: float,
+    plan: Plan,
 ) -> list[Run]:
     runs: list[Run] = []
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         most = await _capacity(http, pairs[WAYS[0]].pool)
-        for number in range(-1, rounds):  # the first warms up, and is not counted
+        for number in range(-1, plan.rounds):  # the first warms up, and is not counted
             for way in WAYS if number % 2 else WAYS[::-1]:
                 await empty_caches(http, workers)
-                one = Run(way, number, _SHARE * most)
-                await _one(http, pairs[way], found, one, 5.0 if number < 0 else seconds)
+                one = Run(way, number, plan.reply_tokens, plan.every_tokens, _SHARE * most)
+                await _one(http, pairs[way], found, one, 5.0 if number < 0 else plan.seconds)
                 runs += [one] if number >= 0 else []
-                print(f"  round {number + 1} of {rounds}, {way}", file=sys.stderr, flush=True)
+                print(f"  round {number + 1} of {plan.rounds}, {way}", file=sys.stderr, flush=True)
     return runs
 
 
@@ -304,9 +316,9 @@ async def _turn(
         "collection": COLLECTION,
         "k": 1,
         "stages": ["prefill", "decode"],
-        "every_tokens": _PROBE_TOKENS,
+        "every_tokens": run.every_tokens,
     }
-    body = {"messages": messages, "max_tokens": _REPLY_TOKENS, "retrieval": wish}
+    body = {"messages": messages, "max_tokens": run.reply_tokens, "retrieval": wish}
     reply = await ask(http, pair.router.url, body)
     run.turns += 1
     run.decoding_s += reply.last_s - reply.first_s
