@@ -59,9 +59,11 @@ def test_a_turn_is_the_median_of_its_rounds() -> None:
 
 
 def test_what_both_pools_showed_is_told_side_by_side() -> None:
-    ours = load.Run("stages", 0, 100.0, [1.0, 2.0, 9.0], 0, 3, 1, 10.0, 0.2, [0.5, 0.8], [2.0, 1.0])
-    more = load.Run("stages", 1, 100.0, [3.0], 1, 1, 0, 10.0, 0.6, [0.7], [4.0])
-    other = load.Run("single_queue", 0, 90.0, [50.0], 1, 1, 0, 2.0, 1.0, [0.5], [2.0])
+    ours = load.Run(
+        "stages", 0, 9, 3, 100.0, [1.0, 2.0, 9.0], 0, 3, 1, 10.0, 0.2, [0.5, 0.8], [2.0, 1.0]
+    )
+    more = load.Run("stages", 1, 9, 3, 100.0, [3.0], 1, 1, 0, 10.0, 0.6, [0.7], [4.0])
+    other = load.Run("single_queue", 0, 9, 3, 90.0, [50.0], 1, 1, 0, 2.0, 1.0, [0.5], [2.0])
     told = load.summarize([ours, more, other])
     assert told["stages"]["stall"] == 0.04
     assert told["stages"]["prefill_search_p50_ms"] == 2.5
