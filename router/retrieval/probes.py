@@ -32,7 +32,7 @@ Remember = Callable[[Sequence[Aside], str], None]
 
 
 class Probes:
-    """``relay.Reader``.
+    """``onward.Reader``.
 
     Args:
         earlier: passages that the conversation has.

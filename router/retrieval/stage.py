@@ -19,7 +19,7 @@ from ..intake.requests import json_object
 from ..serving.companion import Outlook
 from ..serving.inner import Asked as Request
 from ..serving.inner import Inner
-from ..serving.relay import Reader
+from ..serving.onward import Reader
 from ..serving.resume import Aside
 from ..serving.turns import TurnServer
 from .answers import Note, NotingTaker, Status

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .relay import Reader
+from .onward import Reader
 
 
 @dataclass(frozen=True, slots=True)
