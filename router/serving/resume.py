@@ -35,6 +35,7 @@ class Resumption:
         self._first: dict[str, Any] = {}  # what all chunks of a stream have in common
         self._begins = False  # the next chunk is the first one of a new stream
         self._appended: list[Aside] = []
+        self._asked = 0  # requests in the stream's place, or for it
 
     @staticmethod
     def possible(inbound: Inbound) -> bool:
@@ -122,6 +123,10 @@ class Resumption:
         return fields
 
     def _asking(self, fields: dict[str, Any], *, stream: bool) -> Inbound:
+        if isinstance(rid := fields.get("rid"), str):
+            # The one before may still be aborted, and SGLang aborts all whose names begin so.
+            self._asked += 1
+            fields["rid"] = f"{self._asked}.{rid}"
         opened = orjson.dumps(fields)[:-1]
         return msgspec.structs.replace(self._inbound, fields=fields, opened=opened, stream=stream)
 

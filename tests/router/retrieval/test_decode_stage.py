@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -61,6 +62,7 @@ async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
             stream=True,
             max_tokens=40,
             stream_options={"include_usage": True},
+            rid="mine",
         )
         assert text_of(reply) == "cats do purr loudly"
         search = pool.searches[-1]
@@ -78,6 +80,8 @@ async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
         assert primer["messages"] == second["messages"], "whose KV is there by then"
         assert (primer["max_tokens"], primer["stream"]) == (1, False)
         assert primer["custom_params"] == second["custom_params"]
+        rids = [body["rid"] for body in (first, primer, second)]
+        assert not any(one.startswith(other) for one, other in permutations(rids, 2))
         *_, counts, last = reply.events
         assert counts["usage"]["completion_tokens"] == 4
         assert last["retrieval"]["citations"] == [
