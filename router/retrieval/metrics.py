@@ -30,8 +30,8 @@ class RetrievalMetrics:
         )
         self.passages = Counter(
             "ppd_retrieval_passages",
-            "Passages by how: found for a turn, appended in mid-reply, put_back into a resent "
-            "history",
+            "Passages by how: found for a turn, appended in mid-reply, declined by "
+            "the worker, put_back into a resent history",
             ["how"],
             registry=registry,
         )

@@ -97,6 +97,12 @@ class Probes:
         self._offered = None
         self.found = self._loop.create_future()
 
+    def declined(self) -> None:
+        self._metrics.passages.labels("declined").inc()
+        self._left -= 1
+        self._offered = None
+        self.found = self._loop.create_future()
+
     def close(self) -> None:
         if self._probe is not None:
             self._probe.cancel()

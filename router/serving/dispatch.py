@@ -106,9 +106,12 @@ class Dispatcher:
             _blame(worker, answer)
             spoken.told(answer)
 
-        body = with_terms(primer, _terms(course))
-        course.opened.append(self._open(worker, course, body, told))
-        await spoken.future
+        leg = self._open(worker, course, with_terms(primer, _terms(course)), told)
+        course.opened.append(leg)
+        try:
+            await spoken.future
+        finally:
+            leg.close()
 
     async def append(self, course: Course, continued: Inbound, worker: Worker) -> Answer:
         """The rest of a stream behind something new, from the worker that has the stream so far;

@@ -20,7 +20,10 @@ class Onward(Protocol):
         ...
 
     async def prime(self, course: Course, primer: Inbound, worker: Worker) -> None:
-        """Have the stream's worker prefill what it shall go on behind, while it runs on."""
+        """Have the stream's worker prefill what it shall go on behind, while it runs on.
+
+        One that offers no local prefill is not asked.
+        """
         ...
 
     async def append(self, course: Course, continued: Inbound, worker: Worker) -> Answer:
@@ -48,6 +51,10 @@ class Reader(Protocol):
             appended: all that it has read so.
             stalled_s: in which the stream stood still for it.
         """
+        ...
+
+    def declined(self) -> None:
+        """The stream goes on without it: its worker has no room for it."""
         ...
 
     def close(self) -> None:

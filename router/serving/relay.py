@@ -12,6 +12,7 @@ from ppd.errors import WorkerError
 
 from ..answers import ErrorAnswer
 from ..intake.inbound import Endpoint, Inbound
+from ..workers.handshake import describe
 from ..workers.worker import Worker
 from .course import Course
 from .inner import Asked
@@ -23,6 +24,7 @@ from .sse import DONE, Tail, usage_of_generate, usage_of_openai
 
 logger = logging.getLogger("ppd.router.turns")
 
+_MOST_PRIMING_S = 10.0  # a worker without a free slot may never come to it
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -67,6 +69,8 @@ async def relay_stream(
         while outcome is None:
             if relay.continued is not None:
                 rest = await _appended(course, relay.continued, relay.worker, onward)
+                if rest is None and (without := relay.without_aside()) is not None:
+                    rest = await _appended(course, without, relay.worker, onward)
             else:
                 most_resumptions -= 1
                 rest = await _rest(course, resumption, onward) if most_resumptions >= 0 else None
@@ -135,8 +139,9 @@ class _Relay:
         self._resumed = False
         self.continued: Inbound | None = None
         self._priming: asyncio.Task[None] | None = None
+        self._declined = False
         self._left_s = 0.0
-        self._trouble = ""
+        self._trouble = "the stream could not go on behind what was found"
         self._waits_since_s: float | None = None
         self._paused = False
         inbound = course.inbound
@@ -160,15 +165,26 @@ class _Relay:
         reader = self._reader
         if self.continued is not None and reader is not None:
             assert self._resumption is not None
-            reader.appended(self._resumption.appended, time.perf_counter() - self._left_s)
-            reader.found.add_done_callback(self._found)
+            if self._declined:
+                self._decline(reader)
+            else:
+                reader.appended(self._resumption.appended, time.perf_counter() - self._left_s)
+                reader.found.add_done_callback(self._found)
         self._leg, self._resumed, self.continued = answer.leg, True, None
+        self._declined = False
         self.outcome = self._loop.create_future()
         self.block(answer.head)
         self._leg.hold(self._paused)
         self._leg.pour_into(self)
         if reader is not None and reader.found.done():  # but the worker was lost meanwhile
             self._found(reader.found)
+
+    def without_aside(self) -> Inbound | None:
+        """The request for the rest of a stream that was left, as if nothing had been found."""
+        assert self._resumption is not None
+        self._resumption.take_back()
+        self._declined = True
+        return self._resumption.continued()
 
     def close(self) -> None:
         if self._priming is not None:
@@ -189,18 +205,28 @@ class _Relay:
 
     async def _leave_for(self, primer: Inbound, aside: Aside) -> None:
         """Leave the stream where it is once there is KV for it to go on behind ``aside``."""
-        try:
-            await self._onward.prime(self._course, primer, self.worker)
-        except (LegFailed, WorkerError) as error:  # whoever takes the rest prefills all of it
-            logger.warning("%s prefills nothing beside a stream: %s", self.worker.url, error)
-        if self.outcome.done() or self._tail.done:
-            return
+        assert self._reader is not None
         assert self._resumption is not None
-        self.continued = self._resumption.continued(aside)
-        if self.continued is not None:
-            self._left_s = time.perf_counter()
-            self._leg.close()
-            self.outcome.set_result(None)
+        try:
+            async with asyncio.timeout(_MOST_PRIMING_S):
+                await self._onward.prime(self._course, primer, self.worker)
+            if self.outcome.done() or self._tail.done:
+                return
+            self.continued = self._resumption.continued(aside)
+            if self.continued is not None:
+                self._left_s = time.perf_counter()
+                self._leg.close()
+                self.outcome.set_result(None)
+        except (LegFailed, TimeoutError) as error:
+            logger.warning("%s has no room beside a stream: %s", self.worker.url, describe(error))
+            self._decline(self._reader)
+        except Exception as error:  # noqa: BLE001 - of ours: the request shall tell
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+
+    def _decline(self, reader: Reader) -> None:
+        reader.declined()
+        reader.found.add_done_callback(self._found)
 
     def block(self, block: bytes) -> None:
         now_s = time.perf_counter()

@@ -7,6 +7,7 @@ kind of reply: one choice, of text, that no grammar shapes.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -35,7 +36,6 @@ class Resumption:
         self._first: dict[str, Any] = {}  # what all chunks of a stream have in common
         self._begins = False  # the next chunk is the first one of a new stream
         self._appended: list[Aside] = []
-        self._asked = 0  # requests in the stream's place, or for it
 
     @staticmethod
     def possible(inbound: Inbound) -> bool:
@@ -70,6 +70,10 @@ class Resumption:
         fields |= {"max_tokens": 1, "stream": False}
         _append(self._inbound.endpoint, fields, with_appended(said[0], [*self._appended, aside]))
         return self._asking(fields, stream=False), aside
+
+    def take_back(self) -> None:
+        """The model has not read the last of ``appended`` after all."""
+        self._appended.pop()
 
     def continued(self, aside: Aside | None = None) -> Inbound | None:
         """The request for the rest; None if there is none, or it would not be the same reply.
@@ -125,8 +129,7 @@ class Resumption:
     def _asking(self, fields: dict[str, Any], *, stream: bool) -> Inbound:
         if isinstance(rid := fields.get("rid"), str):
             # The one before may still be aborted, and SGLang aborts all whose names begin so.
-            self._asked += 1
-            fields["rid"] = f"{self._asked}.{rid}"
+            fields["rid"] = f"{secrets.token_hex(8)}.{rid}"
         opened = orjson.dumps(fields)[:-1]
         return msgspec.structs.replace(self._inbound, fields=fields, opened=opened, stream=stream)
 
@@ -151,7 +154,11 @@ class Resumption:
                     return b""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            usage["prompt_tokens"] = max(0, usage.get("prompt_tokens", 0) - self._sent_tokens)
+            prompt = max(0, usage.get("prompt_tokens", 0) - self._sent_tokens)
+            usage["prompt_tokens"] = prompt
+            details = usage.get("prompt_tokens_details")
+            if isinstance(details, dict):  # some of the reply so far was cached, too
+                details["cached_tokens"] = min(prompt, details.get("cached_tokens") or 0)
             usage["completion_tokens"] = usage.get("completion_tokens", 0) + self._sent_tokens
         return b"data: %b\n\n" % orjson.dumps(chunk)
 

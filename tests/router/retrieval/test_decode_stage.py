@@ -54,7 +54,7 @@ def scene(*scripts: Script) -> tuple[tuple[FakeEngine, FakeEngine], InTurn]:
 
 
 async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
-    workers, _ = scene(begins("cats ", "do "), PRIMED, rest(2, "purr ", "loudly"))
+    workers, _ = scene(begins("cats ", "do "), PRIMED, rest(2, "purr ", "loudly", cached=101))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat(
             "what do cats do?",
@@ -84,6 +84,8 @@ async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
         assert not any(one.startswith(other) for one, other in permutations(rids, 2))
         *_, counts, last = reply.events
         assert counts["usage"]["completion_tokens"] == 4
+        assert counts["usage"]["prompt_tokens"] == 100, "less what was said before"
+        assert counts["usage"]["prompt_tokens_details"]["cached_tokens"] == 100
         assert last["retrieval"]["citations"] == [
             {"id": "purr", "score": 0.9, "turn": 1, "stage": "decode"}
         ]
@@ -222,11 +224,57 @@ async def test_without_a_passage_the_stream_is_what_it_was(
         assert reply.events[-1]["retrieval"]["citations"] == []
 
 
-async def test_a_worker_that_takes_no_more_leaves_the_rest_to_a_transfer(
+REFUSED = failing(400, "no room here")
+
+
+async def test_a_stream_is_not_cut_for_what_its_worker_has_no_room_for(
     cluster: Cluster, pool: FakePool
 ) -> None:
-    refused = failing(400, "no room here")
-    workers, _ = scene(begins("cats ", "do "), refused, refused, rest(2, "purr"))
+    refused = asyncio.Event()
+
+    async def goes_on(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+        await refused.wait()
+        while not await client.metric("ppd_retrieval_passages_total", how="declined"):
+            pass
+        await response.write(chunk(1, content="purr "))
+        await response.write(event({"choices": [], "usage": usage(9, 3, 0)}) + DONE)
+        return response
+
+    async def refuses(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        refused.set()
+        return await REFUSED(engine, request, body)
+
+    workers, _ = scene(goes_on, refuses)
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
+        assert text_of(reply) == "cats do purr "
+        assert reply.events[-1]["retrieval"]["citations"] == []
+        assert len(workers[1].bodies) == 2
+
+
+async def test_a_stream_that_was_left_in_vain_goes_on_without(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    """There was room for the passage, but none for the rest of the reply behind it."""
+    workers, _ = scene(begins("cats ", "do "), PRIMED, REFUSED, REFUSED, rest(2, "purr"))
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
+        assert text_of(reply) == "cats do purr"
+        *_, left, last = workers[1].bodies
+        assert ASIDE in left["messages"][-1]["content"]
+        assert last["messages"][-1]["content"] == "cats do "
+        assert reply.events[-1]["retrieval"]["citations"] == []
+        await client.chat("what do cats do?", "cats do purr", "why?")
+        assert workers[1].bodies[-1]["messages"][1]["content"] == "cats do purr"
+
+
+async def test_a_worker_without_the_plugin_leaves_the_rest_to_a_transfer(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    workers, _ = scene(begins("cats ", "do "), rest(2, "purr"))
+    workers[1].local_prefill = False
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
         assert text_of(reply) == "cats do purr"

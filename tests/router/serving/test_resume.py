@@ -26,7 +26,7 @@ def chunk(number: int, **delta: Any) -> bytes:
     return event({"id": f"id{number}", "choices": [{"index": 0, "delta": delta}]})
 
 
-def rest(number: int, *words: str) -> Script:
+def rest(number: int, *words: str, cached: int = 64) -> Script:
     """A stream of its own, as an engine begins one."""
 
     async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
@@ -34,7 +34,7 @@ def rest(number: int, *words: str) -> Script:
         await response.write(chunk(number, role="assistant", content=""))
         for word in words:
             await response.write(chunk(number, content=word))
-        counts = usage(102, len(words), 64)
+        counts = usage(102, len(words), cached)
         await response.write(event({"id": f"id{number}", "choices": [], "usage": counts}))
         await response.write(DONE)
         return response
