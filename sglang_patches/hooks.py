@@ -236,7 +236,7 @@ HOOKS: tuple[Hook, ...] = (
         "self",
         "around",
         process_decode_queue,
-        "upstream looks at no transfer while a retracted request waits for room (decode.py:3185); "
+        "upstream looks at no transfer while a retracted request waits for room (decode.py:3186); "
         "if transfers hold that room and nothing runs, that is for good",
     ),
     Hook(
