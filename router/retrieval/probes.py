@@ -97,7 +97,8 @@ class Probes:
         self._offered = None
         self.found = self._loop.create_future()
 
-    def declined(self) -> None:
+    def declined(self, stalled_s: float) -> None:
+        self._metrics.stalled_for(stalled_s)
         self._metrics.passages.labels("declined").inc()
         self._left -= 1
         self._offered = None

@@ -53,8 +53,8 @@ class Reader(Protocol):
         """
         ...
 
-    def declined(self) -> None:
-        """The stream goes on without it: its worker has no room for it."""
+    def declined(self, stalled_s: float) -> None:
+        """The stream goes on without it: there is no room for it, or for the rest behind it."""
         ...
 
     def close(self) -> None:

@@ -165,10 +165,11 @@ class _Relay:
         reader = self._reader
         if self.continued is not None and reader is not None:
             assert self._resumption is not None
+            stalled_s = time.perf_counter() - self._left_s
             if self._declined:
-                self._decline(reader)
+                self._decline(reader, stalled_s)
             else:
-                reader.appended(self._resumption.appended, time.perf_counter() - self._left_s)
+                reader.appended(self._resumption.appended, stalled_s)
                 reader.found.add_done_callback(self._found)
         self._leg, self._resumed, self.continued = answer.leg, True, None
         self._declined = False
@@ -219,13 +220,13 @@ class _Relay:
                 self.outcome.set_result(None)
         except (LegFailed, TimeoutError) as error:
             logger.warning("%s has no room beside a stream: %s", self.worker.url, describe(error))
-            self._decline(self._reader)
+            self._decline(self._reader, 0.0)
         except Exception as error:  # noqa: BLE001 - of ours: the request shall tell
             if not self.outcome.done():
                 self.outcome.set_exception(error)
 
-    def _decline(self, reader: Reader) -> None:
-        reader.declined()
+    def _decline(self, reader: Reader, stalled_s: float) -> None:
+        reader.declined(stalled_s)
         reader.found.add_done_callback(self._found)
 
     def block(self, block: bytes) -> None:

@@ -134,14 +134,33 @@ async def test_other_wrong_requests(built: Path) -> None:
         assert got == 400
 
 
-async def test_feedback_moves_the_controls(built: Path) -> None:
+@pytest.mark.parametrize(
+    ("link", "stall", "wait_ms", "move", "grows"),
+    [
+        (0.2, 0.0, 100.0, "prefill_waits", "reserved"),
+        (0.2, 0.5, 0.0, "decode_stalls", "flush"),
+        (0.99, 0.0, 100.0, "link_busy", "flush"),  # for nothing is won by faster prefills
+    ],
+)
+async def test_feedback_moves_the_controls(
+    built: Path, link: float, stall: float, wait_ms: float, move: str, grows: str
+) -> None:
     async with running(config_for(built)) as pool:
-        seen = {"kv_link_use": 0.2, "decode_stall": 0.0, "prefill_wait_p95_ms": 100.0}
+
+        async def controls() -> tuple[float, float]:
+            _, metrics = await pool.get("/metrics")
+            lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+            return float(lines["ppd_pool_reserved_share"]), float(lines["ppd_pool_flush_seconds"])
+
+        reserved, flush_s = await controls()
+        seen = {"kv_link_use": link, "decode_stall": stall, "prefill_wait_p95_ms": wait_ms}
         _, told = await pool.post("/v1/feedback", seen)
-        assert told["move"] == "prefill_waits"
-        assert told["reserved"] > 0.5
-        _, metrics = await pool.get("/metrics")
-        assert f"ppd_pool_reserved_share {told['reserved']}" in metrics
+        assert told["move"] == move
+        now_reserved, now_flush_s = await controls()
+        assert told["reserved"] == now_reserved
+        assert (now_reserved > reserved) == (now_flush_s < flush_s) == (grows == "reserved")
+        assert now_reserved != reserved
+        assert now_flush_s != flush_s
         assert (await pool.get("/health"))[0] == 200
 
 

@@ -265,6 +265,7 @@ async def test_a_stream_that_was_left_in_vain_goes_on_without(
         *_, left, last = workers[1].bodies
         assert ASIDE in left["messages"][-1]["content"]
         assert last["messages"][-1]["content"] == "cats do "
+        assert await client.metric("ppd_retrieval_stalled_seconds_total") > 0
         assert reply.events[-1]["retrieval"]["citations"] == []
         await client.chat("what do cats do?", "cats do purr", "why?")
         assert workers[1].bodies[-1]["messages"][1]["content"] == "cats do purr"
