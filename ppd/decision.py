@@ -51,6 +51,7 @@ class Reason(StrEnum):
     INTERPOLATION = "interpolation"  # the cells around, taken together, say otherwise
     STALE_PREFIX = "stale_prefix"  # the prefill worker has missed turns and must catch up
     LOAD = "load"  # queues and batches are not what they were when it was measured
+    NOISE = "noise"  # remote was better by less than the measurements are sure of
     OBSERVED = "observed"  # what was seen since says otherwise
     APPEND_BUDGET = "append_budget"  # with it the home would have more appends than its budget
     HOME_FULL = "home_full"  # no KV is left there for the turn

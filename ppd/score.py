@@ -8,12 +8,12 @@ Nothing here measures; other wishes only score the same costs again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import msgspec
 
-from ppd.table import Costs
+from ppd.table import Costs, Noise
 
 _MOST_WEIGHT = 1e6
 _TARGETS_MS = (0.001, 1e9)
@@ -88,6 +88,27 @@ def score(objective: Objective, remote: Costs, local: Costs) -> Score:
             return Score(ttft_saved, tpot_lost, of_remote, of_local, better)
         case _:
             assert_never(objective)
+
+
+def standard_error(weights: Weights, remote: Costs, local: Costs, noise: Noise) -> float:
+    """Of Algorithm 1's score."""
+    ttft = noise.ttft * local.ttft_ms / remote.ttft_ms
+    tpot = noise.tpot * local.tpot_ms / remote.tpot_ms
+    return math.hypot(weights.ttft * ttft, weights.tpot * tpot)
+
+
+def local_within_noise(objective: Objective, remote: Costs, local: Costs, noise: Noise) -> bool:
+    """Whether local would be preferred if it cost one standard error less than was measured.
+
+    After the rule by which the simpler model is taken unless another is better by more than that
+    (Breiman et al., Classification and Regression Trees, 1984): local moves no KV.
+    """
+    kinder = replace(
+        local,
+        ttft_ms=local.ttft_ms / (1.0 + noise.ttft),
+        tpot_ms=local.tpot_ms / (1.0 + noise.tpot),
+    )
+    return score(objective, remote, kinder).prefers_local
 
 
 def chance(targets: Targets, costs: Costs) -> float:

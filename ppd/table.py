@@ -13,9 +13,20 @@ from dataclasses import dataclass
 from itertools import product
 
 from ppd.errors import TableError
-from ppd.table_file import Axes, CellRecord, Measured, TableRecord, decode, problems
+from ppd.table_file import (
+    Axes,
+    CellRecord,
+    Measured,
+    Statistic,
+    TableRecord,
+    decode,
+    problems,
+)
 
 _MOST_PROBLEMS = 20  # in one message
+# From the range of n values to their standard deviation: mean of the range of n normal ones.
+_RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
+_UNKNOWN_NOISE = 0.05  # relative; one seed tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,14 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """How well a cell is known: relative standard errors of its quotients, local over remote."""
+
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A cell, ready for decisions.
 
@@ -44,6 +63,7 @@ class Cell:
     label: str
     remote: Costs
     local: Costs
+    noise: Noise
     running: float
     quiet_remote_ms: float
     quiet_local_ms: float
@@ -176,6 +196,7 @@ def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
         label=label,
         remote=_costs(record.remote),
         local=_costs(record.local),
+        noise=_noise(record),
         running=record.remote.running,
         quiet_remote_ms=record.remote.quiet_ttft_ms,
         quiet_local_ms=record.local.quiet_ttft_ms,
@@ -185,3 +206,20 @@ def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
 def _costs(measured: Measured) -> Costs:
     ttft, tpot = measured.ttft_ms, measured.tpot_ms
     return Costs(ttft.median, tpot.median, ttft.p99 / ttft.median, tpot.p99 / tpot.median)
+
+
+def _noise(record: CellRecord) -> Noise:
+    """By how far the seeds' medians lie apart."""
+    remote, local, seeds = record.remote, record.local, len(record.seeds)
+    return Noise(
+        ttft=math.hypot(_error(remote.ttft_ms, seeds), _error(local.ttft_ms, seeds)),
+        tpot=math.hypot(_error(remote.tpot_ms, seeds), _error(local.tpot_ms, seeds)),
+    )
+
+
+def _error(statistic: Statistic, seeds: int) -> float:
+    """Standard error of a median, as a share of it."""
+    if seeds < 2:
+        return _UNKNOWN_NOISE
+    deviation = statistic.spread / _RANGE.get(seeds, 3.1)
+    return deviation / math.sqrt(seeds) / statistic.median

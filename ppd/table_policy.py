@@ -16,7 +16,7 @@ from msgspec import structs
 from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route
 from ppd.observed import Observed
 from ppd.policies import DynamoThreshold
-from ppd.score import Objective, Score, score
+from ppd.score import Objective, Score, local_within_noise, score
 from ppd.table import Cell, Costs, Table
 
 DEFAULT_APPEND_BUDGET = 16_384
@@ -29,6 +29,7 @@ class Correction(StrEnum):
     without KV for it.
     ``reservation``: no more append tokens under way on a decode worker than its budget.
     ``shrinkage``: move a cell's costs towards what its turns took.
+    ``noise``: remote only if it is better by more than the standard error of the measurements.
     """
 
     INTERPOLATION = "interpolation"
@@ -36,10 +37,13 @@ class Correction(StrEnum):
     LOAD = "load"
     RESERVATION = "reservation"
     SHRINKAGE = "shrinkage"
+    NOISE = "noise"
 
 
-# What is known for certain about the moment. The other two change what cells say at any time.
-DEFAULT_CORRECTIONS = frozenset({Correction.STALE_PREFIX, Correction.LOAD, Correction.RESERVATION})
+# What is known for certain, of the moment and of the table. The other two change what cells say.
+DEFAULT_CORRECTIONS = frozenset(
+    {Correction.STALE_PREFIX, Correction.LOAD, Correction.RESERVATION, Correction.NOISE}
+)
 
 _MOST_CROWDING = 2.0  # how far TPOT losses are carried beyond the batch they were measured with
 
@@ -100,6 +104,12 @@ class TablePolicy(Policy):
             scored = again
         assert scored is not None
         route = Route.LOCAL if scored.prefers_local else Route.REMOTE
+        if (
+            route is Route.REMOTE
+            and Correction.NOISE in self.corrections
+            and local_within_noise(objective, step.remote, step.local, cell.noise)
+        ):
+            route, reason = Route.LOCAL, Reason.NOISE
         return Decision(route, reason, Assessment(cell.label, step.remote, step.local, scored))
 
     def _cell(self, features: Features) -> Cell | None:

@@ -114,9 +114,21 @@ def _next_batch(original: Any, scheduler: Any, running_batch: Any) -> Any:
 
 def process_decode_queue(original: Any, self: Any) -> None:
     original(self)
-    stuck = self.disagg_decode_prealloc_queue.retracted_queue
-    if stuck and self.running_batch.is_empty() and not self.waiting_queue:
-        self.waiting_queue.extend(self.disagg_decode_transfer_queue.pop_transferred())
+    queue, transfers = self.disagg_decode_prealloc_queue, self.disagg_decode_transfer_queue
+    if not queue.retracted_queue or not self.running_batch.is_empty() or self.waiting_queue:
+        return
+    self.waiting_queue.extend(transfers.pop_transferred())
+    if not self.waiting_queue and not transfers.queue:
+        self.waiting_queue.extend(_restore_alone(queue))
+
+
+def _restore_alone(queue: Any) -> Any:
+    """The first retracted request, with no more room for its decoding than there is."""
+    reserved, queue.num_reserved_decode_tokens = queue.num_reserved_decode_tokens, 0
+    try:
+        return queue.resume_retracted_reqs([queue.retracted_queue[0].rid])
+    finally:
+        queue.num_reserved_decode_tokens = reserved
 
 
 def init_prefill_adder(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -237,7 +249,8 @@ HOOKS: tuple[Hook, ...] = (
         "around",
         process_decode_queue,
         "upstream looks at no transfer while a retracted request waits for room (decode.py:3186); "
-        "if transfers hold that room and nothing runs, that is for good",
+        "if transfers hold that room and nothing runs, that is for good; nor does it restore one "
+        "that leaves less than the reserve of the whole pool, ever (decode.py:585)",
     ),
     Hook(
         "sglang.srt.managers.schedule_policy.PrefillAdder.__init__",

@@ -2,7 +2,9 @@
 
 Of later turns, ``cost = w_ttft * TTFT / TTFT_pd + w_tpot * TPOT / TPOT_pd``, at the median and the
 90th percentile. All ways served the same conversations, so confidence intervals come from drawing
-whole conversations again, the same ones for every way (paired bootstrap, 95 %).
+seeds again, and in each whole conversations, the same ones for every way (paired bootstrap, 95 %).
+A seed is a run of each way: what else the machine did in that half minute hits all its turns, and
+conversations alone would not show it.
 """
 
 from __future__ import annotations
@@ -105,10 +107,7 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
     shared = sorted(set.intersection(*(set(turns.by_place) for turns in every.values())))
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
-    source = np.random.default_rng(0)
-    draws = [
-        [shared[i] for i in source.integers(0, len(shared), len(shared))] for _ in range(_DRAWS)
-    ]
+    draws = list(_draws(shared))
     points = {name: _quantiles(turns.draw(shared)) for name, turns in every.items()}
     spread = {
         name: np.array([_quantiles(turns.draw(one)) for one in draws])
@@ -135,6 +134,16 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
                 "interval": [round(float(low), 3), round(float(high), 3)],
                 "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
             }
+
+
+def _draws(shared: Sequence[Place]) -> Iterator[list[Place]]:
+    by_seed: dict[int, list[Place]] = defaultdict(list)
+    for place in shared:
+        by_seed[place[0]].append(place)
+    runs, source = list(by_seed.values()), np.random.default_rng(0)
+    for _ in range(_DRAWS):
+        drawn = [runs[i] for i in source.integers(0, len(runs), len(runs))]
+        yield [run[i] for run in drawn for i in source.integers(0, len(run), len(run))]
 
 
 def _quantiles(turns: Array) -> Array:

@@ -39,15 +39,13 @@ def run(config: SweepConfig, raw: Path) -> int:
     agree = {}
     for weights in wanted.adaptive.weightings:
         same = sure = sure_same = 0
-        for cell, other, record in zip(
-            full.cells, made.cells, sorted(full.record.cells, key=lambda r: r.bins), strict=True
-        ):
+        for cell, other in zip(full.cells, made.cells, strict=True):
             alike = (
                 score(weights, cell.remote, cell.local).prefers_local
                 is score(weights, other.remote, other.local).prefers_local
             )
             same += alike
-            if not noise_decided(cell, record, weights):
+            if not noise_decided(cell, weights):
                 sure += 1
                 sure_same += alike
         agree[f"{weights.ttft:g}:{weights.tpot:g}"] = {

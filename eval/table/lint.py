@@ -14,14 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ppd.score import Weights, score
+from ppd.score import Weights, score, standard_error
 from ppd.table import Cell, Table
 from ppd.table_file import CellRecord, Measured, Statistic
 
-# From the range of n values to their standard deviation: mean of the range of n normal ones.
-_RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
-_UNKNOWN_NOISE = 0.05  # relative; one seed tells none
-_SURE = 2.0  # standard deviations
+_SURE = 2.0  # standard errors
 _REACH = 8.0  # of a bin, beyond the point where it was measured, as a factor
 _FALLS = 0.85  # of the cell before; less than noise explains
 
@@ -65,10 +62,10 @@ def findings(table: Table, weights: Weights) -> Iterator[Finding]:
         record = records[cell.index]
         if not record.measured:
             yield Finding(Kind.UNMEASURED, cell.label)
-        elif noise_decided(cell, record, weights):
+        elif noise_decided(cell, weights):
             result = score(weights, cell.remote, cell.local)
-            error = score_error(cell, record, weights)
-            said = f"score {result.local:+.3f}, its standard deviation {error:.3f}"
+            error = standard_error(weights, cell.remote, cell.local, cell.noise)
+            said = f"score {result.local:+.3f}, its standard error {error:.3f}"
             yield Finding(Kind.NOISE, f"{cell.label}: {said}")
     yield from _falls(table, records)
 
@@ -77,10 +74,7 @@ def decisions(table: Table, weights: Weights) -> dict[str, Any]:
     """How many cells go which way, and in how many of them noise decided."""
     records = _records(table)
     local = sum(score(weights, c.remote, c.local).prefers_local for c in table.cells)
-    noise = sum(
-        records[c.index].measured and noise_decided(c, records[c.index], weights)
-        for c in table.cells
-    )
+    noise = sum(records[c.index].measured and noise_decided(c, weights) for c in table.cells)
     return {
         "local_cells": local,
         "remote_cells": len(table.cells) - local,
@@ -89,31 +83,10 @@ def decisions(table: Table, weights: Weights) -> dict[str, Any]:
     }
 
 
-def noise_decided(cell: Cell, record: CellRecord, weights: Weights) -> bool:
-    """Whether the score is nearer to 0 than twice its standard deviation."""
+def noise_decided(cell: Cell, weights: Weights) -> bool:
+    """Whether the score is nearer to 0 than twice its standard error."""
     points = score(weights, cell.remote, cell.local).local
-    return abs(points) < _SURE * score_error(cell, record, weights)
-
-
-def score_error(cell: Cell, record: CellRecord, weights: Weights) -> float:
-    """Standard deviation of Algorithm 1's score, by how far the seeds' medians lie apart."""
-    seeds = len(record.seeds)
-    remote, local = record.remote, record.local
-    ttft = (cell.local.ttft_ms / cell.remote.ttft_ms) * math.hypot(
-        _relative(remote.ttft_ms, seeds), _relative(local.ttft_ms, seeds)
-    )
-    tpot = (cell.local.tpot_ms / cell.remote.tpot_ms) * math.hypot(
-        _relative(remote.tpot_ms, seeds), _relative(local.tpot_ms, seeds)
-    )
-    return math.hypot(weights.ttft * ttft, weights.tpot * tpot)
-
-
-def _relative(statistic: Statistic, seeds: int) -> float:
-    """Standard deviation of a median, as a share of it."""
-    if seeds < 2:
-        return _UNKNOWN_NOISE
-    deviation = statistic.spread / _RANGE.get(seeds, 3.1)
-    return deviation / math.sqrt(seeds) / statistic.median
+    return abs(points) < _SURE * standard_error(weights, cell.remote, cell.local, cell.noise)
 
 
 def _records(table: Table) -> Sequence[CellRecord]:

@@ -67,7 +67,7 @@ def _print_map(table: Table, weights: Weights) -> None:
 def _mark(cell: Cell, record: CellRecord, weights: Weights) -> str:
     if not record.measured:
         return "'"
-    return "~" if noise_decided(cell, record, weights) else " "
+    return "~" if noise_decided(cell, weights) else " "
 
 
 def _shade(points: float) -> int:

@@ -95,19 +95,52 @@ async def test_what_is_in_transfer_arrives_while_a_retracted_request_has_no_room
 
 
 @pytest.fixture
-def crowded(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
+def narrow(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
     """A decode server with 2,000 tokens of KV that hardly reserves any of it for decodes to grow
-    in, and prefills 16 tokens in every 32 steps."""
+    in, except where it restores retracted ones."""
+    yield from _narrow(workers, launcher, name="narrow")
+
+
+@pytest.fixture
+def crowded(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
+    """Such a server that reserves little there either and prefills 16 tokens in every 32 steps."""
+    reserve = ("--num-reserved-decode-tokens", "16")
+    pace = ("--prefill-decode-interval", "32", "--ppd-append-chunk", "16")
+    yield from _narrow(workers, launcher, *reserve, *pace, name="crowded")
+
+
+def _narrow(workers: Workers, launcher: Launcher, *flags: str, name: str) -> Iterator[Workers]:
     decode = launcher.worker(
         *(Role.DECODE, workers.model, "--page-size", str(workers.page_size)),
-        *("--max-total-tokens", "2000", "--schedule-conservativeness", "0.05"),
-        *("--num-reserved-decode-tokens", "16", "--prefill-decode-interval", "32"),
-        *("--ppd-append-chunk", "16"),
-        name="crowded",
+        *("--max-total-tokens", "2000", "--schedule-conservativeness", "0.05", *flags),
+        name=name,
     )
     wait_all([decode])
     yield replace(workers, decode=decode)
     decode.stop()
+
+
+async def test_what_nearly_fills_the_pool_is_restored(
+    narrow: Workers, http: aiohttp.ClientSession
+) -> None:
+    """Upstream waits for room for 512 more tokens, which the pool does not have."""
+    await narrow.settle(http)
+    assert narrow.monolithic is not None
+    here, there = narrow.decode.url, narrow.monolithic.url
+    terms = LocalTerms(0).to_custom_params()
+    small, large = ([at + i % 70 for i in range(n)] for at, n in ((10, 100), (20, 1500)))
+    lasting = {"max_new_tokens": 700, "min_new_tokens": 700}
+    growing = {"max_new_tokens": 250, "min_new_tokens": 250}
+    first = asyncio.create_task(generate(http, here, small, lasting, terms))
+    while not (await plugin_state(http, narrow.decode))["running"]:
+        assert not first.done()
+    ours = [await generate(http, here, large, growing, terms), await first]
+    assert "KV cache pool is full. Retract requests" in narrow.decode.log.read_text()
+    assert ours == [
+        await generate(http, there, large, growing, {}),
+        await generate(http, there, small, lasting, {}),
+    ]
+    await narrow.settle(http)
 
 
 async def test_a_half_done_prefill_gives_way_to_the_last_decode(

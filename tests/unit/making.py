@@ -50,12 +50,18 @@ AXES = Axes(
 )
 
 
-def statistic(median: float, tail: float = 2.0) -> Statistic:
-    return Statistic(median=median, p99=median * tail, n=30, spread=0.1)
+def statistic(median: float, spread: float = 0.001) -> Statistic:
+    """``spread`` as a share of the median."""
+    return Statistic(median=median, p99=median * 2.0, n=30, spread=spread * median)
 
 
 def table_record(
-    costs_of: CostsOf, *, model: str = "fake", axes: Axes = AXES, running: float = 2.0
+    costs_of: CostsOf,
+    *,
+    model: str = "fake",
+    axes: Axes = AXES,
+    running: float = 2.0,
+    spread: float = 0.001,
 ) -> TableRecord:
     cells = []
     for bins in product(*(range(len(bins)) for _, bins in axes.each())):
@@ -64,8 +70,8 @@ def table_record(
         cells.append(
             CellRecord(
                 bins=place,
-                remote=Measured(statistic(t0), statistic(p0), t0, running, 1.0),
-                local=Measured(statistic(t1), statistic(p1), t1, running, 1.0),
+                remote=Measured(statistic(t0, spread), statistic(p0, spread), t0, running, 1.0),
+                local=Measured(statistic(t1, spread), statistic(p1, spread), t1, running, 1.0),
                 seeds=(0, 1, 2),
             )
         )

@@ -20,6 +20,7 @@ export const REASONS = {
   interpolation: "the cells around, taken together, turned the table's answer",
   stale_prefix: "the prefill worker has missed turns and must catch up; that turned the answer",
   load: "queues and batches are not what they were when it was measured; that turned the answer",
+  noise: "remote was better by less than the measurements are sure of",
   observed: "what was seen since turned the table's answer",
   append_budget: "enough appends are under way on the home worker",
   home_full: "no KV is left on the home worker for the turn",
