@@ -38,6 +38,9 @@ class _Cluster:
     def prefill(self, identity: str | None) -> str:
         return identity or "p0"
 
+    def opening(self, root: bytes | None) -> None:
+        return None
+
 
 def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     """Print one JSON line. ``decide`` looks the conversation up, gathers features, decides."""

@@ -119,7 +119,7 @@ class Launcher:
         prefill: Sequence[Process | str],
         decode: Sequence[Process | str],
         *flags: str,
-        replica: Sequence[Process] = (),
+        replica: Sequence[Process | str] = (),
         port: int | None = None,
     ) -> Process:
         """A router, still starting; it waits for its workers itself. Workers may be URLs."""

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     SHORT_PREFIX = "short_prefix"  # too little is known of it to be worth a home
     HOME_GONE = "home_gone"  # the worker with the KV is down, has restarted, or dropped the turn
     HOME_UNPATCHED = "home_unpatched"  # its handshake does not offer local prefill
+    HOME_REPLICA = "home_replica"  # it does both, beside workers that do not
     RESUMED = "resumed"  # the worker was lost in mid-stream: the rest comes from another
     APPENDED = "appended"  # a passage was found in mid-stream: it goes on behind that
     NO_PREFILL = "no_prefill"  # no prefill worker is left: the whole prompt, as a way out
@@ -61,6 +62,7 @@ class HomeState(StrEnum):
     READY = "ready"
     GONE = "gone"
     UNPATCHED = "unpatched"
+    REPLICA = "replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +171,31 @@ class Policy(ABC):
         return
 
 
-def decide(features: Features | None, policy: Policy, objective: Objective) -> Decision:
-    """The route of a turn; ``features`` is None if no earlier request is a prefix of it."""
+def decide(
+    features: Features | None, policy: Policy, objective: Objective, opening: Route | None = None
+) -> Decision:
+    """The route of a turn.
+
+    Args:
+        features: None if no earlier request is a prefix of it.
+        opening: of turns that nobody can continue, where the cluster has both kinds of home;
+            None: the policy's.
+    """
+    opening = opening or policy.opening
     if features is None:
-        return Decision(policy.opening, Reason.FIRST_TURN)
+        return Decision(opening, Reason.FIRST_TURN)
     match features.home:
         case HomeState.GONE:
-            return Decision(policy.opening, Reason.HOME_GONE)
+            return Decision(opening, Reason.HOME_GONE)
         case HomeState.UNPATCHED:
-            return Decision(policy.opening, Reason.HOME_UNPATCHED)
+            return Decision(opening, Reason.HOME_UNPATCHED)
+        case HomeState.REPLICA:
+            return Decision(Route.REPLICA, Reason.HOME_REPLICA)
         case HomeState.READY:
             if features.least_cached_tokens == 0:
                 # "Hello" begins thousands of prompts. Without a precondition a local turn could
                 # be a whole first prefill, and all of them would meet on one worker.
-                return Decision(policy.opening, Reason.SHORT_PREFIX)
+                return Decision(opening, Reason.SHORT_PREFIX)
             return policy.choose(features, objective)
         case _:
             assert_never(features.home)

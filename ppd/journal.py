@@ -161,10 +161,11 @@ def replay(
         assert policy is not None, "read() gives no log without a beginning"
         match event:
             case Decided():
+                began = event.decision.route if event.decision.route is Route.REPLICA else None
                 if event.decision.reason is Reason.BATCH:
-                    now = Decision(policy.opening, Reason.BATCH)
+                    now = Decision(began or policy.opening, Reason.BATCH)
                 else:
-                    now = decide(event.features, policy, objective or event.objective)
+                    now = decide(event.features, policy, objective or event.objective, began)
                 if event.features is not None:
                     features[event.number] = event.features
                 yield Replayed(event, now)

@@ -29,6 +29,7 @@ class HomeView(msgspec.Struct, frozen=True):
 
     Attributes:
         takes_appends: it offers local turns.
+        replica: it does both, prefill and decode.
         running: requests decoding there.
         free_tokens: KV left, evictable cache counted as free; None if it has not told.
     """
@@ -37,6 +38,7 @@ class HomeView(msgspec.Struct, frozen=True):
     page_size: int
     running: int
     free_tokens: int | None
+    replica: bool = False
 
 
 class ClusterView(Protocol):
@@ -46,6 +48,14 @@ class ClusterView(Protocol):
 
     def prefill(self, identity: str | None) -> str | None:
         """The prefill worker that a remote turn would take: that one, if it lives."""
+        ...
+
+    def opening(self, root: bytes | None) -> Route | None:
+        """How a turn begins that nobody can continue; None: the policy says.
+
+        Args:
+            root: of its conversation.
+        """
         ...
 
     @property
@@ -109,7 +119,7 @@ class Judge:
 
     def judge(self, query: Query, now_s: float) -> Judgement:
         if query.chain is None:
-            route = self.policy.opening
+            route = self._cluster.opening(None) or self.policy.opening
             tokens = self._forecast.prompt_tokens("batch", query.body_bytes)
             return Judgement(None, None, Decision(route, Reason.BATCH), tokens)
         hit = self._index.find(query.chain, now_s)
@@ -119,7 +129,8 @@ class Judge:
         else:
             features = self._features(query, query.chain, hit, now_s)
             remote_tokens = features.uncached_at_prefill
-        decision = decide(features, self.policy, query.objective)
+        opening = self._cluster.opening(query.chain.root)
+        decision = decide(features, self.policy, query.objective, opening)
         return Judgement(hit, features, decision, remote_tokens)
 
     def _features(self, query: Query, chain: PrefixChain, hit: Hit, now_s: float) -> Features:
@@ -127,7 +138,9 @@ class Judge:
         home = self._cluster.home(turn.home)
         if home is None:
             state, home = HomeState.GONE, HomeView(False, 1, 0, None)
-        elif self.policy.opening is Route.REPLICA or home.takes_appends:
+        elif home.replica and self.policy.opening is not Route.REPLICA:
+            state = HomeState.REPLICA
+        elif home.replica or home.takes_appends:
             state = HomeState.READY
         else:
             state = HomeState.UNPATCHED

@@ -45,7 +45,7 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
     add("--check-config", action="store_true", help="say what is wrong with it, and end")
     add("--prefill", nargs="+", metavar="URL", help="prefill workers")
     add("--decode", nargs="+", metavar="URL", help="decode workers")
-    add("--replica", nargs="+", metavar="URL", help="workers that do both (--policy replica)")
+    add("--replica", nargs="+", metavar="URL", help="workers that do both")
     add(
         "--accept-workers",
         action="store_true",

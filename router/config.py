@@ -175,8 +175,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Of the workers that the policy uses."""
+        """Of the workers that the policy cannot do without."""
         return (Role.REPLICA,) if self.policy == "replica" else (Role.PREFILL, Role.DECODE)
+
+    @property
+    def all_roles(self) -> tuple[Role, ...]:
+        """Of those that it uses if there are any."""
+        return self.roles if self.policy == "replica" else tuple(Role)
 
     def _worker_problems(self) -> list[str]:
         wrong: list[str] = []
@@ -187,7 +192,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"at least one --{role} URL is needed with policy {self.policy}, or "
                     "--accept-workers, workers_file or [kubernetes]"
                 )
-            if role not in self.roles and urls:
+            if role not in self.all_roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")
             wrong += [problem for url in urls if (problem := url_problem(role, url))]
         wrong += [found for url in self.embedding if (found := url_problem("embedding", url))]
@@ -195,7 +200,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for url in sorted({url for url in given if given.count(url) > 1}):
             wrong.append(f"two workers on one URL: {url}")
         if self.kubernetes is not None:
-            wrong += self.kubernetes.problems(self.roles)
+            wrong += self.kubernetes.problems(self.all_roles)
         for part in (self.retrieval, self.answer_cache):
             if part is not None:
                 wrong += part.problems()

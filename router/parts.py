@@ -181,7 +181,7 @@ def make_parts(
             clock=clock,
         )
     front = Front(turns, None if several else kept, retrieval, answers)
-    operations = Operations(pool, config.roles)
+    operations = Operations(pool, config.all_roles)
     return Parts(front, admin, operations, passthrough, reloader, retriever, feedback, answers)
 
 

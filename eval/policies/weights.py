@@ -22,7 +22,7 @@ from ..cluster import Process, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
 from ..provenance import provenance
 from ..samples import Sample
-from ..sweep.clusters import start_workers
+from ..sweep.clusters import router, start_workers
 from ..sweep.config import SweepConfig
 from ..traffic.conversations import Conversation
 
@@ -61,11 +61,11 @@ def run(
     options.write_text("corrections = []\n")
     path = tiny_model.resolve(model)
     with launching(logs) as launch:
-        prefill, decode = start_workers(launch, config, path)
+        at, workers = start_workers(launch, config, path)
         flags = ["--config", str(options), *(["--table", str(table)] if table else [])]
-        router = launch.router(prefill, decode, *flags)
-        wait_all([router])
-        rows = asyncio.run(_measure(config, mix, [*prefill, *decode], router))
+        front = router(launch, at, *flags)
+        wait_all([front])
+        rows = asyncio.run(_measure(config, mix, workers, front))
     for row in rows:
         row |= {"mix": asdict(mix), "model": Path(path).name, **provenance(mix.seed)}
     with out.open("a") as file:

@@ -134,6 +134,9 @@ class Cluster:
             case _:
                 assert_never(self._placement)
 
+    def opening(self, root: bytes | None) -> None:
+        """Homes are given by ``place``, replicas among them."""
+
     def is_replica(self, worker: str) -> bool:
         return worker in self._replicas
 

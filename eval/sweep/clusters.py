@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,28 +19,27 @@ from ppd.contract import Role
 
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import is_ready
-from .config import SweepConfig
+from .config import ClusterAt, SweepConfig
 
 
 @dataclass(slots=True)
 class Cluster:
     """
     Attributes:
-        workers: URLs, those of the prefill workers first.
+        at: URLs of its workers.
         routers: URL of each policy's.
         number: its place on this machine; None: it is not ours.
     """
 
     name: str
-    prefill: tuple[str, ...]
-    decode: tuple[str, ...]
+    at: ClusterAt
     routers: dict[str, str]
     number: int | None = None
     processes: list[Process] = field(default_factory=list)
 
     @property
     def workers(self) -> tuple[str, ...]:
-        return (*self.prefill, *self.decode)
+        return self.at.urls
 
     async def lost(self, http: aiohttp.ClientSession) -> list[str]:
         """URLs of workers that do not answer."""
@@ -61,9 +60,8 @@ class Fleet:
         ClusterError: something did not start.
         """
         for number, one in enumerate(self.config.clusters):
-            routers = self._routers(one.prefill, one.decode)
-            urls = {policy: router.url for policy, router in routers.items()}
-            self.clusters.append(Cluster(f"given {number}", one.prefill, one.decode, urls))
+            routers = {policy: router.url for policy, router in self._routers(one).items()}
+            self.clusters.append(Cluster(f"given {number}", one, routers))
         if not self.config.clusters:
             _tell_of_shared_cores(self.config)
             self.clusters = [self._here(n) for n in range(self.config.clusters_here)]
@@ -82,22 +80,19 @@ class Fleet:
         return anew
 
     def _here(self, number: int) -> Cluster:
-        prefill, decode = start_workers(self.launch, self.config, self.model, number)
-        urls = [[worker.url for worker in some] for some in (prefill, decode)]
-        routers = self._routers(*urls)
+        at, workers = start_workers(self.launch, self.config, self.model, number)
+        routers = self._routers(at)
         return Cluster(
             f"here {number}",
-            tuple(urls[0]),
-            tuple(urls[1]),
+            at,
             {policy: router.url for policy, router in routers.items()},
             number,
-            [*prefill, *decode, *routers.values()],
+            [*workers, *routers.values()],
         )
 
-    def _routers(self, prefill: Sequence[str], decode: Sequence[str]) -> dict[str, Process]:
+    def _routers(self, at: ClusterAt) -> dict[str, Process]:
         routers = {
-            policy: self.launch.router(prefill, decode, "--policy", policy)
-            for policy in self.config.policies
+            policy: router(self.launch, at, "--policy", policy) for policy in self.config.policies
         }
         wait_all(list(routers.values()))
         return routers
@@ -112,27 +107,34 @@ def fleet(config: SweepConfig, model: str, logs: Path) -> Iterator[Fleet]:
         yield all_of
 
 
+def router(launch: Launcher, at: ClusterAt, *flags: str) -> Process:
+    """One before the cluster, still starting."""
+    return launch.router(at.prefill, at.decode, *flags, replica=at.replica)
+
+
 def start_workers(
     launch: Launcher, config: SweepConfig, model: str, number: int = 0
-) -> tuple[list[Process], list[Process]]:
-    """Prefill and decode workers of one cluster, ready; without GPUs each on a core of its own.
+) -> tuple[ClusterAt, list[Process]]:
+    """Workers of one cluster, ready; without GPUs each on a core of its own.
 
     Args:
         number: of the cluster; others on this machine have other cores or GPUs.
     """
-    prefill, decode = config.workers
-    here = prefill + decode
-    every = here * config.clusters_here
-    started: list[Process] = []
+    kinds = (Role.PREFILL, Role.DECODE, Role.REPLICA)
+    roles = [role for role, count in zip(kinds, config.workers, strict=True) for _ in range(count)]
     cores = sorted(os.sched_getaffinity(0))
-    for i in range(here):
-        at = number * here + i
-        gpu = gpu_flags(at, every)
-        role = Role.PREFILL if i < prefill else Role.DECODE
+    started: list[Process] = []
+    for i, role in enumerate(roles):
+        at = number * len(roles) + i
+        gpu = gpu_flags(at, len(roles) * config.clusters_here)
         core = None if gpu else cores[at % len(cores)]
         started.append(launch.worker(role, model, *config.worker_flags, *gpu, core=core))
     wait_all(started)
-    return started[:prefill], started[prefill:]
+    urls = {
+        kind: tuple(worker.url for role, worker in zip(roles, started, strict=True) if role is kind)
+        for kind in kinds
+    }
+    return ClusterAt(urls[Role.PREFILL], urls[Role.DECODE], urls[Role.REPLICA]), started
 
 
 def _tell_of_shared_cores(config: SweepConfig) -> None:

@@ -29,7 +29,7 @@ Workload = tuple[int, int, int]  # bins of context, new and output tokens
 REMOTE, LOCAL = "pd", "full"  # the policies whose later turns are all remote, all local
 _ROUTES = {REMOTE: Route.REMOTE, LOCAL: Route.LOCAL}
 _LEAST_FIRST = 64  # tokens of a first turn: less is no context to make
-_SHAPE = re.compile(r"([1-9]\d?)P([1-9]\d?)D")
+_SHAPE = re.compile(r"([1-9]\d?)P([1-9]\d?)D(?:([1-9]\d?)R)?")
 
 
 class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +37,11 @@ class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
+    replica: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (*self.prefill, *self.decode, *self.replica)
 
 
 class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,8 +64,10 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sweep, as its TOML file says (see ``cpu.toml``).
 
     Attributes:
-        shape: ``2P1D`` for two prefill workers and one decode worker.
-        conversations: of a run, for each decode worker.
+        shape: ``2P1D`` for two prefill workers and one decode worker, ``1P1D2R`` with two workers
+            that do both beside them. What is measured is what those conversations take that
+            live on decode workers.
+        conversations: of a run, for each worker that decodes.
         policies: what every cell is measured with; ``pd`` and ``full`` make the table.
         clusters: to measure on, in parallel; none: ``clusters_here`` are started on this machine.
         hardware: of ``clusters``, which nobody else can tell.
@@ -89,11 +96,17 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:12]
 
     @property
-    def workers(self) -> tuple[int, int]:
-        """Prefill and decode workers of the shape."""
+    def workers(self) -> tuple[int, int, int]:
+        """Prefill and decode workers and replicas of the shape."""
         found = _SHAPE.fullmatch(self.shape)
         assert found is not None
-        return int(found[1]), int(found[2])
+        return int(found[1]), int(found[2]), int(found[3] or 0)
+
+    @property
+    def homes(self) -> int:
+        """Workers that decode."""
+        _, decode, replica = self.workers
+        return decode + replica
 
     def workloads(self) -> Iterator[Workload]:
         a = self.axes
@@ -160,7 +173,7 @@ def load_config(path: Path) -> SweepConfig:
 
 def _problems(config: SweepConfig) -> Iterator[str]:
     if not _SHAPE.fullmatch(config.shape):
-        yield f"shape must be as 1P1D, 1 to 99 of each, got {config.shape}"
+        yield f"shape must be as 1P1D or 1P1D1R, 1 to 99 of each, got {config.shape}"
     else:
         yield from _cluster_problems(config)
     if config.turns < 2 or config.conversations < 1 or config.quiet_conversations < 1:
@@ -178,10 +191,11 @@ def _problems(config: SweepConfig) -> Iterator[str]:
 
 def _cluster_problems(config: SweepConfig) -> Iterator[str]:
     for number, one in enumerate(config.clusters):
-        if (len(one.prefill), len(one.decode)) != config.workers:
-            got = f"{len(one.prefill)}P{len(one.decode)}D"
+        if (len(one.prefill), len(one.decode), len(one.replica)) != config.workers:
+            replicas = f"{len(one.replica)}R" if one.replica else ""
+            got = f"{len(one.prefill)}P{len(one.decode)}D{replicas}"
             yield f"clusters[{number}] must be {config.shape}, the shape, got {got}"
-    urls = [url for one in config.clusters for url in (*one.prefill, *one.decode)]
+    urls = [url for one in config.clusters for url in one.urls]
     for url in urls:
         if not url.startswith(("http://", "https://")):
             yield f"workers must be given as http:// or https:// URLs, got {url}"
@@ -233,14 +247,13 @@ def plan(config: SweepConfig, place: Place, seed: int) -> list[Conversation]:
     """The conversations of a run, the same for all policies.
 
     Those of a quiet run are held one after the other. The rate of a cell is turns a second for
-    each decode worker (``ppd.arrivals``).
+    each worker that decodes (``ppd.arrivals``).
     """
     source = random.Random(f"{place.workload}/{place.qps}/{seed}")
-    _, decode = config.workers
     if place.qps is None:
         starts_s = [0.0] * config.quiet_conversations
     else:
-        turns_per_s = config.axes.qps[place.qps].at * decode
-        number = config.conversations * decode
+        turns_per_s = config.axes.qps[place.qps].at * config.homes
+        number = config.conversations * config.homes
         starts_s = poisson_starts(number, turns_per_s / config.turns, source)
     return [Conversation(at_s, config.exchanges(place.workload, source)) for at_s in starts_s]

@@ -143,5 +143,7 @@ class Writer:
 
 
 def _strayed(route: Route | None, samples: Iterable[Sample]) -> int:
-    """Later turns that took another route than the one measured: refused ones."""
-    return 0 if route is None else sum(one.turn > 1 and one.route != route for one in samples)
+    """Later turns that took another route than the one measured: refused ones. Conversations that
+    live on replicas are not measured."""
+    fine = (route, Route.REPLICA)
+    return 0 if route is None else sum(one.turn > 1 and one.route not in fine for one in samples)

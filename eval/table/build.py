@@ -114,8 +114,8 @@ def _cells(config: SweepConfig, runs: Runs) -> list[CellRecord]:
         if wanted:
             measured[cell] = CellRecord(
                 bins=cell,
-                remote=_measured(runs, place, Route.REMOTE, quiet),
-                local=_measured(runs, place, Route.LOCAL, quiet),
+                remote=_measured(config, runs, place, Route.REMOTE, quiet),
+                local=_measured(config, runs, place, Route.LOCAL, quiet),
                 seeds=tuple(sorted(wanted)),
             )
     return list(_filled(config, measured))
@@ -133,13 +133,18 @@ def _quiet(config: SweepConfig, runs: Runs) -> dict[tuple[Place, Route], float]:
                 where = f"workload {list(workload)} quiet {route}"
                 raise ConfigError(f"{where}: seeds {sorted(missing)} are missing")
             if of_place:
-                _check_lost(of_place, f"workload {list(workload)} quiet {route}")
-                quiet[place, route] = _statistic(of_place, "ttft_ms").median
+                where = f"workload {list(workload)} quiet {route}"
+                _check_lost(of_place, where)
+                quiet[place, route] = _statistic(of_place, "ttft_ms", where).median
     return quiet
 
 
 def _measured(
-    runs: Runs, place: Place, route: Route, quiet: dict[tuple[Place, Route], float]
+    config: SweepConfig,
+    runs: Runs,
+    place: Place,
+    route: Route,
+    quiet: dict[tuple[Place, Route], float],
 ) -> Measured:
     of_cell = runs[place, _POLICIES[route]]
     where = f"workload {list(place.workload)} qps {place.qps} {route}"
@@ -148,11 +153,11 @@ def _measured(
     if alone is None:
         raise ConfigError(f"{where}: its quiet run is missing")
     return Measured(
-        ttft_ms=_statistic(of_cell, "ttft_ms"),
-        tpot_ms=_statistic(of_cell, "tpot_ms"),
+        ttft_ms=_statistic(of_cell, "ttft_ms", where),
+        tpot_ms=_statistic(of_cell, "tpot_ms", where),
         quiet_ttft_ms=alone,
-        running=round(statistics.mean(map(_running, of_cell)), 3),
-        qps=round(statistics.mean(_arrived(told.turns) for told in of_cell), 3),
+        running=round(statistics.mean(map(_running, of_cell)) / config.homes, 3),
+        qps=round(statistics.mean(_arrived(told.turns) for told in of_cell) / config.homes, 3),
     )
 
 
@@ -162,9 +167,11 @@ def _check_lost(runs: Sequence[Told], where: str) -> None:
         raise ConfigError(f"{where}: {lost} turns failed, or took another route")
 
 
-def _statistic(runs: Sequence[Told], name: str) -> Statistic:
+def _statistic(runs: Sequence[Told], name: str, where: str) -> Statistic:
     by_seed = [[turn[name] for turn in told.later()] for told in runs]
     values = sorted(value for of_seed in by_seed for value in of_seed)
+    if not values:  # in a hybrid, replicas may have got all of a few conversations
+        raise ConfigError(f"{where}: no later turn was measured, more conversations are needed")
     medians = [statistics.median(of_seed) for of_seed in by_seed if of_seed]
     return Statistic(
         median=round(statistics.median(values), 3),
@@ -248,7 +255,8 @@ def _first_turns(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
     """Prompt tokens and TTFT of first turns when nothing else was served."""
     for told in runs:
         for turn in told.turns:
-            if told.run.place.qps is None and turn["turn"] == 1 and not turn["error"]:
+            alone = told.run.place.qps is None and turn["route"] == Route.REMOTE
+            if alone and turn["turn"] == 1 and not turn["error"]:
                 yield turn["new_tokens"], turn["ttft_ms"]
 
 

@@ -17,7 +17,7 @@ from ..client import hold
 from ..cluster import launching, wait_all
 from ..endpoints import vocabulary_of
 from ..samples import Sample
-from ..sweep.clusters import start_workers
+from ..sweep.clusters import router, start_workers
 from ..sweep.config import Place, SweepConfig, plan
 
 
@@ -31,14 +31,10 @@ def run(
     """
     path = tiny_model.resolve(model)
     with launching(logs) as launch:
-        if config.clusters:
-            prefill, decode = list(config.clusters[0].prefill), list(config.clusters[0].decode)
-        else:
-            started = start_workers(launch, config, path)
-            prefill, decode = ([worker.url for worker in some] for some in started)
-        router = launch.router(prefill, decode, "--table", str(table))
-        wait_all([router])
-        samples = asyncio.run(_talk(config, router.url, decode[0]))
+        at = config.clusters[0] if config.clusters else start_workers(launch, config, path)[0]
+        front = router(launch, at, "--table", str(table))
+        wait_all([front])
+        samples = asyncio.run(_talk(config, front.url, at.decode[0]))
     if failed := [sample.error for sample in samples if sample.error]:
         raise WorkerError(f"{len(failed)} turns failed with the new table: {failed[0]}")
     reasons = Counter(sample.reason for sample in samples if sample.turn > 1)

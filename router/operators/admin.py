@@ -73,10 +73,10 @@ class Admin:
         app.router.add_post("/table/reset", self.reset)
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 if a worker of each role lives."""
+        """200 if a worker of each role lives, or one that does both."""
         workers = self.pool.workers
         living = {w.role for w in workers if w.alive}
-        healthy = living == self.roles
+        healthy = living >= self.roles or Role.REPLICA in living
         states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
         return web.json_response(
             {"status": "ok" if healthy else "degraded", "workers": states},

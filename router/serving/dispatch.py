@@ -69,7 +69,7 @@ class Dispatcher:
         if course.decision.route is Route.LOCAL:
             answer = await self._local(course)
         while answer is None:
-            if course.decision.route is Route.REPLICA:
+            if self._serves_both(course):
                 answer = await self._replica(course)
             elif (decode := self._way_out(course)) is not None:
                 answer = await self._without_prefill(course, decode)
@@ -86,9 +86,10 @@ class Dispatcher:
             LegFailed, WorkerError: none has it.
         """
         course.close()
-        route = course.decision.route
-        resumed = Route.REPLICA if route is Route.REPLICA else Route.REMOTE
-        course.decision = Decision(resumed, Reason.RESUMED)
+        begun = course.decision.route
+        course.decision = Decision(
+            Route.REPLICA if begun is Route.REPLICA else Route.REMOTE, Reason.RESUMED
+        )
         course.inbound, course.prefill, course.retried = continued, None, False
         return await self.answer(course)
 
@@ -168,11 +169,41 @@ class Dispatcher:
             return Reason.HOME_UNPATCHED
         raise failure
 
+    def _serves_both(self, course: Course) -> bool:
+        """Whether a replica takes the turn now: as decided, unless only the others are left, or
+        only replicas."""
+        decision = course.decision
+        both = decision.route is Route.REPLICA
+        if self._pool.of(Role.REPLICA) and self._pool.of(Role.DECODE):
+            replicas, others = self._left(course, Role.REPLICA), self._left_apart(course)
+            if replicas is not others and both is others:
+                both = replicas
+                other = Route.REPLICA if both else Route.REMOTE
+                course.decision = Decision(other, decision.reason)
+        return both
+
+    def _left_apart(self, course: Course) -> bool:
+        return all(self._left(course, role) for role in (Role.PREFILL, Role.DECODE))
+
+    def _left(self, course: Course, role: Role) -> bool:
+        return any(worker not in course.failed for worker in self._pool.ready(role))
+
+    def _left_beside(self, course: Course, worker: Worker) -> bool:
+        """Whether someone else can do what ``worker`` did not."""
+        if self._left(course, worker.role) or self._way_out(course) is not None:
+            return True
+        if worker.role is Role.REPLICA:
+            return self._left_apart(course)
+        return self._left(course, Role.REPLICA)
+
+    def _home(self, course: Course, role: Role) -> Worker | None:
+        """The conversation's home, if it is of that role and may be given work."""
+        home = self._pool.by_identity(course.hit.turn.home) if course.hit else None
+        return home if home is not None and home.role is role else None
+
     async def _replica(self, course: Course) -> Answer | None:
         """The answer of a worker that does both; None: it was lost, try another."""
-        hit = course.hit
-        home = self._pool.by_identity(hit.turn.home) if hit else None
-        root = course.inbound.root
+        home, root = self._home(course, Role.REPLICA), course.inbound.root
         replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens, root)
         try:
             return await self._spoken(replica, course, course.inbound.with_fields({}))
@@ -199,14 +230,14 @@ class Dispatcher:
         inbound, pool = course.inbound, self._pool
         if not self._escapes or inbound.chain is None:
             return None
-        if any(w not in course.failed for w in pool.ready(Role.PREFILL)):
+        if self._left(course, Role.PREFILL):
             return None
         able = [
             w
             for w in pool.ready(Role.DECODE)
             if w.handshake.local_prefill and w not in course.failed
         ]
-        home = pool.by_identity(course.hit.turn.home) if course.hit else None
+        home = self._home(course, Role.DECODE)
         return min(able, key=lambda w: (w is not home, w.in_flight), default=None)
 
     async def _without_prefill(self, course: Course, decode: Worker) -> Answer | None:
@@ -247,7 +278,7 @@ class Dispatcher:
         seen_by = self._pool.by_identity(hit.turn.prefill_worker) if hit else None
         root = course.inbound.root
         prefill = self._pool.pick(Role.PREFILL, seen_by, course.failed, root=root)
-        home = self._pool.by_identity(hit.turn.home) if hit else None
+        home = self._home(course, Role.DECODE)
         avoided = course.failed
         if course.decision.reason is Reason.HOME_FULL and home is not None:
             avoided = [*avoided, home]
@@ -327,8 +358,7 @@ class Dispatcher:
                 course.retried = True
             case Cause.ANSWERED | Cause.SILENT:
                 course.failed.append(worker)
-                others = any(w not in course.failed for w in pool.ready(worker.role))
-                course.retried = others or self._way_out(course) is not None
+                course.retried = self._left_beside(course, worker)
             case _:
                 assert_never(failure.cause)
         return course.retried

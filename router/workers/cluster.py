@@ -16,6 +16,7 @@ import aiohttp
 from xxhash import xxh3_64_intdigest
 
 from ppd.contract import Role
+from ppd.decision import Route
 from ppd.errors import WorkerError
 from ppd.headroom import Headroom
 from ppd.judge import HomeView
@@ -28,6 +29,7 @@ from .worker import Worker
 logger = logging.getLogger("ppd.router.workers")
 
 _MOST_LOAD = 1.25  # of a worker, against the mean: busier ones get no new conversations
+_SIDES = 1  # seed of the hash that parts conversations between replicas and the others
 
 
 @dataclass(slots=True)
@@ -163,6 +165,7 @@ class WorkerPool:
             # Answers that do not stream are seen by the worker only.
             running=max(worker.running, worker.load.running if worker.load else 0),
             free_tokens=worker.load.free_tokens if worker.load else None,
+            replica=worker.role is Role.REPLICA,
         )
 
     def prefill(self, identity: str | None) -> str | None:
@@ -170,6 +173,26 @@ class WorkerPool:
             return self.pick(Role.PREFILL, self.by_identity(identity)).identity
         except WorkerError:
             return None
+
+    def opening(self, root: bytes | None) -> Route | None:
+        """Where there are replicas beside prefill and decode workers: each GPU is to get its share
+        of the conversations, unless one side has more under way on each than it should.
+        """
+        if not self._of[Role.REPLICA] or not self._of[Role.DECODE]:
+            return None
+        roles = (Role.REPLICA, Role.PREFILL, Role.DECODE)
+        replicas, prefill, decode = map(self.ready, roles)
+        if not (replicas and prefill and decode):
+            return Route.REPLICA if replicas else None
+        apart = len(prefill) + len(decode)
+        on_replicas = sum(w.in_flight for w in replicas) / len(replicas)
+        on_decode = sum(w.in_flight for w in decode) / apart
+        share = len(replicas) / (len(replicas) + apart)
+        bound = _MOST_LOAD * (on_replicas * share + on_decode * (1 - share))
+        if root is None or max(on_replicas, on_decode) > bound + 1:
+            return Route.REPLICA if on_replicas < on_decode else Route.REMOTE
+        at = xxh3_64_intdigest(root, _SIDES) / 2**64
+        return Route.REPLICA if at < share else Route.REMOTE
 
     @property
     def decode_workers(self) -> int:

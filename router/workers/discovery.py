@@ -43,10 +43,10 @@ async def open_sources(config: RouterConfig) -> list[Source]:
     """
     sources: list[Source] = []
     if config.workers_file:
-        file = WorkersFile(config.workers_file, config.roles, config.discovery_interval_s)
+        file = WorkersFile(config.workers_file, config.all_roles, config.discovery_interval_s)
         sources.append(file)
     if config.kubernetes is not None:
-        sources.append(await Pods.open(config.kubernetes, config.roles))
+        sources.append(await Pods.open(config.kubernetes, config.all_roles))
     return sources
 
 

@@ -49,16 +49,16 @@ async def cluster(name: str, decode: Script = whole) -> AsyncIterator[tuple[Clus
         engines = [FakeEngine("prefill", whole), FakeEngine("decode", decode)]
         for engine in engines:
             await stack.enter_async_context(engine.serving())
-        urls = [(engine.url,) for engine in engines]
+        at = ClusterAt((engines[0].url,), (engines[1].url,))
         routers = {}
         for policy in SWEEP.policies:
-            config = RouterConfig(prefill=urls[0], decode=urls[1], port=0, policy=policy)
+            config = RouterConfig(prefill=at.prefill, decode=at.decode, port=0, policy=policy)
             routers[policy] = await stack.enter_async_context(running(config))
-        yield Cluster(name, urls[0], urls[1], routers), engines[1]
+        yield Cluster(name, at, routers), engines[1]
 
 
 async def drive(out: Path, *clusters: Cluster) -> Driver:
-    given = tuple(ClusterAt(one.prefill, one.decode) for one in clusters)
+    given = tuple(one.at for one in clusters)
     config = msgspec.structs.replace(SWEEP, clusters=given)
     told = list(read_runs(config, out))
     driver = Driver(config, Writer(config, out, "model"), Progress(len(told)))

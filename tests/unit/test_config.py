@@ -42,15 +42,14 @@ def test_a_sound_command_line() -> None:
         ({"policy": "threshold:uncached=many"}, "TOKENS must be a whole number, got 'many'"),
         ({"policy": "full", "table": "t.json"}, "policy full uses no table"),
         ({"policy": "replica"}, "policy replica uses no --prefill workers"),
-        ({"replica": (P,)}, "policy ppd uses no --replica workers"),
         (
             {"policy": "replica", "accept_workers": True, "prefill": (), "decode": ()},
             "at least one --replica URL is needed",
         ),
         ({"kubernetes": Kubernetes(namespace="")}, "kubernetes: namespace must be named"),
         (
-            {"kubernetes": Kubernetes(namespace="n", replica="a=b")},
-            "kubernetes: policy uses no replica pods; kubernetes: a label selector is needed",
+            {"kubernetes": Kubernetes(namespace="n", decode="a=b"), "policy": "replica"},
+            "kubernetes: policy uses no decode pods; kubernetes: a label selector is needed",
         ),
         (
             {"kubernetes": Kubernetes(namespace="n", decode="a=b", port=0)},

@@ -46,8 +46,12 @@ class Cluster:
             return identity
         return next(iter(self.prefill_workers), None)
 
+    def opening(self, root: bytes | None) -> None:
+        return None
+
 
 HOME = HomeView(takes_appends=True, page_size=16, running=7, free_tokens=5000)
+REPLICA = structs.replace(HOME, takes_appends=False, replica=True)
 
 
 @dataclass(slots=True)
@@ -137,6 +141,7 @@ def test_another_prefill_worker_has_seen_nothing() -> None:
         ({}, HomeState.GONE),
         ({"d": structs.replace(HOME, takes_appends=False)}, HomeState.UNPATCHED),
         ({"d": HOME}, HomeState.READY),
+        ({"d": REPLICA}, HomeState.REPLICA),
     ],
 )
 def test_homes(homes: dict[str, HomeView], state: HomeState) -> None:
@@ -146,7 +151,7 @@ def test_homes(homes: dict[str, HomeView], state: HomeState) -> None:
 
 
 def test_a_replica_needs_no_plugin() -> None:
-    cluster = Cluster({"d": structs.replace(HOME, takes_appends=False)}, prefill_workers=())
+    cluster = Cluster({"d": REPLICA}, prefill_workers=())
     seen = World(policy=static_policy("replica"), cluster=cluster).judge(NEXT)
     assert seen is not None
     assert seen.home is HomeState.READY

@@ -77,7 +77,7 @@ def test_conversations_arrive_at_the_cells_rate(config: SweepConfig) -> None:
         ("at = 1000", "at = 2000", r"a context of \[1736, 2264\], which must stay in \[0, 2048\)"),
         ("turns = 3", "turns = 1", "turns must be at least 2"),
         ("seeds = [0, 1]", "seeds = []", "seeds must name one"),
-        ('"1P1D"', '"1P1R"', "shape must be as 1P1D, 1 to 99 of each, got 1P1R"),
+        ('"1P1D"', '"1P1R"', "shape must be as 1P1D or 1P1D1R, 1 to 99 of each, got 1P1R"),
         ("turns = 3", 'turns = 3\npolicies = ["pd"]', "policies must have full"),
         ("turns = 3", 'turns = 3\npolicies = ["pd", "full", "some"]', "no such policy: 'some'"),
         ("turns = 3", 'turns = 3\npolicies = ["pd", "full", "replica"]', "has no routes"),
@@ -165,6 +165,38 @@ def test_a_table_is_what_was_measured(
     assert record.local.qps == pytest.approx(8 / 3.1, rel=1e-3)
     assert table.record.append_ms_per_token == pytest.approx(0.1)
     assert "remote: 2.58 qps arrived, outside its bin" in capsys.readouterr().out
+
+
+def test_of_a_hybrid_what_lives_on_decode_workers_counts(
+    config: SweepConfig, tmp_path: Path
+) -> None:
+    """Two replicas beside one decode worker; their conversations take ten times as long."""
+    hybrid = config_of(tmp_path, TOML.replace('"1P1D"', '"1P1D2R"'))
+    assert (hybrid.workers, hybrid.homes) == ((1, 1, 2), 3)
+    assert len(plan(hybrid, Place((0, 0, 0), 1), 0)) == 3 * len(
+        plan(config, Place((0, 0, 0), 1), 0)
+    )
+    raw, out = tmp_path / "raw.jsonl", tmp_path / "table.json"
+    write_all(hybrid, raw)
+    rows = [json.loads(line) for line in raw.read_text().splitlines()]
+    for row in rows:
+        if row["row"] == "turn" and row["conversation"] < 2:
+            row |= {"route": "replica", "ttft_ms": 10 * row["ttft_ms"]}
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build(hybrid, raw, out)
+    record = Table.parse(out.read_bytes()).record
+    assert record.shape == "1P1D2R"
+    assert record.cells[0].remote.ttft_ms.n == 4
+    assert record.cells[0].remote.ttft_ms.median == pytest.approx(213.2)
+    assert record.cells[0].remote.qps == pytest.approx(8 / 3.1 / 3, rel=1e-3)
+    for row in rows:
+        if row["row"] == "turn" and row["turn"] == 2 and row["route"] == "remote":
+            row |= {"route": "replica"}
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        ConfigError, match=r"quiet remote: no later turn was measured, more conversations"
+    ):
+        build(hybrid, raw, out)
 
 
 def test_only_whole_runs_of_this_sweep_count(config: SweepConfig, tmp_path: Path) -> None:

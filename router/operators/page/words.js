@@ -9,6 +9,7 @@ export const REASONS = {
   resumed: "the worker was lost in mid-stream: the rest comes from another",
   appended: "a passage was found in mid-stream: the stream goes on behind it, where it is",
   no_prefill: "no prefill worker is left: a decode worker prefills the whole prompt, as a way out",
+  home_replica: "the conversation lives on a worker that does both",
   refused_by_worker: "the home no longer held the prefix, or had enough appends under way",
   policy_replica: "the policy sends every turn to a replica",
   policy_pd: "the policy sends every turn through a prefill worker",

@@ -95,7 +95,7 @@ async def test_a_worker_is_added(cluster: Cluster) -> None:
     ("body", "status", "named"),
     [
         ({"url": "http://x:1"}, 400, "role"),
-        ({"url": "http://x:1", "role": "replica"}, 400, "uses no replica"),
+        ({"url": "http://x:1", "role": "both"}, 400, "role"),
         ({"url": "x", "role": "decode"}, 400, "must be http"),
         ({"url": "http://127.0.0.1:1", "role": "decode"}, 409, "does not answer"),
         ({"url": "PREFILL", "role": "decode"}, 409, "known already"),
