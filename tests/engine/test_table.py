@@ -124,3 +124,22 @@ async def test_replicas_answer_as_they_do_alone(
     alone = await hold(http, workers.monolithic.url, 51)
     assert [t.ids for t in ours] == [t.ids for t in alone]
     await workers.settle(http)
+
+
+async def test_a_hybrid_answers_alike_on_both_sides(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    await workers.settle(http)
+    assert workers.monolithic is not None
+    replica = (workers.monolithic.url,)
+    alone = RouterConfig(replica=replica, policy="replica", port=0)
+    async with running(alone) as url:
+        expected = [await hold(http, url, seed) for seed in range(60, 66)]
+    async with router(workers, replica=replica, policy="full") as url:
+        ours = [await hold(http, url, seed) for seed in range(60, 66)]
+    assert [[t.ids for t in talk] for talk in ours] == [[t.ids for t in talk] for talk in expected]
+    on = {"remote": ("local", "policy_full"), "replica": ("replica", "home_replica")}
+    for first, *later in ours:
+        assert {(t.route, t.reason) for t in later} == {on[first.route]}
+    assert {talk[0].route for talk in ours} == set(on)
+    await workers.settle(http)
