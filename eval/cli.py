@@ -23,7 +23,7 @@ from . import (
 )
 from .compare import command as compare
 from .engine import bench as bench_engine
-from .engine import interference, soak
+from .engine import interference, plugin_cost, soak
 from .faults import command as fault_table
 from .objective import add_targets, add_weights, objective_of
 from .policies import grid as policy_grid
@@ -106,6 +106,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     eleven.add_argument("--rounds", type=int, default=5)
     eleven.add_argument("--out", type=Path, required=True, help="JSONL of raw rows")
     eleven.add_argument("--plot", type=Path, help="PNG")
+    cost = commands.add_parser(
+        "plugin-cost", parents=[cluster], help="decoding with and without the plugin"
+    )
+    cost.add_argument("--rounds", type=int, default=8)
+    cost.add_argument("--decodes", type=int, default=6, help="requests at once")
+    cost.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     twelve = commands.add_parser(
         "soak", parents=[cluster], help="random turns, aborts and retractions; looks for leaks"
     )
@@ -244,6 +250,9 @@ def _run(options: argparse.Namespace) -> int:
                 options.plot,
                 options.logs,
             )
+        case "plugin-cost":
+            scene = plugin_cost.Scene(rounds=options.rounds, decodes=options.decodes)
+            return plugin_cost.run(scene, options.model or None, options.out, options.logs)
         case "simulate":
             return simulate.run(options)
         case "soak":

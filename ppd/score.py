@@ -97,18 +97,28 @@ def standard_error(weights: Weights, remote: Costs, local: Costs, noise: Noise) 
     return math.hypot(weights.ttft * ttft, weights.tpot * tpot)
 
 
-def local_within_noise(objective: Objective, remote: Costs, local: Costs, noise: Noise) -> bool:
-    """Whether local would be preferred if it cost one standard error less than was measured.
+def local_within_noise(
+    objective: Objective, remote: Costs, local: Costs, measured: Costs, noise: Noise
+) -> bool:
+    """Whether local would be preferred if it had cost one standard error less when measured.
 
     After the rule by which the simpler model is taken unless another is better by more than that
     (Breiman et al., Classification and Regression Trees, 1984): local moves no KV.
+
+    Args:
+        measured: local, before what is live made it dearer: only that is uncertain.
     """
     kinder = replace(
         local,
-        ttft_ms=local.ttft_ms / (1.0 + noise.ttft),
-        tpot_ms=local.tpot_ms / (1.0 + noise.tpot),
+        ttft_ms=_less(local.ttft_ms, measured.ttft_ms, noise.ttft),
+        tpot_ms=_less(local.tpot_ms, measured.tpot_ms, noise.tpot),
     )
     return score(objective, remote, kinder).prefers_local
+
+
+def _less(now_ms: float, measured_ms: float, noise: float) -> float:
+    error = noise / (1.0 + noise)
+    return now_ms - error * min(now_ms, measured_ms)
 
 
 def chance(targets: Targets, costs: Costs) -> float:

@@ -107,7 +107,7 @@ class TablePolicy(Policy):
         if (
             route is Route.REMOTE
             and Correction.NOISE in self.corrections
-            and local_within_noise(objective, step.remote, step.local, cell.noise)
+            and local_within_noise(objective, step.remote, step.local, cell.local, cell.noise)
         ):
             route, reason = Route.LOCAL, Reason.NOISE
         return Decision(route, reason, Assessment(cell.label, step.remote, step.local, scored))

@@ -1,10 +1,12 @@
-// Where requests go: clients -> prefill -> decode, drawn as wide as each route's share.
+// Where requests go: clients -> prefill -> decode, drawn as wide as each route's share; and to
+// replicas below, where there are any.
 
 import { duration, find, rate, redraw, say, share, short, svg } from "./dom.js";
 
 const HEIGHT = 208;
 const [UPPER, LOWER] = [44, 148]; // middles of the two ways
 const [TOP, TALL] = [4, 198]; // of the boxes
+const BESIDE = { height: 306, lane: 244, top: 214, tall: 88 }; // of a hybrid's replicas
 const WIDEST = 46;
 const TIP = 9;
 
@@ -14,16 +16,20 @@ export function drawFlow(state) {
   const box = find("#flow .drawing");
   const width = Math.max(460, box.clientWidth);
   const total = Object.values(perS).reduce((a, b) => a + b, 0);
+  const told = new Set([...state.roles, ...state.workers.map((worker) => worker.role)]);
   const roles = Object.fromEntries(
-    state.roles.map((role) => [role, of(state.workers.filter((w) => w.role === role))]),
+    [...told].map((role) => [role, of(state.workers.filter((w) => w.role === role))]),
   );
+  const hybrid = "replica" in roles && "decode" in roles;
+  const height = hybrid ? BESIDE.height : HEIGHT;
   redraw(box, [width, perS, roles], () => [
     svg(
       "svg",
-      { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img" },
+      { viewBox: `0 0 ${width} ${height}`, width, height, role: "img" },
       svg("title", {}, `remote ${rate(perS.remote)}, local ${rate(perS.local)}, ` +
         `replica ${rate(perS.replica)} requests a second`),
-      "replica" in roles ? alone(width, perS, total, roles) : apart(width, perS, total, roles),
+      "decode" in roles ? apart(width, perS, total, roles) : alone(width, perS, total, roles),
+      hybrid ? beside(width, perS, total, roles) : [],
     ),
   ]);
 }
@@ -47,9 +53,18 @@ function apart(width, perS, total, roles) {
     way("remote", from, middle - half - 3, UPPER, perS.remote, total),
     way("remote", middle + half + 3, to, UPPER, perS.remote, total, "KV transfer"),
     way("local", from, to, LOWER, perS.local, total),
-    clients(side, total),
+    clients(side, total, "replica" in roles ? BESIDE.height - 2 * TOP : TALL),
     node("prefill", middle - half, TOP, side, 80, roles.prefill, "to prefill"),
     node("decode", width - side, TOP, side, TALL, roles.decode, "reserved"),
+  ];
+}
+
+function beside(width, perS, total, roles) {
+  const side = Math.min(150, width * 0.2);
+  const { lane, top, tall } = BESIDE;
+  return [
+    way("replica", side + 3, width - side - 3, lane, perS.replica, total),
+    node("replica", width - side, top, side, tall, roles.replica, "to prefill"),
   ];
 }
 
@@ -57,16 +72,16 @@ function alone(width, perS, total, roles) {
   const side = Math.min(150, width * 0.2);
   return [
     way("replica", side + 3, width - side - 3, 90, perS.replica, total),
-    clients(side, total),
+    clients(side, total, TALL),
     node("replica", width - side, TOP, side, TALL, roles.replica, "to prefill"),
   ];
 }
 
-function clients(side, total) {
+function clients(side, total, height) {
   return svg(
     "g",
     { class: "node" },
-    svg("rect", { x: 0.5, y: TOP, width: side - 1, height: TALL, rx: 4 }),
+    svg("rect", { x: 0.5, y: TOP, width: side - 1, height, rx: 4 }),
     text(12, TOP + 22, "clients", "name"),
     text(12, TOP + 46, `${rate(total)} /s`, "value"),
   );

@@ -13,6 +13,7 @@ import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from ..conftest import Client, Cluster
+from ..fake_engine import FakeEngine, answering
 from ..scene import LATER, local_unless_long, workers, write_table
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -59,6 +60,18 @@ async def opened(browser: Browser, client: Client, **options: Any) -> Seen:
     seen = Seen(await browser.new_page(**options))
     await seen.page.goto(f"{client.url}/dashboard")
     return seen
+
+
+async def test_a_hybrid_is_drawn_with_its_replicas(cluster: Cluster, browser: Browser) -> None:
+    replica = FakeEngine("null", answering(), local_prefill=False)
+    async with cluster(*workers(), replica) as client:
+        for i in range(8):
+            await client.chat(f"hello {i}")
+        page = (await opened(browser, client)).page
+        await expect(page.locator("#flow .node")).to_have_count(4)
+        await expect(page.locator("#flow .told")).to_contain_text(["remote", "local", "replica"])
+        await expect(page.locator("#flow .way.replica.idle")).to_have_count(0)
+        await expect(page.locator("#workers .card")).to_have_count(3)
 
 
 async def test_what_it_shows_of_real_traffic(
