@@ -29,9 +29,9 @@ class HomeView(msgspec.Struct, frozen=True):
 
     Attributes:
         takes_appends: it offers local turns.
-        replica: it does both, prefill and decode.
         running: requests decoding there.
         free_tokens: KV left, evictable cache counted as free; None if it has not told.
+        replica: it does both, prefill and decode.
     """
 
     takes_appends: bool

@@ -84,7 +84,7 @@ class TablePolicy(Policy):
     def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
         """Compare with the costs before shrinkage: shrinkage shall learn what is left over."""
         cell = self._cell(features)
-        if cell is None or Correction.SHRINKAGE not in self.corrections:
+        if cell is None or route is Route.REPLICA or Correction.SHRINKAGE not in self.corrections:
             return
         *_, step, _observed = self._steps(features, cell)
         expected = step.local if route is Route.LOCAL else step.remote

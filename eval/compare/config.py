@@ -30,6 +30,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         conversations: in a window; each seed takes the next window.
         qps: conversations a second; None: as the trace has them.
         poisson: arrivals are drawn, not the trace's.
+        seeds: its own, in place of the comparison's.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: float = 1.0
     qps: float | None = None
     poisson: bool = False
+    seeds: tuple[int, ...] = ()
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +56,9 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weightings: tuple[Weights, ...]
     policies: tuple[str, ...] = (FULL_TRANSFER, BASE, "full", "partial:0.5", "threshold")
     worker_flags: tuple[str, ...] = ()
+
+    def seeds_of(self, trace: Trace) -> tuple[int, ...]:
+        return trace.seeds or self.seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ def _problems(config: Comparison) -> Iterator[str]:
         yield "seeds, traces and weightings must name one each"
     if len({trace.name for trace in config.traces}) < len(config.traces):
         yield "two traces have the same name"
-    if min(config.seeds, default=0) < 0:
+    if any(seed < 0 for trace in config.traces for seed in config.seeds_of(trace)):
         yield "seeds must be 0 or more: they count windows"
     if BASE not in config.policies:
         yield f"policies must have {BASE}, which others are compared with"

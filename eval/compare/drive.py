@@ -63,18 +63,20 @@ class Study:
         """
         return {
             (trace.name, seed): window(trace, self.files, self.tokenizer, seed)
-            for trace in self.config.traces
-            for seed in self.config.seeds
+            for trace, seed in self._places()
         }
+
+    def _places(self) -> list[tuple[Trace, int]]:
+        config = self.config
+        return [(trace, seed) for trace in config.traces for seed in config.seeds_of(trace)]
 
     def order(self) -> list[tuple[Trace, int, Way]]:
         """Seeds outermost; the ways in another order each time."""
         every = []
-        for seed in self.config.seeds:
-            for trace in self.config.traces:
-                shuffled = ways(self.config)
-                random.Random(f"{trace.name}/{seed}").shuffle(shuffled)
-                every += [(trace, seed, way) for way in shuffled]
+        for trace, seed in sorted(self._places(), key=lambda one: one[1]):
+            shuffled = ways(self.config)
+            random.Random(f"{trace.name}/{seed}").shuffle(shuffled)
+            every += [(trace, seed, way) for way in shuffled]
         return every
 
 

@@ -53,8 +53,9 @@ def run(config: Comparison, raw: Path) -> int:
     rows = read_rows(raw)
     told, compared, lost = [], 0, 0
     for trace in config.traces:
-        every = {way.name: _turns(rows, trace.name, way, config.seeds) for way in ways(config)}
-        runs = _runs(rows, trace.name, config.seeds)
+        seeds = config.seeds_of(trace)
+        every = {way.name: _turns(rows, trace.name, way, seeds) for way in ways(config)}
+        runs = _runs(rows, trace.name, seeds)
         _print_ways(trace.name, every, runs)
         verdicts = list(_verdicts(config, every))
         _print_verdicts(verdicts)

@@ -170,17 +170,17 @@ class Dispatcher:
         raise failure
 
     def _serves_both(self, course: Course) -> bool:
-        """Whether a replica takes the turn now: as decided, unless only the others are left, or
-        only replicas."""
-        decision = course.decision
-        both = decision.route is Route.REPLICA
-        if self._pool.of(Role.REPLICA) and self._pool.of(Role.DECODE):
-            replicas, others = self._left(course, Role.REPLICA), self._left_apart(course)
-            if replicas is not others and both is others:
-                both = replicas
-                other = Route.REPLICA if both else Route.REMOTE
-                course.decision = Decision(other, decision.reason)
-        return both
+        """Whether a replica takes the turn now: as decided, unless only replicas are left, or only
+        the others."""
+        decided = course.decision.route is Route.REPLICA
+        if not self._pool.of(Role.REPLICA):
+            return decided
+        replicas, apart = self._left(course, Role.REPLICA), self._left_apart(course)
+        if replicas is apart or replicas is decided:
+            return decided
+        route = Route.REPLICA if replicas else Route.REMOTE
+        course.decision = Decision(route, course.decision.reason)
+        return replicas
 
     def _left_apart(self, course: Course) -> bool:
         return all(self._left(course, role) for role in (Role.PREFILL, Role.DECODE))

@@ -175,10 +175,10 @@ class WorkerPool:
             return None
 
     def opening(self, root: bytes | None) -> Route | None:
-        """Where there are replicas beside prefill and decode workers: each GPU is to get its share
-        of the conversations, unless one side has more under way on each than it should.
+        """With replicas beside prefill and decode workers, each GPU is to get its share of new
+        conversations, unless one side has more under way on each than it should.
         """
-        if not self._of[Role.REPLICA] or not self._of[Role.DECODE]:
+        if not self._of[Role.REPLICA]:
             return None
         roles = (Role.REPLICA, Role.PREFILL, Role.DECODE)
         replicas, prefill, decode = map(self.ready, roles)

@@ -72,7 +72,8 @@ def test_a_side_that_has_too_much_under_way_gets_no_more() -> None:
 
 def test_one_kind_alone_is_no_choice() -> None:
     assert pool_of(prefill=1, decode=1).opening(b"root....") is None
-    assert pool_of(replica=2).opening(b"root....") is None
+    assert pool_of(replica=2).opening(b"root....") is Route.REPLICA
+    assert pool_of(prefill=2, replica=1).opening(b"root....") is Route.REPLICA
 
 
 async def test_a_lost_replica_leaves_its_conversations_to_the_others(cluster: Cluster) -> None:

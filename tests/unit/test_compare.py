@@ -98,6 +98,15 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, old: str, new: str, 
         config_of(tmp_path, TOML.replace(old, new))
 
 
+def test_a_trace_may_have_seeds_of_its_own(tmp_path: Path, chat: Path) -> None:
+    config = config_of(tmp_path, TOML + "seeds = [1]\n")
+    study = Study(config, {"chat": chat}, None, None)
+    assert list(study.windows()) == [("chat", 1)]
+    assert {seed for _, seed, _ in study.order()} == {1}
+    with pytest.raises(ConfigError, match="seeds must be 0 or more"):
+        config_of(tmp_path, TOML + "seeds = [-1]\n")
+
+
 def test_a_missing_file_is_asked_for(tmp_path: Path, config: Comparison) -> None:
     with pytest.raises(ConfigError, match="trace chat: give --data chat=FILE"):
         window(config.traces[0], {}, None, 0)
