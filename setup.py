@@ -18,7 +18,9 @@ _COMPILED = {
     "apis": ("front",),
     "intake": ("admission", "fields", "keys", "rates", "requests", "scrub", "wishes"),
     "seeing": ("counting", "journal", "metrics"),
-    "serving": ("bodies", "course", "dispatch", "holds", "ledger", "legs", "relay", "turns"),
+    "serving": (
+        *("bodies", "course", "dispatch", "holds", "ledger", "left", "legs", "relay", "turns"),
+    ),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
     "workers": ("breaker", "cluster", "worker"),
 }

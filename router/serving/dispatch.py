@@ -20,6 +20,7 @@ from ..workers.worker import Worker
 from .bodies import with_room, with_terms
 from .course import Course
 from .holds import Promised, Queued, Spoken
+from .left import Left
 from .legs import Answer, Cause, Leg, LegFailed
 from .sse import EngineError
 
@@ -58,7 +59,7 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._new_room = new_room
-        self._escapes = escapes
+        self._left = Left(pool, escapes)
 
     async def answer(self, course: Course) -> Answer:
         """The decode worker's answer, on whichever route gives one.
@@ -69,9 +70,9 @@ class Dispatcher:
         if course.decision.route is Route.LOCAL:
             answer = await self._local(course)
         while answer is None:
-            if self._serves_both(course):
+            if self._left.on_replica(course):
                 answer = await self._replica(course)
-            elif (decode := self._way_out(course)) is not None:
+            elif (decode := self._left.way_out(course)) is not None:
                 answer = await self._without_prefill(course, decode)
             else:
                 answer = await self._remote(course)
@@ -169,41 +170,9 @@ class Dispatcher:
             return Reason.HOME_UNPATCHED
         raise failure
 
-    def _serves_both(self, course: Course) -> bool:
-        """Whether a replica takes the turn now: as decided, unless only replicas are left, or only
-        the others."""
-        decided = course.decision.route is Route.REPLICA
-        if not self._pool.of(Role.REPLICA):
-            return decided
-        replicas, apart = self._left(course, Role.REPLICA), self._left_apart(course)
-        if replicas is apart or replicas is decided:
-            return decided
-        route = Route.REPLICA if replicas else Route.REMOTE
-        course.decision = Decision(route, course.decision.reason)
-        return replicas
-
-    def _left_apart(self, course: Course) -> bool:
-        return all(self._left(course, role) for role in (Role.PREFILL, Role.DECODE))
-
-    def _left(self, course: Course, role: Role) -> bool:
-        return any(worker not in course.failed for worker in self._pool.ready(role))
-
-    def _left_beside(self, course: Course, worker: Worker) -> bool:
-        """Whether someone else can do what ``worker`` did not."""
-        if self._left(course, worker.role) or self._way_out(course) is not None:
-            return True
-        if worker.role is Role.REPLICA:
-            return self._left_apart(course)
-        return self._left(course, Role.REPLICA)
-
-    def _home(self, course: Course, role: Role) -> Worker | None:
-        """The conversation's home, if it is of that role and may be given work."""
-        home = self._pool.by_identity(course.hit.turn.home) if course.hit else None
-        return home if home is not None and home.role is role else None
-
     async def _replica(self, course: Course) -> Answer | None:
         """The answer of a worker that does both; None: it was lost, try another."""
-        home, root = self._home(course, Role.REPLICA), course.inbound.root
+        home, root = self._left.home(course, Role.REPLICA), course.inbound.root
         replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens, root)
         try:
             return await self._spoken(replica, course, course.inbound.with_fields({}))
@@ -224,21 +193,6 @@ class Dispatcher:
         promised = Promised(worker, course)
         course.opened += (promised, self._open(worker, course, body, told))
         return await spoken.future
-
-    def _way_out(self, course: Course) -> Worker | None:
-        """A decode worker that can prefill the whole prompt, where no prefill worker is left."""
-        inbound, pool = course.inbound, self._pool
-        if not self._escapes or inbound.chain is None:
-            return None
-        if self._left(course, Role.PREFILL):
-            return None
-        able = [
-            w
-            for w in pool.ready(Role.DECODE)
-            if w.handshake.local_prefill and w not in course.failed
-        ]
-        home = self._home(course, Role.DECODE)
-        return min(able, key=lambda w: (w is not home, w.in_flight), default=None)
 
     async def _without_prefill(self, course: Course, decode: Worker) -> Answer | None:
         """The answer of a decode worker that prefills the whole prompt; None: try on."""
@@ -278,7 +232,7 @@ class Dispatcher:
         seen_by = self._pool.by_identity(hit.turn.prefill_worker) if hit else None
         root = course.inbound.root
         prefill = self._pool.pick(Role.PREFILL, seen_by, course.failed, root=root)
-        home = self._home(course, Role.DECODE)
+        home = self._left.home(course, Role.DECODE)
         avoided = course.failed
         if course.decision.reason is Reason.HOME_FULL and home is not None:
             avoided = [*avoided, home]
@@ -358,7 +312,7 @@ class Dispatcher:
                 course.retried = True
             case Cause.ANSWERED | Cause.SILENT:
                 course.failed.append(worker)
-                course.retried = self._left_beside(course, worker)
+                course.retried = self._left.beside(course, worker)
             case _:
                 assert_never(failure.cause)
         return course.retried

@@ -10,6 +10,10 @@ from typing import Any
 
 import msgspec
 
+from ppd.contract import Role
+from router.workers.cluster import WorkerPool
+from router.workers.handshake import Handshake
+from router.workers.worker import Worker
 from tests.unit.making import table_record
 
 from .fake_engine import FakeEngine, Script, answering
@@ -48,6 +52,17 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(10):
         while not await holds():
             pass  # each look is a round trip
+
+
+def pool_of(**counts: int) -> WorkerPool:
+    """So many workers of each role, which nobody has to reach."""
+    shake = Handshake("decode", ("m",), None, 16, 1, True, None, None)
+    workers = [
+        Worker(f"http://{role}{i}:1", Role[role.upper()], shake)
+        for role, count in counts.items()
+        for i in range(count)
+    ]
+    return WorkerPool(control=None, workers=workers)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

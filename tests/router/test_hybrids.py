@@ -9,12 +9,10 @@ import pytest
 
 from ppd.contract import Role
 from ppd.decision import Route
-from router.workers.cluster import WorkerPool
-from router.workers.handshake import Handshake
-from router.workers.worker import Worker
 
 from .conftest import Cluster
 from .fake_engine import FakeEngine, answering, failing, stoppable
+from .scene import pool_of
 
 APART = ("remote", "first_turn")
 BOTH = ("replica", "first_turn")
@@ -23,16 +21,6 @@ BOTH = ("replica", "first_turn")
 def engines(replicas: int = 1) -> list[FakeEngine]:
     several = [FakeEngine("null", answering(), local_prefill=False) for _ in range(replicas)]
     return [FakeEngine("prefill", answering()), FakeEngine("decode", answering()), *several]
-
-
-def pool_of(**counts: int) -> WorkerPool:
-    shake = Handshake("decode", ("m",), None, 16, 1, True, None, None)
-    workers = [
-        Worker(f"http://{role}{i}:1", Role[role.upper()], shake)
-        for role, count in counts.items()
-        for i in range(count)
-    ]
-    return WorkerPool(control=None, workers=workers)  # type: ignore[arg-type]
 
 
 def roots(number: int) -> list[bytes]:

@@ -7,23 +7,15 @@ import random
 import pytest
 
 from ppd.contract import Role
-from router.workers.cluster import WorkerPool
-from router.workers.handshake import Handshake
-from router.workers.worker import Worker
 
 from .conftest import Cluster
 from .fake_engine import FakeEngine, answering
-
-
-def pool_of(count: int) -> WorkerPool:
-    shake = Handshake("decode", ("m",), None, 16, 1, True, None, None)
-    workers = [Worker(f"http://d{i}:1", Role.DECODE, shake) for i in range(count)]
-    return WorkerPool(control=None, workers=workers)  # type: ignore[arg-type]
+from .scene import pool_of
 
 
 def test_conversations_are_spread_and_move_little_when_a_worker_leaves() -> None:
     roots = [random.Random(i).randbytes(16) for i in range(2000)]
-    pool = pool_of(4)
+    pool = pool_of(decode=4)
     before = [pool.pick(Role.DECODE, None, root=root) for root in roots]
     counts = [before.count(worker) for worker in pool.workers]
     assert min(counts) > 400
@@ -35,7 +27,7 @@ def test_conversations_are_spread_and_move_little_when_a_worker_leaves() -> None
 
 
 def test_no_worker_gets_much_more_than_its_share_of_one_opening() -> None:
-    pool = pool_of(4)
+    pool = pool_of(decode=4)
     for _ in range(400):
         pool.pick(Role.DECODE, None, root=b"the same hello..").in_flight += 1
     assert max(w.in_flight for w in pool.workers) <= 1.25 * 100 + 1
