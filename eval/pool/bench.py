@@ -38,7 +38,7 @@ _RECALL = 0.95
 _WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _ENOUGH = 0.985  # recall after which a curve is not followed
 _LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
-_LARGE_RIVALS = ("ours", "ours_fp32", "hnswlib", "faiss_hnsw")
+_LARGE_RIVALS = ("ours", "ours_fp32", "hnswlib", "faiss_hnsw", *pool_rivals.ON_CARD)
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"  # numpy asks for them by itself: rivals get them, too
 _LOADS = {"load03": 0.3, "load07": 0.7}
 
@@ -164,7 +164,7 @@ def _compare(
         for threads in (1, plan.threads):
             told[f"{index.name}_qps_{threads}t"] = _qps_at(points, index.name, threads)
     for index in indexes:
-        if index.name in ("ours", "ours_fp32", "hnswlib"):
+        if index.name in ("ours", "ours_fp32", "hnswlib", *pool_rivals.ON_CARD):
             width = _width_at(points, index.name)
             took = _one_by_one(index, queries, width, plan.rounds)
             p50, p99 = (float(np.percentile(took, share)) * 1e6 for share in (50, 99))

@@ -18,7 +18,7 @@ from enum import StrEnum
 import numpy as np
 
 from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
-from ppd.ann.lanes import LaneSet, Target
+from ppd.ann.lanes import CpuLaneSet, Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.space import Rows
 
@@ -149,7 +149,7 @@ def run(
 
 
 def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace) -> None:
-    engine = Engine(scheduler, pace, time.perf_counter, StepShape(), itopk=_ITOPK)
+    engine = Engine(scheduler, pace, time.perf_counter, StepShape(), cpu_backend(), _ITOPK)
     while True:
         with feed.lock:
             now_s = time.perf_counter()
@@ -165,7 +165,7 @@ def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace) -> None:
 
 
 def _fifo(feed: _Feed, target: Target) -> None:
-    lanes = LaneSet(target, lanes=1, itopk=_ITOPK)
+    lanes = CpuLaneSet(target, 1, _ITOPK)
     while True:
         with feed.lock:
             _enqueue(feed)
@@ -182,7 +182,7 @@ def _fifo(feed: _Feed, target: Target) -> None:
 
 
 def _fixed(feed: _Feed, target: Target) -> None:
-    lanes = LaneSet(target, lanes=_BATCH, itopk=_ITOPK)
+    lanes = CpuLaneSet(target, _BATCH, _ITOPK)
     while True:
         with feed.lock:
             _enqueue(feed)

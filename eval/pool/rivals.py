@@ -1,7 +1,11 @@
-"""Vector indexes that the pool's is compared with, and the pool's own, behind one call."""
+"""Vector indexes that the pool's is compared with, and the pool's own, behind one call.
+
+Where there is a card, two that run on it are among them (``cards.py``).
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,7 +41,7 @@ class Index:
 
 def make(name: str, rows: Rows, threads: int) -> Index:
     """One of ``NAMES``, over rows that are compared by squared distance."""
-    return Index(name, _MAKERS[name](rows, threads))
+    return Index(name, (_MAKERS | _ON_CARD)[name](rows, threads))
 
 
 def ours_target(rows: Rows, precision: Precision, threads: int) -> Target:
@@ -129,4 +133,25 @@ _MAKERS: dict[str, Callable[[Rows, int], Find]] = {
     "usearch": _usearch("f32"),
     "usearch_f16": _usearch("f16"),
 }
-NAMES = tuple(_MAKERS)
+
+
+def _on_card() -> dict[str, Callable[[Rows, int], Find]]:
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    import torch
+
+    from . import cards
+
+    def ours(rows: Rows, threads: int) -> Find:
+        return cards.graph_search(ours_target(rows, Precision.INT8, threads), LIMIT, device)
+
+    def exact(rows: Rows, threads: int) -> Find:
+        return cards.exact_search(ours_target(rows, Precision.INT8, threads), LIMIT, device)
+
+    device = torch.device("cuda")
+    return {"ours_cuda": ours, "exact_cuda": exact} if torch.cuda.is_available() else {}
+
+
+_ON_CARD = _on_card()
+ON_CARD = tuple(_ON_CARD)
+NAMES = (*_MAKERS, *ON_CARD)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from .lanes import LaneSet, Target
+from .lanes import CpuLaneSet, Target
 from .space import Rows
 
 LANES = 8  # in lockstep: while one row is on its way from memory, another one is measured
@@ -22,7 +22,7 @@ class Searcher:
 
     def __init__(self, target: Target, itopk: int, *, lanes: int = LANES, threads: int = 1) -> None:
         self._space = target.snapshot.space
-        self._lane_sets = [LaneSet(target, lanes=lanes, itopk=itopk) for _ in range(threads)]
+        self._lane_sets = [CpuLaneSet(target, lanes, itopk) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def search(
@@ -56,7 +56,7 @@ class Searcher:
 
     def _run(
         self,
-        lanes: LaneSet,
+        lanes: CpuLaneSet,
         queries: Rows,
         itopk: int,
         near: NDArray[np.float32],

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .lanes import LaneSet, Target
+from .lanes import Backend, LaneSet, Target
 from .schedule import Scheduler, Ticket
 from .space import Rows
 
-LANES = 32  # of an engine, for each target
 MOST_ITOPK = 1024
 _KEPT = 8  # lane sets, besides those in use
 _KEPT_S = 5.0  # lanes of a target that nobody searches: it may be an index that was replaced
@@ -107,6 +106,7 @@ class Engine:
         scheduler: gives ``Search`` tickets back, as they were offered. Threads that share it
             call ``choose`` one at a time.
         clock: seconds, for the pace and for deadlines that pass during a step.
+        itopk: of the widest search.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Engine:
         pace: Pace,
         clock: Callable[[], float],
         shape: StepShape,
+        backend: Backend,
         itopk: int = MOST_ITOPK,
     ) -> None:
         self.running: list[Search] = []
@@ -122,6 +123,7 @@ class Engine:
         self._pace = pace
         self._clock = clock
         self._shape = shape
+        self._backend = backend
         self._itopk = itopk
         self._lane_sets: dict[int, LaneSet] = {}
         self._used_s: dict[int, float] = {}
@@ -129,7 +131,7 @@ class Engine:
     def choose(self, now_s: float) -> tuple[list[Search], list[Search]]:
         """Who takes part in the next step, and whose deadline has passed before it began."""
         late = self._scheduler.expired(now_s)
-        free = LANES - 1 - len(self.running)  # one for those that are late
+        free = self._backend.lanes - 1 - len(self.running)  # one for those that are late
         chosen = self._scheduler.choose(now_s, self._shape.slots, free, self.running)
         return _searches(chosen), _searches(late)
 
@@ -203,7 +205,7 @@ class Engine:
             if stale and other != key and other not in searched:
                 del self._lane_sets[other], self._used_s[other]
         if key not in self._lane_sets:
-            self._lane_sets[key] = LaneSet(target, lanes=LANES, itopk=self._itopk)
+            self._lane_sets[key] = self._backend.make(target, self._backend.lanes, self._itopk)
         self._used_s[key] = now_s
         return self._lane_sets[key]
 

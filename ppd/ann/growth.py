@@ -66,6 +66,8 @@ class Growth:
         snapshot.keys[node] = key
         self.target.hidden[node] = 0
         _link(snapshot.graph.codes, snapshot.graph.neighbours, node, near)
+        to = snapshot.graph.neighbours[node]
+        snapshot.written.extend([node, *to[to >= 0].tolist()])
         self.count += 1
 
     def _nearest(self, row: Rows) -> NDArray[np.int32]:
@@ -86,7 +88,7 @@ class Growth:
         exact = _longer(old.exact, self.count, room) if old.exact.shape[0] else old.exact
         keys = _longer(old.keys, self.count, room)
         keys[self.count :] = _NO_KEY
-        snapshot = replace(old, graph=graph, exact=exact, keys=keys)
+        snapshot = replace(old, graph=graph, exact=exact, keys=keys, written=[])
         hidden = _longer(self.target.hidden, self.count, room)
         self.target = Target(snapshot, hidden)
         self._everything = Target(snapshot, np.zeros(room, np.uint8))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from .snapshot import Snapshot
 from .space import Rows
 
 ENTRIES = 4  # seeds that a search begins with
+_CPU_LANES = 32
 _LINES_BYTES = 384  # of each row to load ahead
 
 
@@ -27,6 +29,47 @@ class Target:
 
     snapshot: Snapshot
     hidden: NDArray[np.uint8]
+
+
+class LaneSet(Protocol):
+    """Searches over one target that advance together. Not for two threads at once."""
+
+    def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
+        """Queries in the space's rows take free lanes, of which there must be enough."""
+
+    def extend(self, places: NDArray[np.int64], steps: int) -> int:
+        """Up to ``steps`` expansions of each lane; how many were done."""
+
+    def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which have no node left to expand: their results are final."""
+
+    def release(
+        self, places: Sequence[int], limits: Sequence[int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Read lanes and free them.
+
+        Returns:
+            Squared distances and nodes, (lanes, most k); infinity and -1 where there are fewer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What searches run on.
+
+    Attributes:
+        lanes: of an engine, for each target.
+        widths: itopk of searches that bring all of its code about.
+        make: lanes over a target; how many, and the widest itopk.
+    """
+
+    lanes: int
+    widths: tuple[int, ...]
+    make: Callable[[Target, int, int], LaneSet]
+
+
+def cpu_backend() -> Backend:
+    return Backend(_CPU_LANES, (16,), CpuLaneSet)
 
 
 def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
@@ -56,10 +99,10 @@ def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
     )
 
 
-class LaneSet:
-    """Lanes over one target. Not for two threads at once."""
+class CpuLaneSet:
+    """Lanes whose state is in memory, and that compiled code advances."""
 
-    def __init__(self, target: Target, *, lanes: int, itopk: int) -> None:
+    def __init__(self, target: Target, lanes: int, itopk: int) -> None:
         self.target = target
         self._snapshot = target.snapshot
         graph = target.snapshot.graph
@@ -70,7 +113,6 @@ class LaneSet:
         self.free = list(range(lanes))[::-1]
 
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
-        """Queries in the space's rows take free lanes, of which there must be enough."""
         assert len(widths) <= len(self.free), "more queries than free lanes"
         places = [self.free.pop() for _ in widths]
         kernels.admit(
@@ -85,7 +127,6 @@ class LaneSet:
         return places
 
     def extend(self, places: NDArray[np.int64], steps: int) -> int:
-        """Up to ``steps`` expansions of each lane; how many were done."""
         done: int = kernels.extend(self._snapshot.graph, self.lanes, places, steps, self._ahead)
         return done
 
@@ -111,17 +152,11 @@ class LaneSet:
             near *= np.float32(self._snapshot.scale**2)
 
     def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which have no node left to expand: their results are final."""
         return np.asarray(self.lanes.cursor[places] >= self.lanes.filled[places])
 
     def release(
         self, places: Sequence[int], limits: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Read lanes and free them.
-
-        Returns:
-            Squared distances and nodes, (lanes, most k); infinity and -1 where there are fewer.
-        """
         count, most = len(places), max(limits)
         near = np.empty((count, most), np.float32)
         nodes = np.empty((count, most), np.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -52,13 +52,15 @@ class Shape:
             raise ConfigError(f"seeds must be 1 or more, got {self.seeds}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
     """
     Attributes:
         scale: one step of the codes in the space's units.
         exact: (n, width) float32; (0, 0) where the codes are exact themselves.
         keys: (n,) int64, what users' ids are stored under.
+        written: nodes whose row or edges ``ppd.ann.growth`` has written since; whoever has a copy
+            of the arrays reads on from where he was.
     """
 
     space: Space
@@ -67,6 +69,7 @@ class Snapshot:
     graph: Graph
     exact: Rows
     keys: NDArray[np.int64]
+    written: list[int] = field(default_factory=list)
 
     @classmethod
     def empty(cls, space: Space, degree: int) -> Snapshot:

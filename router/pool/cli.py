@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from .config import PoolConfig  # needs the extra, which whoever lacks it shall be told
+    from .config import Device, PoolConfig  # needs the extra, which whoever lacks it shall be told
 
     parser = argparse.ArgumentParser(
         prog="ppd-pool", description="Vector search for prefill and decode, shared by both."
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--data", metavar="FOLDER", help="with the collections")
     serve.add_argument("--host", help=f"default: {default.host}")
     serve.add_argument("--port", type=int, help=f"0: any free one (default: {default.port})")
+    serve.add_argument("--device", type=Device, choices=list(Device), help="that searches")
     serve.add_argument("--threads", type=int, help="of searching (default: one a core)")
     return parser
 

@@ -25,7 +25,6 @@ from ppd.errors import IndexFileError
 from . import index_file
 from .filters import Filter
 from .payloads import Payload, Payloads
-from .warm import compile_for
 
 _FILTERS_KEPT = 32
 _SEEN_PER_ITOPK = 20  # rows that a search looks at for each it keeps
@@ -65,7 +64,7 @@ class Collection:
         self._writing = threading.Lock()
         self._rebuilding = threading.Lock()
         self.version = 0  # of what filters were matched against
-        self._growth: Growth | None = None
+        self._rows: Target | Growth
         self._open(index_file.read(index_path(folder, self.payloads.generation())))
 
     @property
@@ -74,7 +73,8 @@ class Collection:
 
     @property
     def target(self) -> Target:
-        return self._base if self._growth is None else self._growth.target
+        rows = self._rows
+        return rows.target if isinstance(rows, Growth) else rows
 
     @property
     def count(self) -> int:
@@ -83,10 +83,10 @@ class Collection:
 
     def outdated(self, share: float) -> bool:
         """Whether more has changed than ``share`` of what the index was built of."""
-        built = self._base.snapshot.count
         filled = self._filled()
         gone = int(self.target.hidden[:filled].sum())
-        return filled > gone and filled - built + gone >= max(_LEAST_CHANGED, share * built)
+        changed = filled - self._built + gone
+        return filled > gone and changed >= max(_LEAST_CHANGED, share * self._built)
 
     def plan(self, itopk: int, wanted: Filter | None) -> Plan:
         """A filter that lets few rows through is searched wider, or row by row: what is less.
@@ -124,9 +124,10 @@ class Collection:
         self.space.rows(vectors)  # before anything is written
         with self._writing:
             new, old = self.payloads.upsert(payloads, vectors)
-            if self._growth is None:
-                self._growth = Growth(self._base.snapshot, self._base.hidden)
-            self._growth.add(vectors, np.array(new, np.int64))
+            rows = self._rows
+            if isinstance(rows, Target):
+                rows = self._rows = Growth(rows.snapshot, rows.hidden)
+            rows.add(vectors, np.array(new, np.int64))
             self._hide(old)
             self.version += 1
 
@@ -141,8 +142,11 @@ class Collection:
             self.version += 1
         return len(gone)
 
-    def rebuild(self, threads: int, told: Callable[[str], None] = lambda text: None) -> None:
+    def rebuild(self, threads: int, warm: Callable[[Target], None]) -> None:
         """A new index of the rows that live, in place of the old one; searches go on meanwhile.
+
+        Args:
+            warm: gets the new one before it is searched.
 
         Raises:
             IndexFileError: it cannot be written, or nothing lives; the old one still serves.
@@ -155,12 +159,11 @@ class Collection:
                 moved, keys = np.asarray(rows[live], np.float32), snapshot.keys[live]
             if not live.size:
                 raise IndexFileError(f"{self.name}: no row is left to build an index of")
-            told(f"building an index of {live.size} rows")
             shape = replace(Shape(), degree=snapshot.graph.neighbours.shape[1])
             space, precision = snapshot.space, snapshot.precision
             given = space.users(moved)
             made = build(given, keys, space.metric, precision, shape, threads=threads, seed=0)
-            compile_for(Target(made, np.zeros(made.count, np.uint8)))
+            warm(Target(made, np.zeros(made.count, np.uint8)))
             before = self.payloads.generation()
             index_file.write(made, index_path(self._folder, before + 1))
             with self._writing:
@@ -172,16 +175,17 @@ class Collection:
         living = self.payloads.keys()
         hidden = (~np.isin(snapshot.keys, living)).astype(np.uint8)
         added, vectors = self.payloads.added()
-        growth: Growth | None = None
+        rows: Target | Growth = Target(snapshot, hidden)
         if vectors is not None:
-            growth = Growth(snapshot, hidden)
-            growth.add(vectors, added)
-        self._base, self._growth = Target(snapshot, hidden), growth
+            rows = grown = Growth(snapshot, hidden)
+            grown.add(vectors, added)
+        self._rows, self._built = rows, snapshot.count
         self._filters: OrderedDict[Filter, tuple[int, Target, NDArray[np.int32]]] = OrderedDict()
         self.version += 1
 
     def _filled(self) -> int:
-        return self._base.snapshot.count if self._growth is None else self._growth.count
+        rows = self._rows
+        return rows.count if isinstance(rows, Growth) else rows.snapshot.count
 
     def _hide(self, keys: Sequence[int]) -> None:
         nodes = self._nodes(np.array(sorted(keys), np.int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -12,13 +13,22 @@ from ppd.ann.engine import MOST_ITOPK, StepShape
 from ppd.ann.schedule import MOST_RESERVED, Bounds, Controls
 from ppd.errors import ConfigError
 
+_CPU_STEP = StepShape()
+_CUDA_STEP = StepShape(slots=1024, expansions=16 * 1024)
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attributes:
     data: the folder with the collections, each a folder made by ``ppd-pool build``.
     shards: other pools to ask instead: each a list of replicas' URLs. Then ``data`` is not used.
-    threads: of searching; 0: one for each core.
-    step: what one step holds.
+    device: what searches run on; "cuda" needs PyTorch.
+    threads: of searching, and of building an index anew; 0: one for each core.
+    step: what one step holds; None: 8 slots and 768 expansions, on a card 1,024 and 16,384.
     bounds: searches that may wait.
     single_queue: every search waits in the order it came, whatever it is for: to compare with.
     controls: the scheduler's, to begin with.
@@ -38,8 +48,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shards: tuple[tuple[str, ...], ...] = ()
     host: str = "127.0.0.1"
     port: int = 8100
+    device: Device = Device.CPU
     threads: int = 0
-    step: StepShape = StepShape()
+    step: StepShape | None = None
     bounds: Bounds = Bounds()
     single_queue: bool = False
     controls: Controls = Controls()
@@ -56,8 +67,17 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shard_timeout_s: float = 2.0
 
     @property
-    def engines(self) -> int:
+    def cores(self) -> int:
         return self.threads or len(os.sched_getaffinity(0))
+
+    @property
+    def engines(self) -> int:
+        """One for each core, or one for the card."""
+        return self.cores if self.device is Device.CPU else 1
+
+    @property
+    def step_shape(self) -> StepShape:
+        return self.step or (_CPU_STEP if self.device is Device.CPU else _CUDA_STEP)
 
     def check(self) -> None:
         """Raises:
@@ -83,8 +103,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not 0 <= self.controls.reserved <= MOST_RESERVED:
             wrong.append(f"controls.reserved must be 0..{MOST_RESERVED}")
         positive = {
-            "step.slots": self.step.slots,
-            "step.expansions": self.step.expansions,
+            "step.slots": self.step_shape.slots,
+            "step.expansions": self.step_shape.expansions,
             "bounds.prefill": self.bounds.prefill,
             "bounds.decode": self.bounds.decode,
             "control_interval_s": self.control_interval_s,

@@ -10,6 +10,7 @@ import numpy as np
 
 from ppd.ann.control import ControlLoop, Feedback
 from ppd.ann.engine import Found, Pace, Search, steps_of
+from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Scheduler, Stage
 from ppd.ann.space import Rows
 from ppd.errors import IndexFileError, Overloaded
@@ -40,7 +41,11 @@ class Searches:
     """
 
     def __init__(
-        self, config: PoolConfig, metrics: PoolMetrics, clock: Callable[[], float]
+        self,
+        config: PoolConfig,
+        backend: Backend,
+        metrics: PoolMetrics,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._metrics = metrics
@@ -56,7 +61,8 @@ class Searches:
             config.engines,
             self.scheduler,
             self.pace,
-            config.step,
+            config.step_shape,
+            backend,
             clock,
             self._deliver,
             self._fail,

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
+from ppd.ann.lanes import Backend, cpu_backend
 from ppd.ann.minilm import MiniLM, fetch
 from ppd.errors import ConfigError
 
 from ..embedder import Embedder
-from .config import PoolConfig
+from .config import Device, PoolConfig
 from .embeddings import Embeddings, LocalEmbeddings, ServedEmbeddings
 from .metrics import PoolMetrics
 from .searches import Searches
@@ -62,11 +64,13 @@ def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Applicat
     metrics = PoolMetrics()
     if config.shards:
         return ShardsServer(config, session, metrics).app()
+    backend = _backend(config.device)
     collections = open_collections(Path(config.data))
     if not collections:
         _log.info("%s: no collection is in it yet", config.data)
+    warm = partial(compile_for, backend=backend)
     for collection in collections.values():
-        compile_for(collection.target)
+        warm(collection.target)
         _log.info("%s: %d rows", collection.name, collection.count)
     embeddings: Embeddings | None = None
     if config.sentence_model:
@@ -76,5 +80,15 @@ def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Applicat
             config.embeddings_url, config.embeddings_model, session, config.embeddings_timeout_s
         )
         embeddings = ServedEmbeddings(embedder)
-    searches = Searches(config, metrics, time.monotonic)
-    return PoolServer(config, collections, searches, embeddings, metrics).app()
+    searches = Searches(config, backend, metrics, time.monotonic)
+    return PoolServer(config, collections, searches, embeddings, metrics, warm).app()
+
+
+def _backend(device: Device) -> Backend:
+    if device is Device.CPU:
+        return cpu_backend()
+    try:
+        from ppd.ann.cuda.backend import cuda_backend
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'device = "cuda" needs PyTorch with Triton: {error}') from error
+    return cuda_backend()

@@ -11,6 +11,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from ppd.ann.lanes import Target
 from ppd.ann.schedule import Stage
 from ppd.errors import Overloaded, PpdError, RequestError
 
@@ -42,6 +43,7 @@ class PoolServer:
     """
     Args:
         embeddings: for queries that are text; None: none are taken.
+        warm: see ``Writes``.
     """
 
     def __init__(
@@ -51,11 +53,12 @@ class PoolServer:
         searches: Searches,
         embeddings: Embeddings | None,
         metrics: PoolMetrics,
+        warm: Callable[[Target], None],
     ) -> None:
         self._config = config
         self._collections = collections
         self._searches = searches
-        self._writes = Writes(config, collections, embeddings, metrics)
+        self._writes = Writes(config, collections, embeddings, metrics, warm)
         self._metrics = metrics
 
     def app(self) -> web.Application:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppd.ann.engine import Engine, Pace, Search, StepShape
-from ppd.ann.lanes import Target
+from ppd.ann.lanes import Backend, Target
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 
 
-def compile_for(target: Target) -> None:
-    """One search along the graph, if there is one, and one row by row, to their ends."""
+def compile_for(target: Target, backend: Backend) -> None:
+    """Searches along the graph, if there is one, and one row by row, to their ends."""
     space = target.snapshot.space
     query = space.queries(np.zeros((1, space.dimensions), np.float32))
     scheduler = Scheduler(Bounds(), Controls(), lambda: 1e-6)
-    engine = Engine(scheduler, Pace(), lambda: 0.0, StepShape(), itopk=16)
+    engine = Engine(scheduler, Pace(), lambda: 0.0, StepShape(), backend, max(backend.widths))
     nowhere = np.empty(0, np.int32)
-    kinds = (None, nowhere) if target.snapshot.has_graph else (nowhere,)
-    for among in kinds:
+    kinds: list[tuple[int, NDArray[np.int32] | None]] = [(1, nowhere)]
+    if target.snapshot.has_graph:
+        kinds += [(width, None) for width in backend.widths]
+    for itopk, among in kinds:
         scheduler.offer(
             Search(
                 Stage.DECODE,
@@ -28,7 +31,7 @@ def compile_for(target: Target) -> None:
                 1.0,
                 target=target,
                 query=query,
-                itopk=16,
+                itopk=itopk,
                 limit=1,
                 among=among,
             )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from ppd.ann.engine import Engine, Found, Pace, Search, StepShape
+from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Controls, Scheduler, Stage
 
 _log = logging.getLogger("ppd_router.pool")
@@ -33,6 +34,7 @@ class Workers:
         scheduler: Scheduler,
         pace: Pace,
         shape: StepShape,
+        backend: Backend,
         clock: Clock,
         deliver: Deliver,
         failed: Callable[[BaseException], None],
@@ -43,7 +45,7 @@ class Workers:
         self._failed = failed
         self._changed = threading.Condition()
         self._stopping = False
-        engines = [Engine(scheduler, pace, clock, shape) for _ in range(count)]
+        engines = [Engine(scheduler, pace, clock, shape, backend) for _ in range(count)]
         self._running = [0] * count
         self._threads = [
             threading.Thread(target=self._run, args=(i, engine), name=f"pool-{i}", daemon=True)

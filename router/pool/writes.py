@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from ppd.ann.lanes import Target
 from ppd.ann.schedule import Stage
 from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import PpdError, RequestError
@@ -34,6 +35,7 @@ class Writes:
     Args:
         collections: by name; what is created is added.
         embeddings: of texts without a vector; None: none are taken.
+        warm: makes an index ready to be searched, before it takes the old one's place.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Writes:
         collections: dict[str, Collection],
         embeddings: Embeddings | None,
         metrics: PoolMetrics,
+        warm: Callable[[Target], None],
     ) -> None:
         self._config = config
         self._collections = collections
         self._embeddings = embeddings
         self._metrics = metrics
+        self._warm = warm
         self._rebuilds: dict[str, asyncio.Task[None]] = {}
         self._creating = asyncio.Lock()
         # One thread for all rebuilds: each would leave its buffers behind in another one.
@@ -135,7 +139,7 @@ class Writes:
         Raises:
             IndexFileError: it cannot be built; the old one still serves.
         """
-        await self._build_anew(collection, self._config.engines)
+        await self._build_anew(collection, self._config.cores)
         self._metrics.writes.labels(collection.name, "rebuild").inc()
 
     async def embedded(self, texts: Sequence[str], stage: Stage) -> Rows:
@@ -179,12 +183,12 @@ class Writes:
 
     async def _build_anew(self, collection: Collection, threads: int) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._builder, collection.rebuild, threads)
+        await loop.run_in_executor(self._builder, collection.rebuild, threads, self._warm)
 
     async def _renew(self, collection: Collection) -> None:
         """With half of the cores: searches go on."""
         try:
-            await self._build_anew(collection, max(1, self._config.engines // 2))
+            await self._build_anew(collection, max(1, self._config.cores // 2))
         except PpdError as error:
             _log.error("%s: its index could not be built anew: %s", collection.name, error)
         else:

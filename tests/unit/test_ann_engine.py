@@ -7,14 +7,15 @@ import math
 import numpy as np
 
 from ppd.ann import batch
-from ppd.ann.engine import LANES, Ending, Engine, Found, Pace, Search, StepShape, steps_of
-from ppd.ann.lanes import Target
+from ppd.ann.engine import Ending, Engine, Found, Pace, Search, StepShape, steps_of
+from ppd.ann.lanes import Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 
 from .ann_making import clustered, made, target_of, truth
 
 ROWS = clustered(3000, 32, 40, 0)
 QUERIES = ROWS[:600] + np.float32(0.1)
+CPU = cpu_backend()
 TARGET = target_of(made(ROWS))
 
 
@@ -32,7 +33,7 @@ class Clock:
 def engine_and_scheduler(clock: Clock) -> tuple[Engine, Scheduler]:
     pace = Pace()
     scheduler = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
-    return Engine(scheduler, pace, clock, StepShape(slots=6, expansions=30), itopk=256), scheduler
+    return Engine(scheduler, pace, clock, StepShape(slots=6, expansions=30), CPU, 256), scheduler
 
 
 def asked(
@@ -62,7 +63,7 @@ def run(engine: Engine, clock: Clock, count: int) -> list[Found]:
         chosen, late = engine.choose(clock())
         assert chosen or late, "a search is lost"
         ended += engine.step(chosen, late)
-        assert len(engine.running) < LANES
+        assert len(engine.running) < CPU.lanes
     return ended
 
 
@@ -116,5 +117,5 @@ def test_a_deadline_in_mid_search_gives_what_was_found_so_far() -> None:
     assert 0 < long.steps_left < steps_of(256)
     scheduler.offer(asked(2, 16, deadline_s=0.0))
     assert run(engine, clock, 1)[0].ending is Ending.DEADLINE
-    scheduler.offer_all([asked(i, 16) for i in range(2 * LANES)])
-    run(engine, clock, 2 * LANES)  # every lane is free again
+    scheduler.offer_all([asked(i, 16) for i in range(2 * CPU.lanes)])
+    run(engine, clock, 2 * CPU.lanes)  # every lane is free again

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from ppd.ann.schedule import Bounds
-from router.pool.config import PoolConfig
+from ppd.errors import ConfigError
+from router.pool.config import Device, PoolConfig
 
 from .pools import COUNT, ROWS, WIDTH, config_for, embedding, exact, running
 
@@ -132,6 +133,18 @@ async def test_other_wrong_requests(built: Path) -> None:
         assert (await pool.raw(path, binary + values[:-4], kind))[0] == 400
         got, _ = await pool.post("/v1/feedback", {"kv_link_use": 2, "decode_stall": 0})
         assert got == 400
+
+
+async def test_a_card_that_is_not_there_is_told_of(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = config_for(data, device=Device.CUDA)
+    assert (config.engines, config.step_shape.slots) == (1, 1024)
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        async with running(config):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""What is compared only where there is a card: the pool's search on it, and looking at all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ppd.ann.cuda.backend import backend_on
+from ppd.ann.engine import MOST_ITOPK
+from ppd.ann.lanes import Target
+from ppd.ann.space import Rows
+
+_LANES = 2048
+_QUERIES_AT_ONCE = 2048  # of the exact search: its distances must fit
+
+Find = Callable[[Rows, int, int], NDArray[np.int64]]
+
+
+def graph_search(target: Target, limit: int, device: torch.device, most: int = _LANES) -> Find:
+    """``most`` at a time, each to its end."""
+    lanes = backend_on(device, most).make(target, most, MOST_ITOPK)
+    space = target.snapshot.space
+
+    def find(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
+        found = np.empty((queries.shape[0], limit), np.int64)
+        for begin in range(0, queries.shape[0], most):
+            part = space.queries(queries[begin : begin + most])
+            places = np.array(lanes.admit(part, [width] * part.shape[0]), np.int64)
+            while (left := places[~lanes.finished(places)]).size:
+                lanes.extend(left, width)
+            nodes = lanes.release(places.tolist(), [limit] * part.shape[0])[1]
+            found[begin : begin + part.shape[0]] = nodes
+        return found
+
+    return find
+
+
+def exact_search(target: Target, limit: int, device: torch.device) -> Find:
+    """Half-precision products with every row (tensor cores), then the nearest."""
+    snapshot = target.snapshot
+    rows = snapshot.exact if snapshot.exact.shape[0] else snapshot.graph.codes
+    there = torch.from_numpy(np.array(rows, np.float32)).to(device)
+    squares = (there * there).sum(1)
+    halves = there.to(torch.float16)
+
+    def find(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
+        moved = torch.from_numpy(snapshot.space.queries(queries)).to(device, torch.float16)
+        found = []
+        for part in moved.split(_QUERIES_AT_ONCE):
+            near = squares - 2 * (part @ halves.T).float()
+            found.append(near.topk(limit, largest=False).indices)
+        nodes: NDArray[np.int64] = torch.cat(found).cpu().numpy()
+        return nodes
+
+    return find

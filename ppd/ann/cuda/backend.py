@@ -1,0 +1,46 @@
+"""The card as a backend of engines."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from ppd.errors import ConfigError
+
+from ..engine import MOST_ITOPK
+from ..lanes import Backend, Target
+from ..snapshot import Snapshot
+from .lanes import LEAST_KEPT, CudaLaneSet
+from .mirror import Mirror
+
+_LANES = 1024
+
+
+def cuda_backend() -> Backend:
+    """
+    Raises:
+        ConfigError: there is no card that PyTorch can use.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError('device = "cuda": PyTorch finds no CUDA device')
+    return backend_on(torch.device("cuda"), _LANES)
+
+
+def backend_on(device: torch.device, lanes: int) -> Backend:
+    """A snapshot is on the device once, whoever searches it, and as long as it is here.
+
+    On "cpu" Triton must interpret the kernels (``TRITON_INTERPRET=1``): slow, for tests.
+    """
+    mirrors: weakref.WeakKeyDictionary[Snapshot, Mirror] = weakref.WeakKeyDictionary()
+
+    def make(target: Target, lanes: int, itopk: int) -> CudaLaneSet:
+        mirror = mirrors.get(target.snapshot)
+        if mirror is None:
+            mirror = mirrors[target.snapshot] = Mirror(target.snapshot, device)
+        return CudaLaneSet(target, mirror, device, lanes, itopk)
+
+    widths = [LEAST_KEPT]
+    while widths[-1] < MOST_ITOPK:
+        widths.append(2 * widths[-1])
+    return Backend(lanes, tuple(widths), make)

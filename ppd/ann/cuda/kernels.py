@@ -1,0 +1,247 @@
+"""The part that runs on the card: one program for each lane, a whole step in one launch.
+
+The same search as ``ppd.ann.kernels``, but every distance is measured to its end. A program works
+on its own lane only and in one fixed order, so what a lane finds does not depend on who runs beside
+it.
+
+A node that is kept is one 64-bit word: its squared distance (the bits of a float that is not
+negative ascend with it), its id, and whether its neighbours have been read. Sorting words sorts by
+distance, ties by id.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+NOBODY = 0x7FFF_FFFF_FFFF_FFFF  # a place that holds no node; counts as expanded
+WAYS = 4  # places in the table of seen nodes where one node may stand
+
+_NOBODY = tl.constexpr(NOBODY)
+_WAYS = tl.constexpr(WAYS)
+_ID = tl.constexpr(0x7FFF_FFFF)
+
+
+def distances_of(words: torch.Tensor) -> torch.Tensor:
+    near = (words >> 32).to(torch.int32).view(torch.float32)
+    return near.where(words != NOBODY, float("inf"))
+
+
+def nodes_of(words: torch.Tensor) -> torch.Tensor:
+    """-1: nobody."""
+    nodes = ((words >> 1) & 0x7FFF_FFFF).to(torch.int32)
+    return nodes.where(words != NOBODY, -1)
+
+
+@triton.jit
+def _word(near, node):  # type: ignore[no-untyped-def]
+    return (near.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (node.to(tl.int64) << 1)
+
+
+@triton.jit
+def _node(word):  # type: ignore[no-untyped-def]
+    return (word >> 1) & _ID
+
+
+@triton.jit
+def _distances(query, rows, nodes, wanted, DIM: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Squared distances to ``rows[nodes]``, (n,); 0-rows are taken for those not wanted."""
+    total = tl.zeros(nodes.shape, tl.float32)
+    begin = nodes.to(tl.int64)[:, None] * DIM
+    for part in range(DIM // PART):  # not unrolled: rows in flight are registers
+        at = part * PART + tl.arange(0, PART)
+        ours = tl.load(query + at)
+        theirs = tl.load(rows + begin + at[None, :], mask=wanted[:, None], other=0)
+        difference = ours[None, :] - theirs.to(tl.float32)
+        total += tl.sum(difference * difference, 1)
+    return total
+
+
+@triton.jit
+def _first_seen(seen, mask, nodes, wanted):  # type: ignore[no-untyped-def]
+    """Which nodes are not in the table; they are then.
+
+    Two that want the same place may write it at once, and one is forgotten: it is measured again
+    if it comes again, and no more.
+    """
+    way = tl.arange(0, _WAYS)
+    start = ((nodes.to(tl.uint32) * 2654435769) >> 7).to(tl.int32) & mask & ~(_WAYS - 1)
+    held = tl.load(seen + start[:, None] + way[None, :], mask=wanted[:, None], other=-1)
+    known = tl.sum((held == nodes[:, None]).to(tl.int32), 1) > 0
+    free = tl.min(tl.where(held < 0, way[None, :], _WAYS), 1)
+    place = tl.where(free < _WAYS, free, nodes & (_WAYS - 1))
+    tl.store(seen + start + place, nodes, mask=wanted & (known == 0))
+    return known == 0
+
+
+@triton.jit
+def _merged(words, new, place, KEPT: tl.constexpr, NEW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The ``KEPT`` smallest of both, ascending; ``words`` ascend, ``new`` comes in any order."""
+    new = tl.sort(new, descending=True)
+    if NEW < KEPT:
+        new = tl.gather(new, tl.maximum(place - (KEPT - NEW), 0), 0)
+        new = tl.where(place < KEPT - NEW, _NOBODY, new)
+    return tl.bitonic_merge(tl.minimum(words, new))
+
+
+@triton.jit
+def admit(  # type: ignore[no-untyped-def]
+    places,
+    seed_ids,
+    seed_rows,
+    seeds,
+    codes,
+    query,
+    kept,
+    seen,
+    seen_size,
+    width,
+    DIM: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ITOPK: tl.constexpr,
+    SEEN: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    SEEDS_AT_ONCE: tl.constexpr,
+):
+    """Lanes ``places`` (-1: none), whose query, width and seen_size are set, begin at seeds.
+
+    Args:
+        seed_rows: (seeds, BLOCK) float32, the first dimensions of each.
+        query: (lanes, DIM) float32, in the units of the codes.
+        kept: (lanes, ITOPK) int64, words.
+        seen: (lanes, SEEN) int32.
+    """
+    lane = tl.load(places + tl.program_id(0)).to(tl.int64)
+    if lane < 0:
+        return
+    query += lane * DIM
+    kept += lane * ITOPK
+    seen += lane * SEEN
+    some = tl.arange(0, SEEDS_AT_ONCE)
+    for begin in range(0, ITOPK, SEEDS_AT_ONCE):
+        none = tl.full((SEEDS_AT_ONCE,), _NOBODY, tl.int64)
+        tl.store(kept + begin + some, none, mask=begin + some < ITOPK)
+    for begin in range(0, tl.load(seen_size + lane), SEEDS_AT_ONCE):
+        tl.store(seen + begin + some, tl.full((SEEDS_AT_ONCE,), -1, tl.int32))
+    entry = tl.arange(0, ENTRIES)
+    best = _NOBODY - entry.to(tl.int64)  # all different: the worst one is one
+    at = tl.arange(0, BLOCK)
+    start = tl.load(query + at)
+    for begin in range(0, seeds, SEEDS_AT_ONCE):
+        number = begin + some
+        there = number < seeds
+        rows = tl.load(
+            seed_rows + number[:, None] * BLOCK + at[None, :], mask=there[:, None], other=0
+        )
+        difference = start[None, :] - rows
+        rough = tl.where(there, _word(tl.sum(difference * difference, 1), number), _NOBODY)
+        for _ in tl.static_range(ENTRIES):
+            nearest = tl.min(rough, 0)
+            rough = tl.where(rough == nearest, _NOBODY, rough)
+            worst = tl.max(best, 0)
+            best = tl.where((best == worst) & (nearest < worst), nearest, best)
+    found = best < _NOBODY - ENTRIES
+    nodes = tl.load(seed_ids + _node(best), mask=found, other=0)
+    near = _distances(query, codes, nodes, found, DIM, PART)
+    words = tl.sort(tl.where(found & (near < float("inf")), _word(near, nodes), _NOBODY))
+    tl.debug_barrier()  # other threads of this program have written NOBODY there
+    tl.store(kept + entry, words, mask=entry < tl.load(width + lane))
+
+
+@triton.jit
+def extend(  # type: ignore[no-untyped-def]
+    places,
+    steps,
+    neighbours,
+    codes,
+    query,
+    kept,
+    seen,
+    seen_size,
+    width,
+    expanded,
+    finished,
+    DIM: tl.constexpr,
+    PART: tl.constexpr,
+    DEGREE: tl.constexpr,
+    NEW: tl.constexpr,
+    KEPT: tl.constexpr,
+    ITOPK: tl.constexpr,
+    SEEN: tl.constexpr,
+):
+    """Each lane in ``places`` (-1: none) expands up to ``steps`` parents; what it keeps stays in
+    registers meanwhile.
+
+    Args:
+        steps: (1,) int32: in memory, so that a recorded launch takes any.
+        expanded, finished: (places,) int32, written: how many were; whether no node is left to.
+        NEW: DEGREE, to the next power of 2.
+        KEPT: places of a lane that are used: a power of 2, at least NEW and the lane's width.
+    """
+    number = tl.program_id(0)
+    lane = tl.load(places + number).to(tl.int64)
+    if lane < 0:
+        return
+    query += lane * DIM
+    kept += lane * ITOPK
+    seen += lane * SEEN
+    wide = tl.load(width + lane)
+    mask = tl.load(seen_size + lane) - 1
+    most = tl.load(steps)
+    place = tl.arange(0, KEPT)
+    edge = tl.arange(0, NEW)
+    words = tl.load(kept + place)
+    done = 0
+    first = tl.min(tl.where((words & 1) == 0, place, KEPT), 0)
+    while (first < KEPT) & (done < most):
+        parent = _node(tl.min(tl.where(place == first, words, _NOBODY), 0))
+        words = tl.where(place == first, words | 1, words)
+        nodes = tl.load(neighbours + parent * DEGREE + edge, mask=edge < DEGREE, other=-1)
+        fresh = nodes >= 0
+        twice = (nodes[:, None] == nodes[None, :]) & (edge[:, None] > edge[None, :])
+        fresh = fresh & (tl.sum(twice.to(tl.int32), 1) == 0)
+        fresh = fresh & _first_seen(seen, mask, nodes, fresh)
+        # The table forgets. Whom it forgot is here, or was too far and will be again.
+        here = _node(words)[None, :] == nodes.to(tl.int64)[:, None]
+        fresh = fresh & (tl.sum(here.to(tl.int32), 1) == 0)
+        near = _distances(query, codes, nodes, fresh, DIM, PART)
+        new = tl.where(fresh & (near < float("inf")), _word(near, nodes), _NOBODY)
+        words = _merged(words, new, place, KEPT, NEW)
+        words = tl.where(place < wide, words, _NOBODY)
+        done += 1
+        first = tl.min(tl.where((words & 1) == 0, place, KEPT), 0)
+    tl.store(kept + place, words)
+    tl.store(expanded + number, done)
+    tl.store(finished + number, (first >= KEPT).to(tl.int32))
+
+
+@triton.jit
+def measure_again(  # type: ignore[no-untyped-def]
+    places,
+    kept,
+    query,
+    exact,
+    words,
+    DIM: tl.constexpr,
+    PART: tl.constexpr,
+    KEPT: tl.constexpr,
+    ITOPK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """What lanes keep, by distance to ``exact`` rows. A program takes ``AT_ONCE`` of a lane's.
+
+    Args:
+        query: (lanes, DIM) float32, in the space's units.
+        exact: (nodes, DIM) float32.
+        words: (places, KEPT) int64, written; in the order of ``kept``, all not expanded.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    lane = tl.load(places + number).to(tl.int64)
+    place = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+    known = tl.load(kept + lane * ITOPK + place)
+    there = known != _NOBODY
+    node = tl.where(there, _node(known), 0)
+    near = _distances(query + lane * DIM, exact, node, there, DIM, PART)
+    tl.store(words + number * KEPT + place, tl.where(there, _word(near, node), _NOBODY))

@@ -1,0 +1,216 @@
+"""Lanes whose state stays on the card, and how their kernels are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import kernels as cpu
+from ..lanes import ENTRIES, Target
+from ..space import Rows
+from . import kernels
+from .launch import Launch
+from .mirror import Mirror
+
+SIZES = (64, 256, 1024, 2048)  # programs of a launch
+LEAST_KEPT = 64
+_MOST_SEEN = 8192  # slots; a wider search forgets more, and measures some nodes again
+_SEEDS_AT_ONCE = 128
+_VALUES = 4096  # of rows, that a program holds at once
+_MOST_PART = 128
+_AGAIN_AT_ONCE = 32  # kept nodes that a program measures again
+OPTIONS = {"enable_fp_fusion": True}  # said, as Triton's default is about to change
+
+
+class CudaLaneSet:
+    """Lanes whose state is on the card."""
+
+    def __init__(
+        self, target: Target, mirror: Mirror, device: torch.device, lanes: int, itopk: int
+    ) -> None:
+        assert lanes <= SIZES[-1], "as many as one launch takes"
+        self.target = target
+        self._mirror = mirror
+        self._device = device
+        snapshot = target.snapshot
+        self._dimensions = snapshot.graph.codes.shape[1]
+        self._degree = snapshot.graph.neighbours.shape[1]
+        self._edges = int(_powers_of_2(np.array(self._degree)))
+        self._itopk = int(self._kept_for(np.array(itopk)))
+        seen = int(self._seen_for(np.array(itopk)))
+        self._query = self._zeros((lanes, self._dimensions), torch.float32)
+        self._exact_query: torch.Tensor | None = None
+        if snapshot.exact.shape[0]:
+            self._exact_query = self._zeros((lanes, self._dimensions), torch.float32)
+        self._kept = self._zeros((lanes, self._itopk), torch.int64)
+        self._seen = self._zeros((lanes, seen), torch.int32)
+        self._seen_size = self._zeros((lanes,), torch.int32)
+        self._width = self._zeros((lanes,), torch.int32)
+        self._steps = self._zeros((1,), torch.int32)
+        self._widths = np.ones(lanes, np.int32)  # on the host too: who is launched with whom
+        self._finished = np.zeros(lanes, np.bool_)
+        self._launches: dict[tuple[int, int], Launch] = {}
+        self.free = list(range(lanes))[::-1]
+
+    def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
+        assert len(widths) <= len(self.free), "more queries than free lanes"
+        places = [self.free.pop() for _ in widths]
+        self._mirror.catch_up(self.target.snapshot)
+        wide = np.array(widths, np.int32)
+        self._widths[places] = wide
+        self._finished[places] = False
+        lanes = self._sent(np.array(places, np.int64))
+        self._query[lanes] = self._sent(queries / np.float32(self.target.snapshot.scale))
+        if self._exact_query is not None:
+            self._exact_query[lanes] = self._sent(np.ascontiguousarray(queries))
+        self._width[lanes] = self._sent(wide)
+        self._seen_size[lanes] = self._sent(self._seen_for(wide))
+        mirror = self._mirror
+        kernels.admit[(len(places),)](
+            lanes.to(torch.int32),
+            mirror.seed_ids,
+            mirror.seed_rows,
+            mirror.seed_ids.shape[0],
+            mirror.codes,
+            self._query,
+            self._kept,
+            self._seen,
+            self._seen_size,
+            self._width,
+            DIM=self._dimensions,
+            PART=self._part(ENTRIES),
+            BLOCK=cpu.BLOCK,
+            ITOPK=self._itopk,
+            SEEN=self._seen.shape[1],
+            ENTRIES=ENTRIES,
+            SEEDS_AT_ONCE=_SEEDS_AT_ONCE,
+            **OPTIONS,
+        )
+        return places
+
+    def extend(self, places: NDArray[np.int64], steps: int) -> int:
+        self._mirror.catch_up(self.target.snapshot)
+        self._steps.fill_(steps)
+        begun = []
+        for kept, which in self._by_kept(places):
+            launch = self._launch(which.size, kept)
+            launch.run(places[which])
+            begun.append((launch, places[which]))
+        done = 0
+        for launch, some in begun:
+            expanded, finished = launch.read(some.size)
+            done += int(expanded.sum())
+            self._finished[some] = finished.astype(np.bool_)
+        return done
+
+    def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return self._finished[places]
+
+    def release(
+        self, places: Sequence[int], limits: Sequence[int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        near = np.full((len(places), max(limits)), np.inf, np.float32)
+        nodes = np.full((len(places), max(limits)), -1, np.int32)
+        lanes = np.array(places, np.int64)
+        for kept, which in self._by_kept(lanes):
+            there, known = self._collected(lanes[which], kept)
+            visible = (known >= 0) & (self.target.hidden[known] == 0)
+            some = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
+            seen = np.take_along_axis(visible, some, 1)
+            cut = slice(0, some.shape[1])
+            near[which, cut] = np.where(seen, np.take_along_axis(there, some, 1), np.inf)
+            nodes[which, cut] = np.where(seen, np.take_along_axis(known, some, 1), -1)
+        self.free.extend(places)
+        return near, nodes
+
+    def _collected(
+        self, places: NDArray[np.int64], kept: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Distances and nodes, (places, kept), nearest first."""
+        lanes = self._sent(places)
+        if self._exact_query is None:
+            words = self._kept[lanes, :kept]
+        else:
+            words = self._zeros((places.size, kept), torch.int64)
+            kernels.measure_again[(places.size, kept // _AGAIN_AT_ONCE)](
+                lanes,
+                self._kept,
+                self._exact_query,
+                self._mirror.exact,
+                words,
+                DIM=self._dimensions,
+                PART=self._part(_AGAIN_AT_ONCE),
+                KEPT=kept,
+                ITOPK=self._itopk,
+                AT_ONCE=_AGAIN_AT_ONCE,
+                **OPTIONS,
+            )
+            words = words.sort(1).values
+        near = kernels.distances_of(words).cpu().numpy()
+        return near, kernels.nodes_of(words).cpu().numpy()
+
+    def _launch(self, count: int, kept: int) -> Launch:
+        size = next(size for size in SIZES if size >= count)
+        if (size, kept) not in self._launches:
+            self._launches[size, kept] = Launch(size, self._device, partial(self._extend, kept))
+        return self._launches[size, kept]
+
+    def _extend(self, kept: int, places: torch.Tensor, results: torch.Tensor) -> None:
+        mirror = self._mirror
+        kernels.extend[(places.shape[0],)](
+            places,
+            self._steps,
+            mirror.neighbours,
+            mirror.codes,
+            self._query,
+            self._kept,
+            self._seen,
+            self._seen_size,
+            self._width,
+            results[0],
+            results[1],
+            DIM=self._dimensions,
+            PART=self._part(self._edges),
+            DEGREE=self._degree,
+            NEW=self._edges,
+            KEPT=kept,
+            ITOPK=self._itopk,
+            SEEN=self._seen.shape[1],
+            num_warps=kept // LEAST_KEPT,
+            **OPTIONS,
+        )
+
+    def _by_kept(self, places: NDArray[np.int64]) -> Iterable[tuple[int, NDArray[np.int64]]]:
+        """Which of ``places`` share a launch: a search is in the same one whoever is beside it."""
+        kept = self._kept_for(self._widths[places])
+        return [(int(each), np.flatnonzero(kept == each)) for each in np.unique(kept)]
+
+    def _kept_for(self, widths: NDArray[np.int32]) -> NDArray[np.int64]:
+        return np.maximum(_powers_of_2(widths), max(LEAST_KEPT, self._edges))
+
+    def _seen_for(self, widths: NDArray[np.int32]) -> NDArray[np.int32]:
+        slots = cpu.SEEN_PER_ITOPK * _powers_of_2(widths)
+        return np.clip(slots, cpu.LEAST_SEEN, _MOST_SEEN).astype(np.int32)
+
+    def _part(self, rows: int) -> int:
+        """Dimensions of ``rows`` rows that are read at once."""
+        part = _MOST_PART
+        while self._dimensions % part or part * rows > _VALUES:
+            part //= 2
+        return part
+
+    def _zeros(self, shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=kind, device=self._device)
+
+    def _sent(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _powers_of_2(numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The next ones."""
+    return np.left_shift(1, np.ceil(np.log2(numbers)).astype(np.int64))

@@ -1,0 +1,77 @@
+"""A snapshot's arrays on the card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ppd.errors import IndexFileError
+
+from ..snapshot import Snapshot
+
+_AT_ONCE = 1 << 16  # rows: what is copied on the host to be sent
+
+
+class Mirror:
+    """
+    Attributes:
+        codes: (n, width) float32, float16 or int8.
+        neighbours: (n, degree) int32.
+        seed_ids, seed_rows: as in the snapshot's graph.
+        exact: (n, width) float32, or (0, 0).
+
+    Raises:
+        IndexFileError: it does not fit on the card.
+    """
+
+    def __init__(self, snapshot: Snapshot, device: torch.device) -> None:
+        graph = snapshot.graph
+        arrays = graph.codes, graph.neighbours, graph.seed_ids, graph.seed_rows, snapshot.exact
+        self._device = device
+        self._sent = len(snapshot.written)
+        _check_room(sum(array.nbytes for array in arrays), device)
+        self.codes = self._copy(graph.codes)
+        self.neighbours = self._copy(graph.neighbours)
+        self.seed_ids = self._copy(graph.seed_ids)
+        self.seed_rows = self._copy(graph.seed_rows)
+        self.exact = self._copy(snapshot.exact)
+
+    def catch_up(self, snapshot: Snapshot) -> None:
+        """Send what was written to it since."""
+        until = len(snapshot.written)
+        if until == self._sent:
+            return
+        changed = np.unique(np.array(snapshot.written[self._sent : until], np.int64))
+        graph = snapshot.graph
+        places = self._copy(changed)
+        # Rows before edges, as a search may follow an edge as soon as it is there.
+        if self.exact.shape[0]:
+            self.exact[places] = self._copy(snapshot.exact[changed])
+        self.codes[places] = self._copy(graph.codes[changed])
+        self.neighbours[places] = self._copy(graph.neighbours[changed])
+        self._sent = until
+
+    def _copy(self, array: NDArray[Any]) -> torch.Tensor:
+        if array.dtype == np.uint16:  # halves, as the compiled CPU code wants them
+            array = array.view(np.float16)
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        copy = torch.empty(array.shape, dtype=kind, device=self._device)
+        for begin in range(0, array.shape[0], _AT_ONCE):
+            part = np.array(array[begin : begin + _AT_ONCE])  # torch wants memory that it may write
+            copy[begin : begin + _AT_ONCE] = torch.from_numpy(part)
+        return copy
+
+
+def _check_room(needed: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()  # what PyTorch keeps for itself is free, too
+    free, _ = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise IndexFileError(
+            f"the index needs {needed / 2**30:.1f} GiB on the card, {free / 2**30:.1f} are free; "
+            'int8 rows need the least, or device = "cpu"'
+        )
