@@ -65,6 +65,7 @@ class Growth:
             snapshot.exact[node] = moved
         snapshot.keys[node] = key
         self.target.hidden[node] = 0
+        snapshot.written.append(node)
         _link(snapshot.graph.codes, snapshot.graph.neighbours, node, near)
         to = snapshot.graph.neighbours[node]
         snapshot.written.extend([node, *to[to >= 0].tolist()])

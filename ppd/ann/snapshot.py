@@ -59,8 +59,9 @@ class Snapshot:
         scale: one step of the codes in the space's units.
         exact: (n, width) float32; (0, 0) where the codes are exact themselves.
         keys: (n,) int64, what users' ids are stored under.
-        written: nodes whose row or edges ``ppd.ann.growth`` has written since; whoever has a copy
-            of the arrays reads on from where he was.
+        written: nodes that ``ppd.ann.growth`` has written since: each when its row is there, before
+            any edge leads to it, and all whose edges changed when they have. Whoever has a copy of
+            the arrays reads on from where he was.
     """
 
     space: Space

@@ -31,6 +31,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "site"
 
 
+def test_every_package_is_in_it(site: Path) -> None:
+    renamed = {"router": "ppd_router", "eval": "ppd_eval"}
+    for top in ("ppd", "sglang_patches", "router", "eval"):
+        ours = {path.relative_to(ROOT / top).parent for path in (ROOT / top).rglob("__init__.py")}
+        folder = site / renamed.get(top, top)
+        assert {path.relative_to(folder).parent for path in folder.rglob("__init__.py")} == ours
+
+
 def test_names_that_would_collide_are_not_taken(site: Path) -> None:
     packages = {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")}
     assert packages == {"ppd", "sglang_patches", "ppd_router", "ppd_eval", "ppd_tables"}

@@ -44,14 +44,16 @@ class Mirror:
         until = len(snapshot.written)
         if until == self._sent:
             return
-        changed = np.unique(np.array(snapshot.written[self._sent : until], np.int64))
         graph = snapshot.graph
-        places = self._copy(changed)
-        # Rows before edges, as a search may follow an edge as soon as it is there.
+        changed = np.unique(np.array(snapshot.written[self._sent : until], np.int64))
+        edges = graph.neighbours[changed]
+        # Looked up after the edges: it has whoever they lead to, were he written just now.
+        there = np.unique(np.array(snapshot.written[self._sent :], np.int64))
+        places = self._copy(there)
         if self.exact.shape[0]:
-            self.exact[places] = self._copy(snapshot.exact[changed])
-        self.codes[places] = self._copy(graph.codes[changed])
-        self.neighbours[places] = self._copy(graph.neighbours[changed])
+            self.exact[places] = self._copy(snapshot.exact[there])
+        self.codes[places] = self._copy(graph.codes[there])
+        self.neighbours[self._copy(changed)] = self._copy(edges)
         self._sent = until
 
     def _copy(self, array: NDArray[Any]) -> torch.Tensor:
