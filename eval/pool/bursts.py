@@ -165,7 +165,7 @@ def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace) -> None:
 
 
 def _fifo(feed: _Feed, target: Target) -> None:
-    lanes = CpuLaneSet(target, 1, _ITOPK)
+    lanes = CpuLaneSet(target.snapshot, 1, _ITOPK)
     while True:
         with feed.lock:
             _enqueue(feed)
@@ -177,12 +177,12 @@ def _fifo(feed: _Feed, target: Target) -> None:
         places = np.array(lanes.admit(search.query, [search.itopk]))
         while not lanes.finished(places)[0]:
             lanes.extend(places, _ITOPK)
-        _, nodes = lanes.release(places.tolist(), [search.limit])
+        _, nodes = lanes.release(places.tolist(), [search.limit], target.hidden)
         feed.done(search, nodes[0].tolist())
 
 
 def _fixed(feed: _Feed, target: Target) -> None:
-    lanes = CpuLaneSet(target, _BATCH, _ITOPK)
+    lanes = CpuLaneSet(target.snapshot, _BATCH, _ITOPK)
     while True:
         with feed.lock:
             _enqueue(feed)
@@ -202,7 +202,7 @@ def _fixed(feed: _Feed, target: Target) -> None:
         places = np.array(lanes.admit(queries, [search.itopk for search in batch]))
         while not lanes.finished(places).all():
             lanes.extend(places, _ITOPK)
-        _, nodes = lanes.release(places.tolist(), [search.limit for search in batch])
+        _, nodes = lanes.release(places.tolist(), [one.limit for one in batch], target.hidden)
         for search, row in zip(batch, nodes.tolist(), strict=True):
             feed.done(search, row[: search.limit])
 

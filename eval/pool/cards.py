@@ -14,14 +14,14 @@ from ppd.ann.lanes import Target
 from ppd.ann.space import Rows
 
 _LANES = 2048
-_QUERIES_AT_ONCE = 2048  # of the exact search: its distances must fit
+_QUERIES_AT_ONCE = 512  # of the exact search: its distances must fit
 
 Find = Callable[[Rows, int, int], NDArray[np.int64]]
 
 
 def graph_search(target: Target, limit: int, device: torch.device, most: int = _LANES) -> Find:
     """``most`` at a time, each to its end."""
-    lanes = backend_on(device, most).make(target, most, MOST_ITOPK)
+    lanes = backend_on(device, most).make(target.snapshot, most, MOST_ITOPK)
     space = target.snapshot.space
 
     def find(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
@@ -31,7 +31,7 @@ def graph_search(target: Target, limit: int, device: torch.device, most: int = _
             places = np.array(lanes.admit(part, [width] * part.shape[0]), np.int64)
             while (left := places[~lanes.finished(places)]).size:
                 lanes.extend(left, width)
-            nodes = lanes.release(places.tolist(), [limit] * part.shape[0])[1]
+            nodes = lanes.release(places.tolist(), [limit] * part.shape[0], target.hidden)[1]
             found[begin : begin + part.shape[0]] = nodes
         return found
 
@@ -39,18 +39,18 @@ def graph_search(target: Target, limit: int, device: torch.device, most: int = _
 
 
 def exact_search(target: Target, limit: int, device: torch.device) -> Find:
-    """Half-precision products with every row (tensor cores), then the nearest."""
+    """Products with every row in TF32 (tensor cores), then the nearest."""
     snapshot = target.snapshot
     rows = snapshot.exact if snapshot.exact.shape[0] else snapshot.graph.codes
     there = torch.from_numpy(np.array(rows, np.float32)).to(device)
     squares = (there * there).sum(1)
-    halves = there.to(torch.float16)
+    torch.backends.cuda.matmul.allow_tf32 = True
 
     def find(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
-        moved = torch.from_numpy(snapshot.space.queries(queries)).to(device, torch.float16)
+        moved = torch.from_numpy(snapshot.space.queries(queries)).to(device)
         found = []
         for part in moved.split(_QUERIES_AT_ONCE):
-            near = squares - 2 * (part @ halves.T).float()
+            near = torch.addmm(squares, part, there.T, alpha=-2)
             found.append(near.topk(limit, largest=False).indices)
         nodes: NDArray[np.int64] = torch.cat(found).cpu().numpy()
         return nodes

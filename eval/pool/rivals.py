@@ -136,7 +136,7 @@ _MAKERS: dict[str, Callable[[Rows, int], Find]] = {
 
 
 def _on_card() -> dict[str, Callable[[Rows, int], Find]]:
-    if importlib.util.find_spec("torch") is None:
+    if not all(map(importlib.util.find_spec, ("torch", "triton"))):
         return {}
     import torch
 

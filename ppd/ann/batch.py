@@ -21,8 +21,9 @@ class Searcher:
     """
 
     def __init__(self, target: Target, itopk: int, *, lanes: int = LANES, threads: int = 1) -> None:
-        self._space = target.snapshot.space
-        self._lane_sets = [CpuLaneSet(target, lanes, itopk) for _ in range(threads)]
+        self._target = target
+        snapshot = target.snapshot
+        self._lane_sets = [CpuLaneSet(snapshot, lanes, itopk) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def search(
@@ -62,7 +63,8 @@ class Searcher:
         near: NDArray[np.float32],
         nodes: NDArray[np.int32],
     ) -> None:
-        lanes.search_all(self._space.queries(queries), itopk, near, nodes)
+        moved = self._target.snapshot.space.queries(queries)
+        lanes.search_all(moved, itopk, self._target.hidden, near, nodes)
 
 
 def search(

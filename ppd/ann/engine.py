@@ -13,14 +13,17 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from ppd.errors import IndexFileError
+
 from . import kernels
 from .lanes import Backend, LaneSet, Target
 from .schedule import Scheduler, Ticket
+from .snapshot import Snapshot
 from .space import Rows
 
 MOST_ITOPK = 1024
 _KEPT = 8  # lane sets, besides those in use
-_KEPT_S = 5.0  # lanes of a target that nobody searches: it may be an index that was replaced
+_KEPT_S = 5.0  # lanes of a snapshot that nobody searches: it may have been replaced
 _EXPANSIONS_PER_ITOPK = 1.1  # a search ends when about so many nodes have been expanded
 _SCANNED_PER_EXPANSION = 24  # rows; takes about as long
 _SMOOTH = 0.05
@@ -33,15 +36,18 @@ class StepShape:
         slots: searches that take part in a step.
         expansions: divided among them, so that a step takes about as long whoever takes part, and
             a newcomer waits no longer than that.
+        each: expansions of one search, at most.
     """
 
     slots: int = 8
     expansions: int = 768
+    each: int = 768
 
 
 class Ending(StrEnum):
     COMPLETE = "complete"
     DEADLINE = "deadline"
+    FAILED = "failed"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -81,12 +87,14 @@ class Found:
     Attributes:
         near: (limit,) squared distances; infinity where there are fewer.
         nodes: (limit,) ids in the graph; -1 where there are fewer.
+        error: why it could not begin, if it failed.
     """
 
     search: Search
     near: NDArray[np.float32]
     nodes: NDArray[np.int32]
     ending: Ending
+    error: str = ""
 
 
 class Pace:
@@ -95,7 +103,7 @@ class Pace:
     def __init__(self, expansion_s: float = 5e-6) -> None:
         self.expansion_s = expansion_s
 
-    def observe(self, seconds: float, expansions: int) -> None:
+    def observe(self, seconds: float, expansions: float) -> None:
         if expansions:
             self.expansion_s += _SMOOTH * (seconds / expansions - self.expansion_s)
 
@@ -131,7 +139,7 @@ class Engine:
     def choose(self, now_s: float) -> tuple[list[Search], list[Search]]:
         """Who takes part in the next step, and whose deadline has passed before it began."""
         late = self._scheduler.expired(now_s)
-        free = self._backend.lanes - 1 - len(self.running)  # one for those that are late
+        free = self._backend.lanes - self._backend.reserve - len(self.running)
         chosen = self._scheduler.choose(now_s, self._shape.slots, free, self.running)
         return _searches(chosen), _searches(late)
 
@@ -139,27 +147,32 @@ class Engine:
         """Advance the chosen. Gives those that are finished, and the late as far as they are."""
         began_s = self._clock()
         ended = []
-        for one in late:  # what the seeds tell is better than nothing
-            self._begin([one], began_s)
-            ended += self._end([one], Ending.DEADLINE)
-        self._begin([one for one in chosen if one.place < 0], began_s)
+        for at in range(0, len(late), self._backend.reserve):
+            some = late[at : at + self._backend.reserve]
+            ended += self._begin(some, began_s)
+            begun = [one for one in some if one.place >= 0]
+            ended += self._end(begun, Ending.DEADLINE)  # what seeds tell is better than nothing
+        ended += self._begin([one for one in chosen if one.place < 0], began_s)
+        chosen = [one for one in chosen if one.place >= 0]
         done = 0
         finished: list[Search] = []
         steps = max(1, self._shape.expansions // max(1, len(chosen)))
-        for _, some in _by_target(chosen):
+        steps = min(steps, self._shape.each)
+        for _, some in _grouped(chosen, _snapshot):
             done += self._advance(some, steps, finished)
         now_s = self._clock()
-        self._pace.observe(now_s - began_s, done)
+        share = len(chosen) if self._backend.parallel else 1
+        self._pace.observe(now_s - began_s, done / max(1, share))
         ended += self._end(finished, Ending.COMPLETE)
         overdue = [one for one in self.running if one.deadline_s <= now_s]
         return ended + self._end(overdue, Ending.DEADLINE)
 
     def _advance(self, searches: list[Search], steps: int, finished: list[Search]) -> int:
-        """All of one target."""
+        """All of one snapshot."""
         done = 0
         on_lanes = [one for one in searches if one.among is None]
         if on_lanes:
-            lanes = self._lane_sets[_target(on_lanes[0])]
+            lanes = self._lane_sets[_snapshot(on_lanes[0])]
             places = np.array([one.place for one in on_lanes], np.int64)
             done = lanes.extend(places, steps)
             for one, over in zip(on_lanes, lanes.finished(places).tolist(), strict=True):
@@ -179,33 +192,44 @@ class Engine:
                     finished.append(one)
         return done
 
-    def _begin(self, searches: list[Search], now_s: float) -> None:
-        self.running += searches
-        for target, some in _by_target(searches):
+    def _begin(self, searches: list[Search], now_s: float) -> list[Found]:
+        """Gives those that cannot."""
+        failed: list[Found] = []
+        for _, some in _grouped(searches, _snapshot):
             on_lanes = []
             for one in some:
                 if one.among is None:
                     on_lanes.append(one)
                 else:
                     one.place = 0
-                    one.near = np.full(one.limit, np.inf, np.float32)
-                    one.nodes = np.full(one.limit, -1, np.int32)
+                    one.near, one.nodes = _nothing(one.limit)
+                    self.running.append(one)
             if on_lanes:
-                lanes = self._lanes_of(target, on_lanes[0].target, now_s)
+                try:
+                    lanes = self._lanes_of(on_lanes[0].target.snapshot, now_s)
+                except IndexFileError as error:
+                    failed += [
+                        Found(one, *_nothing(one.limit), Ending.FAILED, str(error))
+                        for one in on_lanes
+                    ]
+                    continue
                 queries = np.concatenate([one.query for one in on_lanes])
                 places = lanes.admit(queries, [one.itopk for one in on_lanes])
                 for one, place in zip(on_lanes, places, strict=True):
                     one.place = place
+                self.running += on_lanes
+        return failed
 
-    def _lanes_of(self, key: int, target: Target, now_s: float) -> LaneSet:
-        """The target's lanes; those of targets that nobody searches any more are given up."""
-        searched = {_target(one) for one in self.running}
+    def _lanes_of(self, snapshot: Snapshot, now_s: float) -> LaneSet:
+        """The snapshot's lanes; those of others that nobody searches any more are given up."""
+        key = id(snapshot)
+        searched = {_snapshot(one) for one in self.running}
         for other in sorted(self._used_s, key=self._used_s.__getitem__):  # longest unused first
             stale = self._used_s[other] < now_s - _KEPT_S or len(self._lane_sets) > _KEPT
             if stale and other != key and other not in searched:
                 del self._lane_sets[other], self._used_s[other]
         if key not in self._lane_sets:
-            self._lane_sets[key] = self._backend.make(target, self._backend.lanes, self._itopk)
+            self._lane_sets[key] = self._backend.make(snapshot, self._backend.lanes, self._itopk)
         self._used_s[key] = now_s
         return self._lane_sets[key]
 
@@ -215,12 +239,13 @@ class Engine:
         gone = set(map(id, searches))
         self.running = [one for one in self.running if id(one) not in gone]
         found = []
-        for target, some in _by_target(searches):
+        for _, some in _grouped(searches, _target):
             on_lanes = [one for one in some if one.among is None]
             if on_lanes:
                 limits = [one.limit for one in on_lanes]
                 places = [one.place for one in on_lanes]
-                near, nodes = self._lane_sets[target].release(places, limits)
+                lanes = self._lane_sets[_snapshot(on_lanes[0])]
+                near, nodes = lanes.release(places, limits, on_lanes[0].target.hidden)
                 found += [
                     Found(one, near[i, : one.limit], nodes[i, : one.limit], ending)
                     for i, one in enumerate(on_lanes)
@@ -236,11 +261,21 @@ def _target(search: Search) -> int:
     return id(search.target)
 
 
-def _by_target(searches: list[Search]) -> Iterable[tuple[int, list[Search]]]:
-    grouped: dict[int, list[Search]] = {}
+def _snapshot(search: Search) -> int:
+    return id(search.target.snapshot)
+
+
+def _grouped(
+    searches: list[Search], by: Callable[[Search], int]
+) -> Iterable[tuple[int, list[Search]]]:
+    groups: dict[int, list[Search]] = {}
     for one in searches:
-        grouped.setdefault(id(one.target), []).append(one)
-    return grouped.items()
+        groups.setdefault(by(one), []).append(one)
+    return groups.items()
+
+
+def _nothing(limit: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    return np.full(limit, np.inf, np.float32), np.full(limit, -1, np.int32)
 
 
 def _searches(tickets: Sequence[Ticket]) -> list[Search]:

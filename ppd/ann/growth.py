@@ -7,6 +7,7 @@ it, never half. Where there is no graph there are no edges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,13 +32,20 @@ class Growth:
     """
     Args:
         hidden: (n,) uint8, of the snapshot's rows.
+        warm: gets what is to be searched from now on, before it is.
 
     Attributes:
         target: what to search; another one after room was made.
         count: rows that are there.
     """
 
-    def __init__(self, snapshot: Snapshot, hidden: NDArray[np.uint8]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        hidden: NDArray[np.uint8],
+        warm: Callable[[Target], None] = lambda target: None,
+    ) -> None:
+        self._warm = warm
         self.count = snapshot.count
         self.target = Target(snapshot, hidden)
         self._make_room(self.count + 1)
@@ -91,7 +99,9 @@ class Growth:
         keys[self.count :] = _NO_KEY
         snapshot = replace(old, graph=graph, exact=exact, keys=keys, written=[])
         hidden = _longer(self.target.hidden, self.count, room)
-        self.target = Target(snapshot, hidden)
+        target = Target(snapshot, hidden)
+        self._warm(target)
+        self.target = target
         self._everything = Target(snapshot, np.zeros(room, np.uint8))
 
 

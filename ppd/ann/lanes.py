@@ -32,7 +32,7 @@ class Target:
 
 
 class LaneSet(Protocol):
-    """Searches over one target that advance together. Not for two threads at once."""
+    """Searches over one snapshot that advance together. Not for two threads at once."""
 
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
         """Queries in the space's rows take free lanes, of which there must be enough."""
@@ -44,9 +44,12 @@ class LaneSet(Protocol):
         """Which have no node left to expand: their results are final."""
 
     def release(
-        self, places: Sequence[int], limits: Sequence[int]
+        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Read lanes and free them.
+
+        Args:
+            hidden: (n,) uint8; 1: not to be found.
 
         Returns:
             Squared distances and nodes, (lanes, most k); infinity and -1 where there are fewer.
@@ -58,18 +61,23 @@ class Backend:
     """What searches run on.
 
     Attributes:
-        lanes: of an engine, for each target.
+        lanes: of an engine, for each snapshot.
+        reserve: of those, for searches that were late before they began.
+        parallel: whether lanes of a step advance at the same time, not one after the other.
         widths: itopk of searches that bring all of its code about.
-        make: lanes over a target; how many, and the widest itopk.
+        make: lanes over a snapshot; how many, and the widest itopk. Raises IndexFileError if there
+            is no room for them.
     """
 
     lanes: int
+    reserve: int
+    parallel: bool
     widths: tuple[int, ...]
-    make: Callable[[Target, int, int], LaneSet]
+    make: Callable[[Snapshot, int, int], LaneSet]
 
 
 def cpu_backend() -> Backend:
-    return Backend(_CPU_LANES, (16,), CpuLaneSet)
+    return Backend(_CPU_LANES, 1, False, (16,), CpuLaneSet)
 
 
 def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
@@ -102,11 +110,10 @@ def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
 class CpuLaneSet:
     """Lanes whose state is in memory, and that compiled code advances."""
 
-    def __init__(self, target: Target, lanes: int, itopk: int) -> None:
-        self.target = target
-        self._snapshot = target.snapshot
-        graph = target.snapshot.graph
-        self.lanes = make_lanes(lanes, itopk, target.snapshot)
+    def __init__(self, snapshot: Snapshot, lanes: int, itopk: int) -> None:
+        self._snapshot = snapshot
+        graph = snapshot.graph
+        self.lanes = make_lanes(lanes, itopk, snapshot)
         step = kernels.LINE_BYTES // graph.codes.itemsize
         ahead = min(graph.codes.shape[1], _LINES_BYTES // graph.codes.itemsize)
         self._ahead = np.arange(0, ahead, step, dtype=np.int64)
@@ -131,7 +138,12 @@ class CpuLaneSet:
         return done
 
     def search_all(
-        self, queries: Rows, width: int, near: NDArray[np.float32], nodes: NDArray[np.int32]
+        self,
+        queries: Rows,
+        width: int,
+        hidden: NDArray[np.uint8],
+        near: NDArray[np.float32],
+        nodes: NDArray[np.int32],
     ) -> None:
         """Queries in the space's rows, each to its end; all lanes must be free."""
         assert len(self.free) == self.lanes.filled.shape[0], "nobody else is on these lanes"
@@ -143,7 +155,7 @@ class CpuLaneSet:
             width,
             ENTRIES,
             self._ahead,
-            self.target.hidden,
+            hidden,
             self._snapshot.exact,
             near,
             nodes,
@@ -155,7 +167,7 @@ class CpuLaneSet:
         return np.asarray(self.lanes.cursor[places] >= self.lanes.filled[places])
 
     def release(
-        self, places: Sequence[int], limits: Sequence[int]
+        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         count, most = len(places), max(limits)
         near = np.empty((count, most), np.float32)
@@ -163,7 +175,7 @@ class CpuLaneSet:
         kernels.collect(
             self.lanes,
             np.array(places, np.int64),
-            self.target.hidden,
+            hidden,
             self._snapshot.exact,
             np.array(limits, np.int32),
             near,

@@ -51,11 +51,15 @@ class Plan:
 
 class Collection:
     """
+    Args:
+        warm: gets what is to be searched from now on, before it is.
+
     Raises:
         IndexFileError: there is none in ``folder``, or it is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: Callable[[Target], None]) -> None:
+        self._warm = warm
         self.name = folder.name
         self._folder = folder
         if not (folder / ROWS_FILE).exists():
@@ -126,8 +130,11 @@ class Collection:
             new, old = self.payloads.upsert(payloads, vectors)
             rows = self._rows
             if isinstance(rows, Target):
-                rows = self._rows = Growth(rows.snapshot, rows.hidden)
+                rows = self._rows = Growth(rows.snapshot, rows.hidden, self._warm)
+            before = rows.target
             rows.add(vectors, np.array(new, np.int64))
+            if rows.target is not before:
+                self._filters.clear()  # they hold what is not searched any more
             self._hide(old)
             self.version += 1
 
@@ -142,11 +149,8 @@ class Collection:
             self.version += 1
         return len(gone)
 
-    def rebuild(self, threads: int, warm: Callable[[Target], None]) -> None:
+    def rebuild(self, threads: int) -> None:
         """A new index of the rows that live, in place of the old one; searches go on meanwhile.
-
-        Args:
-            warm: gets the new one before it is searched.
 
         Raises:
             IndexFileError: it cannot be written, or nothing lives; the old one still serves.
@@ -163,21 +167,23 @@ class Collection:
             space, precision = snapshot.space, snapshot.precision
             given = space.users(moved)
             made = build(given, keys, space.metric, precision, shape, threads=threads, seed=0)
-            warm(Target(made, np.zeros(made.count, np.uint8)))
             before = self.payloads.generation()
             index_file.write(made, index_path(self._folder, before + 1))
             with self._writing:
                 self.payloads.adopt(before + 1, keys)
+                index_path(self._folder, before).unlink(missing_ok=True)  # who maps it has it
                 self._open(made)
-            index_path(self._folder, before).unlink(missing_ok=True)
 
     def _open(self, snapshot: Snapshot) -> None:
         living = self.payloads.keys()
         hidden = (~np.isin(snapshot.keys, living)).astype(np.uint8)
         added, vectors = self.payloads.added()
-        rows: Target | Growth = Target(snapshot, hidden)
-        if vectors is not None:
-            rows = grown = Growth(snapshot, hidden)
+        rows: Target | Growth
+        if vectors is None:
+            rows = still = Target(snapshot, hidden)
+            self._warm(still)
+        else:
+            rows = grown = Growth(snapshot, hidden, self._warm)
             grown.add(vectors, added)
         self._rows, self._built = rows, snapshot.count
         self._filters: OrderedDict[Filter, tuple[int, Target, NDArray[np.int32]]] = OrderedDict()

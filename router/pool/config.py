@@ -14,7 +14,7 @@ from ppd.ann.schedule import MOST_RESERVED, Bounds, Controls
 from ppd.errors import ConfigError
 
 _CPU_STEP = StepShape()
-_CUDA_STEP = StepShape(slots=1024, expansions=16 * 1024)
+_CUDA_STEP = StepShape(slots=1024, expansions=16 * 1024, each=64)
 
 
 class Device(StrEnum):
@@ -105,6 +105,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         positive = {
             "step.slots": self.step_shape.slots,
             "step.expansions": self.step_shape.expansions,
+            "step.each": self.step_shape.each,
             "bounds.prefill": self.bounds.prefill,
             "bounds.decode": self.bounds.decode,
             "control_interval_s": self.control_interval_s,

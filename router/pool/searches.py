@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ppd.ann.control import ControlLoop, Feedback
-from ppd.ann.engine import Found, Pace, Search, steps_of
+from ppd.ann.engine import Ending, Found, Pace, Search, steps_of
 from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Scheduler, Stage
 from ppd.ann.space import Rows
@@ -174,6 +174,10 @@ class Searches:
             if (entry := self._requests.get(id(one.search))) is None:
                 continue  # whoever asked is gone
             request, number = entry
+            if one.ending is Ending.FAILED:
+                if not request.done.done():
+                    request.done.set_exception(IndexFileError(one.error))
+                continue
             request.found[number] = one
             request.missing -= 1
             if not request.missing and not request.done.done():

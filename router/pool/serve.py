@@ -65,12 +65,11 @@ def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Applicat
     if config.shards:
         return ShardsServer(config, session, metrics).app()
     backend = _backend(config.device)
-    collections = open_collections(Path(config.data))
+    warm = partial(compile_for, backend=backend)
+    collections = open_collections(Path(config.data), warm)
     if not collections:
         _log.info("%s: no collection is in it yet", config.data)
-    warm = partial(compile_for, backend=backend)
     for collection in collections.values():
-        warm(collection.target)
         _log.info("%s: %d rows", collection.name, collection.count)
     embeddings: Embeddings | None = None
     if config.sentence_model:

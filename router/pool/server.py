@@ -177,14 +177,14 @@ class PoolServer:
         return found
 
 
-def open_collections(folder: Path) -> dict[str, Collection]:
+def open_collections(folder: Path, warm: Callable[[Target], None]) -> dict[str, Collection]:
     """All that are in a folder.
 
     Raises:
         IndexFileError: one is damaged.
     """
     found = {path.parent.name: path.parent for path in folder.glob(f"[!.]*/{ROWS_FILE}")}
-    return {name: Collection(path) for name, path in sorted(found.items())}
+    return {name: Collection(path, warm) for name, path in sorted(found.items())}
 
 
 @web.middleware

@@ -7,13 +7,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import Engine, Pace, Search, StepShape
+from ppd.ann.engine import Ending, Engine, Pace, Search, StepShape
 from ppd.ann.lanes import Backend, Target
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.errors import IndexFileError
 
 
 def compile_for(target: Target, backend: Backend) -> None:
-    """Searches along the graph, if there is one, and one row by row, to their ends."""
+    """Searches along the graph, if there is one, and one row by row, to their ends.
+
+    Raises:
+        IndexFileError: there is no room for it on the card.
+    """
     space = target.snapshot.space
     query = space.queries(np.zeros((1, space.dimensions), np.float32))
     scheduler = Scheduler(Bounds(), Controls(), lambda: 1e-6)
@@ -38,4 +43,7 @@ def compile_for(target: Target, backend: Backend) -> None:
         )
     ended = 0
     while ended < len(kinds):
-        ended += len(engine.step(*engine.choose(0.0)))
+        for found in engine.step(*engine.choose(0.0)):
+            if found.ending is Ending.FAILED:
+                raise IndexFileError(found.error)
+            ended += 1

@@ -35,7 +35,7 @@ class Writes:
     Args:
         collections: by name; what is created is added.
         embeddings: of texts without a vector; None: none are taken.
-        warm: makes an index ready to be searched, before it takes the old one's place.
+        warm: makes an index ready to be searched.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Writes:
             folder = Path(self._config.data) / name
             space = Space.plain(dimensions, wanted.metric)
             await asyncio.to_thread(create_collection, folder, space, wanted.indexed)
-            made = await asyncio.to_thread(Collection, folder)
+            made = await asyncio.to_thread(Collection, folder, self._warm)
             self._collections[name] = made
             return made, True
 
@@ -183,7 +183,7 @@ class Writes:
 
     async def _build_anew(self, collection: Collection, threads: int) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._builder, collection.rebuild, threads, self._warm)
+        await loop.run_in_executor(self._builder, collection.rebuild, threads)
 
     async def _renew(self, collection: Collection) -> None:
         """With half of the cores: searches go on."""

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from eval.pool.cards import exact_search, graph_search
 from ppd.ann import batch, oracle
 from ppd.ann.cuda.backend import backend_on
-from ppd.ann.cuda.lanes import CudaLaneSet
 from ppd.ann.engine import Ending, Engine, Pace, Search, StepShape, steps_of
 from ppd.ann.growth import Growth
 from ppd.ann.kernels import BLOCK
-from ppd.ann.lanes import Target
+from ppd.ann.lanes import LaneSet, Target
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.snapshot import Precision, Shape, Snapshot
 from ppd.ann.space import Metric, Rows
@@ -30,6 +29,7 @@ from .ann_making import clustered, made, recall, target_of, truth, whole_numbers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BACKEND = backend_on(DEVICE, 16)
+Lanes = tuple[Target, LaneSet]
 ROWS = clustered(1500, 48, 30, 0)
 QUERIES = clustered(60, 48, 30, 0) + np.float32(0.05)
 
@@ -42,20 +42,19 @@ def exact() -> Snapshot:
     return snapshot
 
 
-def lanes_of(target: Target, lanes: int = 16, itopk: int = 128) -> CudaLaneSet:
-    made = BACKEND.make(target, lanes, itopk)
-    assert isinstance(made, CudaLaneSet)
-    return made
+def lanes_of(target: Target, lanes: int = 16) -> Lanes:
+    return target, BACKEND.make(target.snapshot, lanes, 128)
 
 
 def found(
-    lanes: CudaLaneSet, queries: Rows, widths: list[int], limit: int, steps: int
+    on: Lanes, queries: Rows, widths: list[int], limit: int, steps: int
 ) -> tuple[Rows, NDArray[np.int32]]:
     """All at once, ``steps`` at a time."""
-    places = np.array(lanes.admit(lanes.target.snapshot.space.queries(queries), widths))
+    target, lanes = on
+    places = np.array(lanes.admit(target.snapshot.space.queries(queries), widths))
     while not (over := lanes.finished(places)).all():
         assert lanes.extend(places[~over], steps) > 0, "nobody advances"
-    return lanes.release(places.tolist(), [min(limit, width) for width in widths])
+    return lanes.release(places.tolist(), [min(limit, width) for width in widths], target.hidden)
 
 
 def test_it_finds_what_the_oracle_finds_at_every_width(exact: Snapshot) -> None:
@@ -98,7 +97,7 @@ def test_what_is_written_later_is_found_on_the_card_too() -> None:
     lanes = lanes_of(growth.target)
     assert found(lanes, ROWS[:2], [10] * 2, 1, 50)[1][:, 0].tolist() == [0, 1]
     growth.add(ROWS[800:830], np.arange(800, 830))
-    assert growth.target is lanes.target, "there was room"
+    assert growth.target is lanes[0], "there was room"
     asked = ROWS[[800, 815, 829]]
     assert found(lanes, asked, [10] * 3, 1, 50)[1][:, 0].tolist() == [800, 815, 829]
     growth.target.hidden[815] = 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from ppd.ann import batch
 from ppd.ann.engine import Ending, Engine, Found, Pace, Search, StepShape, steps_of
-from ppd.ann.lanes import Target, cpu_backend
+from ppd.ann.lanes import Backend, LaneSet, Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.snapshot import Snapshot
+from ppd.errors import IndexFileError
 
 from .ann_making import clustered, made, target_of, truth
 
@@ -30,10 +33,14 @@ class Clock:
         return self.now_s
 
 
-def engine_and_scheduler(clock: Clock) -> tuple[Engine, Scheduler]:
+def engine_and_scheduler(
+    clock: Clock,
+    backend: Backend = CPU,
+    shape: StepShape = StepShape(slots=6, expansions=30),  # noqa: B008
+) -> tuple[Engine, Scheduler]:
     pace = Pace()
     scheduler = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
-    return Engine(scheduler, pace, clock, StepShape(slots=6, expansions=30), CPU, 256), scheduler
+    return Engine(scheduler, pace, clock, shape, backend, 256), scheduler
 
 
 def asked(
@@ -119,3 +126,42 @@ def test_a_deadline_in_mid_search_gives_what_was_found_so_far() -> None:
     assert run(engine, clock, 1)[0].ending is Ending.DEADLINE
     scheduler.offer_all([asked(i, 16) for i in range(2 * CPU.lanes)])
     run(engine, clock, 2 * CPU.lanes)  # every lane is free again
+
+
+def test_no_search_takes_more_of_a_step_than_it_may() -> None:
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock, shape=StepShape(1, expansions=1000, each=3))
+    one = asked(0, 64)
+    scheduler.offer(one)
+    engine.step(*engine.choose(clock()))
+    assert one.steps_left == steps_of(64) - 3
+
+
+def test_those_that_are_late_get_what_the_seeds_tell_a_few_at_a_time() -> None:
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock, replace(CPU, reserve=4))
+    scheduler.offer_all([asked(i, 16, deadline_s=0.0) for i in range(10)])
+    ended = run(engine, clock, 10)
+    assert {one.ending for one in ended} == {Ending.DEADLINE}
+    assert all(one.nodes[0] >= 0 for one in ended)
+    assert not engine.running
+
+
+def test_lanes_that_cannot_be_made_fail_their_searches_only() -> None:
+    room = [False]
+
+    def make(snapshot: Snapshot, lanes: int, itopk: int) -> LaneSet:
+        if not room[0]:
+            raise IndexFileError("the card is full")
+        return CPU.make(snapshot, lanes, itopk)
+
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock, replace(CPU, make=make))
+    everything = np.arange(3000, dtype=np.int32)
+    scheduler.offer_all([asked(0, 16), asked(1, 16, among=everything), asked(2, 16)])
+    endings = {id(one.search): one for one in run(engine, clock, 3)}
+    assert [one.ending for one in endings.values()].count(Ending.FAILED) == 2
+    assert {one.error for one in endings.values()} == {"the card is full", ""}
+    room[0] = True
+    scheduler.offer(asked(0, 16))
+    assert run(engine, clock, 1)[0].ending is Ending.COMPLETE

@@ -6,10 +6,10 @@ import weakref
 
 import torch
 
-from ppd.errors import ConfigError
+from ppd.errors import ConfigError, IndexFileError
 
 from ..engine import MOST_ITOPK
-from ..lanes import Backend, Target
+from ..lanes import Backend
 from ..snapshot import Snapshot
 from .lanes import LEAST_KEPT, CudaLaneSet
 from .mirror import Mirror
@@ -34,13 +34,16 @@ def backend_on(device: torch.device, lanes: int) -> Backend:
     """
     mirrors: weakref.WeakKeyDictionary[Snapshot, Mirror] = weakref.WeakKeyDictionary()
 
-    def make(target: Target, lanes: int, itopk: int) -> CudaLaneSet:
-        mirror = mirrors.get(target.snapshot)
-        if mirror is None:
-            mirror = mirrors[target.snapshot] = Mirror(target.snapshot, device)
-        return CudaLaneSet(target, mirror, device, lanes, itopk)
+    def make(snapshot: Snapshot, lanes: int, itopk: int) -> CudaLaneSet:
+        try:
+            mirror = mirrors.get(snapshot)
+            if mirror is None:
+                mirror = mirrors[snapshot] = Mirror(snapshot, device)
+            return CudaLaneSet(snapshot, mirror, device, lanes, itopk)
+        except torch.OutOfMemoryError as error:
+            raise IndexFileError(f"the card is full: {error}") from error
 
     widths = [LEAST_KEPT]
     while widths[-1] < MOST_ITOPK:
         widths.append(2 * widths[-1])
-    return Backend(lanes, tuple(widths), make)
+    return Backend(lanes, max(1, lanes // 16), True, tuple(widths), make)

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from .. import kernels as cpu
-from ..lanes import ENTRIES, Target
+from ..lanes import ENTRIES
+from ..snapshot import Snapshot
 from ..space import Rows
 from . import kernels
 from .launch import Launch
@@ -31,13 +32,12 @@ class CudaLaneSet:
     """Lanes whose state is on the card."""
 
     def __init__(
-        self, target: Target, mirror: Mirror, device: torch.device, lanes: int, itopk: int
+        self, snapshot: Snapshot, mirror: Mirror, device: torch.device, lanes: int, itopk: int
     ) -> None:
         assert lanes <= SIZES[-1], "as many as one launch takes"
-        self.target = target
+        self._snapshot = snapshot
         self._mirror = mirror
         self._device = device
-        snapshot = target.snapshot
         self._dimensions = snapshot.graph.codes.shape[1]
         self._degree = snapshot.graph.neighbours.shape[1]
         self._edges = int(_powers_of_2(np.array(self._degree)))
@@ -60,12 +60,12 @@ class CudaLaneSet:
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
         assert len(widths) <= len(self.free), "more queries than free lanes"
         places = [self.free.pop() for _ in widths]
-        self._mirror.catch_up(self.target.snapshot)
+        self._mirror.catch_up(self._snapshot)
         wide = np.array(widths, np.int32)
         self._widths[places] = wide
         self._finished[places] = False
         lanes = self._sent(np.array(places, np.int64))
-        self._query[lanes] = self._sent(queries / np.float32(self.target.snapshot.scale))
+        self._query[lanes] = self._sent(queries / np.float32(self._snapshot.scale))
         if self._exact_query is not None:
             self._exact_query[lanes] = self._sent(np.ascontiguousarray(queries))
         self._width[lanes] = self._sent(wide)
@@ -94,7 +94,7 @@ class CudaLaneSet:
         return places
 
     def extend(self, places: NDArray[np.int64], steps: int) -> int:
-        self._mirror.catch_up(self.target.snapshot)
+        self._mirror.catch_up(self._snapshot)
         self._steps.fill_(steps)
         begun = []
         for kept, which in self._by_kept(places):
@@ -112,14 +112,14 @@ class CudaLaneSet:
         return self._finished[places]
 
     def release(
-        self, places: Sequence[int], limits: Sequence[int]
+        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         near = np.full((len(places), max(limits)), np.inf, np.float32)
         nodes = np.full((len(places), max(limits)), -1, np.int32)
         lanes = np.array(places, np.int64)
         for kept, which in self._by_kept(lanes):
             there, known = self._collected(lanes[which], kept)
-            visible = (known >= 0) & (self.target.hidden[known] == 0)
+            visible = (known >= 0) & (hidden[known] == 0)
             some = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
             seen = np.take_along_axis(visible, some, 1)
             cut = slice(0, some.shape[1])

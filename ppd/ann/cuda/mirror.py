@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from ppd.errors import IndexFileError
 
 from ..snapshot import Snapshot
+from .launch import RECORDING
 
-_AT_ONCE = 1 << 16  # rows: what is copied on the host to be sent
+_AT_ONCE_BYTES = 1 << 23  # searches wait for what is being sent
 
 
 class Mirror:
@@ -61,16 +62,19 @@ class Mirror:
             array = array.view(np.float16)
         kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
         copy = torch.empty(array.shape, dtype=kind, device=self._device)
-        for begin in range(0, array.shape[0], _AT_ONCE):
-            part = np.array(array[begin : begin + _AT_ONCE])  # torch wants memory that it may write
-            copy[begin : begin + _AT_ONCE] = torch.from_numpy(part)
+        row_bytes = array.nbytes // max(1, array.shape[0])
+        rows = max(1, _AT_ONCE_BYTES // max(1, row_bytes))
+        for begin in range(0, array.shape[0], rows):
+            part = np.array(array[begin : begin + rows])  # torch wants memory that it may write
+            copy[begin : begin + rows] = torch.from_numpy(part)
         return copy
 
 
 def _check_room(needed: int, device: torch.device) -> None:
     if device.type != "cuda":
         return
-    torch.cuda.empty_cache()  # what PyTorch keeps for itself is free, too
+    with RECORDING:
+        torch.cuda.empty_cache()  # what PyTorch keeps for itself is free, too
     free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
         raise IndexFileError(

@@ -28,7 +28,7 @@ def test_vectors_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
             with h5py.File(path, "w") as file:
                 file["train"] = ROWS[:300]
     build_collection(path, tmp_path / "made", OPTIONS, lambda text: None)
-    made = Collection(tmp_path / "made")
+    made = Collection(tmp_path / "made", lambda target: None)
     assert made.count == 300
     payload = made.payloads_of(made.target, np.array([7], np.int32))[0]
     assert payload is not None
@@ -78,6 +78,6 @@ def test_a_damaged_truncated_or_foreign_index_is_refused(data: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(IndexFileError, match=says):
-            Collection(data / "docs")
+            Collection(data / "docs", lambda target: None)
     path.write_bytes(whole)
-    Collection(data / "docs").payloads.close()
+    Collection(data / "docs", lambda target: None).payloads.close()
