@@ -7,6 +7,7 @@ it, never half. Where there is no graph there are no edges.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -97,7 +98,7 @@ class Growth:
         exact = _longer(old.exact, self.count, room) if old.exact.shape[0] else old.exact
         keys = _longer(old.keys, self.count, room)
         keys[self.count :] = _NO_KEY
-        snapshot = replace(old, graph=graph, exact=exact, keys=keys, written=[])
+        snapshot = replace(old, graph=graph, exact=exact, keys=keys, written=array("i"))
         hidden = _longer(self.target.hidden, self.count, room)
         target = Target(snapshot, hidden)
         self._warm(target)

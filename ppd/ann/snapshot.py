@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -70,7 +71,7 @@ class Snapshot:
     graph: Graph
     exact: Rows
     keys: NDArray[np.int64]
-    written: list[int] = field(default_factory=list)
+    written: array[int] = field(default_factory=lambda: array("i"))
 
     @classmethod
     def empty(cls, space: Space, degree: int) -> Snapshot:

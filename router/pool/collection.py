@@ -128,12 +128,12 @@ class Collection:
         self.space.rows(vectors)  # before anything is written
         with self._writing:
             new, old = self.payloads.upsert(payloads, vectors)
+            before = self.target
             rows = self._rows
             if isinstance(rows, Target):
                 rows = self._rows = Growth(rows.snapshot, rows.hidden, self._warm)
-            before = rows.target
             rows.add(vectors, np.array(new, np.int64))
-            if rows.target is not before:
+            if self.target is not before:
                 self._filters.clear()  # they hold what is not searched any more
             self._hide(old)
             self.version += 1
