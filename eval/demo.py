@@ -18,6 +18,7 @@ from ppd.contract import Role
 from . import tiny_model
 from .cluster import gpu_flags, launching, wait_all
 from .provenance import provenance
+from .raw_rows import append_whole
 
 DOCUMENT = """\
 Field notes, tide station on the north mole. The gauge was cleaned on Monday and has drifted
@@ -160,8 +161,7 @@ def run(model: str | None, max_tokens: int, logs: Path, record: Path | None) -> 
         "identical_to_monolithic": identical,
     }
     if record is not None:
-        with record.open("a") as rows:
-            rows.write(json.dumps({**result, "model": Path(path).name, **provenance(0)}) + "\n")
+        append_whole(record, [{**result, "model": Path(path).name, **provenance(0)}])
     print(json.dumps(result))
     expected = ["remote"] + ["local"] * (len(TURNS) - 1)
     # A model of the caller's choice may well run in bf16, where remote and monolithic differ.

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,21 @@ def end_last_line(out: Path) -> None:
 
 @contextmanager
 def appending(out: Path | None) -> Iterator[Write]:
-    """Each row is written as it comes; without a file, none is.
+    """Each row is written as it comes, whole or not at all; without a file, none is.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written. Also by what is given, when a row comes.
     """
     if out is None:
         yield lambda row: None
         return
     try:
         end_last_line(out)
-        file = out.open("a", buffering=1)
+        file = out.open("ab", buffering=0)
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error}") from error
     with file:
-        yield lambda row: print(json.dumps(row), file=file)
+        yield lambda row: _write_whole(file, out, [row])
 
 
 def append_whole(out: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -45,17 +46,21 @@ def append_whole(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     Raises:
         ConfigError: they cannot be written; the file is as it was.
     """
-    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     try:
-        size = out.stat().st_size if out.exists() else 0
         with out.open("ab", buffering=0) as file:
-            try:
-                while data:
-                    data = data[file.write(data) :]
-            except OSError:
-                os.truncate(out, size)
-                raise
+            _write_whole(file, out, rows)
     except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error}") from error
+
+
+def _write_whole(file: FileIO, out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    size = os.fstat(file.fileno()).st_size
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except OSError as error:
+        os.truncate(file.fileno(), size)
         raise ConfigError(
             f"{out}: cannot be written: {error}; what was written before is kept"
         ) from error

@@ -32,6 +32,7 @@ from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
 from ..provenance import provenance
+from ..raw_rows import appending
 from ..tiny_model import ModelSpec
 from .client import EngineClient, Reply, bootstrap_port_of, gaps_ms, plugin_state_of
 from .loaded import arrivals, load, median, summarize_load
@@ -243,15 +244,16 @@ def run(
     rates: list[dict[str, Any]] = []
     if rounds:
         path = tiny_model.resolve(model)
-        with launching(logs) as launch:
+        with appending(out) as write, launching(logs) as launch:
             prefill, decodes = start_workers(launch, path, target_ms)
             rows = asyncio.run(_measure_cells(prefill, decodes, rounds))
-        _record(out, "cells", path, [{**asdict(row), "target_ms": target_ms} for row in rows])
+            for row in rows:
+                write({**_origin("cells", path), **asdict(row), "target_ms": target_ms})
         cells = list(summarize(rows, target_ms))
         _print(cells)
     if seeds:
         path = model or str(tiny_model.ensure(_LOADED_MODEL))
-        with launching(logs) as launch:
+        with appending(out) as write, launching(logs) as launch:
             prefill, decodes = start_workers(launch, path)
             routers = {
                 way: launch.router([prefill], [decodes[True]], "--policy", policy)
@@ -259,7 +261,8 @@ def run(
             }
             wait_all(list(routers.values()))
             loaded = asyncio.run(_measure_load(prefill, decodes, routers, seeds, conversations))
-        _record(out, "loaded", path, loaded)
+            for one in loaded:
+                write({**_origin("loaded", path), **one})
         rates = list(summarize_load(loaded))
         _print(rates)
     print(json.dumps({"cells": cells, "loaded": rates}))
@@ -300,13 +303,8 @@ async def _measure_load(
         return await load(bench.http, routers, workers, bench.vocabulary, seeds, conversations)
 
 
-def _record(out: Path | None, part: str, model: str, rows: Sequence[dict[str, Any]]) -> None:
-    if out is None:
-        return
-    origin = {"model": Path(model).name, **provenance(0)}
-    with out.open("a") as file:
-        for row in rows:
-            file.write(json.dumps({"part": part, **origin, **row}) + "\n")
+def _origin(part: str, model: str) -> dict[str, Any]:
+    return {"part": part, "model": Path(model).name, **provenance(0)}
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .. import tiny_model
 from ..cluster import gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
 from ..provenance import provenance
+from ..raw_rows import appending
 from .client import EngineClient, gaps_ms
 
 _KV = ("--max-total-tokens", "200000")
@@ -58,7 +59,8 @@ def run(
 ) -> int:
     """Measure, append raw rows to ``out``, draw ``plot``; the last line on stdout is JSON."""
     path = tiny_model.resolve(model)
-    with launching(logs) as launch:
+    rows: list[Row] = []
+    with appending(out) as write, launching(logs) as launch:
         gpu = gpu_flags(0, 1)
         flags = [
             "--ppd-alternate",
@@ -70,11 +72,12 @@ def run(
         core = None if gpu else 1
         worker = launch.worker(Role.DECODE, path, *_KV, *gpu, *flags, core=core)
         wait_all([worker])
-        rows = asyncio.run(_measure(worker.url, contexts, rounds))
-    with out.open("a") as file:
-        for row in rows:
-            origin = {"model": Path(path).name, **provenance(0)}
-            file.write(json.dumps({**asdict(row), **origin}) + "\n")
+
+        def measured(row: Row) -> None:
+            rows.append(row)
+            write({**asdict(row), "model": Path(path).name, **provenance(0)})
+
+        asyncio.run(_measure(worker.url, contexts, rounds, measured))
     cells = summarize([asdict(row) for row in rows])
     if plot is not None:
         draw(cells, plot)
@@ -82,9 +85,10 @@ def run(
     return 0
 
 
-async def _measure(url: str, contexts: Sequence[int], rounds: int) -> list[Row]:
+async def _measure(
+    url: str, contexts: Sequence[int], rounds: int, measured: Callable[[Row], None]
+) -> None:
     source = random.Random(0)
-    rows: list[Row] = []
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
         vocabulary = await vocabulary_of(http, url)
@@ -95,13 +99,9 @@ async def _measure(url: str, contexts: Sequence[int], rounds: int) -> list[Row]:
             for context, batch in cells[: len(cells) if number >= 0 else 2]:
                 await empty_caches(http, [url])
                 found = await _cell(client, vocabulary, context, batch)
-                if number >= 0:
-                    rows += [
-                        Row(number, context, batch, prefills, kind, tpot, gap, ttft)
-                        for (prefills, kind), (tpot, gap, ttft) in found
-                    ]
+                for (prefills, kind), (tpot, gap, ttft) in found if number >= 0 else ():
+                    measured(Row(number, context, batch, prefills, kind, tpot, gap, ttft))
             print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-    return rows
 
 
 async def _cell(

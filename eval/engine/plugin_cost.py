@@ -22,6 +22,7 @@ from .. import tiny_model
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import vocabulary_of
 from ..provenance import provenance
+from ..raw_rows import appending
 from .client import EngineClient, bootstrap_port_of, gaps_ms
 
 PLUGIN, RADIX, PLAIN = "plugin", "sglang_radix", "sglang"
@@ -49,14 +50,12 @@ def run(scene: Scene, model: str | None, out: Path | None, logs: Path) -> int:
     TPOT over the other's, round by round.
     """
     path = tiny_model.resolve(model)
-    with launching(logs) as launch:
+    with appending(out) as write, launching(logs) as launch:
         prefill, decode = _start(launch, path)
         tpot_ms = asyncio.run(_measure(scene, prefill, decode))
-    if out is not None:
         origin = {"model": Path(path).name, **asdict(scene), **provenance(0)}
-        with out.open("a") as file:
-            for way, rounds in tpot_ms.items():
-                file.write(json.dumps({"way": way, "tpot_ms": rounds, **origin}) + "\n")
+        for way, rounds in tpot_ms.items():
+            write({"way": way, "tpot_ms": rounds, **origin})
     medians = {way: statistics.median(rounds) for way, rounds in tpot_ms.items()}
     told: dict[str, float] = {f"{way}_tpot_ms": round(ms, 3) for way, ms in medians.items()}
     for way in (RADIX, PLAIN):

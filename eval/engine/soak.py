@@ -29,6 +29,7 @@ from .. import tiny_model
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
 from ..provenance import provenance
+from ..raw_rows import append_whole
 from .client import plugin_state_of
 
 _TALKERS = 12
@@ -209,9 +210,8 @@ def run(
         "memory_growth": growth,
     }
     if out is not None:
-        with out.open("a") as file:
-            row = {**result, "memory_mb": soak.memory_mb, "model": Path(path).name}
-            file.write(json.dumps({**row, **provenance(seed)}) + "\n")
+        row = {**result, "memory_mb": soak.memory_mb, "model": Path(path).name}
+        append_whole(out, [{**row, **provenance(seed)}])
     print(json.dumps(result))
     failed = any(name.startswith("failed") for name in soak.seen)
     return int(failed or max(growth.values()) > _GROWTH)

@@ -19,6 +19,7 @@ import uvloop
 
 from ..cluster import ClusterError, Launcher, Process, free_port
 from ..provenance import provenance
+from ..raw_rows import appending
 from ..routers import rivals as rival_routers
 from .rows import ROWS, Cell, Row
 from .scene import Scene
@@ -119,13 +120,10 @@ def run(
         rival_routers.install(rivals)  # not while others wait for it
     rows = ROWS if only is None else [ROWS[i - 1] for i in only]
     logs.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    with appending(out) as write, ExitStack() as stack:
         told = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
-    if out is not None:
-        with out.open("a") as file:
-            for one in told:
-                row = {**one, **rival_routers.VERSIONS, **provenance(0)}
-                file.write(json.dumps(row) + "\n")
+        for one in told:
+            write({**one, **rival_routers.VERSIONS, **provenance(0)})
     print(show(told, names))
     wrong = {
         name: [o["fault"] for o in told if o["router"] == name and not o["right"]] for name in names

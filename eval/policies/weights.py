@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ..client import hold
 from ..cluster import Process, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
 from ..provenance import provenance
+from ..raw_rows import appending
 from ..samples import Sample
 from ..sweep.clusters import router, start_workers
 from ..sweep.config import SweepConfig
@@ -60,22 +62,26 @@ def run(
     options = logs / "weights-router.toml"
     options.write_text("corrections = []\n")
     path = tiny_model.resolve(model)
-    with launching(logs) as launch:
+    with appending(out) as write, launching(logs) as launch:
         at, workers = start_workers(launch, config, path)
         flags = ["--config", str(options), *(["--table", str(table)] if table else [])]
         front = router(launch, at, *flags)
         wait_all([front])
-        rows = asyncio.run(_measure(config, mix, workers, front))
-    for row in rows:
-        row |= {"mix": asdict(mix), "model": Path(path).name, **provenance(mix.seed)}
-    with out.open("a") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+        def measured(row: dict[str, object]) -> None:
+            write({**row, "mix": asdict(mix), "model": Path(path).name, **provenance(mix.seed)})
+
+        rows = asyncio.run(_measure(config, mix, workers, front, measured))
     print(json.dumps({"local_share": [row["local_share"] for row in rows]}))
     return 0
 
 
 async def _measure(
-    config: SweepConfig, mix: Mix, workers: list[Process], router: Process
+    config: SweepConfig,
+    mix: Mix,
+    workers: list[Process],
+    router: Process,
+    measured: Callable[[dict[str, object]], None],
 ) -> list[dict[str, object]]:
     conversations = plan(config, mix)
     urls = [worker.url for worker in workers]
@@ -107,6 +113,7 @@ async def _measure(
                 headers=headers,
             )
             rows.append(_row(w_ttft, samples))
+            measured(rows[-1])
             print(_COLUMNS.format(*(list(rows[-1].values())[:8])), flush=True)
     return rows
 

@@ -7,6 +7,8 @@ compiled steps in as many threads, so that only who runs when differs.
 from __future__ import annotations
 
 import heapq
+import itertools
+import os
 import random
 import threading
 import time
@@ -17,6 +19,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from ppd.ann import process
 from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
 from ppd.ann.lanes import CpuLaneSet, Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
@@ -131,21 +134,29 @@ def run(
     way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int
 ) -> list[Answered]:
     """Every arrival, answered."""
-    feed = _Feed(arrivals, target, moved)
     pace = Pace()
     controls = Controls(reserved=0.5, flush_s=0.001)
     plenty = Bounds(len(arrivals) + 1, len(arrivals) + 1)
     scheduler = Scheduler(plenty, controls, lambda: pace.expansion_s)
+    process.settle()
+    feed = _Feed(arrivals, target, moved)
     loops: dict[Way, Callable[[], None]] = {
         Way.OURS: lambda: _ours(feed, scheduler, pace),
         Way.FIFO: lambda: _fifo(feed, target),
         Way.FIXED: lambda: _fixed(feed, target),
     }
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
-        for future in [pool.submit(loops[way]) for _ in range(threads)]:
+        for future in [pool.submit(_pinned, next(cores), loops[way]) for _ in range(threads)]:
             future.result()
     assert len(feed.answered) == len(arrivals), "every search is answered"
     return feed.answered
+
+
+def _pinned(core: int, loop: Callable[[], None]) -> None:
+    """As the pool's own threads are."""
+    process.stay_on(core)
+    loop()
 
 
 def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace) -> None:

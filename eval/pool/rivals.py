@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import faiss
 import hnswlib
@@ -18,7 +19,7 @@ from usearch.index import Index as UsearchIndex
 from ppd.ann.batch import Searcher
 from ppd.ann.engine import MOST_ITOPK
 from ppd.ann.lanes import Target
-from ppd.ann.snapshot import Precision, Shape, build
+from ppd.ann.snapshot import Precision, Shape, Snapshot, build, seed_rows
 from ppd.ann.space import Metric, Rows
 
 Ids = NDArray[np.int64]
@@ -39,21 +40,48 @@ class Index:
     find: Find
 
 
-def make(name: str, rows: Rows, threads: int) -> Index:
-    """One of ``NAMES``, over rows that are compared by squared distance."""
-    return Index(name, (_MAKERS | _ON_CARD)[name](rows, threads))
+class Given:
+    """What every index is made of, and the pool's own graph, which several are made of.
+
+    Attributes:
+        rows: compared by squared distance.
+    """
+
+    def __init__(self, rows: Rows, threads: int) -> None:
+        self.rows = rows
+        self.threads = threads
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """As ppd-pool build makes it unless told otherwise."""
+        return build(
+            self.rows,
+            np.arange(self.rows.shape[0], dtype=np.int64),
+            Metric.L2,
+            Precision.INT8,
+            Shape(),
+            threads=self.threads,
+            seed=0,
+        )
+
+    @property
+    def target(self) -> Target:
+        return Target(self.snapshot, np.zeros(self.rows.shape[0], np.uint8))
 
 
-def ours_target(rows: Rows, precision: Precision, threads: int) -> Target:
-    keys = np.arange(rows.shape[0], dtype=np.int64)
-    snapshot = build(rows, keys, Metric.L2, precision, Shape(), threads=threads, seed=0)
-    return Target(snapshot, np.zeros(rows.shape[0], np.uint8))
+def make(name: str, given: Given) -> Index:
+    """One of ``NAMES``."""
+    return Index(name, (_MAKERS | _ON_CARD)[name](given))
 
 
-def _ours(precision: Precision) -> Callable[[Rows, int], Find]:
-    def make(rows: Rows, threads: int) -> Find:
-        target = ours_target(rows, precision, threads)
-        searchers = {each: Searcher(target, MOST_ITOPK, threads=each) for each in {1, threads}}
+def _ours(precision: Precision) -> Callable[[Given], Find]:
+    def make(given: Given) -> Find:
+        target = given.target
+        if precision is Precision.FP32:
+            target = Target(_in_fp32(target.snapshot), target.hidden)
+        searchers = {
+            each: Searcher(target, MOST_ITOPK, threads=each) for each in {1, given.threads}
+        }
 
         def find(queries: Rows, width: int, threads: int) -> Ids:
             return searchers[threads].search(queries, LIMIT, width)[1].astype(np.int64)
@@ -63,7 +91,16 @@ def _ours(precision: Precision) -> Callable[[Rows, int], Find]:
     return make
 
 
-def _hnswlib(rows: Rows, threads: int) -> Find:
+def _in_fp32(snapshot: Snapshot) -> Snapshot:
+    """The same graph, followed by whole rows."""
+    rows, seeds = snapshot.exact, snapshot.graph.seed_ids
+    graph = snapshot.graph._replace(codes=rows, seed_rows=seed_rows(rows, seeds, 1.0))
+    nothing = np.empty((0, 0), np.float32)
+    return Snapshot(snapshot.space, Precision.FP32, 1.0, graph, nothing, snapshot.keys)
+
+
+def _hnswlib(given: Given) -> Find:
+    rows, threads = given.rows, given.threads
     index = hnswlib.Index("l2", rows.shape[1])
     index.init_index(rows.shape[0], M=_LINKS, ef_construction=_EFFORT, random_seed=0)
     index.add_items(rows, num_threads=threads)
@@ -75,7 +112,8 @@ def _hnswlib(rows: Rows, threads: int) -> Find:
     return find
 
 
-def _faiss_hnsw(rows: Rows, threads: int) -> Find:
+def _faiss_hnsw(given: Given) -> Find:
+    rows, threads = given.rows, given.threads
     faiss.omp_set_num_threads(threads)
     index = faiss.IndexHNSWFlat(rows.shape[1], _LINKS)
     index.hnsw.efConstruction = _EFFORT
@@ -89,7 +127,8 @@ def _faiss_hnsw(rows: Rows, threads: int) -> Find:
     return find
 
 
-def _faiss_nsg(rows: Rows, threads: int) -> Find:
+def _faiss_nsg(given: Given) -> Find:
+    rows, threads = given.rows, given.threads
     faiss.omp_set_num_threads(threads)
     index = faiss.IndexNSGFlat(rows.shape[1], 2 * _LINKS)
     index.build_type = 1  # NN-descent, as ours
@@ -103,8 +142,9 @@ def _faiss_nsg(rows: Rows, threads: int) -> Find:
     return find
 
 
-def _usearch(dtype: str) -> Callable[[Rows, int], Find]:
-    def make(rows: Rows, threads: int) -> Find:
+def _usearch(dtype: str) -> Callable[[Given], Find]:
+    def make(given: Given) -> Find:
+        rows = given.rows
         index = UsearchIndex(
             ndim=rows.shape[1],
             metric="l2sq",
@@ -112,7 +152,7 @@ def _usearch(dtype: str) -> Callable[[Rows, int], Find]:
             connectivity=_LINKS,
             expansion_add=_EFFORT,
         )
-        index.add(np.arange(rows.shape[0]), rows, threads=threads)
+        index.add(np.arange(rows.shape[0]), rows, threads=given.threads)
 
         def find(queries: Rows, width: int, threads: int) -> Ids:
             index.expansion_search = width
@@ -124,8 +164,8 @@ def _usearch(dtype: str) -> Callable[[Rows, int], Find]:
     return make
 
 
-_MAKERS: dict[str, Callable[[Rows, int], Find]] = {
-    "ours": _ours(Precision.INT8),  # what ppd-pool build makes unless told otherwise
+_MAKERS: dict[str, Callable[[Given], Find]] = {
+    "ours": _ours(Precision.INT8),
     "ours_fp32": _ours(Precision.FP32),
     "hnswlib": _hnswlib,
     "faiss_hnsw": _faiss_hnsw,
@@ -135,21 +175,23 @@ _MAKERS: dict[str, Callable[[Rows, int], Find]] = {
 }
 
 
-def _on_card() -> dict[str, Callable[[Rows, int], Find]]:
+def _on_card() -> dict[str, Callable[[Given], Find]]:
     if not all(map(importlib.util.find_spec, ("torch", "triton"))):
         return {}
     import torch
 
+    if not torch.cuda.is_available():
+        return {}
     from . import cards
 
-    def ours(rows: Rows, threads: int) -> Find:
-        return cards.graph_search(ours_target(rows, Precision.INT8, threads), LIMIT, device)
+    def ours(given: Given) -> Find:
+        return cards.graph_search(given.target, LIMIT, device)
 
-    def exact(rows: Rows, threads: int) -> Find:
-        return cards.exact_search(ours_target(rows, Precision.INT8, threads), LIMIT, device)
+    def exact(given: Given) -> Find:
+        return cards.exact_search(given.target, LIMIT, device)
 
     device = torch.device("cuda")
-    return {"ours_cuda": ours, "exact_cuda": exact} if torch.cuda.is_available() else {}
+    return {"ours_cuda": ours, "exact_cuda": exact}
 
 
 _ON_CARD = _on_card()

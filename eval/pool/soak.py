@@ -30,6 +30,7 @@ from ppd.errors import PpdError
 
 from ..cluster import Launcher, Process, free_port, launching
 from ..provenance import provenance
+from ..raw_rows import append_whole
 
 _WIDTH = 64
 _ROWS = 20_000  # of each shard
@@ -253,9 +254,8 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
     growth = last / first
     told = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
     if out is not None:
-        with out.open("a") as file:
-            row = {**told, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
-            file.write(json.dumps({**row, **provenance(seed)}) + "\n")
+        row = {**told, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
+        append_whole(out, [{**row, **provenance(seed)}])
     print(json.dumps(told))
     return int(recall < _LEAST_RECALL or growth > _GROWTH)
 

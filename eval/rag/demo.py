@@ -15,6 +15,7 @@ from typing import Any
 from .. import tiny_model
 from ..cluster import launching
 from ..provenance import provenance
+from ..raw_rows import append_whole
 from .scene import COLLECTION, build_collection, passages, start
 
 CHATS = (
@@ -67,8 +68,7 @@ def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | N
         "citations": told.citations,
     }
     if record is not None:
-        with record.open("a") as rows:
-            rows.write(json.dumps({**result, "model": Path(path).name, **provenance(0)}) + "\n")
+        append_whole(record, [{**result, "model": Path(path).name, **provenance(0)}])
     print(json.dumps(result))
     expected = ["remote", *["local"] * (len(CHATS[0]) - 1)] * len(CHATS)
     return 0 if told.routes == expected and all(told.citations) else 1

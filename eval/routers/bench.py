@@ -31,6 +31,7 @@ from ppd.errors import ConfigError
 
 from ..cluster import ClusterError, Launcher, Process, free_port, launching
 from ..provenance import provenance
+from ..raw_rows import appending
 from . import compiled as compiled_router
 from . import rivals as rival_routers
 from .stream_client import Received, Tally, chat_request, connect
@@ -289,16 +290,14 @@ def run(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loads = [load for load in LOADS if load.name in chosen]
     model = str(json.loads(_TABLE.read_text())["model"])
-    with launching(logs) as launch:
+    with appending(out) as write, launching(logs) as launch:
         os.sched_setaffinity(0, {_OTHER_CORE})
         candidates, direct = _start(launch, model, names, rivals, compiled)
         rows = uvloop.run(measure(candidates, direct, model, rounds, requests, loads))
+        about = {"loads": [asdict(load) for load in loads], **rival_routers.VERSIONS}
+        for row in rows:
+            write({**row, **about, **provenance(0)})
     told = summarize(rows)
-    if out is not None:
-        with out.open("a") as file:
-            for row in rows:
-                about = {"loads": [asdict(load) for load in loads], **rival_routers.VERSIONS}
-                file.write(json.dumps({**row, **about, **provenance(0)}) + "\n")
     print(json.dumps(told))
     return int(any(values["errors"] for values in told.values()))
 

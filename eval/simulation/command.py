@@ -32,7 +32,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser("simulate", help="a cluster by its cost model, in one process")
     kinds = parser.add_subparsers(dest="simulate_command", required=True)
     given = argparse.ArgumentParser(add_help=False)
-    given.add_argument("--workloads", type=Path, required=True, help="JSON, docs/SIMULATOR.md")
+    given.add_argument(
+        "--workloads", type=Path, default=Path("paper"), help="JSON, docs/SIMULATOR.md"
+    )
     paper = kinds.add_parser(
         "paper", parents=[given], help="the PPD paper's grid, and every number that it states"
     )

@@ -21,6 +21,7 @@ from ppd.score import Weights, score
 from ppd.table import Costs
 
 from ..provenance import provenance
+from ..raw_rows import append_whole
 from ..sweep.config import Place, SweepConfig, Workload, plan
 from ..sweep.rows import read_runs
 from .cost_model import CostModel, Gpu, ModelSizes, Serving
@@ -131,8 +132,7 @@ def run(config: SweepConfig, raw: Path, *, paced: bool, out: Path | None) -> int
         **provenance(config.seeds[0]),
     }
     if out is not None:
-        with out.open("a") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in (*rows, summary)))
+        append_whole(out, (*rows, summary))
     print(json.dumps(summary))
     return 0
 

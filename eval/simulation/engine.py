@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ppd.errors import ConfigError
 from ppd.pacing import Pacer
 
 from .cache import KvCache
@@ -91,7 +92,15 @@ class Engine:
         return len(self._waiting) + len(self._prefilling)
 
     def submit(self, job: Job, now_ms: float) -> None:
-        assert job.kv_tokens <= self.cache.capacity_tokens, "a request no worker could ever hold"
+        """
+        Raises:
+            ConfigError: no worker could ever hold it.
+        """
+        if job.kv_tokens > self.cache.capacity_tokens:
+            raise ConfigError(
+                f"conversation {job.session} has a turn of {job.kv_tokens:,} tokens, context and "
+                f"reply counted; the KV of a worker holds {self.cache.capacity_tokens:,}"
+            )
         self._waiting.append(job)
         if self._idle:
             self._next(now_ms)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import resource
+import statistics
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -194,8 +195,8 @@ def plan(
     most_workers: int,
     seed: int,
 ) -> tuple[list[StudyRow], StudyRow | None]:
-    """All that was tried, and the best cluster of the fewest workers with which ``share`` of all
-    turns meet ``targets``."""
+    """All that was tried, and the cluster of the fewest workers with which ``share`` of all turns
+    meet ``targets``: of several the one with which most do, then the one with most room."""
     tried: list[StudyRow] = []
     for workers in range(1, most_workers + 1):
         rows = [
@@ -203,10 +204,44 @@ def plan(
             for shape, policy in candidates(workers)
         ]
         tried += rows
-        best = max(rows, key=lambda row: row.ok_share or 0.0)
+        best = max(rows, key=lambda row: (row.ok_share or 0.0, -_used(targets, row)))
         if (best.ok_share or 0.0) >= share:
             return tried, best
     return tried, None
+
+
+def _used(targets: Targets, row: StudyRow) -> float:
+    """The share of its targets that the slowest turns take, of both on the mean."""
+    shares = ((row.t2_ttft_p99_ms, targets.ttft_ms), (row.tpot_p99_ms, targets.tpot_ms))
+    return statistics.mean(took_ms / most_ms for took_ms, most_ms in shares if most_ms is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What to tell the router, so that it routes this traffic as the plan did.
+
+    Attributes:
+        local_up_to: the ``tpot`` weight (``ttft`` 1) up to which Algorithm 1 sends it local; None:
+            it does at any.
+    """
+
+    weights: Weights
+    local_up_to: float | None
+
+
+def weigh(costs: CostModel, best: StudyRow, traffic: Traffic, seed: int) -> Weighing | None:
+    """Weights far on the side of the plan's route, or even ones, if they are. None: replicas have
+    nothing to decide, and for remote turns that are worse in all there are no weights."""
+    if "P" not in best.shape:
+        return None
+    limit = break_even(costs, best.shape.replace("pD", "D").replace("D", "pD"), traffic, seed)
+    if "pD" in best.shape:
+        w_tpot = 1.0 if limit is None else min(1.0, limit / 2)
+    elif limit is None:
+        return None
+    else:
+        w_tpot = max(1.0, limit * 2)
+    return Weighing(Weights(1.0, w_tpot), limit)
 
 
 def break_even(costs: CostModel, shape: str, traffic: Traffic, seed: int) -> float | None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+
+import msgspec
 
 from ppd.errors import ConfigError, TableError
 from ppd.score import Targets, Weights
 from ppd.table import Table
 
 from ..provenance import provenance
+from ..raw_rows import append_whole
 from .cost_model import paper_model
-from .study import Routing, StudyRow, Traffic, break_even, plan, study
+from .study import Routing, StudyRow, Traffic, plan, study, weigh
 from .traffic import load
 from .workers import Placement, Shape
 
@@ -23,7 +26,9 @@ from .workers import Placement, Shape
 # argparse has no public name for what ``add_subparsers`` returns.
 def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     given = argparse.ArgumentParser(add_help=False)
-    given.add_argument("--workloads", type=Path, help="JSON, docs/SIMULATOR.md; all in one mix")
+    given.add_argument(
+        "--workloads", type=Path, help="JSON, docs/SIMULATOR.md; or paper: its 18; all in one mix"
+    )
     given.add_argument("--names", nargs="+", help="only these workloads")
     given.add_argument("--qps", type=float, default=1.0, help="conversations a second, in all")
     given.add_argument("--duration-s", type=float, default=120.0, help="of arrivals")
@@ -111,9 +116,15 @@ def run_plan(options: argparse.Namespace) -> int:
         "best": None if best is None else asdict(best),
         **provenance(options.seed),
     }
-    if best is not None and "pD" in best.shape:
-        summary["local_up_to_w_tpot"] = break_even(costs, best.shape, traffic, options.seed)
-    _write(options.out, tried, options.seed)
+    if best is not None and (weighing := weigh(costs, best, traffic, options.seed)) is not None:
+        summary |= {
+            "w_ttft": weighing.weights.ttft,
+            "w_tpot": round(weighing.weights.tpot, 3),
+            "local_up_to_w_tpot": weighing.local_up_to,
+        }
+    asked = {"targets": msgspec.to_builtins(targets), "share": options.share}
+    asked |= {"qps": options.qps, "traffic": (options.workloads or options.trace).name}
+    _write(options.out, tried, options.seed, [{"row": "plan", **asked, **summary}])
     print(json.dumps(summary))
     return 0
 
@@ -135,14 +146,9 @@ def _traffic(options: argparse.Namespace) -> Traffic:
     return Traffic(workloads, options.qps, options.duration_s)
 
 
-def _write(out: Path | None, rows: list[StudyRow], seed: int) -> None:
-    if out is None:
-        return
-    lines: Iterator[dict[str, object]] = (
-        {"row": "study", **asdict(row), **provenance(seed)} for row in rows
-    )
-    try:
-        with out.open("a") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-    except OSError as error:
-        raise ConfigError(f"{out}: {error}") from error
+def _write(
+    out: Path | None, rows: list[StudyRow], seed: int, more: Sequence[dict[str, object]] = ()
+) -> None:
+    if out is not None:
+        made = [{"row": "study", **asdict(row), **provenance(seed)} for row in rows]
+        append_whole(out, [*made, *more])

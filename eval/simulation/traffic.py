@@ -12,6 +12,8 @@ import msgspec
 
 from ppd.errors import ConfigError
 
+from ..traffic.kinds import PAPER_FIRST_TURNS, PAPER_LATER_TURNS, PAPER_QPS
+
 
 class Exchange(msgspec.Struct, frozen=True):
     """One turn: tokens that it adds, and those of its reply. Tokens are exact."""
@@ -66,10 +68,23 @@ class Conversation:
     since_arrival: bool = False
 
 
+def paper() -> tuple[Workload, ...]:
+    """The 18 of arXiv 2603.13358: two turns each, without a pause, at ten rates."""
+    return tuple(
+        Workload(f"{first}_{later}", (Exchange(*sizes), Exchange(*more)), PAPER_QPS)
+        for first, sizes in PAPER_FIRST_TURNS.items()
+        for later, more in PAPER_LATER_TURNS.items()
+    )
+
+
 def load(path: Path) -> tuple[Workload, ...]:
-    """Raises:
-    ConfigError: the file is missing, or holds no workloads.
+    """Those of a JSON file, or ``paper``'s.
+
+    Raises:
+        ConfigError: the file is missing, or holds no workloads.
     """
+    if path == Path("paper"):
+        return paper()
     try:
         workloads = msgspec.json.decode(path.read_bytes(), type=tuple[Workload, ...])
     except (OSError, msgspec.DecodeError) as error:
@@ -145,14 +160,21 @@ def traced(path: Path, copies: int) -> list[Conversation]:
     counts as new in the first turn.
 
     Raises:
-        ConfigError: the file is missing, or no trace.
+        ConfigError: the file is missing, or a line is no turn; the message names it.
     """
     try:
-        rows = msgspec.json.Decoder(_TraceTurn).decode_lines(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise ConfigError(f"{path}: {error}") from error
+    decode = msgspec.json.Decoder(_TraceTurn).decode
     sessions: dict[int, list[_TraceTurn]] = {}
-    for row in rows:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from error
         sessions.setdefault(row.s, []).append(row)
     conversations: list[Conversation] = []
     for turns in sessions.values():

@@ -29,14 +29,15 @@ Workload = tuple[int, int, int]  # bins of context, new and output tokens
 REMOTE, LOCAL = "pd", "full"  # the policies whose later turns are all remote, all local
 _ROUTES = {REMOTE: Route.REMOTE, LOCAL: Route.LOCAL}
 _LEAST_FIRST = 64  # tokens of a first turn: less is no context to make
-_SHAPE = re.compile(r"([1-9]\d?)P([1-9]\d?)D(?:([1-9]\d?)R)?")
+REPLICAS = "replica"  # the policy of a cluster of nothing else
+_SHAPE = re.compile(r"(?=.)(?:([1-9]\d?)P([1-9]\d?)D)?(?:([1-9]\d?)R)?")
 
 
 class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One that is there: URLs of its workers. The sweep puts routers of its own in front."""
 
-    prefill: tuple[str, ...]
-    decode: tuple[str, ...]
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
     replica: tuple[str, ...] = ()
 
     @property
@@ -65,10 +66,11 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         shape: ``2P1D`` for two prefill workers and one decode worker, ``1P1D2R`` with two workers
-            that do both beside them. What is measured is what those conversations take that
-            live on decode workers.
+            that do both beside them: what is measured is what those conversations take that
+            live on decode workers. ``4R``: nothing else, measured for comparison (no table).
         conversations: of a run, for each worker that decodes.
-        policies: what every cell is measured with; ``pd`` and ``full`` make the table.
+        policies: what every cell is measured with; ``pd`` and ``full`` make the table. Of replicas
+            alone ``replica``.
         clusters: to measure on, in parallel; none: ``clusters_here`` are started on this machine.
         hardware: of ``clusters``, which nobody else can tell.
     """
@@ -100,7 +102,12 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Prefill and decode workers and replicas of the shape."""
         found = _SHAPE.fullmatch(self.shape)
         assert found is not None
-        return int(found[1]), int(found[2]), int(found[3] or 0)
+        return int(found[1] or 0), int(found[2] or 0), int(found[3] or 0)
+
+    @property
+    def makes_table(self) -> bool:
+        """Whether there are two routes to choose from."""
+        return self.workers[0] > 0
 
     @property
     def homes(self) -> int:
@@ -173,14 +180,14 @@ def load_config(path: Path) -> SweepConfig:
 
 def _problems(config: SweepConfig) -> Iterator[str]:
     if not _SHAPE.fullmatch(config.shape):
-        yield f"shape must be as 1P1D or 1P1D1R, 1 to 99 of each, got {config.shape}"
+        yield f"shape must be as 1P1D, 1P1D1R or 2R, 1 to 99 of each, got {config.shape}"
     else:
         yield from _cluster_problems(config)
+        yield from _policy_problems(config)
     if config.turns < 2 or config.conversations < 1 or config.quiet_conversations < 1:
         yield "turns must be at least 2, conversations and quiet_conversations at least 1"
     if not config.seeds or not config.think_s > 0:
         yield "seeds must name one, think_s must be above 0"
-    yield from _policy_problems(config)
     if config.adaptive is not None:
         yield from _adaptive_problems(config.adaptive)
     if not all(bins for _, bins in config.axes.each()):
@@ -192,8 +199,7 @@ def _problems(config: SweepConfig) -> Iterator[str]:
 def _cluster_problems(config: SweepConfig) -> Iterator[str]:
     for number, one in enumerate(config.clusters):
         if (len(one.prefill), len(one.decode), len(one.replica)) != config.workers:
-            replicas = f"{len(one.replica)}R" if one.replica else ""
-            got = f"{len(one.prefill)}P{len(one.decode)}D{replicas}"
+            got = f"{len(one.prefill)}P{len(one.decode)}D{len(one.replica)}R"
             yield f"clusters[{number}] must be {config.shape}, the shape, got {got}"
     urls = [url for one in config.clusters for url in one.urls]
     for url in urls:
@@ -208,6 +214,12 @@ def _cluster_problems(config: SweepConfig) -> Iterator[str]:
 
 
 def _policy_problems(config: SweepConfig) -> Iterator[str]:
+    if not config.makes_table:
+        if config.policies != (REPLICAS,):
+            yield f'of replicas alone policies must be ["{REPLICAS}"], got {list(config.policies)}'
+        if config.adaptive is not None:
+            yield "of replicas alone there are no decisions that an adaptive sweep could look for"
+        return
     if missing := {REMOTE, LOCAL} - set(config.policies):
         yield f"policies must have {' and '.join(sorted(missing))}: the table compares them"
     if len(set(config.policies)) < len(config.policies):

@@ -110,7 +110,7 @@ class Driver:
         deaths = 0
         while True:
             try:
-                vocabulary = await vocabulary_of(http, mine.at.decode[0])
+                vocabulary = await vocabulary_of(http, (mine.at.decode or mine.at.replica)[0])
                 await self._warm(mine, vocabulary)
                 await self._measure(http, mine, vocabulary)
                 return None

@@ -18,6 +18,7 @@ import uvloop
 from ..cluster import free_port, launching
 from ..faults.command import MODEL, own_router
 from ..provenance import provenance
+from ..raw_rows import append_whole
 from .account import DISCONNECTED, TRUNCATED, settled
 from .drive import Run, Target, drive
 from .schedule import Workers, log_lines
@@ -59,9 +60,8 @@ def run(requests: int, talkers: int, seed: int, out: Path | None, logs: Path) ->
         logged, others = log_lines(router.log, (_BROKEN_OFF, _LEFT_ALONE))
     result = summary(done, logged, others)
     if out is not None:
-        with out.open("a") as file:
-            for row in rows(done, result):
-                file.write(json.dumps({**row, "options": OPTIONS, **provenance(seed)}) + "\n")
+        told = [{**row, "options": OPTIONS, **provenance(seed)} for row in rows(done, result)]
+        append_whole(out, told)
     print(json.dumps(result))
     return int(not result["clean"])
 

@@ -8,6 +8,7 @@ read. What is our own: nodes that no seed leads to are linked from their nearest
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+Progress = Callable[[str, int, int], None]  # a stage, how much is done, of how much (0: unknown)
 NOBODY = -1
 _REPAIRS = 4  # rounds
 
@@ -43,7 +45,13 @@ def nearest_neighbours(rows: NDArray[np.float32], count: int, threads: int) -> I
 _FEW = 8192
 
 
-def fixed_degree(knn: Ids, degree: int, seeds: Ids, threads: int) -> tuple[Ids, Ids]:
+def no_progress(stage: str, done: int, of: int) -> None:
+    """Nobody looks."""
+
+
+def fixed_degree(
+    knn: Ids, degree: int, seeds: Ids, threads: int, progress: Progress = no_progress
+) -> tuple[Ids, Ids]:
     """
     Args:
         knn: (n, k) ids, nearest first.
@@ -57,7 +65,10 @@ def fixed_degree(knn: Ids, degree: int, seeds: Ids, threads: int) -> tuple[Ids, 
     kept = np.full((n, min(degree, knn.shape[1])), NOBODY, np.int32)
     bounds = np.linspace(0, n, 16 * threads + 1).astype(np.int64)
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda i: _prune(knn, kept, bounds[i], bounds[i + 1]), range(16 * threads)))
+        parts = pool.map(lambda i: _prune(knn, kept, bounds[i], bounds[i + 1]), range(16 * threads))
+        for i, _ in enumerate(parts, 1):
+            progress("pruning edges", int(bounds[i]), n)
+    progress("adding reverse edges", 0, 0)
     graph = np.full((n, degree), NOBODY, np.int32)
     _merge_reverse(kept, graph)
     for _ in range(_REPAIRS):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ppd.errors import ConfigError
 
-from .graph import fixed_degree, nearest_neighbours
+from .graph import Progress, fixed_degree, nearest_neighbours, no_progress
 from .kernels import BLOCK, Graph
 from .space import Metric, Rows, Space
 
@@ -106,21 +106,25 @@ def build(
     threads: int,
     seed: int,
     space: Space | None = None,
+    progress: Progress = no_progress,
 ) -> Snapshot:
     """
     Args:
         rows: (n, dimensions), finite, n at least 1.
         space: None: one is fitted to the rows.
     """
+    progress("choosing seeds", 0, 0)
     space = space or Space.fit(rows, metric, seed)
     moved = space.rows(rows)
     n = moved.shape[0]
     seeds = choose_seeds(moved, shape.seeds or _default_seeds(n), seed)
     if n > 1:
+        progress("finding neighbours", 0, 0)
         knn = nearest_neighbours(moved, shape.knn, threads)
-        neighbours, seeds = fixed_degree(knn, shape.degree, seeds, threads)
+        neighbours, seeds = fixed_degree(knn, shape.degree, seeds, threads, progress)
     else:
         neighbours = np.full((n, shape.degree), -1, np.int32)
+    progress("coding rows", 0, 0)
     codes, scale = encode(moved, precision)
     graph = Graph(
         codes=codes,

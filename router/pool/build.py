@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ppd.ann.graph import Progress
 from ppd.ann.snapshot import Precision, Shape, Snapshot, build
 from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import ConfigError, IndexFileError
@@ -20,8 +20,6 @@ from . import index_file
 from .collection import ROWS_FILE, index_path
 from .payloads import Payload, Payloads
 from .vectors import Source, open_source
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,9 @@ class BuildOptions:
     column: str = "vector"
 
 
-def build_collection(source_path: Path, folder: Path, options: BuildOptions, tell: Tell) -> None:
+def build_collection(
+    source_path: Path, folder: Path, options: BuildOptions, progress: Progress
+) -> None:
     """
     Raises:
         ConfigError: there is such a collection already.
@@ -44,7 +44,7 @@ def build_collection(source_path: Path, folder: Path, options: BuildOptions, tel
     _require_free(folder)
     source = open_source(source_path, options.column)
     with _appearing(folder) as part:
-        _build(source, part, options, tell)
+        _build(source, part, options, progress)
 
 
 def create_collection(folder: Path, space: Space, indexed: Sequence[str]) -> None:
@@ -87,12 +87,10 @@ def _appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)  # gone, unless something failed
 
 
-def _build(source: Source, folder: Path, options: BuildOptions, tell: Tell) -> None:
+def _build(source: Source, folder: Path, options: BuildOptions, progress: Progress) -> None:
     rows = np.empty((source.count, source.dimensions), np.float32)
     with closing(Payloads(folder / ROWS_FILE)) as payloads:
-        began_s = time.monotonic()
-        keys = payloads.insert(_read(source, rows, tell))
-        tell(f"graph of {source.count} rows: neighbours, pruning, reverse edges")
+        keys = payloads.insert(_read(source, rows, progress))
         snapshot = build(
             rows,
             keys,
@@ -101,21 +99,21 @@ def _build(source: Source, folder: Path, options: BuildOptions, tell: Tell) -> N
             options.shape,
             threads=options.threads,
             seed=options.seed,
+            progress=progress,
         )
-        tell("writing")
+        progress("writing", 0, 0)
         index_file.write(snapshot, index_path(folder, 1))
         payloads.adopt(1, keys)
-        tell(f"{source.count} x {source.dimensions} in {time.monotonic() - began_s:.1f} s")
 
 
-def _read(source: Source, rows: Rows, tell: Tell) -> Iterator[Payload]:
+def _read(source: Source, rows: Rows, progress: Progress) -> Iterator[Payload]:
     at = 0
     for piece, beside in source.pieces():
         rows[at : at + piece.shape[0]] = piece
         for i in range(piece.shape[0]):
             yield _payload(at + i, beside[i] if beside else {})
         at += piece.shape[0]
-        tell(f"read {at} of {source.count} vectors")
+        progress("reading", at, source.count)
     if at != source.count:
         raise IndexFileError(f"{source.path}: {at} vectors, {source.count} were promised")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             _serve(options)
     except ModuleNotFoundError as error:
-        if error.name not in ("numba", "faiss", "numpy", "h5py", "pyarrow"):
+        if error.name not in ("numba", "faiss", "numpy", "h5py", "pyarrow", "tqdm"):
             raise
         sys.exit(f"ppd-pool: {error.name} is missing: pip install 'sglang-ppd[pool]'")
     except PpdError as error:
@@ -69,6 +70,7 @@ def _build(options: argparse.Namespace) -> None:
     from ppd.ann.space import Metric
 
     from .build import BuildOptions, build_collection
+    from .progress import Bars
 
     shape = Shape(degree=options.degree, knn=options.knn)
     shape.check()
@@ -79,7 +81,12 @@ def _build(options: argparse.Namespace) -> None:
         threads=options.threads,
         column=options.column,
     )
-    build_collection(options.vectors, options.folder, wanted, _tell)
+    bars = Bars()
+    began_s = time.monotonic()
+    with bars.shown():
+        build_collection(options.vectors, options.folder, wanted, bars)
+    took_s = time.monotonic() - began_s
+    print(f"ppd-pool: {options.folder} in {took_s:.1f} s", file=sys.stderr)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -93,10 +100,6 @@ def _serve(options: argparse.Namespace) -> None:
     config.check()
     log_to_stderr("info", LogFormat.TEXT)
     uvloop.run(serve(config))
-
-
-def _tell(text: str) -> None:
-    print(f"ppd-pool: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

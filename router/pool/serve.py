@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from ppd.ann import process
 from ppd.ann.lanes import Backend, cpu_backend
 from ppd.ann.minilm import MiniLM, fetch
 from ppd.errors import ConfigError
@@ -45,6 +46,7 @@ async def serve(config: PoolConfig, started: asyncio.Future[int] | None = None) 
     async with aiohttp.ClientSession() as session:
         runner = web.AppRunner(make_app(config, session), access_log=None)
         await runner.setup()
+        process.settle()
         try:
             site = web.TCPSite(runner, config.host, config.port)
             try:

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ppd.ann import process
 from ppd.ann.engine import Engine, Found, Pace, Search, StepShape
 from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Controls, Scheduler, Stage
@@ -47,6 +48,7 @@ class Workers:
         self._stopping = False
         engines = [Engine(scheduler, pace, clock, shape, backend) for _ in range(count)]
         self._running = [0] * count
+        self._cores = process.own_cores(count)
         self._threads = [
             threading.Thread(target=self._run, args=(i, engine), name=f"pool-{i}", daemon=True)
             for i, engine in enumerate(engines)
@@ -88,6 +90,8 @@ class Workers:
             return self._scheduler.waiting(stage)
 
     def _run(self, number: int, engine: Engine) -> None:
+        if self._cores is not None:
+            process.stay_on(self._cores[number])
         try:
             while self._turn(number, engine):
                 pass

@@ -12,8 +12,8 @@ import pytest
 from eval import cli
 from eval.simulation.cost_model import VLLM_H100, CostModel, Serving, paper_model
 from eval.simulation.fit import fit
-from eval.simulation.study import Routing, StudyRow, Traffic, plan, study
-from eval.simulation.traffic import Exchange, Workload, mixed, traced
+from eval.simulation.study import Routing, StudyRow, Traffic, plan, study, weigh
+from eval.simulation.traffic import Exchange, Workload, load, mixed, traced
 from eval.simulation.workers import Placement
 from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
@@ -79,7 +79,35 @@ def test_the_fewest_workers() -> None:
     assert best.ok_share >= 0.95
     assert all((row.ok_share or 0) < 0.95 for row in tried if row.workers < best.workers)
     assert {row.workers for row in tried} == set(range(1, best.workers + 1))
+    same_size = [row for row in tried if row.workers == best.workers]
+    assert best.ok_share == max(row.ok_share or 0 for row in same_size)
     assert plan(COSTS, traffic(12.0), Targets(ttft_ms=1.0), 0.95, 2, 0)[1] is None
+
+
+def test_of_clusters_that_all_meet_the_targets_the_one_with_most_room() -> None:
+    targets = Targets(ttft_ms=2000.0, tpot_ms=10.5)
+    tried, best = plan(COSTS, traffic(4.0), targets, 0.99, 4, 0)
+    by = {row.shape: row for row in tried}
+    assert by["1P_1D"].ok_share == by["1P_1pD"].ok_share == 1.0
+    assert by["1P_1D"].t2_ttft_p99_ms > 5 * by["1P_1pD"].t2_ttft_p99_ms
+    assert best == by["1P_1pD"]
+
+
+def test_a_plan_says_what_to_tell_the_router() -> None:
+    row = {shape: study(COSTS, shape, "full", traffic(1.0), 0) for shape in ("1P_1pD", "1P_1D")}
+    local = weigh(COSTS, row["1P_1pD"], traffic(1.0), 0)
+    assert local is not None
+    assert local.weights.ttft == 1.0
+    assert local.local_up_to is None or local.weights.tpot < local.local_up_to
+    remote = weigh(COSTS, row["1P_1D"], traffic(1.0), 0)
+    assert remote is None or remote.weights.tpot > (remote.local_up_to or 0)
+    assert weigh(COSTS, study(COSTS, "2R", "replica", traffic(1.0), 0), traffic(1.0), 0) is None
+
+
+def test_a_turn_that_no_worker_can_hold_is_named() -> None:
+    long = Workload("book", (Exchange(500_000, 100),), (1.0,))
+    with pytest.raises(ConfigError, match=r"conversation 0 has a turn of 500,100 tokens.* holds"):
+        study(COSTS, "1R", "replica", Traffic((long,), 1.0, 10.0), 0)
 
 
 def test_arrivals_of_a_mix() -> None:
@@ -87,6 +115,13 @@ def test_arrivals_of_a_mix() -> None:
     assert 500 < len(some) < 700
     assert max(one.at_s for one in some) < 60.0
     assert 4.0 < sum(one.think_s[0] for one in some) / len(some) < 6.0
+
+
+def test_the_papers_workloads_need_no_file() -> None:
+    every = {one.name: one for one in load(Path("paper"))}
+    assert len(every) == 18
+    assert every["large_big_paste"].turns == (Exchange(1024, 1024), Exchange(512, 64))
+    assert every["small_tiny"].qps == (0.5, 1, 2, 4, 6, 8, 10, 12, 16, 20)
 
 
 def test_traces(tmp_path: Path) -> None:
@@ -101,8 +136,8 @@ def test_traces(tmp_path: Path) -> None:
     assert one.turns == again.turns == (Exchange(510, 5), Exchange(20, 1))
     assert (one.think_s, one.since_arrival) == ((30.0,), True)
     assert (one.at_s, again.at_s, other.at_s) == (20.0, 20.5, 21.0)
-    path.write_text("{}\n")
-    with pytest.raises(ConfigError):
+    path.write_text(path.read_text() + "{}\n")
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:4: .*missing required field"):
         traced(path, 1)
 
 
@@ -169,8 +204,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("plan", *mine, "--slo-ttft-ms", "200", "--most-workers", "2") == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["best"]["shape"] == "1R"
+    assert "w_tpot" not in summary  # replicas decide nothing
     written = [json.loads(line)["row"] for line in out.read_text().splitlines()]
-    assert written == ["study"] * 5
+    assert written == [*["study"] * 5, "plan"]
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:

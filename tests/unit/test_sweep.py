@@ -77,16 +77,18 @@ def test_conversations_arrive_at_the_cells_rate(config: SweepConfig) -> None:
         ("at = 1000", "at = 2000", r"a context of \[1736, 2264\], which must stay in \[0, 2048\)"),
         ("turns = 3", "turns = 1", "turns must be at least 2"),
         ("seeds = [0, 1]", "seeds = []", "seeds must name one"),
-        ('"1P1D"', '"1P1R"', "shape must be as 1P1D or 1P1D1R, 1 to 99 of each, got 1P1R"),
+        ('"1P1D"', '"1P1R"', "shape must be as 1P1D, 1P1D1R or 2R, 1 to 99 of each, got 1P1R"),
         ("turns = 3", 'turns = 3\npolicies = ["pd"]', "policies must have full"),
         ("turns = 3", 'turns = 3\npolicies = ["pd", "full", "some"]', "no such policy: 'some'"),
         ("turns = 3", 'turns = 3\npolicies = ["pd", "full", "replica"]', "has no routes"),
+        ('"1P1D"', '""', "shape must be"),
+        ('"1P1D"', '"2R"', r"of replicas alone policies must be \[\"replica\"\], got \['pd'"),
         ("turns = 3", "turns = 3\nclusters_here = 0", "clusters_here must be 1 to 64, got 0"),
         ("[axes]", "[adaptive]\nwrong = 0.7\n[axes]", "adaptive.wrong must be above 0 and at most"),
         (
             "[axes]",
             '[[clusters]]\nprefill = ["http://a"]\ndecode = []\n[axes]',
-            r"clusters\[0\] must be 1P1D, the shape, got 1P0D; clusters need hardware",
+            r"clusters\[0\] must be 1P1D, the shape, got 1P0D0R; clusters need hardware",
         ),
         (
             "[axes]",
@@ -197,6 +199,17 @@ def test_of_a_hybrid_what_lives_on_decode_workers_counts(
         ConfigError, match=r"quiet remote: no later turn was measured, more conversations"
     ):
         build(hybrid, raw, out)
+
+
+def test_replicas_alone_are_measured_and_make_no_table(tmp_path: Path) -> None:
+    made = TOML.replace('"1P1D"', '"4R"').replace("turns = 3", 'turns = 3\npolicies = ["replica"]')
+    config = config_of(tmp_path, made)
+    assert config.workers == (0, 0, 4)
+    place = Place((0, 0, 0), 1)
+    assert len(plan(config, place, 0)) == 4 * config.conversations
+    assert Run(place, "replica", 0).route is None
+    with pytest.raises(ConfigError, match="4R has no routes to compare"):
+        build(config, tmp_path / "raw.jsonl", tmp_path / "t.json")
 
 
 def test_only_whole_runs_of_this_sweep_count(config: SweepConfig, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from ppd.ann.graph import no_progress
 from router.pool.build import build_collection
 
 from .pools import COUNT, OPTIONS, ROWS
@@ -27,7 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     parquet.write_table(table, folder / "docs.parquet")
-    build_collection(folder / "docs.parquet", folder / "docs", OPTIONS, lambda text: None)
+    build_collection(folder / "docs.parquet", folder / "docs", OPTIONS, no_progress)
     return folder
 
 

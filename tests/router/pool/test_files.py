@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from ppd.ann.graph import no_progress
 from ppd.errors import ConfigError, IndexFileError
 from router.pool.build import build_collection
 from router.pool.collection import Collection, index_path
@@ -27,7 +28,7 @@ def test_vectors_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
         case _:
             with h5py.File(path, "w") as file:
                 file["train"] = ROWS[:300]
-    build_collection(path, tmp_path / "made", OPTIONS, lambda text: None)
+    build_collection(path, tmp_path / "made", OPTIONS, no_progress)
     made = Collection(tmp_path / "made", lambda target: None)
     assert made.count == 300
     payload = made.payloads_of(made.target, np.array([7], np.int32))[0]
@@ -53,11 +54,11 @@ def test_wrong_files_leave_nothing_behind(tmp_path: Path) -> None:
         ("absent.npy", "cannot be read"),
     ):
         with pytest.raises(IndexFileError, match=says):
-            build_collection(tmp_path / name, tmp_path / "made", OPTIONS, lambda text: None)
+            build_collection(tmp_path / name, tmp_path / "made", OPTIONS, no_progress)
         assert not [path for path in tmp_path.iterdir() if "made" in path.name]
     (tmp_path / "made").mkdir()
     with pytest.raises(ConfigError, match="there already"):
-        build_collection(tmp_path / "nan.npy", tmp_path / "made", OPTIONS, lambda text: None)
+        build_collection(tmp_path / "nan.npy", tmp_path / "made", OPTIONS, no_progress)
 
 
 def test_a_damaged_truncated_or_foreign_index_is_refused(data: Path) -> None:

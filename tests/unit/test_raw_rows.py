@@ -1,0 +1,59 @@
+"""Raw rows on a full disk: none is half written, none is lost, the error is clear."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from eval.raw_rows import append_whole, appending, read_rows
+from ppd.errors import ConfigError
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """No file can grow beyond ``size`` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_rows_come_one_after_the_other_and_are_whole(tmp_path: Path) -> None:
+    out = tmp_path / "raw.jsonl"
+    row = {"text": "x" * 40}
+    room = len(json.dumps(row)) + 1
+    with appending(out) as write, disk_of(2 * room + 10):
+        write(row)
+        write(row)
+        with pytest.raises(ConfigError, match=r"raw\.jsonl: cannot be written: .*File too large"):
+            write(row)
+    assert [one for _, one in read_rows(out)] == [row, row]
+    assert out.read_bytes().endswith(b"}\n")
+
+
+def test_all_rows_or_none(tmp_path: Path) -> None:
+    out = tmp_path / "raw.jsonl"
+    append_whole(out, [{"n": 0}])
+    with disk_of(30), pytest.raises(ConfigError, match="what was written before is kept"):
+        append_whole(out, [{"n": 1}, {"n": 2, "text": "x" * 40}])
+    assert [one for _, one in read_rows(out)] == [{"n": 0}]
+
+
+def test_who_cannot_write_learns_it_before_he_measures(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"), appending(tmp_path):
+        pytest.fail("a folder is no file")
+
+
+def test_what_a_kill_cut_short_is_not_glued_to_the_next_row(tmp_path: Path) -> None:
+    out = tmp_path / "raw.jsonl"
+    out.write_text('{"n": 0}\n{"n"')
+    with appending(out) as write:
+        write({"n": 1})
+    assert [one for _, one in read_rows(out)] == [{"n": 0}, {"n": 1}]
