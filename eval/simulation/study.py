@@ -196,7 +196,7 @@ def plan(
     seed: int,
 ) -> tuple[list[StudyRow], StudyRow | None]:
     """All that was tried, and the cluster of the fewest workers with which ``share`` of all turns
-    meet ``targets``: of several the one with which most do, then the one with most room."""
+    meet ``targets``: of several the one with most room."""
     tried: list[StudyRow] = []
     for workers in range(1, most_workers + 1):
         rows = [
@@ -204,9 +204,9 @@ def plan(
             for shape, policy in candidates(workers)
         ]
         tried += rows
-        best = max(rows, key=lambda row: (row.ok_share or 0.0, -_used(targets, row)))
-        if (best.ok_share or 0.0) >= share:
-            return tried, best
+        enough = [row for row in rows if (row.ok_share or 0.0) >= share]
+        if enough:
+            return tried, min(enough, key=lambda row: _used(targets, row))
     return tried, None
 
 
