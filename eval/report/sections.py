@@ -57,7 +57,7 @@ def _interference(folder: Path) -> Section:
 
 
 def _weights(folder: Path) -> Section:
-    run = "ppd-eval weights eval/cpu-sweep.toml --out results/weights-cpu.jsonl"
+    run = "ppd-eval weights eval/sweep/cpu-weights.toml --out results/weights-cpu.jsonl"
     source = read_source(folder, "weights-cpu.jsonl", WeightsRow, run)
 
     def make(of: Source) -> Content:
