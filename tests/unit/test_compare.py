@@ -27,6 +27,20 @@ qps = 2.0
 """
 
 
+SHIPPED = Path(__file__).parents[2] / "eval" / "compare"
+
+
+@pytest.mark.parametrize("name", ["cpu.toml", "public.toml"])
+def test_what_is_shipped_can_be_run(name: str) -> None:
+    config = load_config(SHIPPED / name)
+    assert [trace.name for trace in config.traces] == [
+        "mooncake chat",
+        "tau-bench airline",
+        "mini-swe agents",
+    ]
+    assert len(config.weightings) == 3
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Comparison:
     return config_of(tmp_path, TOML)
