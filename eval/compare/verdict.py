@@ -181,7 +181,7 @@ def _figures(
             "tpot_p90_ms": round(float(p90[1]), 2),
             "local_share": round(local / later, 3),
             "cached_tokens": sum(run["cached_tokens"] for run in runs[name]),
-            "kv_mb_moved": round(sum(run["kv_bytes_moved"] for run in runs[name]) / 2**20, 1),
+            "kv_mb_moved": round(sum(run["kv_bytes_moved"] for run in runs[name]) / 1e6, 1),
             "failed": sum(run["failed"] for run in runs[name]),
             "planned": planned,
         }

@@ -148,7 +148,7 @@ def rows(config: Comparison, costs: Costs, conversations: int = 30) -> list[dict
                 {
                     "row": "run", **where, "planned": 2 * conversations, "failed": 0,
                     "routes": {"remote": conversations}, "cached_tokens": 7,
-                    "kv_bytes_moved": 2**20,
+                    "kv_bytes_moved": 1_000_000,
                 }
             )  # fmt: skip
     return made
