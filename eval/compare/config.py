@@ -20,6 +20,7 @@ from ..traffic.workloads import Demand, plan
 PPD = "ppd"
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent
 FULL_TRANSFER = "pd-full"  # the same to a decode worker without a radix cache: all is sent
+REPLICA = "replica"  # two workers that do both: another cluster, so nobody ``ppd`` must beat
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +57,11 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weightings: tuple[Weights, ...]
     policies: tuple[str, ...] = (FULL_TRANSFER, BASE, "full", "partial:0.5", "threshold")
     worker_flags: tuple[str, ...] = ()
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Policies of the same cluster."""
+        return tuple(policy for policy in self.policies if policy != REPLICA)
 
     def seeds_of(self, trace: Trace) -> tuple[int, ...]:
         return trace.seeds or self.seeds

@@ -29,7 +29,7 @@ from ..raw_rows import append_whole, end_last_line
 from ..samples import Sample
 from ..summary import Slo, summarize
 from ..traffic.conversations import Conversation
-from .config import BASE, FULL_TRANSFER, PPD, Comparison, Trace, Way, ways, window
+from .config import BASE, FULL_TRANSFER, PPD, REPLICA, Comparison, Trace, Way, ways, window
 
 _WARM = 4  # conversations, through every router
 
@@ -38,16 +38,25 @@ Key = tuple[str, int, str]  # trace, seed, way
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """``uncached``: a decode worker without radix cache, on the core of the other."""
+    """
+    Attributes:
+        uncached: a decode worker without radix cache, on the core of the other.
+        replicas: two, on the cores of both.
+    """
 
     prefill: Process
     decode: Process
     uncached: Process | None
+    replicas: tuple[Process, ...]
 
     @property
     def urls(self) -> list[str]:
-        some = [self.prefill, self.decode, *([self.uncached] if self.uncached else [])]
-        return [worker.url for worker in some]
+        return [worker.url for worker in self.all]
+
+    @property
+    def all(self) -> list[Process]:
+        uncached = [self.uncached] if self.uncached else []
+        return [self.prefill, self.decode, *uncached, *self.replicas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +131,8 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
 
 
 def _start_workers(launch: Launcher, config: Comparison, model: str) -> Workers:
-    cached = 3 if FULL_TRANSFER in config.policies else 2
-    prefill_gpu, decode_gpu = gpu_flags(0, cached), gpu_flags(1, cached)
+    count = 2 + (FULL_TRANSFER in config.policies) + 2 * (REPLICA in config.policies)
+    prefill_gpu, decode_gpu = gpu_flags(0, count), gpu_flags(1, count)
     cores = (0, 1) if not prefill_gpu else (None, None)
     flags = config.worker_flags
     metrics = "--enable-metrics"  # what was sent
@@ -133,8 +142,14 @@ def _start_workers(launch: Launcher, config: Comparison, model: str) -> Workers:
     if FULL_TRANSFER in config.policies:
         plain = [*flags, *decode_gpu, "--ppd-plain"]
         uncached = launch.worker(Role.DECODE, model, *plain, name="uncached", core=cores[1])
-    wait_all([one for one in (prefill, decode, uncached) if one is not None])
-    return Workers(prefill, decode, uncached)
+    replicas = [
+        launch.worker(Role.REPLICA, model, *flags, *gpu, core=core)
+        for gpu, core in zip((prefill_gpu, decode_gpu), cores, strict=True)
+        if REPLICA in config.policies
+    ]
+    workers = Workers(prefill, decode, uncached, tuple(replicas))
+    wait_all(workers.all)
+    return workers
 
 
 def _start_routers(launch: Launcher, study: Study, workers: Workers) -> dict[str, Process]:
@@ -142,6 +157,9 @@ def _start_routers(launch: Launcher, study: Study, workers: Workers) -> dict[str
     routers: dict[str, Process] = {}
     for policy in dict.fromkeys(way.policy for way in ways(study.config)):
         decode, flags = workers.decode, ["--policy", policy]
+        if policy == REPLICA:
+            routers[policy] = launch.router([], [], *flags, replica=workers.replicas)
+            continue
         if policy == FULL_TRANSFER:
             assert workers.uncached is not None
             decode, flags = workers.uncached, ["--policy", BASE]

@@ -121,7 +121,7 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
                 policy: _cost(weights, points[policy][place], points[BASE][place])
                 for policy in (*config.policies, mine)
             }
-            best = min(config.policies, key=lambda policy: costs[policy])
+            best = min(config.rivals, key=lambda policy: costs[policy])
             difference = _cost(weights, spread[mine][:, place], spread[BASE][:, place]) - _cost(
                 weights, spread[best][:, place], spread[BASE][:, place]
             )

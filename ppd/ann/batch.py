@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from . import process
 from .lanes import CpuLaneSet, Target
 from .space import Rows
 
@@ -24,7 +25,8 @@ class Searcher:
         self._target = target
         snapshot = target.snapshot
         self._lane_sets = [CpuLaneSet(snapshot, lanes, itopk) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._cores = iter(process.own_cores(threads) or ())
+        self._pool = ThreadPoolExecutor(threads, initializer=self._begin) if threads > 1 else None
 
     def search(
         self, queries: Rows, limit: int, itopk: int
@@ -54,6 +56,11 @@ class Searcher:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _begin(self) -> None:
+        """In each thread of the pool."""
+        if (core := next(self._cores, None)) is not None:
+            process.stay_on(core)
 
     def _run(
         self,

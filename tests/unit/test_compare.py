@@ -208,6 +208,21 @@ def test_a_clear_difference_is_called_one(
     assert low <= trace["verdicts"][0]["difference"] <= high
 
 
+def test_replicas_are_told_of_but_are_no_rival(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path, TOML.replace('"full"]', '"full", "replica"]'))
+
+    def costs(way: str, number: int) -> tuple[float, float]:
+        by = {"replica": 0.3, "pd": 1.0, "full": 0.9}
+        return by.get(way, 0.6) * (100.0 + number), 5.0
+
+    (trace,) = verdicts(tmp_path, rows(config, costs), capsys)["traces"]
+    for one in trace["verdicts"]:
+        assert (one["verdict"], one["best_static"]) == ("beats", "full")
+        assert one["costs"]["replica"] < min(one["costs"][name] for name in ("pd", "full"))
+
+
 def test_runs_that_are_missing_are_named(
     tmp_path: Path, config: Comparison, capsys: pytest.CaptureFixture[str]
 ) -> None:
