@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -276,13 +277,14 @@ def read_config(path: str) -> RouterConfig:
 
 
 def url_problem(role: str, url: str) -> str | None:
+    shown = re.sub(r"//[^/]*@", "//", url)  # without what may be a password
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return f"--{role} {url!r}: {error}"
+        return f"--{role} {shown!r}: {error}"
     if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
-        return f"--{role} must be http://HOST:PORT, got {url!r}"
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-        return f"--{role} must have no path, query or user, got {url!r}"
+        return f"--{role} must be http://HOST:PORT, got {shown!r}"
+    if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
+        return f"--{role} must have no path, query or user, got {shown!r}"
     return None

@@ -26,6 +26,7 @@ _KEPT = 8  # lane sets, besides those in use
 _KEPT_S = 5.0  # lanes of a snapshot that nobody searches: it may have been replaced
 _EXPANSIONS_PER_ITOPK = 1.1  # a search ends when about so many nodes have been expanded
 _SCANNED_PER_EXPANSION = 24  # rows; takes about as long
+_AGAIN_PER_LIMIT, _AGAIN_MORE = 4, 32  # of them, how many are measured again
 _SMOOTH = 0.05
 
 
@@ -57,7 +58,8 @@ class Search(Ticket):
         query: (1, width) in the space's rows.
         itopk: how many nodes it keeps while it looks; at least ``limit``.
         limit: how many it shall find.
-        among: (m,) nodes to look at, all of them, instead of following the graph.
+        among: (m,) nodes to look at, all of them, instead of following the graph. Those nearest by
+            their codes, some more than ``limit``, are then measured again.
         place: its lane; of one without a lane 0 once it has begun.
     """
 
@@ -182,8 +184,10 @@ class Engine:
         for one in searches:
             if one.among is not None:
                 part = one.among[one.scanned : one.scanned + steps * _SCANNED_PER_EXPANSION]
-                graph = one.target.snapshot.graph
-                query = one.query[0] / np.float32(one.target.snapshot.scale)
+                snapshot = one.target.snapshot
+                # All are looked at to the end: ``reach`` is a guess.
+                graph = snapshot.graph._replace(reach=np.ones_like(snapshot.graph.reach))
+                query = one.query[0] / np.float32(snapshot.scale)
                 one.filled = kernels.scan(graph, query, part, one.near, one.nodes, one.filled)
                 one.scanned += part.size
                 one.steps_left = max(1.0, one.steps_left - steps)
@@ -202,7 +206,7 @@ class Engine:
                     on_lanes.append(one)
                 else:
                     one.place = 0
-                    one.near, one.nodes = _nothing(one.limit)
+                    one.near, one.nodes = _nothing(_kept(one))
                     self.running.append(one)
             if on_lanes:
                 try:
@@ -252,8 +256,7 @@ class Engine:
                 ]
             for one in some:
                 if one.among is not None:
-                    distances = one.near * np.float32(one.target.snapshot.scale**2)
-                    found.append(Found(one, distances, one.nodes, ending))
+                    found.append(Found(one, *_measured_again(one), ending))
         return found
 
 
@@ -272,6 +275,25 @@ def _grouped(
     for one in searches:
         groups.setdefault(by(one), []).append(one)
     return groups.items()
+
+
+def _kept(search: Search) -> int:
+    """Of rows that are looked at one by one."""
+    if not search.target.snapshot.exact.shape[0]:
+        return search.limit
+    return _AGAIN_PER_LIMIT * search.limit + _AGAIN_MORE
+
+
+def _measured_again(search: Search) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    snapshot = search.target.snapshot
+    if not snapshot.exact.shape[0]:
+        return search.near * np.float32(snapshot.scale**2), search.nodes
+    near, nodes = _nothing(search.limit)
+    found = search.nodes[: search.filled]
+    distances = ((snapshot.exact[found] - search.query) ** 2).sum(1)
+    best = np.lexsort((found, distances))[: search.limit]
+    near[: best.size], nodes[: best.size] = distances[best], found[best]
+    return near, nodes
 
 
 def _nothing(limit: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:

@@ -51,6 +51,11 @@ class Growth:
         self.target = Target(snapshot, hidden)
         self._make_room(self.count + 1)
 
+    def have_room(self, rows: int) -> None:
+        """For so many more."""
+        if self.count + rows > self.target.hidden.shape[0]:
+            self._make_room(self.count + rows)
+
     def add(self, rows: Rows, keys: NDArray[np.int64]) -> None:
         """
         Args:
@@ -61,8 +66,7 @@ class Growth:
             RequestError: a row is too long for its ``ip`` space.
         """
         moved = self.target.snapshot.space.rows(rows)
-        if self.count + rows.shape[0] > self.target.hidden.shape[0]:
-            self._make_room(self.count + rows.shape[0])
+        self.have_room(rows.shape[0])
         for i in range(rows.shape[0]):
             self._add(rows[i : i + 1], moved[i], int(keys[i]))
 

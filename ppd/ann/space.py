@@ -47,11 +47,14 @@ class Space:
     axes: Rows
 
     @classmethod
-    def fit(cls, rows: Rows, metric: Metric, seed: int) -> Space:
-        """To (n, dimensions) rows, n at least 1."""
-        length = 0.0
+    def fit(cls, rows: Rows, metric: Metric, seed: int, length: float = 0.0) -> Space:
+        """To (n, dimensions) rows, n at least 1.
+
+        Args:
+            length: of the longest row that an ``ip`` space shall take, if none of these is longer.
+        """
         if metric is Metric.IP:
-            length = float(np.sqrt(_squares(rows).max())) * _SLACK
+            length = max(length, float(np.sqrt(_squares(rows).max())) * _SLACK)
         source = np.random.default_rng(seed)
         chosen = rows
         if rows.shape[0] > _SAMPLE:

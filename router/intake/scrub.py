@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from urllib.parse import quote
 
 from ppd.contract import FORBIDDEN_CUSTOM_PARAMS, FORBIDDEN_FIELDS
 
@@ -54,8 +55,12 @@ def _without_marks(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def isolate(body: dict[str, Any], tenant: str) -> None:
-    """Keep tenants out of each other's cache and request ids; who has no key is one of them."""
-    name = tenant or ANONYMOUS
+    """Keep tenants out of each other's cache and request ids; who has no key is one of them.
+
+    No name has a slash in it, so none that a tenant gives can look like another's. And as SGLang
+    aborts all requests whose id begins with the one that is aborted, every id ends in a slash.
+    """
+    name = quote(tenant or ANONYMOUS, safe="")
     salt = body.get("cache_salt")
     if isinstance(salt, list):
         body["cache_salt"] = [f"{name}/{one or ''}" for one in salt]
@@ -63,6 +68,6 @@ def isolate(body: dict[str, Any], tenant: str) -> None:
         body["cache_salt"] = f"{name}/{salt}" if salt else name
     rid = body.get("rid")
     if isinstance(rid, list):
-        body["rid"] = [f"{name}-{one}" for one in rid]
+        body["rid"] = [f"{name}/{one}/" for one in rid]
     elif rid is not None:
-        body["rid"] = f"{name}-{rid}"
+        body["rid"] = f"{name}/{rid}/"

@@ -42,11 +42,15 @@ class Plan:
 
     Attributes:
         among: nodes to look at, all of them, where few pass the filter.
+        filled: rows of the target that are there, found or not.
+        findable: those that may be found.
     """
 
     target: Target
     itopk: int
     among: NDArray[np.int32] | None
+    filled: int
+    findable: int
 
 
 class Collection:
@@ -69,7 +73,11 @@ class Collection:
         self._rebuilding = threading.Lock()
         self.version = 0  # of what filters were matched against
         self._rows: Target | Growth
-        self._open(index_file.read(index_path(folder, self.payloads.generation())))
+        current = index_path(folder, self.payloads.generation())
+        self._serve(self._grown(index_file.read(current)))
+        for left in folder.glob("index-*"):  # by a rebuild that was killed
+            if left != current:
+                left.unlink()
 
     @property
     def space(self) -> Space:
@@ -83,36 +91,45 @@ class Collection:
     @property
     def count(self) -> int:
         """Rows that can be found."""
-        return self._filled() - int(self.target.hidden[: self._filled()].sum())
+        return self._living
 
     def outdated(self, share: float) -> bool:
         """Whether more has changed than ``share`` of what the index was built of."""
         filled = self._filled()
-        gone = int(self.target.hidden[:filled].sum())
+        gone = filled - self._living
         changed = filled - self._built + gone
         return filled > gone and changed >= max(_LEAST_CHANGED, share * self._built)
 
     def plan(self, itopk: int, wanted: Filter | None) -> Plan:
-        """A filter that lets few rows through is searched wider, or row by row: what is less.
+        """What a filter leaves out, or was deleted, is made up for by searching wider, or row by
+        row: what is less.
 
-        May read from the disk.
+        With a filter it may read from the disk.
         """
-        if wanted is None:
-            target = self.target
-            if target.snapshot.has_graph:
-                return Plan(target, itopk, None)
-            everything = np.flatnonzero(target.hidden[: self._filled()] == 0)
-            return Plan(target, itopk, everything.astype(np.int32))
-        target, among = self._filtered(wanted)
-        share = among.size / max(1, self._filled())
-        wider = min(MOST_ITOPK, int(itopk / max(share, 1e-9)))
+        target, filled = self._there()
+        findable, among = self._living, None
+        if wanted is not None:
+            target, among = self._filtered(wanted)
+            findable = among.size
+        wider = itopk * filled / max(findable, 1)
         if (
-            not target.snapshot.has_graph
-            or among.size <= wider * _SEEN_PER_ITOPK
-            or itopk / max(share, 1e-9) > MOST_ITOPK
+            target.snapshot.has_graph
+            and wider <= MOST_ITOPK
+            and (among is None or findable > wider * _SEEN_PER_ITOPK)
         ):
-            return Plan(target, itopk, among)
-        return Plan(target, wider, None)
+            return Plan(target, int(wider), None, filled, findable)
+        if among is None:
+            among = _shown(target, filled)
+        return Plan(target, itopk, among, filled, findable)
+
+    def wider(self, plan: Plan) -> Plan:
+        """For a search along the graph that found less than there is: where it looked, most must
+        not be found. As wide as can be; if that is no less work, or was not enough, row by row.
+        """
+        among = _shown(plan.target, plan.filled)
+        if plan.itopk < MOST_ITOPK and among.size > MOST_ITOPK * _SEEN_PER_ITOPK:
+            return replace(plan, itopk=MOST_ITOPK)
+        return replace(plan, among=among)
 
     def payloads_of(self, target: Target, nodes: NDArray[np.int32]) -> list[Payload | None]:
         """None: deleted meanwhile."""
@@ -125,18 +142,18 @@ class Collection:
         Raises:
             RequestError: a vector does not fit the space; then nothing was changed.
         """
-        self.space.rows(vectors)  # before anything is written
         with self._writing:
-            new, old = self.payloads.upsert(payloads, vectors)
+            self.space.rows(vectors)  # before anything is written
             before = self.target
             rows = self._rows
             if isinstance(rows, Target):
                 rows = self._rows = Growth(rows.snapshot, rows.hidden, self._warm)
-            rows.add(vectors, np.array(new, np.int64))
+            rows.have_room(len(payloads))
             if self.target is not before:
                 self._filters.clear()  # they hold what is not searched any more
+            new, old = self.payloads.upsert(payloads, vectors)
+            rows.add(vectors, np.array(new, np.int64))
             self._hide(old)
-            self.version += 1
 
     def delete(self, what: Sequence[str] | Filter) -> int:
         """By ids, or all that a filter lets through: how many were there."""
@@ -146,7 +163,6 @@ class Collection:
             else:
                 gone = self.payloads.delete(what)
             self._hide(gone)
-            self.version += 1
         return len(gone)
 
     def rebuild(self, threads: int) -> None:
@@ -164,38 +180,64 @@ class Collection:
             if not live.size:
                 raise IndexFileError(f"{self.name}: no row is left to build an index of")
             shape = replace(Shape(), degree=snapshot.graph.neighbours.shape[1])
-            space, precision = snapshot.space, snapshot.precision
-            given = space.users(moved)
-            made = build(given, keys, space.metric, precision, shape, threads=threads, seed=0)
+            metric, given = snapshot.space.metric, snapshot.space.users(moved)
+            # What is written meanwhile was let in by the old space, and must fit the new one.
+            space = Space.fit(given, metric, 0, snapshot.space.length)
+            precision = snapshot.precision
+            made = build(
+                given, keys, metric, precision, shape, threads=threads, seed=0, space=space
+            )
             before = self.payloads.generation()
-            index_file.write(made, index_path(self._folder, before + 1))
+            new = index_path(self._folder, before + 1)
+            index_file.write(made, new)
             with self._writing:
-                self.payloads.adopt(before + 1, keys)
+                try:
+                    grown = self._grown(made)
+                    self.payloads.adopt(before + 1, keys)
+                except BaseException:
+                    new.unlink(missing_ok=True)
+                    raise
+                self._serve(grown)
                 index_path(self._folder, before).unlink(missing_ok=True)  # who maps it has it
-                self._open(made)
 
-    def _open(self, snapshot: Snapshot) -> None:
+    def _grown(self, snapshot: Snapshot) -> tuple[Target | Growth, int]:
+        """An index with the rows that came after it; and how many it has itself."""
         living = self.payloads.keys()
         hidden = (~np.isin(snapshot.keys, living)).astype(np.uint8)
         added, vectors = self.payloads.added()
-        rows: Target | Growth
-        if vectors is None:
-            rows = still = Target(snapshot, hidden)
+        later = ~np.isin(added, snapshot.keys)
+        if vectors is None or not later.any():
+            still = Target(snapshot, hidden)
             self._warm(still)
-        else:
-            rows = grown = Growth(snapshot, hidden, self._warm)
-            grown.add(vectors, added)
-        self._rows, self._built = rows, snapshot.count
+            return still, snapshot.count
+        grown = Growth(snapshot, hidden, self._warm)
+        grown.add(vectors[later], added[later])
+        return grown, snapshot.count
+
+    def _serve(self, made: tuple[Target | Growth, int]) -> None:
+        self._rows, self._built = made
         self._filters: OrderedDict[Filter, tuple[int, Target, NDArray[np.int32]]] = OrderedDict()
+        self._changed()
+
+    def _changed(self) -> None:
+        target, filled = self._there()
+        self._living = filled - int(target.hidden[:filled].sum())
         self.version += 1
 
-    def _filled(self) -> int:
+    def _there(self) -> tuple[Target, int]:
+        """What is searched, and how many rows of it are there."""
         rows = self._rows
-        return rows.count if isinstance(rows, Growth) else rows.snapshot.count
+        if isinstance(rows, Growth):
+            return rows.target, rows.count
+        return rows, rows.snapshot.count
+
+    def _filled(self) -> int:
+        return self._there()[1]
 
     def _hide(self, keys: Sequence[int]) -> None:
         nodes = self._nodes(np.array(sorted(keys), np.int64))
         self.target.hidden[nodes] = 1
+        self._changed()
 
     def _nodes(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """Of those keys that have one. Keys ascend with nodes."""
@@ -219,3 +261,7 @@ class Collection:
             while len(self._filters) > _FILTERS_KEPT:
                 self._filters.popitem(last=False)
         return made, among
+
+
+def _shown(target: Target, filled: int) -> NDArray[np.int32]:
+    return np.flatnonzero(target.hidden[:filled] == 0).astype(np.int32)

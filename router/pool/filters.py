@@ -15,6 +15,7 @@ _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<=", "ne": "is not"}
 _MOST_CONDITIONS = 16
 _MOST_VALUES = 256
+_MOST_INT = 2**63 - 1
 
 Scalar = str | int | float | bool
 
@@ -84,6 +85,8 @@ def field_sql(name: str) -> str:
 def _scalar(name: str, value: Any) -> Scalar:
     if not isinstance(value, str | int | float | bool):
         raise _wrong(f"{name}: a filter compares with a string, number or boolean")
+    if isinstance(value, int) and not -_MOST_INT - 1 <= value <= _MOST_INT:
+        raise _wrong(f"{name}: {value} has more than 64 bits")
     return value
 
 

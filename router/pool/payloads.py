@@ -8,11 +8,13 @@ committed here is what a restart finds.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ class Payloads:
         with self._wrapped():
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.execute("pragma journal_mode=wal")
-            self._db.execute("pragma synchronous=normal")
+            self._db.execute("pragma synchronous=full")  # what was answered outlives a power cut
             self._db.executescript(_SCHEMA)
 
     def close(self) -> None:
@@ -187,10 +189,27 @@ class Payloads:
             try:
                 yield
             except BaseException:
-                self._db.execute("rollback")
+                if self._db.in_transaction:  # SQLite ends it itself when the disk is full
+                    self._db.execute("rollback")
                 raise
             self._db.execute("commit")
 
 
 def _columns(one: Payload) -> tuple[str, str | None, str | None]:
-    return one.id, one.text, None if one.metadata is None else json.dumps(one.metadata)
+    if one.metadata is None:
+        return one.id, one.text, None
+    plain = _plain(one.metadata)
+    return one.id, one.text, json.dumps(plain, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: what is no number is nothing, times are ISO 8601, all else is text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    return value.isoformat() if isinstance(value, date | time) else str(value)

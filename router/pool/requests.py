@@ -9,7 +9,7 @@ dimensions, limit, itopk (0: the default) and stage (0: prefill, 1: decode), flo
 from __future__ import annotations
 
 import struct
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -91,7 +91,7 @@ class DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PayloadsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    keys: list[int]
+    keys: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 
 
 class FeedbackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ppd.ann.engine import Ending, Found, Pace, Search, steps_of
 from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Scheduler, Stage
 from ppd.ann.space import Rows
-from ppd.errors import IndexFileError, Overloaded
+from ppd.errors import IndexFileError, Overloaded, RequestError
 
 from .collection import Collection, Plan
 from .config import PoolConfig
@@ -97,15 +97,51 @@ class Searches:
         """
         if self.broken is not None:
             raise IndexFileError(f"the engines have failed: {self.broken}")
+        bounds = self._config.bounds
+        most = bounds.prefill if self._queue_of(asked) is Stage.PREFILL else bounds.decode
+        if vectors.shape[0] > most:
+            raise RequestError(
+                f"{vectors.shape[0]} queries at once, {most} may wait: send several requests",
+                param="vectors",
+            )
         began_s = self._clock()
         timeout_ms = asked.timeout_ms or self._config.default_timeout_ms
         itopk = asked.itopk or max(self._config.default_itopk, asked.limit)
         if wanted is None:
-            plan = collection.plan(itopk, None)
+            plan = collection.plan(itopk, None)  # of memory alone
         else:
             plan = await asyncio.to_thread(collection.plan, itopk, wanted)
         deadline_s = arrived_s + timeout_ms / 1e3
-        searches = self._made(collection, plan, asked, vectors, began_s, deadline_s)
+        try:
+            found = await self._found(self._made(plan, asked, vectors, began_s, deadline_s))
+            while plan.among is None and (short := _short(found, plan, asked.limit)):
+                # In thread: it may look at all rows.
+                plan = await asyncio.to_thread(collection.wider, plan)
+                again = self._made(plan, asked, vectors[short], self._clock(), deadline_s)
+                try:
+                    wider = await self._found(again)
+                except Overloaded:
+                    wider = [replace(found[i], ending=Ending.DEADLINE) for i in short]
+                for i, one in zip(short, wider, strict=True):
+                    better = one.ending is Ending.COMPLETE
+                    found[i] = one if better else replace(found[i], ending=Ending.DEADLINE)
+        except Overloaded:
+            self._metrics.searches.labels(asked.stage, "refused").inc(vectors.shape[0])
+            raise
+        seconds = self._clock() - began_s
+        self._metrics.seconds.labels(asked.stage).observe(seconds)
+        if asked.stage is Stage.PREFILL:
+            self._waits_ms.append(seconds * 1e3)
+            del self._waits_ms[:-_WAITS_KEPT]
+        return found
+
+    async def _found(self, searches: list[Search]) -> list[Found]:
+        """Of each, in order.
+
+        Raises:
+            Overloaded: too many searches wait.
+            IndexFileError: the engines have failed.
+        """
         assert self._loop is not None, "started"
         request = _Request(len(searches), {}, self._loop.create_future())
         for i, one in enumerate(searches):
@@ -113,17 +149,9 @@ class Searches:
         try:
             self.workers.submit(searches)
             await request.done
-        except Overloaded:
-            self._metrics.searches.labels(asked.stage, "refused").inc(len(searches))
-            raise
         finally:
             for one in searches:
                 self._requests.pop(id(one), None)
-        seconds = self._clock() - began_s
-        self._metrics.seconds.labels(asked.stage).observe(seconds)
-        if asked.stage is Stage.PREFILL:
-            self._waits_ms.append(seconds * 1e3)
-            del self._waits_ms[:-_WAITS_KEPT]
         return [request.found[i] for i in range(len(searches))]
 
     def feed_back(self, kv_link_use: float, decode_stall: float, wait_ms: float | None) -> str:
@@ -139,7 +167,6 @@ class Searches:
 
     def _made(
         self,
-        collection: Collection,
         plan: Plan,
         asked: Asked,
         vectors: Rows,
@@ -147,10 +174,9 @@ class Searches:
         deadline_s: float,
     ) -> list[Search]:
         moved = plan.target.snapshot.space.queries(vectors)
-        queue = Stage.DECODE if self._config.single_queue else asked.stage
         return [
             Search(
-                queue,
+                self._queue_of(asked),
                 began_s,
                 deadline_s,
                 steps_of(plan.itopk, plan.among),
@@ -162,6 +188,9 @@ class Searches:
             )
             for i in range(vectors.shape[0])
         ]
+
+    def _queue_of(self, asked: Asked) -> Stage:
+        return Stage.DECODE if self._config.single_queue else asked.stage
 
     def _deliver(self, found: list[Found]) -> None:
         """In an engine's thread."""
@@ -193,3 +222,13 @@ class Searches:
         for request, _ in self._requests.values():
             if not request.done.done():
                 request.done.set_exception(IndexFileError(f"the engines have failed: {why}"))
+
+
+def _short(found: list[Found], plan: Plan, limit: int) -> list[int]:
+    """Those that ended with fewer rows than they should have found."""
+    should = min(limit, plan.findable)
+    return [
+        i
+        for i, one in enumerate(found)
+        if one.ending is Ending.COMPLETE and int((one.nodes >= 0).sum()) < should
+    ]

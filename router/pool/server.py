@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from ppd.ann.lanes import Target
 from ppd.ann.schedule import Stage
-from ppd.errors import Overloaded, PpdError, RequestError
+from ppd.errors import IndexFileError, Overloaded, PpdError, RequestError
 
 from .collection import ROWS_FILE, Collection
 from .config import PoolConfig
@@ -178,13 +178,14 @@ class PoolServer:
 
 
 def open_collections(folder: Path, warm: Callable[[Target], None]) -> dict[str, Collection]:
-    """All that are in a folder.
-
-    Raises:
-        IndexFileError: one is damaged.
-    """
-    found = {path.parent.name: path.parent for path in folder.glob(f"[!.]*/{ROWS_FILE}")}
-    return {name: Collection(path, warm) for name, path in sorted(found.items())}
+    """All that are in a folder; what is damaged is told, and left out."""
+    collections: dict[str, Collection] = {}
+    for path in sorted(folder.glob(f"[!.]*/{ROWS_FILE}")):
+        try:
+            collections[path.parent.name] = Collection(path.parent, warm)
+        except IndexFileError as error:
+            _log.error("%s is not served: %s", path.parent.name, error)
+    return collections
 
 
 @web.middleware
@@ -203,6 +204,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _failure(503, str(error), None)
     except web.HTTPException as error:
         return _failure(error.status, error.reason, None)
+    except Exception:  # noqa: BLE001 - a bug of ours: told and logged, as JSON like all else
+        _log.exception("%s %s", request.method, request.path)
+        return _failure(500, "a bug of the pool; its log has the trace", "internal_error")
 
 
 def _failure(status: int, message: str, code: str | None, param: str | None = None) -> web.Response:

@@ -172,6 +172,8 @@ class ShardsServer:
                 missing.append(shard.name)
             else:
                 raise outcome
+        if not answers:
+            raise WorkerError(f"no shard answers in {self._config.shard_timeout_s:g} s")
         results = merge(answers, limit)
         for result in results:
             result["degraded"] = result["degraded"] or bool(missing)

@@ -107,10 +107,10 @@ class TurnServer:
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, self._begin_trace(request))
             return
-        trace = self._begin_trace(request)
         if inbound.samples > 1:  # each of them comes back here
             await serve_samples(request, inbound.samples, self.serve)
         else:
+            trace = self._begin_trace(request)
             await self._serve(request, inbound, query, arrived_s, trace, companion)
 
     async def _serve(

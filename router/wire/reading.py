@@ -70,16 +70,19 @@ class RequestReader:
             return
         self._now_s = now_s
         in_body, of, body_bytes = self._in_body, self._messages, self._body_bytes
+        between = not self.reading
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self.deaf = True  # the request is answered in HTTP/1.1; then the connection closes
         except httptools.HttpParserError as error:
             self.refuse(400, f"this is no valid HTTP request: {error}")
-        if self.in_head:  # the parser tells of a header when it is whole: it may never be
+        begun = self._messages - of
+        if self.in_head and (not begun or (begun == 1 and between)):  # all of ``data`` is its head
+            # The parser tells of a header when it is whole: it may never be.
             self._open_bytes += len(data)
             self._check_head(self._open_bytes)
-        elif in_body and self._in_body and of == self._messages:
+        elif in_body and self._in_body and not begun:
             # Nor does it tell of chunk sizes and trailers.
             self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
             if self._framing_bytes > self._limits.head_bytes + self._body_bytes:

@@ -83,8 +83,8 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
 
 async def check_ready(client: aiohttp.ClientSession, url: str) -> None:
     async with client.get(f"{url}/ready") as response:
-        if response.status == 503:
-            raise aiohttp.ClientError("it is still starting, or shutting down")
+        if response.status >= 500:  # 503: it is still starting, or shutting down
+            raise aiohttp.ClientError(f"it is not ready: {url}/ready answered {response.status}")
 
 
 async def _get_json(client: aiohttp.ClientSession, url: str) -> Any:

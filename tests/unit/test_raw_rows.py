@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,16 +10,7 @@ import pytest
 from eval.raw_rows import append_whole, appending, read_rows
 from ppd.errors import ConfigError
 
-
-@contextmanager
-def disk_of(size: int) -> Iterator[None]:
-    """No file can grow beyond ``size`` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from ..disks import disk_of
 
 
 def test_rows_come_one_after_the_other_and_are_whole(tmp_path: Path) -> None:

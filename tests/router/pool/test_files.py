@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import struct
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from ppd.ann.graph import no_progress
 from ppd.errors import ConfigError, IndexFileError
 from router.pool.build import build_collection
 from router.pool.collection import Collection, index_path
 
-from .pools import OPTIONS, ROWS, WIDTH
+from .pools import OPTIONS, ROWS, WIDTH, config_for, running
 
 
 @pytest.mark.parametrize("kind", ["npy", "fbin", "hdf5"])
@@ -82,3 +85,24 @@ def test_a_damaged_truncated_or_foreign_index_is_refused(data: Path) -> None:
             Collection(data / "docs", lambda target: None)
     path.write_bytes(whole)
     Collection(data / "docs", lambda target: None).payloads.close()
+
+
+async def test_metadata_of_all_kinds_can_be_filtered_by(tmp_path: Path) -> None:
+    """What JSON has no word for: no numbers, times, bytes."""
+    day = datetime(2026, 3, 1, 12, 30)
+    table = pa.table(
+        {
+            "vector": list(ROWS[:40]),
+            "weight": [float("nan") if i % 2 else i / 2 for i in range(40)],
+            "at": [day + timedelta(days=i) for i in range(40)],
+            "raw": [b"x"] * 40,
+        }
+    )
+    (tmp_path / "data").mkdir()
+    parquet.write_table(table, tmp_path / "kinds.parquet")
+    build_collection(tmp_path / "kinds.parquet", tmp_path / "data" / "docs", OPTIONS, no_progress)
+    async with running(config_for(tmp_path / "data")) as pool:
+        light = await pool.ids(ROWS[0], filter={"weight": {"lt": 3}})
+        assert sorted(light) == ["0", "2", "4"]
+        early = await pool.ids(ROWS[0], filter={"at": {"lt": "2026-03-04"}})
+        assert sorted(early) == ["0", "1", "2"]

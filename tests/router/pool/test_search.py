@@ -80,14 +80,16 @@ async def test_a_deadline_that_passes_gives_what_there_is(data: Path) -> None:
 
 
 async def test_a_full_queue_says_when_to_come_again(data: Path) -> None:
-    config = config_for(data, bounds=Bounds(prefill=10, decode=10))
+    config = config_for(data, bounds=Bounds(prefill=10, decode=10), threads=1)
     async with running(config) as pool:
-        vectors = [[0.0] * WIDTH] * 20
-        body = b'{"vectors": %s}' % str(vectors).encode()
+        vectors = [[0.0] * WIDTH] * 10
+        body = b'{"vectors": %s, "params": {"itopk": 1024}}' % str(vectors).encode()
         path = "/v1/collections/docs/search"
-        status, _, headers = await pool.raw(path, body)
-        assert status == 429
-        assert int(headers["Retry-After"]) >= 1
+        answers = await asyncio.gather(*(pool.raw(path, body) for _ in range(20)))
+        refused = [headers for status, _, headers in answers if status == 429]
+        assert refused
+        assert {status for status, _, _ in answers} == {200, 429}
+        assert all(int(headers["Retry-After"]) >= 1 for headers in refused)
         assert len(await pool.ids(ROWS[0])) == 10
 
 
@@ -109,6 +111,8 @@ async def test_a_full_queue_says_when_to_come_again(data: Path) -> None:
         ({"vector": [0.0] * 24, "nonsense": 1}, 400, "nonsense"),
         ({"vector": [0.0] * 24, "filter": {"a": {"like": "x"}}}, 400, "like"),
         ({"vector": [0.0] * 24, "filter": {"a' or 1=1": 2}}, 400, "no field"),
+        ({"vector": [0.0] * 24, "filter": {"a": 2**64}}, 400, "more than 64 bits"),
+        ({"vectors": [[0.0] * 24] * 2049}, 400, "2049 queries at once, 2048 may wait"),
     ],
 )
 async def test_a_wrong_search_is_told_what_is_wrong(
@@ -198,6 +202,10 @@ async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None
                     status, told = await half.search(vector=ROWS[0].tolist(), limit=3)
                     assert (status, told["partial"], told["missing"]) == (200, True, ["shard1"])
                     assert len(told["results"][0]["hits"]) == 3
+                none = PoolConfig(shards=((dead,),), shard_timeout_s=60.0)
+                async with running(none) as nobody:
+                    status, told = await nobody.search(vector=ROWS[0].tolist())
+                    assert (status, told["error"]["message"]) == (503, "no shard answers in 60 s")
 
 
 async def test_text_is_embedded_by_a_server(built: Path) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ppd.ann.space import Rows
+from ppd.ann.graph import no_progress
+from ppd.ann.space import Metric, Rows
+from ppd.errors import IndexFileError
+from router.pool.build import build_collection
 
+from ...disks import disk_of
 from ..scene import until
-from .pools import COUNT, ROWS, WIDTH, Client, config_for, embedding, running
+from .pools import COUNT, OPTIONS, ROWS, WIDTH, Client, config_for, embedding, running
 
 
 async def test_what_is_written_is_found_and_survives_restart_and_rebuild(data: Path) -> None:
@@ -39,6 +45,74 @@ async def test_what_is_written_is_found_and_survives_restart_and_rebuild(data: P
     assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000002.ann"]
     async with running(config_for(data)) as pool:
         await holds(pool)
+
+
+async def test_what_one_space_took_the_next_one_takes(tmp_path: Path) -> None:
+    """Inner products: the longest row goes, and one as long comes after a rebuild."""
+    (tmp_path / "data").mkdir()
+    rows = ROWS.copy()
+    rows[0] *= 10.0 / np.linalg.norm(rows[0])
+    np.save(tmp_path / "rows.npy", rows)
+    options = replace(OPTIONS, metric=Metric.IP)
+    build_collection(tmp_path / "rows.npy", tmp_path / "data" / "docs", options, no_progress)
+    long = {"id": "long", "vector": (rows[0] * 0.99).tolist()}
+    async with running(config_for(tmp_path / "data")) as pool:
+        await pool.post("/v1/collections/docs/delete", {"ids": ["0"]})
+        assert (await pool.post("/v1/collections/docs/rebuild", {}))[0] == 200
+        status, _ = await pool.post("/v1/collections/docs/points", {"points": [long]})
+        assert status == 200
+        assert (await pool.ids(rows[0]))[0] == "long"
+    async with running(config_for(tmp_path / "data")) as pool:
+        assert (await pool.ids(rows[0]))[0] == "long"
+
+
+async def test_a_rebuild_that_fails_leaves_all_as_it_was(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise IndexFileError("no space left on device")
+
+    async with running(config_for(data)) as pool:
+        point = {"id": "new", "vector": [9.0] * WIDTH}
+        await pool.post("/v1/collections/docs/points", {"points": [point]})
+        for broken in ("router.pool.payloads.Payloads.adopt", "router.pool.index_file.write"):
+            with monkeypatch.context() as patch:
+                patch.setattr(broken, full)
+                status, told = await pool.post("/v1/collections/docs/rebuild", {})
+            assert (status, told["error"]["message"]) == (503, "no space left on device")
+            assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
+            assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000001.ann"]
+        assert (await pool.post("/v1/collections/docs/rebuild", {}))[0] == 200
+        assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
+
+
+async def test_a_full_disk_refuses_rows_and_serves_on(data: Path) -> None:
+    async with running(config_for(data)) as pool:
+        points = [{"id": f"n{i}", "vector": [9.0] * WIDTH, "text": "x" * 500} for i in range(1000)]
+        size = max(path.stat().st_size for path in (data / "docs").iterdir())
+        with disk_of(size + 100_000):
+            status, told = await pool.post("/v1/collections/docs/points", {"points": points})
+        assert status == 503
+        assert "rows.sqlite: " in told["error"]["message"]
+        assert "rollback" not in told["error"]["message"]
+        assert f'"rows":{COUNT}' in (await pool.get("/v1/collections/docs"))[1]
+        assert (await pool.ids(ROWS[5]))[0] == "d5"
+        status, _ = await pool.post("/v1/collections/docs/points", {"points": points[:5]})
+        assert status == 200
+    async with running(config_for(data)) as pool:
+        assert f'"rows":{COUNT + 5}' in (await pool.get("/v1/collections/docs"))[1]
+
+
+async def test_a_damaged_collection_is_left_out(data: Path) -> None:
+    shutil.copytree(data / "docs", data / "broken")
+    with (data / "broken" / "index-000001.ann").open("r+b") as file:
+        file.write(b"something else")
+    (data / "docs" / "index-000002.ann").write_bytes(b"of a rebuild that was killed")
+    async with running(config_for(data)) as pool:
+        assert (await pool.ids(ROWS[5]))[0] == "d5"
+        status, told = await pool.post("/v1/collections/broken/search", {"vector": [0.0]})
+        assert (status, told["error"]["code"]) == (404, None)
+    assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000001.ann"]
 
 
 async def test_searches_go_on_while_rows_come_go_and_are_rebuilt(data: Path) -> None:

@@ -178,6 +178,14 @@ async def test_a_read_may_end_one_body_and_begin_another() -> None:
     assert bodies(answer) == [first, second]
 
 
+async def test_the_next_head_is_not_charged_with_the_body_before_it() -> None:
+    first, second = b"x" * 200_000, b"y"
+    whole, later = post(first), post(second, LAST)
+    async with serving() as (port, _):
+        answer = await say(port, whole + later[:10], later[10:])
+    assert bodies(answer) == [first, second]
+
+
 async def test_an_answer_to_head_has_no_body() -> None:
     head = b"HEAD /echo HTTP/1.1\r\n%b%b\r\n\r\n" % (HOST, LAST)
     async with serving() as (port, _):
