@@ -33,7 +33,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     single_queue: every search waits in the order it came, whatever it is for: to compare with.
     controls: the scheduler's, to begin with.
     aims: of the control loop, which moves them with ``POST /v1/feedback``.
-    control_interval_s: the loop takes the newest feedback so often.
+    control_interval_s: the loop takes a step so often, whoever sends feedback.
     default_itopk: nodes a search keeps while it looks, if it does not say.
     default_timeout_ms: of a search that has none.
     embeddings_url: OpenAI-compatible, for queries that are text; "": ``sentence_model``'s.

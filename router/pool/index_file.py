@@ -84,6 +84,11 @@ def write(snapshot: Snapshot, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # its name, too, is there after a power cut
+        finally:
+            os.close(folder)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise IndexFileError(f"{path}: cannot be written: {error}") from error

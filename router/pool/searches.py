@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppd.ann.control import ControlLoop, Feedback
+from ppd.ann.control import ControlLoop, Feedback, Move
 from ppd.ann.engine import Ending, Found, Pace, Search, steps_of
 from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Scheduler, Stage
@@ -23,6 +23,7 @@ from .requests import Asked
 from .workers import Workers
 
 _WAITS_KEPT = 1000  # for their 95th percentile
+_MOVED_HERE = 32  # queries, in the event loop; some 40 us each
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +57,7 @@ class Searches:
         self.broken: str | None = None
         self._requests: dict[int, tuple[_Request, int]] = {}
         self._waits_ms: list[float] = []
+        self._steps_from_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.workers = Workers(
             config.engines,
@@ -113,11 +115,13 @@ class Searches:
             plan = await asyncio.to_thread(collection.plan, itopk, wanted)
         deadline_s = arrived_s + timeout_ms / 1e3
         try:
-            found = await self._found(self._made(plan, asked, vectors, began_s, deadline_s))
+            made = await self._made(plan, asked, vectors, began_s, deadline_s)
+            found = await self._found(made)
             while plan.among is None and (short := _short(found, plan, asked.limit)):
                 # In thread: it may look at all rows.
                 plan = await asyncio.to_thread(collection.wider, plan)
-                again = self._made(plan, asked, vectors[short], self._clock(), deadline_s)
+                now_s = self._clock()
+                again = await self._made(plan, asked, vectors[short], now_s, deadline_s)
                 try:
                     wider = await self._found(again)
                 except Overloaded:
@@ -155,7 +159,11 @@ class Searches:
         return [request.found[i] for i in range(len(searches))]
 
     def feed_back(self, kv_link_use: float, decode_stall: float, wait_ms: float | None) -> str:
-        """One step of the control loop; says what it did."""
+        """One step of the control loop; says what it did. What comes before the interval is over is
+        let go: a loop with many routers takes no larger steps."""
+        if (now_s := self._clock()) < self._steps_from_s:
+            return Move.STEADY
+        self._steps_from_s = now_s + self._config.control_interval_s
         if wait_ms is None:
             waits = self._waits_ms
             wait_ms = float(np.percentile(waits, 95)) if waits else 0.0
@@ -165,7 +173,7 @@ class Searches:
         self._metrics.moves.labels(move).inc()
         return move
 
-    def _made(
+    async def _made(
         self,
         plan: Plan,
         asked: Asked,
@@ -173,7 +181,11 @@ class Searches:
         began_s: float,
         deadline_s: float,
     ) -> list[Search]:
-        moved = plan.target.snapshot.space.queries(vectors)
+        space = plan.target.snapshot.space
+        if vectors.shape[0] > _MOVED_HERE:  # others' requests shall not wait for it
+            moved = await asyncio.to_thread(space.queries, vectors)
+        else:
+            moved = space.queries(vectors)
         return [
             Search(
                 self._queue_of(asked),

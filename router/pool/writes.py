@@ -55,11 +55,14 @@ class Writes:
         self._creating = asyncio.Lock()
         # One thread for all rebuilds: each would leave its buffers behind in another one.
         self._builder = ThreadPoolExecutor(1, "rebuild")
+        # Writers wait for each other, and shall not take the threads that searches need.
+        self._writer = ThreadPoolExecutor(2, "write")
 
     async def close(self) -> None:
         """Once what is being built is there."""
         await asyncio.gather(*self._rebuilds.values())
         self._builder.shutdown()
+        self._writer.shutdown()
 
     async def create(self, name: str, wanted: CreateBody) -> tuple[Collection, bool]:
         """The collection of that name, and whether it was made now.
@@ -115,7 +118,8 @@ class Writes:
         rows = await self._vectors(points)
         require_fit(rows, collection.space.dimensions, "points")
         payloads = [Payload(one.id, one.text, one.metadata) for one in points]
-        await asyncio.to_thread(collection.upsert, payloads, rows)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, collection.upsert, payloads, rows)
         self._written(collection, "upsert", len(points))
         return len(points)
 
@@ -130,7 +134,8 @@ class Writes:
             raise RequestError("give one of ids and filter; an empty filter is none")
         what = body.ids if wanted is None else wanted
         assert what is not None
-        gone = await asyncio.to_thread(collection.delete, what)
+        loop = asyncio.get_running_loop()
+        gone = await loop.run_in_executor(self._writer, collection.delete, what)
         self._written(collection, "delete", gone)
         return gone
 

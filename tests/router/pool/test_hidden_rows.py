@@ -47,7 +47,8 @@ async def recall(pool: Client, allowed: Rows, offset: int, **more: Any) -> float
     near = ((queries[:, None] - allowed[None]) ** 2).sum(2).argsort(1)[:, :10] + offset
     found = [{int(hit["id"]) for hit in one["hits"]} for one in told["results"]]
     assert not any(one["degraded"] for one in told["results"])
-    return sum(len(a & set(b)) for a, b in zip(found, near.tolist(), strict=True)) / near.size
+    hits = sum(len(a & set(b)) for a, b in zip(found, near.tolist(), strict=True))
+    return hits / int(near.size)
 
 
 async def test_a_filter_that_follows_the_vectors(crowds: Path) -> None:
