@@ -50,8 +50,12 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     gc.collect()
     before_bytes = _resident_bytes()
     index = SessionIndex(capacity=sessions, ttl_s=1e9)
-    for number in range(sessions):
-        index.record(_chain(number, turns=1), _turn(number, source), 0.0)
+    for turn in range(1, _TURNS + 1):
+        for number in range(sessions):
+            chain, after = _chain(number, turn), None
+            if turn > 1 and (hit := index.find(chain, 0.0)) is not None:
+                after = hit.digest
+            index.record(chain, _turn(number, source), 0.0, after)
     gc.collect()
     sessions_bytes = _resident_bytes() - before_bytes
 
@@ -75,7 +79,7 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
         )
     }
     queries = [
-        Query("chat", _chain(source.randrange(sessions), turns=2), 0, "t", 200, Weights())
+        Query("chat", _chain(source.randrange(sessions), _TURNS + 1), 0, "t", 200, Weights())
         for _ in range(rounds)
     ]
     workloads = [
@@ -121,6 +125,7 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     return 0
 
 
+_TURNS = 3  # of each conversation: there is room for one each
 _HOMES = [f"http://d{i}:30000#0" for i in range(8)]  # a name is one object in the router too
 
 

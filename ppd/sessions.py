@@ -58,6 +58,7 @@ class Turn(msgspec.Struct, gc=False):
 
 class Hit(msgspec.Struct, frozen=True):
     turn: Turn
+    digest: Digest
     bytes_after: int  # of the request's input: the reply of ``turn`` and what is new
 
     @property
@@ -74,7 +75,12 @@ class _Entry(Turn, kw_only=True, gc=False):
 
 
 class SessionIndex:
-    """Finished requests by the digest of their input; least recently used go first."""
+    """Finished requests by the digest of their input; least recently used go first.
+
+    But turns that another one followed before all that none did: so a full index has the newest
+    turn of as many conversations as it has room for, and older ones (for forks, edited and
+    regenerated turns) only if there is more.
+    """
 
     def __init__(self, *, capacity: int, ttl_s: float) -> None:
         """Args: ``capacity`` in entries (about one a turn), ``ttl_s`` since last use."""
@@ -82,37 +88,56 @@ class SessionIndex:
         assert ttl_s > 0
         self._capacity = capacity
         self._ttl_s = ttl_s
-        self._entries: OrderedDict[Digest, _Entry] = OrderedDict()
+        # Each in the order of last use, and so of expiry.
+        self._newest: OrderedDict[Digest, _Entry] = OrderedDict()
+        self._followed: OrderedDict[Digest, _Entry] = OrderedDict()
         # For prompts: at which lengths past a block boundary known inputs end.
         self._tails: dict[Digest, dict[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._newest) + len(self._followed)
 
     def find(self, chain: PrefixChain, now_s: float) -> Hit | None:
         """The longest known prefix of ``chain``."""
         for candidate in islice(chain.candidates(self._tails_of), _MOST_CANDIDATES):
-            entry = self._entries.get(candidate.digest)
+            entries = self._newest
+            entry = entries.get(candidate.digest)
+            if entry is None:
+                entries = self._followed
+                entry = entries.get(candidate.digest)
             if entry is None:
                 continue
             if entry.expires_at_s <= now_s:
-                self._remove(candidate.digest)
+                self._remove(entries, candidate.digest)
                 continue
             entry.expires_at_s = now_s + self._ttl_s
-            self._entries.move_to_end(candidate.digest)
-            return Hit(entry, candidate.bytes_after)
+            entries.move_to_end(candidate.digest)
+            return Hit(entry, candidate.digest, candidate.bytes_after)
         return None
 
-    def record(self, chain: PrefixChain, turn: Turn, now_s: float) -> None:
-        """Remember a finished request, in place of an earlier one with the same input."""
+    def record(
+        self, chain: PrefixChain, turn: Turn, now_s: float, after: Digest | None = None
+    ) -> None:
+        """Remember a finished request, in place of an earlier one with the same input.
+
+        Args:
+            after: what was found for it (``Hit.digest``).
+        """
         digest = chain.end
-        if digest in self._entries:
-            self._remove(digest)
-        while len(self._entries) >= self._capacity:
-            self._remove(next(iter(self._entries)))
+        for entries in (self._newest, self._followed):
+            while entries and next(iter(entries.values())).expires_at_s <= now_s:
+                self._remove(entries, next(iter(entries)))
+            if digest in entries:
+                self._remove(entries, digest)
+        if after is not None and (followed := self._newest.pop(after, None)) is not None:
+            followed.expires_at_s = now_s + self._ttl_s
+            self._followed[after] = followed
+        while len(self) >= self._capacity:
+            entries = self._followed or self._newest
+            self._remove(entries, next(iter(entries)))
         anchor = chain.anchor
         fields = msgspec.structs.astuple(turn)
-        self._entries[digest] = _Entry(*fields, anchor=anchor, expires_at_s=now_s + self._ttl_s)
+        self._newest[digest] = _Entry(*fields, anchor=anchor, expires_at_s=now_s + self._ttl_s)
         if anchor is not None:
             tails = self._tails.setdefault(anchor.block, {})
             tails[anchor.tail_bytes] = tails.get(anchor.tail_bytes, 0) + 1
@@ -120,8 +145,8 @@ class SessionIndex:
     def _tails_of(self, block: Digest) -> Iterable[int]:
         return self._tails.get(block, ())
 
-    def _remove(self, digest: Digest) -> None:
-        anchor = self._entries.pop(digest).anchor
+    def _remove(self, entries: OrderedDict[Digest, _Entry], digest: Digest) -> None:
+        anchor = entries.pop(digest).anchor
         if anchor is None:
             return
         tails = self._tails[anchor.block]

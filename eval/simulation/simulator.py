@@ -263,7 +263,8 @@ class Simulation:
             ),
             loses_replies=self._clients.replies_lost,
         )
-        self._index.record(_chain(talk.plan, talk.turn), turn, now_s)
+        after = None if judged.hit is None else judged.hit.digest
+        self._index.record(_chain(talk.plan, talk.turn), turn, now_s, after)
         if judged.features is not None:
             self.judge.policy.observe(judged.features, course.route, ttft_ms, tpot_ms)
 

@@ -109,7 +109,7 @@ class Ledger:
             return
         now_s = self._clock()
         turn = self._turn(course, home, usage)
-        self._index.record(chain, turn, now_s)
+        self._index.record(chain, turn, now_s, course.hit.digest if course.hit else None)
         if course.decision.route is Route.LOCAL and course.decision.reason not in _UNPREDICTED:
             self._compare(course, turn, usage)
         self._count_transfer(course, home, usage)

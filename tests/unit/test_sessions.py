@@ -86,6 +86,39 @@ def test_least_recently_used_go_first() -> None:
     assert known.find(chain("a"), 4.0) is not None
 
 
+def test_turns_that_were_followed_go_before_any_conversation() -> None:
+    known = index(capacity=3)
+    known.record(chain("a"), TURN, 0.0)
+    known.record(chain("b"), TURN, 1.0)
+    for number, turn in enumerate(["a2", "a3"], 2):
+        contents = ["a", *[f"a{n}" for n in range(2, number)], turn]
+        hit = known.find(chain(*contents), float(number))
+        assert hit is not None
+        known.record(chain(*contents), replace(TURN, number=number), float(number), hit.digest)
+    assert len(known) == 3
+    newest, other = known.find(chain("a", "a2", "a3", "x"), 5.0), known.find(chain("b", "x"), 5.0)
+    assert newest is not None
+    assert newest.turn.number == 3
+    assert other is not None, "though it was used least recently"
+    fork = known.find(chain("a", "a2", "else"), 5.0)
+    assert fork is not None, "while there is room"
+    assert fork.turn.number == 2
+    assert known.find(chain("a", "else"), 5.0) is None
+    known.record(chain("c"), TURN, 6.0)
+    assert known.find(chain("a", "a2", "else"), 7.0) is None
+    assert known.find(chain("b", "x"), 7.0) is not None
+
+
+def test_what_has_expired_makes_room_by_itself() -> None:
+    known = index(capacity=100, ttl_s=10.0)
+    known.record(chain("a"), TURN, 0.0)
+    known.record(chain("a", "b"), TURN, 1.0, chain("a").end)
+    known.record(chain("c"), TURN, 10.5)
+    assert len(known) == 3, "the first turn lives on for forks, as long as the second"
+    known.record(chain("d"), TURN, 12.0)
+    assert len(known) == 2
+
+
 def test_kv_tokens_leave_out_the_last_generated_one() -> None:
     assert TURN.kv_tokens == 14
     assert replace(TURN, completion_tokens=0).kv_tokens == 10
