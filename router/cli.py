@@ -16,6 +16,7 @@ from ppd import __version__
 from ppd.errors import PpdError
 from ppd.policies import NAMES
 
+from .check import check_everything
 from .config import TABLE_POLICY, RouterConfig, read_config
 from .listening import local
 from .processes import Family, share_of
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         config, check = parse_config(argv)
         if check:
-            config.check_all()
+            check_everything(config)
             print("the configuration is right")
             return
         config.check()

@@ -101,6 +101,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     client_request_timeout_s: float = 30.0
     client_idle_timeout_s: float = 75.0
     client_stall_timeout_s: float = 60.0
+    shutdown_grace_s: float = 25.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = LogFormat.TEXT
     otlp_endpoint: str = ""
@@ -142,6 +143,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "client_request_timeout_s",
             "client_idle_timeout_s",
             "client_stall_timeout_s",
+            "shutdown_grace_s",
             "responses_max_bytes",
             "session_capacity",
             "session_ttl_s",
@@ -156,21 +158,6 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if not value > 0:  # also for NaN
                 wrong.append(f"{name} must be above 0, got {value}")
-        if wrong:
-            raise ConfigError("; ".join(wrong))
-
-    def check_all(self) -> None:
-        """What ``check`` does, and whether the files that are named can be used.
-
-        Raises:
-            ConfigError: listing everything that is wrong.
-        """
-        self.check()
-        wrong = []
-        for name in ("table", "tls_certificate", "tls_key"):
-            path = getattr(self, name)
-            if path and not os.access(path, os.R_OK):
-                wrong.append(f"{name}: {path} cannot be read")
         if wrong:
             raise ConfigError("; ".join(wrong))
 
@@ -263,17 +250,37 @@ class Secrets(msgspec.Struct, frozen=True):
             }
         )
 
+    def check(self, config: RouterConfig) -> None:
+        """
+        Raises:
+            ConfigError: one would be given away.
+        """
+        if config.accept_workers and self.worker_api_key and not self.worker_token:
+            raise ConfigError(
+                "worker_api_key would go to whoever announces a worker: set worker_token"
+            )
+
 
 def read_config(path: str) -> RouterConfig:
     """A TOML file with the fields of ``RouterConfig``.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or holds something else; all of it is told.
     """
     try:
-        return msgspec.toml.decode(Path(path).read_bytes(), type=RouterConfig)
-    except (OSError, ValueError) as error:  # of TOML's syntax, and of msgspec's types
+        given = msgspec.toml.decode(Path(path).read_bytes())
+    except (OSError, ValueError) as error:  # of TOML's syntax
         raise ConfigError(f"{path}: {error}") from error
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(RouterConfig)}
+    wrong = [f"there is no option {name}" for name in given if name not in types]
+    for name in given.keys() & types.keys():
+        try:
+            msgspec.convert(given[name], types[name])
+        except msgspec.ValidationError as error:
+            wrong.append(f"{name}: {error}")
+    if wrong:
+        raise ConfigError(f"{path}: {'; '.join(sorted(wrong))}")
+    return msgspec.convert(given, RouterConfig)
 
 
 def url_problem(role: str, url: str) -> str | None:

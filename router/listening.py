@@ -18,8 +18,6 @@ from .wire.reading import Limits
 from .wire.request import Request
 from .wire.server import WireServer
 
-_GRACE_S = 10.0  # for requests under way when the router stops
-
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Takes the address; nobody can connect before it is served.
@@ -86,7 +84,7 @@ async def serving(
         front: serves the token path; None: ``app`` answers there too.
     """
     runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=_GRACE_S
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=config.shutdown_grace_s
     )
     await runner.setup()
     assert runner.server is not None
@@ -108,7 +106,7 @@ async def serving(
         try:
             yield
         finally:
-            await server.stop(_GRACE_S)
+            await server.stop(config.shutdown_grace_s)
     finally:
         await runner.cleanup()
 

@@ -19,7 +19,6 @@ import aiohttp
 from ppd import __version__
 from ppd.contract import Role
 from ppd.decision import Policy
-from ppd.errors import ConfigError
 
 from .config import RouterConfig, Secrets
 from .listening import bind, serving, tls_of, url_of
@@ -75,8 +74,7 @@ async def running(
     """
     config.check()
     secrets = Secrets.of(config)
-    if config.accept_workers and secrets.worker_api_key and not secrets.worker_token:
-        raise ConfigError("worker_api_key would go to whoever announces a worker: set worker_token")
+    secrets.check(config)
     tls = tls_of(config)
     async with AsyncExitStack() as stack:
         listener = bind(config.host, config.port, shared=config.processes > 1)

@@ -66,7 +66,7 @@ def make_policy(
 
 
 def _given(path: Path, models: Sequence[str]) -> TableFile:
-    found = _load(path)
+    found = read_table(path)
     try:
         found.table.require(models)
     except TableError as error:
@@ -74,7 +74,11 @@ def _given(path: Path, models: Sequence[str]) -> TableFile:
     return found
 
 
-def _load(path: Path) -> TableFile:
+def read_table(path: Path) -> TableFile:
+    """
+    Raises:
+        TableError: it cannot be read, or is no table.
+    """
     try:
         data = path.read_bytes()
         table = Table.parse(data)
@@ -91,7 +95,9 @@ def _shipped(models: Sequence[str]) -> TableFile | None:
     """
     here = Path(__file__).parent
     folder = here.with_name("ppd_tables" if here.name == "ppd_router" else "tables")
-    found = [one for one in map(_load, sorted(folder.glob("*.json"))) if one.table.is_for(models)]
+    found = [
+        one for one in map(read_table, sorted(folder.glob("*.json"))) if one.table.is_for(models)
+    ]
     if len(found) > 1:
         paths = ", ".join(str(one.path) for one in found)
         raise TableError(f"several tables are for {', '.join(models)}: choose by --table: {paths}")

@@ -120,7 +120,12 @@ def test_workers_may_be_found_in_place_of_given() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("polcy = 'pd'", "unknown field `polcy`"),
+        ("polcy = 'pd'", "there is no option polcy"),
+        (
+            "port = 'a'\nhots = 1\nprefill = [1]",
+            "port: Expected `int`, got `str`; prefill: Expected `str`, got `int` - at `$[0]`; "
+            "there is no option hots",
+        ),
         ("corrections = ['luck']", "Invalid enum value 'luck'"),
         ("policy = ", "router.toml: "),
     ],
@@ -150,9 +155,33 @@ def test_a_configuration_can_be_checked_without_workers(
     file.write_text(f'prefill = ["{P}"]\ndecode = ["{D}"]\n')
     main(["--config", str(file), "--check-config"])
     assert capsys.readouterr().out == "the configuration is right\n"
-    file.write_text(file.read_text() + 'table = "no.json"\n')
-    with pytest.raises(SystemExit, match=r"table: no\.json cannot be read"):
+    right = file.read_text()
+    (tmp_path / "table.json").write_text("{}")
+    file.write_text(
+        f'{right}port = -1\ntable = "{tmp_path}/table.json"\ntls_certificate = "c"\ntls_key = "k"\n'
+        'workers_file = "no.toml"\ndecision_log = "/nowhere/log"\naccept_workers = true\n'
+        'worker_api_key = "secret"\n'
+    )
+    with pytest.raises(SystemExit) as ended:
         main(["--config", str(file), "--check-config"])
+    for told in (
+        "port must be 0..65535, got -1",
+        "worker_api_key would go to whoever announces a worker",
+        "tls_certificate c, tls_key k: ",
+        f"{tmp_path}/table.json: ",
+        "workers_file: ",
+        "decision_log: /nowhere/log cannot be written",
+    ):
+        assert told in str(ended.value)
+    assert "secret" not in str(ended.value)
+
+
+def test_what_may_be_a_password_is_not_shown() -> None:
+    for url in ("http://u:hidden@d:1", "http://u:hidden@d", "http://u:hidden@d:x"):
+        with pytest.raises(ConfigError) as caught:
+            RouterConfig(prefill=(P,), decode=(url,)).check()
+        assert "--decode" in str(caught.value)
+        assert "hidden" not in str(caught.value)
 
 
 def test_the_command_ends_with_one_line() -> None:
