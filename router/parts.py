@@ -159,7 +159,9 @@ def make_parts(
         journal=journal,
         make_rates=make_rates,
     )
-    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys)
+    passthrough = Passthrough(
+        client, pool, config.embedding, lambda: turns.keys, turns.charge, turns.undecided
+    )
     several = config.processes > 1
     kept = Conversations(config.responses_max_bytes, config.session_ttl_s, clock)
     retriever = retrieval = feedback = None

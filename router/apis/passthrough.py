@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 import aiohttp
 from aiohttp import web
 
 from ppd.contract import Role
-from ppd.errors import WorkerError
+from ppd.errors import Overloaded, WorkerError
 
 from ..intake.keys import KeyRing
 from ..workers.cluster import WorkerPool
@@ -26,6 +27,8 @@ class Passthrough:
         embedding: base URLs of workers that serve an embedding model; () if none do: what is
             asked of them is a decode worker's to answer, or to refuse.
         keys: those in force.
+        charge: a request with these headers, or refuses it.
+        ended: told of a request's path and outcome.
     """
 
     def __init__(
@@ -34,11 +37,15 @@ class Passthrough:
         pool: WorkerPool,
         embedding: Sequence[str],
         keys: Callable[[], KeyRing],
+        charge: Callable[[Mapping[str, str]], None],
+        ended: Callable[[str, str], None],
     ) -> None:
         self._client = client
         self._pool = pool
         self._embedding = embedding
         self._keys = keys
+        self._charge = charge
+        self._ended = ended
         self._turn = count()
 
     def add_routes(self, app: web.Application) -> None:
@@ -46,9 +53,25 @@ class Passthrough:
             app.router.add_post(path, self.pass_on)
 
     async def pass_on(self, request: web.Request) -> web.Response:
-        headers = {name.lower(): value for name, value in request.headers.items()}
+        outcome = "rejected"
+        try:
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            self._charge(headers)
+            outcome = "worker_error"
+            answer = await self._answer(request, headers)
+            outcome = "ok" if answer.status < 400 else "rejected"
+            return answer
+        except asyncio.CancelledError:
+            outcome = "disconnected"
+            raise
+        except Overloaded:
+            outcome = "overloaded"
+            raise
+        finally:
+            self._ended(request.path, outcome)
+
+    async def _answer(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         keys = self._keys()
-        keys.tenant(headers)
         url = self._worker(request.path)
         try:
             async with self._client.post(

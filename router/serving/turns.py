@@ -235,8 +235,16 @@ class TurnServer:
         Raises:
             RequestError: who asks is not known, or may not ask now.
         """
-        self._rates.charge(self.keys.tenant(request.headers) or ANONYMOUS, 0)
+        self.charge(request.headers)
         self.undecided(request.path, "from_cache")
+
+    def charge(self, headers: Mapping[str, str]) -> None:
+        """One request, of tokens that nobody counts.
+
+        Raises:
+            RequestError: who asks is not known, or may not ask now.
+        """
+        self._rates.charge(self.keys.tenant(headers) or ANONYMOUS, 0)
 
     def undecided(self, path: str, outcome: str, trace: Trace | None = None) -> None:
         """A request ended before anything was decided about it."""

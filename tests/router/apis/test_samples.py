@@ -8,6 +8,8 @@ from typing import Any
 import openai
 import pytest
 
+from router.limits import RateLimit
+
 from ..conftest import Cluster
 from ..fake_engine import (
     MODEL,
@@ -83,6 +85,16 @@ async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) ->
     embedder = FakeEngine("null", embed)
     async with embedder.serving():
         options = {"embedding": (embedder.url,), "worker_api_key": "inner"}
+        limited = {**options, "rate": RateLimit(requests_per_minute=1)}
+        async with scene(cluster, saying("x"), **limited) as (client, _):
+            body = {"model": "e", "input": "abc"}
+            for _ in range(2):  # the first has leaked away a little
+                assert (await client.post("/v1/embeddings", body)).status == 200
+            refused = await client.post("/v1/embeddings", body)
+            assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
+            at = {"endpoint": "/v1/embeddings"}
+            assert await client.metric("ppd_finished_total", **at, outcome="ok") == 2
+            assert await client.metric("ppd_finished_total", **at, outcome="overloaded") == 1
         async with scene(cluster, saying("x"), **options) as (client, _):
             async with by_openai(client) as speaker:
                 told = await speaker.embeddings.create(
