@@ -61,7 +61,7 @@ def test_marks_never_pass() -> None:
 
 def test_tenants_have_their_own_cache_and_ids() -> None:
     body = sent(read(Endpoint.CHAT, {**CHAT, "rid": "r", "cache_salt": "s"}, "t"))
-    assert (body["rid"], body["cache_salt"]) == ("t-r", "t/s")
+    assert (body["rid"], body["cache_salt"]) == ("t/r/", "t/s")
     assert "cache_salt" not in sent(read(Endpoint.CHAT, CHAT))
     posing = sent(read(Endpoint.CHAT, {**CHAT, "cache_salt": "t"}))
     assert posing["cache_salt"] == "anonymous/t"
