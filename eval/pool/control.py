@@ -24,9 +24,26 @@ _STEP_S, _SLOTS, _LANES = 0.00025, 4, 64
 _STEPS = {Stage.PREFILL: 3, Stage.DECODE: 6}  # of a search
 _BUDGET_S = {Stage.PREFILL: 0.01, Stage.DECODE: 0.1}
 _PHASE_S, _INTERVAL_S = 10.0, 0.25
-_LINK_USE = 0.5
-# Share of the slots that each stage asks for, phase by phase.
-_LOADS = ((0.2, 0.4), (0.6, 0.35), (0.15, 0.8), (0.2, 0.4))
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Shares of the slots that each stage asks for, and of the KV link that is used."""
+
+    name: str
+    prefill: float
+    decode: float
+    link_use: float = 0.5
+
+
+_PHASES = (
+    Phase("quiet", 0.2, 0.4),
+    Phase("prefill bursts", 0.6, 0.35),
+    Phase("too much decode", 0.35, 0.68),
+    Phase("quiet", 0.2, 0.4),
+    Phase("prefill bursts, link full", 0.6, 0.35, link_use=0.97),
+    Phase("prefill bursts", 0.6, 0.35),
+)
 _HIDDEN_S, _BETWEEN_S = 0.02, 0.16  # of decoding: what a search hides behind; from one to the next
 
 
@@ -36,6 +53,7 @@ class Interval:
 
     at_s: float
     load: float
+    link_use: float
     prefill_p95_ms: float
     decode_stall: float
     reserved: float
@@ -53,9 +71,10 @@ def simulate(seed: int, controlled: bool) -> Iterator[Interval]:
     waits: dict[Stage, list[float]] = {stage: [] for stage in Stage}
     next_s = dict.fromkeys(Stage, 0.0)
     steps = round(_INTERVAL_S / _STEP_S)
-    for number in range(1, round(len(_LOADS) * _PHASE_S / _STEP_S) + 1):
+    for number in range(1, round(len(_PHASES) * _PHASE_S / _STEP_S) + 1):
         now_s = number * _STEP_S
-        loads = dict(zip(Stage, _LOADS[min(len(_LOADS) - 1, int(now_s / _PHASE_S))], strict=True))
+        phase = _PHASES[min(len(_PHASES) - 1, int(now_s / _PHASE_S))]
+        loads = {Stage.PREFILL: phase.prefill, Stage.DECODE: phase.decode}
         for stage in Stage:
             rate = loads[stage] * _SLOTS / _STEP_S / _STEPS[stage]
             while next_s[stage] <= now_s:
@@ -75,11 +94,12 @@ def simulate(seed: int, controlled: bool) -> Iterator[Interval]:
             stall = min(1.0, float(np.mean(stalls or [0.0])))
             move = "fixed"
             if controlled:
-                move = str(loop.step(Feedback(_LINK_USE, p95_ms, stall)))
+                move = str(loop.step(Feedback(phase.link_use, p95_ms, stall)))
                 scheduler.controls = loop.controls
             now = scheduler.controls
             load = sum(loads.values())
-            yield Interval(now_s, load, p95_ms, stall, now.reserved, now.flush_s * 1e3, move)
+            flush_ms = now.flush_s * 1e3
+            yield Interval(now_s, load, phase.link_use, p95_ms, stall, now.reserved, flush_ms, move)
             waits = {stage: [] for stage in Stage}
 
 
@@ -111,7 +131,7 @@ def _draw(histories: dict[str, list[Interval]], plot: Path) -> None:
     from matplotlib import pyplot
 
     aims = Aims()
-    figure, axes = pyplot.subplots(4, 1, figsize=(8, 8), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(4, 1, figsize=(9, 8), sharex=True, layout="constrained")
     shown = (
         ("prefill_p95_ms", "prefill wait p95, ms", aims.prefill_wait_p95_ms),
         ("decode_stall", "decode stall, share", aims.decode_stall),
@@ -123,14 +143,22 @@ def _draw(histories: dict[str, list[Interval]], plot: Path) -> None:
             values = [getattr(one, name) for one in history]
             axis.plot([one.at_s for one in history], values, label=way, linewidth=1.2)
         if aim is not None:
-            axis.axhline(aim, color="grey", linestyle=":", linewidth=1)
-        if name != "reserved":
+            axis.axhline(aim, color="grey", linestyle=":", linewidth=1, label="aim")
+        if name == "flush_ms":
+            axis.set_yscale("log")
+        elif name != "reserved":
             axis.set_yscale("symlog", linthresh=0.01 if name == "decode_stall" else 1)
+        if name == "decode_stall":
+            axis.set_ylim(bottom=0.0)
         axis.set_ylabel(label, fontsize=8)
-        for phase in range(1, len(_LOADS)):
+        for phase in range(1, len(_PHASES)):
             axis.axvline(phase * _PHASE_S, color="lightgrey", linewidth=0.8)
-    axes[0].legend(fontsize=8)
-    loads = ", ".join(f"{a:g}+{b:g}" for a, b in _LOADS)
-    axes[0].set_title(f"slots asked for by prefill + decode: {loads}", fontsize=9)
+    axes[0].legend(fontsize=8, loc="lower right")
+    for number, phase in enumerate(_PHASES):
+        at_s = (number + 0.5) * _PHASE_S
+        told = f"{phase.name}\n{phase.prefill:g} + {phase.decode:g} of the slots"
+        axes[0].annotate(
+            told, (at_s, 1.03), xycoords=("data", "axes fraction"), ha="center", fontsize=7
+        )
     axes[-1].set_xlabel("seconds")
     figure.savefig(plot, dpi=110)
