@@ -151,8 +151,8 @@ def _draw(histories: dict[str, list[Interval]], plot: Path) -> None:
         if name == "decode_stall":
             axis.set_ylim(bottom=0.0)
         axis.set_ylabel(label, fontsize=8)
-        for phase in range(1, len(_PHASES)):
-            axis.axvline(phase * _PHASE_S, color="lightgrey", linewidth=0.8)
+        for number in range(1, len(_PHASES)):
+            axis.axvline(number * _PHASE_S, color="lightgrey", linewidth=0.8)
     axes[0].legend(fontsize=8, loc="lower right")
     for number, phase in enumerate(_PHASES):
         at_s = (number + 0.5) * _PHASE_S

@@ -36,6 +36,7 @@ _WIDTH = 64
 _ROWS = 20_000  # of each shard
 _BATCH = 256
 _SEARCHERS = 4  # a shard
+_KINDS = 3  # of rows, that filters tell apart
 _WRITTEN = 200  # rows that come, and that go, at once
 _PAUSE_S = 2.0  # between two such writes
 _SWAP_S, _KILL_S = 30.0, 45.0
@@ -65,6 +66,7 @@ class Shard:
         live: numbers of rows that are there; dead: of some that are not any more.
         unsure: of rows whose writing was not answered.
         up: it takes requests.
+        life: counts how often it was killed: who asked in another one may get no answer.
     """
 
     process: Process
@@ -73,6 +75,7 @@ class Shard:
     dead: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     unsure: set[int] = field(default_factory=set)
     up: asyncio.Event = field(default_factory=asyncio.Event)
+    life: int = 0
 
     @property
     def url(self) -> str:
@@ -123,6 +126,7 @@ class Soak:
         """For rows that are there, and for some that are not."""
         while True:
             await shard.up.wait()
+            life = shard.life
             there = self.source.sample(list(shard.live), _BATCH - 16)
             gone = self.source.sample(list(shard.dead), min(16, len(shard.dead)))
             rows = [shard.live[one] for one in there] + [shard.dead[one] for one in gone]
@@ -135,7 +139,7 @@ class Soak:
                 ) as response:
                     raw = await response.read()
             except aiohttp.ClientError:
-                if shard.up.is_set() and shard.process.popen.poll() is None:
+                if shard.life == life:
                     raise
                 continue
             if response.status != 200:
@@ -153,11 +157,12 @@ class Soak:
         """Rows come, as many go, some change."""
         while True:
             await shard.up.wait()
+            life = shard.life
             try:
                 await self._add(shard, _WRITTEN)
                 await self._take_away(shard, _WRITTEN)
             except aiohttp.ClientError:
-                if shard.up.is_set() and shard.process.popen.poll() is None:
+                if shard.life == life:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
@@ -167,7 +172,12 @@ class Soak:
         rows = {number: direction(number) for number in numbers}
         shard.unsure.update(numbers)
         points = [
-            {"id": f"r{number}", "vector": row.tolist(), "text": f"row {number}"}
+            {
+                "id": f"r{number}",
+                "vector": row.tolist(),
+                "text": f"row {number}",
+                "metadata": {"kind": number % _KINDS},
+            }
             for number, row in rows.items()
         ]
         await self._post("POST", f"{shard.url}{_PATH}/points", {"points": points})
@@ -191,6 +201,10 @@ class Soak:
             shard = self.source.choice(self.shards)
             number = self.source.choice(list(shard.live))
             body = {"vector": shard.live[number].tolist(), "limit": 3, "timeout_ms": _TIMEOUT_MS}
+            kind = number % _KINDS if self.source.random() < 0.5 else None
+            if kind is not None:
+                body["filter"] = {"kind": kind}
+                self.seen["filtered"] += 1
             told = await self._post("POST", f"{self.front.url}{_PATH}/search", body)
             self.seen["front"] += 1
             self.seen["partial"] += told["partial"]
@@ -199,23 +213,37 @@ class Soak:
             hits = told["results"][0]["hits"]
             if any(hit["text"] != f"row {hit['id'][1:]}" for hit in hits):
                 raise PoolSoakError(f"texts of other rows: {hits}")
+            if kind is not None and any(int(hit["id"][1:]) % _KINDS != kind for hit in hits):
+                raise PoolSoakError(f"rows that do not pass the filter: {hits}")
             if number in shard.live and not told["partial"]:
                 self.seen["sought"] += 1
                 self.seen["missed"] += not hits or hits[0]["id"] != f"r{number}"
 
     async def _swap(self) -> None:
+        """Both shards get new indexes; memory is watched of the one that is not killed."""
+        steady, killed = self.shards
         while True:
             await asyncio.sleep(_SWAP_S)
-            await self._post("POST", f"{self.shards[0].url}{_PATH}/rebuild", {})
+            await self._post("POST", f"{steady.url}{_PATH}/rebuild", {})
             self.seen["swaps"] += 1
-            process = psutil.Process(self.shards[0].process.popen.pid)
+            process = psutil.Process(steady.process.popen.pid)
             self.memory_mb.append(round(process.memory_info().rss / 2**20, 1))
+            await killed.up.wait()
+            life = killed.life
+            try:
+                await self._post("POST", f"{killed.url}{_PATH}/rebuild", {})
+                self.seen["swaps"] += 1
+            except aiohttp.ClientError:
+                if killed.life == life:
+                    raise
+                self.seen["swaps_cut"] += 1
 
     async def _kill(self, shard: Shard) -> None:
         """At once, in the midst of whatever it does; it is there again with all it had said."""
         while True:
             await asyncio.sleep(_KILL_S)
             shard.up.clear()
+            shard.life += 1
             shard.process.popen.send_signal(signal.SIGKILL)
             await asyncio.to_thread(shard.process.popen.wait)
             self.seen["kills"] += 1
@@ -249,7 +277,10 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         soak = asyncio.run(_soak(launch, Path(folder), searches, seed))
     third = max(1, len(soak.memory_mb) // 3)
-    first, last = max(soak.memory_mb[:third]), max(soak.memory_mb[-third:])
+    # A run that ends before the first swap tells nothing of memory.
+    first, last = (
+        max(some, default=1.0) for some in (soak.memory_mb[:third], soak.memory_mb[-third:])
+    )
     recall = 1 - soak.seen["missed"] / soak.seen["sought"]
     growth = last / first
     told = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
