@@ -133,6 +133,26 @@ async def test_a_batch_is_served(workers: Workers, http: aiohttp.ClientSession) 
     await workers.settle(http)
 
 
+async def test_who_hangs_up_ends_no_request_but_his_own(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    """SGLang aborts every request whose id begins with the one that is aborted."""
+    async with workers.routed(static_policy("full")) as url:
+
+        def ask(rid: str) -> Any:
+            sampling = {"max_new_tokens": 150, "ignore_eos": True}
+            body = {"text": f"{rid} one two three", "rid": rid, "stream": True}
+            return http.post(f"{url}/generate", json={**body, "sampling_params": sampling})
+
+        async with ask("12") as other:
+            async with ask("1") as left:
+                assert (await left.content.readline()).startswith(b"data: ")
+            *_, last = events(await other.read())
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 150}
+    assert last["meta_info"]["completion_tokens"] == 150
+    await workers.settle(http)
+
+
 async def test_logprobs_of_a_local_turn_are_those_of_a_monolithic_one(
     workers: Workers, http: aiohttp.ClientSession
 ) -> None:
