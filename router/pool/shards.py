@@ -62,16 +62,23 @@ class _Refusal(msgspec.Struct):
 
 
 class Shard:
-    """One shard's replicas, the one with the fewest searches under way asked first."""
+    """One shard's replicas, the one with the fewest searches under way asked first.
+
+    Args:
+        timeout_s: for all of them; each has an equal part of it, so that one that hangs leaves time
+            for the next.
+    """
 
     def __init__(
         self,
         name: str,
         replicas: Sequence[str],
+        timeout_s: float,
         session: aiohttp.ClientSession,
         metrics: PoolMetrics,
     ) -> None:
         self.name = name
+        self._patience_s = timeout_s / len(replicas)
         self._session = session
         self._metrics = metrics
         self._under_way = dict.fromkeys((url.rstrip("/") for url in replicas), 0)
@@ -86,9 +93,12 @@ class Shard:
         for url in self._in_order():
             self._under_way[url] += 1
             try:
-                async with self._session.post(
-                    url + path, data=body, headers={"Content-Type": "application/json"}
-                ) as response:
+                async with (
+                    asyncio.timeout(self._patience_s),
+                    self._session.post(
+                        url + path, data=body, headers={"Content-Type": "application/json"}
+                    ) as response,
+                ):
                     data = await response.read()
                 if 400 <= response.status < 500 and response.status != 429:
                     raise _refused(response.status, data)
@@ -96,7 +106,7 @@ class Shard:
                     self._failed_s.pop(url, None)
                     return msgspec.json.decode(data, type=_Answer)
                 why = f"answered {response.status}"
-            except (aiohttp.ClientError, msgspec.MsgspecError) as error:
+            except (aiohttp.ClientError, msgspec.MsgspecError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
             except asyncio.CancelledError:  # out of time
                 self._note_failure(url)
@@ -132,7 +142,7 @@ class ShardsServer:
         self._config = config
         self._metrics = metrics
         self._shards = [
-            Shard(f"shard{i}", replicas, session, metrics)
+            Shard(f"shard{i}", replicas, config.shard_timeout_s, session, metrics)
             for i, replicas in enumerate(config.shards)
         ]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from ppd.ann.schedule import Bounds
 from ppd.errors import ConfigError
@@ -206,6 +207,23 @@ async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None
                 async with running(none) as nobody:
                     status, told = await nobody.search(vector=ROWS[0].tolist())
                     assert (status, told["error"]["message"]) == (503, "no shard answers in 60 s")
+
+
+async def test_a_replica_that_hangs_leaves_time_for_the_next(built: Path) -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody wakes it")
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", hang)
+    async with running(config_for(built)) as one, TestServer(app) as hung:
+        config = PoolConfig(shards=((str(hung.make_url("")), one.url),), shard_timeout_s=6.0)
+        async with running(config) as front:
+            for _ in range(20):
+                status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
+                assert (status, told["partial"]) == (200, False)
+            _, metrics = await front.get("/metrics")
+    assert 'ppd_pool_shard_failures_total{shard="shard0"} 1.0' in metrics
 
 
 async def test_text_is_embedded_by_a_server(built: Path) -> None:
