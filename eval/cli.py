@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppd.errors import ConfigError, PpdError
+from ppd.errors import PpdError
 from ppd.table_policy import Correction
 
 from . import (
@@ -267,8 +267,8 @@ def _run(options: argparse.Namespace) -> int:
         case "sweep":
             config = load_config(options.config)
             model = options.model or None
-            if options.table is not None and not config.makes_table:
-                raise ConfigError(f"--table: {config.shape} has no routes to compare")
+            if options.table is not None:
+                config.require_table()
             drive.sweep(config, model, options.out, options.logs)
             if options.table is not None:
                 told = build.build(config, options.out, options.table)

@@ -109,6 +109,13 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether there are two routes to choose from."""
         return self.workers[0] > 0
 
+    def require_table(self) -> None:
+        """Raises:
+        ConfigError: no table can be made of this sweep.
+        """
+        if not self.makes_table:
+            raise ConfigError(f"{self.shape} has no routes to compare: there is no table of it")
+
     @property
     def homes(self) -> int:
         """Workers that decode."""

@@ -49,8 +49,7 @@ def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
             cannot be written.
         TableError: what was measured is no table.
     """
-    if not config.makes_table:
-        raise ConfigError(f"{config.shape} has no routes to compare, so there is no table of it")
+    config.require_table()
     record = record_of(config, list(read_runs(config, raw)), raw)
     table = Table(record)  # refuses what no router would take
     try:
