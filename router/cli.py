@@ -50,8 +50,8 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
     add(
         "--accept-workers",
         action="store_true",
-        help="let workers announce themselves (ppd-worker --ppd-routers); only those that know "
-        "$PPD_WORKER_TOKEN, if it is set",
+        help="let workers announce themselves (ppd-worker --ppd-routers); from other hosts only "
+        "with $PPD_WORKER_TOKEN",
     )
     policies = ", ".join((TABLE_POLICY, *NAMES))
     add("--policy", help=f"route of later turns: {policies} (default: {default.policy})")

@@ -98,9 +98,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: int = 8000
     max_head_bytes: int = 64 * 1024
     max_body_bytes: int = 64 * 1024 * 1024
+    max_connections: int = 16_384
     client_request_timeout_s: float = 30.0
     client_idle_timeout_s: float = 75.0
     client_stall_timeout_s: float = 60.0
+    shutdown_delay_s: float = 0.0
     shutdown_grace_s: float = 25.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = LogFormat.TEXT
@@ -132,14 +134,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wrong.append(f"processes must be 1 or more, got {self.processes}")
         elif self.processes > 1 and not self.admin_port:
             wrong.append("several processes need an admin_port: the first of as many ports")
-        for name in ("breaker_failures", "resume_streams"):
-            if getattr(self, name) < 0:
+        for name in ("breaker_failures", "resume_streams", "shutdown_delay_s"):
+            if not getattr(self, name) >= 0:
                 wrong.append(f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in (
             "append_budget_tokens",
             "heartbeat_budget_s",
             "max_head_bytes",
             "max_body_bytes",
+            "max_connections",
             "client_request_timeout_s",
             "client_idle_timeout_s",
             "client_stall_timeout_s",

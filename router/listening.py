@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -93,12 +93,14 @@ async def serving(
         handler=nobody if front is None else front.serve,
         elsewhere=runner.server,
         refuse=refuse if front is None else front.refuse,
+        screen=passed if front is None else front.screen,
         limits=Limits(
             head_bytes=config.max_head_bytes,
             body_bytes=config.max_body_bytes,
             request_s=config.client_request_timeout_s,
             idle_s=config.client_idle_timeout_s,
             stall_s=config.client_stall_timeout_s,
+            connections=config.max_connections,
         ),
     )
     try:
@@ -109,6 +111,10 @@ async def serving(
             await server.stop(config.shutdown_grace_s)
     finally:
         await runner.cleanup()
+
+
+def passed(path: str, headers: Mapping[str, str]) -> None:
+    """Nobody is kept from anything."""
 
 
 async def nobody(request: Request) -> None:

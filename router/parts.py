@@ -182,7 +182,7 @@ def make_parts(
             wall_clock=time.time,
             clock=clock,
         )
-    front = Front(turns, None if several else kept, retrieval, answers)
+    front = Front(turns, None if several else kept, retrieval, answers, secrets.admin_token)
     operations = Operations(pool, config.all_roles)
     return Parts(front, admin, operations, passthrough, reloader, retriever, feedback, answers)
 

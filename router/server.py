@@ -22,6 +22,7 @@ from ppd.decision import Policy
 
 from .config import RouterConfig, Secrets
 from .listening import bind, serving, tls_of, url_of
+from .operators.admin import Admin
 from .operators.app import complete, lobby, public
 from .parts import make_parts
 from .seeing.journal import Journal, opened_by
@@ -102,7 +103,7 @@ async def running(
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
-            membership.warn_if_open(config.host)
+            membership.warn_if_shut(config.host)
         if sources:
             reconciler = Reconciler(pool, config.discovery_interval_s)
             await stack.enter_async_context(owned(reconciler.run(sources)))
@@ -162,7 +163,14 @@ async def running(
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+        stack.push_async_callback(_take_leave, parts.admin, config.shutdown_delay_s)
         yield url_of(listener, tls)
+
+
+async def _take_leave(admin: Admin, delay_s: float) -> None:
+    """Still serving: load balancers shall see it, and send nothing more."""
+    admin.stopping = True
+    await asyncio.sleep(delay_s)
 
 
 def _control(api_key: str) -> aiohttp.ClientSession:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppd.errors import RequestError
 
 from ..answer_cache.cache import AnswerCache
-from ..answers import ErrorAnswer, answer_to
+from ..answers import INVALID, ErrorAnswer, answer_to
 from ..apis import messages, responses
 from ..intake.inbound import Endpoint
+from ..intake.keys import carries
 from ..intake.requests import json_bytes, json_object
 from ..retrieval.stage import RetrievalStage
 from ..serving.inner import Asked, Inner, Taker
 from ..serving.turns import TurnServer
+from ..wire.request import Refusal
 from .messages import MessagesTaker
 from .response_answers import ResponseTaker
 from .responses import Conversations, Messages
@@ -31,6 +33,7 @@ class Front:
         conversations: None if they cannot be kept: a client's next request may come to another
             process.
         retrieval, answers: None: none is configured.
+        admin_token: whoever carries it may send large bodies, too.
     """
 
     def __init__(
@@ -39,13 +42,35 @@ class Front:
         conversations: Conversations | None,
         retrieval: RetrievalStage | None,
         answers: AnswerCache | None,
+        admin_token: str,
     ) -> None:
         self._turns = turns
         self._retrieval = retrieval
         self._answers = answers
         self._plain = retrieval is None and answers is None
         self._conversations = conversations
-        self.refuse = turns.refuse
+        self._admin_token = admin_token
+
+    def screen(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
+        """Why a large body shall not be read: nobody knows whose it is."""
+        token = self._admin_token
+        if token and carries(headers.get("authorization"), token):
+            return None
+        try:
+            self._turns.keys.tenant(headers)
+        except RequestError as error:
+            return Refusal(error.status, str(error), error.code, path)
+        return None
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        """The body of an answer to what was not read as a request."""
+        overloaded = refusal.status == 503
+        outcome = "overloaded" if overloaded else "rejected"
+        if not refusal.counted:
+            self._turns.undecided("", outcome)
+        kind = "router_error" if overloaded else INVALID
+        told = ErrorAnswer(refusal.status, refusal.message, kind, code=refusal.code)
+        return _as_messages(told) if refusal.path == messages.PATH else _as_openai(told)
 
     async def serve(self, request: Asked) -> None:
         match request.path:

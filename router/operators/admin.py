@@ -42,6 +42,7 @@ class Admin:
 
     Attributes:
         token: that operators carry, if there is one.
+        stopping: the router will soon take no more requests.
     """
 
     policy_spec: str
@@ -59,6 +60,7 @@ class Admin:
     metrics: Metrics
     token: str
     clock: Callable[[], float]
+    stopping: bool = False
 
     def take_up_policy(self, spec: str, policy: Policy, table: TableFile | None) -> None:
         self.policy_spec, self.policy, self.table = spec, policy, table
@@ -73,14 +75,14 @@ class Admin:
         app.router.add_post("/table/reset", self.reset)
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 if a worker of each role lives, or one that does both."""
+        """200 if a worker of each role lives, or one that does both, and the router stays."""
         workers = self.pool.workers
         living = {w.role for w in workers if w.alive}
         healthy = living >= self.roles or Role.REPLICA in living
         states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
+        status = "stopping" if self.stopping else "ok" if healthy else "degraded"
         return web.json_response(
-            {"status": "ok" if healthy else "degraded", "workers": states},
-            status=200 if healthy else 503,
+            {"status": status, "workers": states}, status=200 if status == "ok" else 503
         )
 
     async def workers(self, request: web.Request) -> web.Response:

@@ -43,7 +43,7 @@ def public(
     pool: WorkerPool, admin: Admin, passthrough: Passthrough, max_body_bytes: int
 ) -> web.Application:
     """What clients and load balancers ask, beside the token path."""
-    app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
+    app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
     app[_POOL] = pool
     app.router.add_get("/health", admin.health)
     passthrough.add_routes(app)
@@ -84,7 +84,7 @@ def lobby(membership: Membership | None) -> web.Application:
         told = ErrorAnswer(503, "there is no worker of each role yet", "worker_error")
         return _response(told)
 
-    app = web.Application(middlewares=[_answer_errors])
+    app = web.Application(middlewares=[answer_errors])
     if membership is not None:
         membership.add_routes(app)
     app.router.add_route("*", "/{path:.*}", refuse)
@@ -130,7 +130,7 @@ async def _only_operators(request: web.Request, handler: _Handler) -> web.Stream
 
 
 @web.middleware
-async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Every error as OpenAI's error object."""
     where = f"{request.method} {request.path}"
     try:

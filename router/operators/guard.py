@@ -50,6 +50,9 @@ class Guard:
 
 def is_loopback(address: str | None) -> bool:
     try:
-        return ipaddress.ip_address(address or "").is_loopback
+        given = ipaddress.ip_address(address or "")
     except ValueError:
         return False
+    # As a socket of both families tells of the older one.
+    mapped = given.ipv4_mapped if isinstance(given, ipaddress.IPv6Address) else None
+    return (mapped or given).is_loopback

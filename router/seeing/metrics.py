@@ -26,7 +26,8 @@ class Metrics:
         self.finished = Counts(
             "ppd_finished",
             "Requests by outcome: ok, rejected (the client's error), overloaded (429), "
-            "worker_error, truncated, disconnected, internal_error, from_cache",
+            "worker_error, truncated, disconnected, stopped (with the router), internal_error, "
+            "from_cache",
             ("endpoint", "outcome"),
             self.registry,
         )
@@ -78,7 +79,7 @@ class Metrics:
         self.itl = Histograms(
             "ppd_itl_seconds",
             "Between two parts of a stream, as they are passed on",
-            ("route",),
+            kinds,
             _TOKEN_SECONDS,
             self.registry,
         )

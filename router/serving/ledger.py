@@ -78,7 +78,7 @@ class Ledger:
 
     def passing_on(self, course: Course) -> Observed:
         """For the times between the parts of a stream."""
-        return self._metrics.itl.of(course.decision.route)
+        return self._metrics.itl.of(*_kind(course))
 
     def resumed(self, well: bool) -> None:
         """A stream whose worker was lost goes on elsewhere, or could not."""

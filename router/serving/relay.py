@@ -24,6 +24,7 @@ from .sse import DONE, Tail, usage_of_generate, usage_of_openai
 
 logger = logging.getLogger("ppd.router.turns")
 
+STOPPED = "stopped"  # an outcome, in the words of ``ppd_finished``
 _MOST_PRIMING_S = 10.0  # a worker without a free slot may never come to it
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -75,7 +76,11 @@ async def relay_stream(
                 most_resumptions -= 1
                 rest = await _rest(course, resumption, onward) if most_resumptions >= 0 else None
                 ledger.resumed(rest is not None)
-            if rest is None:
+            if relay.stopped:
+                if rest is not None:
+                    rest.leg.close()
+                outcome = STOPPED
+            elif rest is None:
                 outcome = relay.truncated()
             else:
                 relay.go_on_with(rest)
@@ -113,6 +118,7 @@ class _Relay:
     """``legs.Sink`` of the worker's stream, ``wire.request.Listener`` of the client.
 
     Attributes:
+        stopped: the router has ended it.
         outcome: how it ended; None: the worker was lost, and another may go on; or it was left,
             and shall go on with ``continued``.
     """
@@ -137,6 +143,7 @@ class _Relay:
         self._resumption = resumption
         self._reader = reader
         self._resumed = False
+        self.stopped = False
         self.continued: Inbound | None = None
         self._priming: asyncio.Task[None] | None = None
         self._declined = False
@@ -283,6 +290,17 @@ class _Relay:
         told = ErrorAnswer(502, self._trouble, "worker_error", code=502)
         self._request.write(told.event + DONE)
         return "truncated"
+
+    def stop(self) -> None:
+        """The router stops before the worker, or whoever goes on in its place, has ended."""
+        if self.stopped or self._tail.done or (self.outcome.done() and self.outcome.result()):
+            return
+        self.stopped = True
+        told = ErrorAnswer(503, "the router is stopping", "router_error", code=503)
+        self._request.write(DONE if self._tail.failed else told.event + DONE)
+        if not self.outcome.done():
+            self._leg.close()
+            self.outcome.set_result(STOPPED)
 
     def pause(self) -> None:
         self._waits_since_s, self._paused = time.perf_counter(), True

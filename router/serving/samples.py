@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ..wire.request import Connection, Listener
+from ..wire.request import Listener
 from .inner import Asked, Inner, chunks_of, parsed
 from .sse import DONE
 
@@ -35,7 +35,13 @@ async def serve_samples(request: Asked, count: int, serve: _Serve) -> None:
             if index != refused:
                 one.cancel()
 
-    merge = _Merge(request, count, asks_usage, give_up)
+    def give_up_silent() -> None:
+        """The router stops: those that have begun tell it themselves."""
+        for one, sample in zip(served, merge.samples, strict=True):
+            if sample.listener is None:
+                one.cancel()
+
+    merge = _Merge(request, count, asks_usage, give_up, give_up_silent)
     async with asyncio.TaskGroup() as tasks:
         served += [
             tasks.create_task(serve(merge.request(index, dict(fields)))) for index in range(count)
@@ -48,16 +54,24 @@ class _Merge:
 
     Args:
         give_up: the others, when the one of that index was refused.
+        give_up_silent: those that nobody has heard of yet.
     """
 
     def __init__(
-        self, request: Asked, count: int, asks_usage: bool, give_up: Callable[[int], None]
+        self,
+        request: Asked,
+        count: int,
+        asks_usage: bool,
+        give_up: Callable[[int], None],
+        give_up_silent: Callable[[], None],
     ) -> None:
         self.give_up = give_up
+        self._give_up_silent = give_up_silent
+        self._told_of_stop = False
         self._request = request
         self._asks_usage = asks_usage
-        self.connection = _Shared(request.connection)
-        self._samples = [_Sample(self, index) for index in range(count)]
+        self._connection = request.connection
+        self.samples = [_Sample(self, index) for index in range(count)]
         self.first: dict[str, Any] = {}  # what all chunks have in common
 
     def request(self, index: int, fields: dict[str, Any]) -> Inner:
@@ -71,8 +85,36 @@ class _Merge:
             fields["stream_options"] = {**(fields.get("stream_options") or {})}
             fields["stream_options"]["include_usage"] = True
         request, body = self._request, orjson.dumps(fields)
-        sample = self._samples[index]
-        return Inner(request.path, request.headers, body, self.connection, sample)
+        sample = self.samples[index]
+        return Inner(request.path, request.headers, body, sample, sample)
+
+    # -- the client's connection, for all samples ----------------------------------------
+
+    @property
+    def stopping(self) -> bool:
+        return self._connection.stopping
+
+    def heed(self) -> None:
+        self._connection.heed(self)
+
+    def pause(self) -> None:
+        for listener in self._listeners:
+            listener.pause()
+
+    def resume(self) -> None:
+        for listener in self._listeners:
+            listener.resume()
+
+    def stop(self) -> None:
+        self._give_up_silent()
+        for listener in self._listeners:
+            listener.stop()
+
+    @property
+    def _listeners(self) -> list[Listener]:
+        return [one.listener for one in self.samples if one.listener is not None]
+
+    # -- what samples answer -------------------------------------------------------------
 
     def begun(self, headers: Mapping[str, str]) -> None:
         if not self._request.answered:
@@ -81,12 +123,18 @@ class _Merge:
     def pass_on(self, chunk: dict[str, Any]) -> None:
         self._request.write(b"data: %b\n\n" % orjson.dumps(chunk))
 
+    def tell(self, error: dict[str, Any]) -> None:
+        """Of a sample; that the router stops is told once."""
+        if not self._told_of_stop:
+            self.pass_on(error)
+        self._told_of_stop = self.stopping
+
     def end(self) -> None:
         """All samples have ended, each in its way."""
         request = self._request
-        refused = [s for s in self._samples if s.status != 200]
+        refused = [s for s in self.samples if s.status != 200]
         if request.answered:  # a stream; what became of a sample stands in its events
-            if any(s.aborted_ for s in self._samples):
+            if any(s.aborted_ for s in self.samples):
                 request.abort()
                 return
             for sample in refused:
@@ -98,17 +146,17 @@ class _Merge:
         elif refused:
             request.respond(refused[0].status, refused[0].body, refused[0].headers)
         else:
-            answer = parsed(self._samples[0].body)
+            answer = parsed(self.samples[0].body)
             choices = []
-            for index, sample in enumerate(self._samples):
+            for index, sample in enumerate(self.samples):
                 sample.usage = sample.answer.get("usage")
                 choices += [{**one, "index": index} for one in sample.answer["choices"]]
             answer |= {"choices": choices, "usage": self._usage()}
-            request.respond(200, orjson.dumps(answer), self._samples[0].headers)
+            request.respond(200, orjson.dumps(answer), self.samples[0].headers)
 
     def _usage(self) -> dict[str, Any] | None:
         """The prompt counts once, as the first sample was charged for it."""
-        counted = [s.usage for s in self._samples if s.usage is not None]
+        counted = [s.usage for s in self.samples if s.usage is not None]
         if not counted:
             return None
         made = sum(usage.get("completion_tokens") or 0 for usage in counted)
@@ -117,7 +165,11 @@ class _Merge:
 
 
 class _Sample:
-    """``inner.Taker`` of one sample."""
+    """``inner.Taker`` of one sample, and the client's connection as that sample sees it.
+
+    Attributes:
+        listener: of the sample's stream, once there is one.
+    """
 
     def __init__(self, merge: _Merge, index: int) -> None:
         self._merge = merge
@@ -127,6 +179,21 @@ class _Sample:
         self.headers: Mapping[str, str] = {}
         self.usage: dict[str, Any] | None = None
         self.aborted_ = False
+        self.listener: Listener | None = None
+
+    @property
+    def stopping(self) -> bool:
+        return self._merge.stopping
+
+    def write(self, data: bytes) -> None:
+        raise AssertionError("a sample's answer is merged")
+
+    def heed(self, listener: Listener | None) -> None:
+        if listener is not None:
+            self.listener = listener
+            self._merge.heed()
+            if self.stopping:
+                listener.stop()
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -144,7 +211,7 @@ class _Sample:
         merge = self._merge
         for chunk in chunks_of(events):
             if "choices" not in chunk:  # an error
-                merge.pass_on(chunk)
+                merge.tell(chunk)
                 continue
             merge.first = merge.first or {
                 name: value for name, value in chunk.items() if name not in ("choices", "usage")
@@ -159,27 +226,3 @@ class _Sample:
 
     def aborted(self) -> None:
         self.aborted_ = True
-
-
-class _Shared:
-    """A client's connection, heeded by all samples."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._listeners: list[Listener] = []
-
-    def write(self, data: bytes) -> None:
-        self._connection.write(data)
-
-    def heed(self, listener: Listener | None) -> None:
-        if listener is not None:
-            self._listeners.append(listener)
-            self._connection.heed(self)
-
-    def pause(self) -> None:
-        for listener in self._listeners:
-            listener.pause()
-
-    def resume(self) -> None:
-        for listener in self._listeners:
-            listener.resume()

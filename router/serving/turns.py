@@ -28,14 +28,13 @@ from ..intake.wishes import WishBook
 from ..seeing.journal import Journal
 from ..seeing.metrics import Metrics
 from ..seeing.tracing import Trace, Tracing
-from ..wire.request import Refusal
 from ..workers.cluster import WorkerPool
 from .companion import Companion, Outlook, completed
 from .course import Course
 from .dispatch import Dispatcher
 from .inner import Asked
 from .ledger import Ledger
-from .relay import relay_body, relay_stream
+from .relay import STOPPED, relay_body, relay_stream
 from .samples import serve_samples
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
@@ -124,8 +123,8 @@ class TurnServer:
     ) -> None:
         try:
             course = await self._let_in(request, inbound, query, arrived_s, companion)
-        except asyncio.CancelledError:  # the client hung up
-            self.undecided(request.path, "disconnected", trace)
+        except asyncio.CancelledError:
+            self.undecided(request.path, _left(request), trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, trace)
@@ -202,8 +201,8 @@ class TurnServer:
                 )
             else:
                 relay_body(request, course, answer, self._ledger)
-        except asyncio.CancelledError:  # the client hung up
-            self._ledger.finished(course, "disconnected")
+        except asyncio.CancelledError:
+            self._ledger.finished(course, _left(request))
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             told = answer_to(error, f"{request.method} {request.path}")
@@ -256,11 +255,6 @@ class TurnServer:
         if self._tracing is None:
             return None
         return self._tracing.begin(request.path, request.headers)
-
-    def refuse(self, refusal: Refusal) -> bytes:
-        """The body of an answer to what is no request; no path is known of it."""
-        self._metrics.finished.add("", "rejected")
-        return ErrorAnswer(refusal.status, refusal.message).body
 
     def explain(
         self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
@@ -330,6 +324,11 @@ class TurnServer:
             judged=judged,
             decision=judged.decision,
         )
+
+
+def _left(request: Asked) -> str:
+    """Why nobody waits for an answer any more: the client hung up, unless the router ends it."""
+    return STOPPED if request.connection.stopping else "disconnected"
 
 
 def _tell(request: Asked, told: ErrorAnswer) -> None:

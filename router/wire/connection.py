@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
 
 from .reading import Limits, RequestReader
@@ -15,6 +15,8 @@ logger = logging.getLogger("ppd.router.http")
 
 _LINGER_S = 2.0  # for a client to read why it was refused, before what it still sends resets us
 _MOST_READY = 16  # requests that a client may send ahead
+_MOST_READY_BYTES = 1024 * 1024  # of their bodies; the last one may be larger
+_STOPPING = "the router is stopping"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -25,7 +27,9 @@ class Owner(Protocol):
     handler: Callable[[Request], Awaitable[None]]
     elsewhere: Callable[[], asyncio.Protocol]
     refuse: Callable[[Refusal], bytes]
+    screen: Callable[[str, Mapping[str, str]], Refusal | None]
     limits: Limits
+    connections: set[ClientConnection]
     draining: bool
     loop: asyncio.AbstractEventLoop
 
@@ -37,11 +41,13 @@ class Owner(Protocol):
 class ClientConnection(asyncio.Protocol):
     def __init__(self, server: Owner) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.stopping = False
         self._server = server
         self._limits = server.limits
         self._transport: asyncio.Transport
-        self._reader = RequestReader(self._limits, self, self._next, self._go_on)
+        self._reader = RequestReader(self._limits, self, self._next, self._go_on, server.screen)
         self._ready: deque[Request | Refusal] = deque()  # behind the one that is served
+        self._ready_bytes = 0  # of their bodies
         self._listener: Listener | None = None
         self._paused = False  # nothing is read while a request waits
         self._heard_s = server.loop.time()
@@ -54,8 +60,11 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        is_one_too_many = len(self._server.connections) >= self._limits.connections
         self._server.came(self)
-        if self._server.draining:
+        if is_one_too_many:
+            self._reader.refuse(503, f"there are {self._limits.connections} connections already")
+        elif self._server.draining:
             self._transport.close()  # accepted as the listener closed: nobody would look after it
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,18 +100,27 @@ class ClientConnection(asyncio.Protocol):
     def _next(self, request: Request | Refusal) -> None:
         if self.task is not None or self._full:
             self._ready.append(request)
+            if isinstance(request, Request):
+                self._ready_bytes += len(request.body)
             # Not sooner: who reads nothing does not see the client hang up.
-            self._pause_reading(len(self._ready) >= _MOST_READY)
+            self._pause_reading(self._has_enough)
         else:
             self._serve(request)
+
+    @property
+    def _has_enough(self) -> bool:
+        return len(self._ready) >= _MOST_READY or self._ready_bytes >= _MOST_READY_BYTES
 
     def _serve(self, request: Request | Refusal) -> None:
         if isinstance(request, Refusal):
             logger.info("refused: %d %s", request.status, request.message)
             body = self._server.refuse(request)
             answer = Request("", "", {}, b"", self, keep_alive=False, http_1_0=False)
-            answer.respond(request.status, body, {"Content-Type": "application/json"})
+            answer.respond(request.status, body, request.headers)
             self._linger()
+        elif self.stopping:
+            self._refuse_late(request)
+            self._transport.close()
         elif request.path not in self._server.paths:
             self._hand_over(request)
         else:
@@ -111,12 +129,21 @@ class ClientConnection(asyncio.Protocol):
     async def _handle(self, request: Request) -> None:
         try:
             await self._server.handler(request)
+        except asyncio.CancelledError:
+            if self.stopping and not request.answered:
+                self._refuse_late(request, counted=True)
+            raise
         except Exception:
             logger.exception("%s %s failed", request.method, request.path)
         finally:
             self.task = self._listener = None
             if not self._lost:
                 self._after(request)
+
+    def _refuse_late(self, request: Request, counted: bool = False) -> None:
+        refusal = Refusal(503, _STOPPING, path=request.path, counted=counted)
+        request.keep_alive = False
+        request.respond(503, self._server.refuse(refusal), refusal.headers)
 
     def _after(self, request: Request) -> None:
         if not (request.ended and request.keep_alive) or self._server.draining:
@@ -128,7 +155,9 @@ class ClientConnection(asyncio.Protocol):
     def _serve_next(self) -> None:
         if self._ready:
             following = self._ready.popleft()
-            self._pause_reading(len(self._ready) >= _MOST_READY)
+            if isinstance(following, Request):
+                self._ready_bytes -= len(following.body)
+            self._pause_reading(self._has_enough)
             self._serve(following)
 
     def _linger(self) -> None:
@@ -198,6 +227,16 @@ class ClientConnection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         if self.task is None and not self._reader.reading and not self._ready:
             self._transport.close()
+
+    def stop(self) -> None:
+        """A stream may tell its client that it ends here; whoever has no answer yet gets a 503."""
+        self.stopping = True
+        if self._listener is not None:
+            self._listener.stop()
+        elif self.task is not None:
+            self.task.cancel()
+        elif self._reader.reading:
+            self._reader.refuse(503, _STOPPING)
 
     def abort(self) -> None:
         self._transport.abort()

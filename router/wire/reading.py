@@ -6,7 +6,7 @@ folded headers). Added here: one Host, no codings in HTTP/1.0, sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import httptools
@@ -14,6 +14,7 @@ import httptools
 from .request import Connection, Refusal, Request
 
 _ONCE = ("host", "authorization", "content-type", "content-encoding")
+_SMALL_BYTES = 64 * 1024  # of a body that may be read before anybody asks whose it is
 _BODY_HEADERS = {"content-length", "transfer-encoding"}
 
 
@@ -26,6 +27,7 @@ class Limits:
         request_s: for a head to arrive, and for a body to go on.
         idle_s: between two requests of a connection.
         stall_s: in which a client takes nothing of what is there for it.
+        connections: at a time; who comes then is told to come again.
     """
 
     head_bytes: int = 64 * 1024
@@ -33,6 +35,7 @@ class Limits:
     request_s: float = 30.0
     idle_s: float = 75.0
     stall_s: float = 60.0
+    connections: int = 16_384
 
 
 class RequestReader:
@@ -41,6 +44,8 @@ class RequestReader:
         connection: that answers are written to.
         found: gets every request, and at last maybe a refusal.
         expected: told of a client that waits for leave to send its body.
+        screened: told of path and headers before a body that is large, or may become so, is
+            read; gives a reason not to.
 
     Attributes:
         deaf: what the client sends from now on is not read.
@@ -53,6 +58,7 @@ class RequestReader:
         connection: Connection,
         found: Callable[[Request | Refusal], None],
         expected: Callable[[], None],
+        screened: Callable[[str, Mapping[str, str]], Refusal | None],
     ) -> None:
         self.deaf = self.reading = self.in_head = False
         self.began_s = 0.0
@@ -60,6 +66,7 @@ class RequestReader:
         self._connection = connection
         self._found = found
         self._expected = expected
+        self._screened = screened
         self._parser = httptools.HttpRequestParser(self)
         self._messages = 0
         self._now_s = 0.0
@@ -147,8 +154,19 @@ class RequestReader:
             self.refuse(415, f"Content-Encoding {headers['content-encoding']!a} is not read")
         elif int(headers.get("content-length", 0)) > self._limits.body_bytes:
             self._refuse_body()
+        elif self._may_be_large() and (refusal := self._screen()) is not None:
+            self.deaf = True
+            self._found(refusal)
         elif headers.get("expect", "").lower() == "100-continue" and version == "1.1":
             self._expected()
+
+    def _may_be_large(self) -> bool:
+        length = int(self._headers.get("content-length", 0))
+        return length > _SMALL_BYTES or "transfer-encoding" in self._headers
+
+    def _screen(self) -> Refusal | None:
+        path = _origin_form(self._target.decode("latin-1")).partition("?")[0]
+        return self._screened(path, self._headers)
 
     def on_body(self, data: bytes) -> None:
         if self.deaf:

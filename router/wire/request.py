@@ -18,9 +18,20 @@ class Listener(Protocol):
 
     def resume(self) -> None: ...
 
+    def stop(self) -> None:
+        """The server stops, and waits no longer: the last words, now."""
+        ...
+
 
 class Connection(Protocol):
-    """What an answer is written to."""
+    """What an answer is written to.
+
+    Attributes:
+        stopping: the server waits no longer: who is cancelled now was not left by its client.
+    """
+
+    @property
+    def stopping(self) -> bool: ...
 
     def write(self, data: bytes) -> None: ...
 
@@ -31,10 +42,24 @@ class Connection(Protocol):
 
 @dataclass(slots=True)
 class Refusal:
-    """A request that was none, or that nobody may send; the connection ends with it."""
+    """A request that was none, or that nobody may send; the connection ends with it.
+
+    Attributes:
+        code: for programs.
+        path: that was asked for, if it is known.
+        counted: as a request, elsewhere.
+    """
 
     status: int
     message: str
+    code: str | None = None
+    path: str = ""
+    counted: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        told = {"Content-Type": "application/json"}
+        return told | {"Retry-After": "1"} if self.status == 503 else told
 
 
 @dataclass(slots=True, eq=False)

@@ -32,6 +32,7 @@ from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
+_NO_TOKEN = "set $PPD_WORKER_TOKEN here and at the workers"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -39,7 +40,8 @@ class Membership:
     """
     Args:
         roles: of the workers that the router's policy uses.
-        token: announcements must carry it; "" if any may come.
+        token: announcements must carry it; "": they must come from this host (or through a proxy
+            on it).
         networks: they must come from there, and lead there; () if from anywhere.
         has_siblings: other processes on this host pass on what they are told.
         budget_s: an announced worker that is silent for longer is dropped.
@@ -67,17 +69,13 @@ class Membership:
         self._meeting: set[str] = set()  # URLs that hands are being shaken with
         self._left: set[tuple[str, str | None]] = set()  # those that said goodbye meanwhile
 
-    def warn_if_open(self, host: str) -> None:
+    def warn_if_shut(self, host: str) -> None:
         """
         Args:
             host: that the router listens on.
         """
         if not self._token and host not in _LOOPBACK:
-            logger.warning(
-                "anyone who reaches %s can announce a worker and be sent prompts: "
-                "set $PPD_WORKER_TOKEN here and at the workers",
-                host,
-            )
+            logger.warning("only workers of this host may announce themselves: %s", _NO_TOKEN)
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_post(PATH, self.receive)
@@ -85,6 +83,8 @@ class Membership:
     async def receive(self, request: web.Request) -> web.Response:
         if self._token and not carries(request.headers.get("Authorization"), self._token):
             raise RequestError("announcements must carry the worker token", status=401)
+        if not self._token and not self._is_of_this_host(request):
+            raise RequestError(f"announcements from other hosts: {_NO_TOKEN}", status=401)
         if self._networks:
             await self._checked(self._sender(request), "who announces")
         try:
@@ -105,6 +105,11 @@ class Membership:
         if self._has_siblings and is_loopback(request.remote):
             return request.headers.get(PASSED_ON, request.remote)
         return request.remote
+
+    def _is_of_this_host(self, request: web.Request) -> bool:
+        sender = self._sender(request)
+        here = request.get_extra_info("sockname") or ("",)
+        return is_loopback(sender) or sender == here[0]
 
     async def _pinned(self, said: Announcement) -> Announcement:
         """``said`` of an address in the allowed networks: what a name leads to may be changed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from router.limits import AdmissionLimits, RateLimit
+from router.limits import AdmissionLimits, RateLimit, Tenant
 
 from ..conftest import CHAT_BODY, Client, Cluster
 from ..fake_engine import FakeEngine, answering, event, failing, gated, hanging, start_stream
@@ -43,6 +44,38 @@ async def test_a_prompt_too_short_to_count_leaves_nothing_behind(cluster: Cluste
             for engine in (p, d):
                 await until(client, 0, "ppd_worker_in_flight", role=engine.role, worker=engine.url)
         assert await finished(client, "disconnected", "/v1/completions") == 6
+
+
+async def test_nobody_without_a_key_gets_a_large_body_read(cluster: Cluster) -> None:
+    """On any path; the answer comes before the body: its client is still sending."""
+    digest = hashlib.sha256(b"k").hexdigest()
+    async with cluster(
+        *(FakeEngine(role, answering()) for role in ("prefill", "decode")),
+        tenants={"a": Tenant(keys=(digest,))},
+        admin_token="operator",
+    ) as client:
+
+        async def ask(path: str, *headers: str) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+            length = "Content-Length: 1000000"
+            lines = [f"POST {path} HTTP/1.1", "Host: r", length, *headers, "", ""]
+            writer.write("\r\n".join(lines).encode())
+            try:
+                async with asyncio.timeout(0.5):
+                    return await reader.read()
+            except TimeoutError:
+                return b"reads on"
+            finally:
+                writer.close()
+
+        for path in (CHAT, "/v1/embeddings", f"/explain{CHAT}", "/nonsense"):
+            answer = await ask(path)
+            assert answer.startswith(b"HTTP/1.1 401 ")
+            assert b'"code":"invalid_api_key"' in answer
+        assert b'"type":"authentication_error"' in await ask("/v1/messages")
+        for secret in ("k", "operator"):
+            assert await ask(CHAT, f"Authorization: Bearer {secret}") == b"reads on"
+        assert await finished(client, "rejected", "") == 5
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])

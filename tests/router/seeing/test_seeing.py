@@ -90,12 +90,13 @@ async def test_the_times_between_parts_of_a_stream_are_taken(cluster: Cluster) -
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
     async with cluster(p, d) as client:
         body = {**CHAT_BODY, "stream": True}
+        kind = {"route": "remote", "reason": "first_turn", "turn": "1"}
         async with client.http.post(f"{client.url}/v1/chat/completions", json=body) as answer:
             await answer.content.readany()
-            assert await client.metric("ppd_itl_seconds_count", route="remote") == 0
+            assert await client.metric("ppd_itl_seconds_count", **kind) == 0
             gate.set()
             await answer.read()
-        assert await client.metric("ppd_itl_seconds_count", route="remote") == 1
+        assert await client.metric("ppd_itl_seconds_count", **kind) == 1
 
 
 class Kept(SpanExporter):

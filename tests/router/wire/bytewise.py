@@ -11,7 +11,7 @@ from aiohttp import web
 
 from router.wire.reading import Limits
 from router.wire.request import Request
-from router.wire.server import Handler, WireServer
+from router.wire.server import Handler, Screen, WireServer
 
 HOST = b"Host: router\r\n"
 TEXT = {"Content-Type": "text/plain"}
@@ -35,7 +35,10 @@ CHUNKED = b"Transfer-Encoding: chunked"
 
 @asynccontextmanager
 async def serving(
-    handler: Handler = echo, limits: Limits | None = None, app: web.Application | None = None
+    handler: Handler = echo,
+    limits: Limits | None = None,
+    app: web.Application | None = None,
+    screen: Screen = lambda path, headers: None,
 ) -> AsyncIterator[tuple[int, WireServer]]:
     runner = web.AppRunner(app or web.Application(), handler_cancellation=True)
     await runner.setup()
@@ -45,6 +48,7 @@ async def serving(
         handler=handler,
         elsewhere=runner.server,
         refuse=lambda refusal: refusal.message.encode(),
+        screen=screen,
         limits=limits or Limits(),
     )
     listener = socket(AF_INET, SOCK_STREAM, IPPROTO_TCP)

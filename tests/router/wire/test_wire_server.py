@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
 from router.wire.reading import Limits
-from router.wire.request import Request
+from router.wire.request import Refusal, Request
 
 from .bytewise import CHUNKED, HOST, LAST, TEXT, bodies, echo, post, say, serving
 
@@ -60,6 +61,24 @@ async def test_a_request_may_come_in_any_pieces() -> None:
     async with serving() as (port, _):
         answer = await say(port, *(whole[i : i + 1] for i in range(len(whole))))
     assert bodies(answer) == [b"abcde"]
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100000", CHUNKED])
+async def test_a_large_body_is_not_read_before_its_sender_is_known(framing: bytes) -> None:
+    def screen(path: str, headers: Mapping[str, str]) -> Refusal | None:
+        assert path == "/echo"
+        return None if headers.get("authorization") == "Bearer k" else Refusal(401, "who are you?")
+
+    async with serving(screen=screen) as (port, _):
+        head = b"POST /echo HTTP/1.1\r\n%b%b\r\n" % (HOST, framing)
+        answer = await say(port, head + b"\r\n")  # and no body
+        assert (bodies(answer), b" 401 " in answer) == ([b"who are you?"], True)
+        known = head + b"Authorization: Bearer k\r\n%b\r\n\r\n" % LAST
+        body = b"x" * 100_000
+        if framing is CHUNKED:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        assert bodies(await say(port, known, body)) == [b"x" * 100_000]
+        assert bodies(await say(port, post(b"small", LAST))) == [b"small"]  # who serves it asks
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:

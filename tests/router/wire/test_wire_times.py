@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from socket import socketpair
 
 import pytest
@@ -19,6 +20,12 @@ from .bytewise import LAST, TEXT, bodies, echo, post, say, serving
 @pytest.fixture
 def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_server, "_SWEEP_S", 0.01)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - connections tell nobody
+            await asyncio.sleep(0)
 
 
 @pytest.mark.usefixtures("quick_sweeps")
@@ -69,6 +76,9 @@ class Flow:
 
     def resume(self) -> None:
         self.resumed.set()
+
+    def stop(self) -> None:
+        raise AssertionError("no server stops here")
 
     async def pour(self, request: Request) -> None:
         request.connection.heed(self)
@@ -225,6 +235,93 @@ async def test_a_server_that_stops_lets_requests_end_and_idle_clients_go() -> No
         assert bodies(await busy) == [b"late"]
         await stopping
         idle_writer.close()
+
+
+async def test_a_server_that_waits_no_longer_gives_last_words() -> None:
+    """To who has no answer yet a refusal; a stream is told, and ends itself."""
+    streams, waits = asyncio.Event(), asyncio.Event()
+
+    class Stream:
+        def __init__(self, request: Request) -> None:
+            self.told = asyncio.Event()
+            request.connection.heed(self)
+            request.start(200, TEXT, b"begun ")
+
+        def pause(self) -> None: ...
+
+        def resume(self) -> None: ...
+
+        def stop(self) -> None:
+            self.told.set()
+
+    async def serve(request: Request) -> None:
+        if request.body == b"stream":
+            stream = Stream(request)
+            streams.set()
+            await stream.told.wait()
+            assert request.connection.stopping
+            request.write(b"ended")
+            request.end()
+        else:
+            waits.set()
+            await asyncio.Event().wait()
+
+    async with serving(serve) as (port, server):
+        stream = asyncio.create_task(say(port, post(b"stream")))
+        waiting = asyncio.create_task(say(port, post(b"whole")))
+        await asyncio.gather(streams.wait(), waits.wait())
+        await server.stop(0.01)
+        assert (await stream).endswith(b"5\r\nended\r\n0\r\n\r\n")
+        answer = await waiting
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in answer
+        assert bodies(answer) == [b"the router is stopping"]
+
+
+async def test_a_request_that_is_half_there_when_a_server_stops_is_refused() -> None:
+    async def never(request: Request) -> None:
+        raise AssertionError(request)
+
+    async with serving(never) as (port, server):
+        asked = asyncio.create_task(say(port, post(b"abc")[:-1]))
+        await until(lambda: any(one._reader.reading for one in server.connections))
+        await server.stop(0.01)
+        answer = await asked
+        assert (answer.startswith(b"HTTP/1.1 503 "), bodies(answer)) == (
+            True,
+            [b"the router is stopping"],
+        )
+
+
+async def test_one_connection_too_many_is_told_and_closed() -> None:
+    async with serving(limits=Limits(connections=1)) as (port, server):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"first"))
+        await until(lambda: len(server.connections) == 1)
+        answer = await say(port)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert bodies(answer) == [b"there are 1 connections already"]
+        writer.close()
+        await until(lambda: not server.connections)
+        assert bodies(await say(port, post(b"next", LAST))) == [b"next"]
+
+
+async def test_requests_sent_ahead_wait_at_the_client() -> None:
+    """Sixteen of any size would be a gigabyte for each connection."""
+    gate, size, count = asyncio.Event(), 700_000, 10
+
+    async def slow(request: Request) -> None:
+        await gate.wait()
+        request.respond(200, b"%d" % len(request.body), TEXT)
+
+    async with serving(slow) as (port, server):
+        last = post(b"x" * size, LAST)
+        asked = asyncio.create_task(say(port, *[post(b"x" * size)] * (count - 1), last))
+        await until(lambda: any(one._paused for one in server.connections))
+        (connection,) = server.connections
+        assert len(connection._ready) == 2
+        gate.set()
+        assert bodies(await asked) == [b"%d" % size] * count
 
 
 async def test_who_is_accepted_while_a_server_stops_is_let_go() -> None:

@@ -10,12 +10,16 @@ import aiohttp
 import msgspec
 import orjson
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from eval.cluster import free_port
 from ppd.announcement import PATH, Announcement
 from ppd.contract import Role
 from router.config import RouterConfig
+from router.operators.app import answer_errors
 from router.server import running
+from router.siblings import PASSED_ON
 from router.workers.cluster import WorkerPool
 from router.workers.membership import Membership
 
@@ -266,10 +270,33 @@ def heard(engine: FakeEngine) -> Announcement:
     ("host", "token", "warned"),
     [("0.0.0.0", "", True), ("0.0.0.0", "secret", False), ("127.0.0.1", "", False)],
 )
-def test_a_router_open_to_anyones_workers_says_so(
+def test_a_router_that_takes_nobody_from_elsewhere_says_so(
     host: str, token: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool: Any = None
-    made = Membership(pool, roles=(Role.DECODE,), token=token, budget_s=1, clock=time.monotonic)
-    made.warn_if_open(host)
+    members_of(None, token=token).warn_if_shut(host)
     assert ("PPD_WORKER_TOKEN" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(
+    ("sender", "token", "status"),
+    [("10.1.2.3", "", 401), ("127.0.0.1", "", 200), ("10.1.2.3", "s3cret", 200)],
+)
+async def test_without_a_token_only_workers_of_this_host_are_let_in(
+    sender: str, token: str, status: int
+) -> None:
+    """As another process of the router, which is trusted, tells who announces."""
+    newcomer = FakeEngine("decode", answering())
+    async with newcomer.serving(), aiohttp.ClientSession() as http:
+        app, pool = web.Application(middlewares=[answer_errors]), WorkerPool(http)
+        members_of(pool, token=token, has_siblings=True).add_routes(app)
+        async with TestServer(app) as server:
+            headers = {**TOKEN, PASSED_ON: sender}
+            async with http.post(
+                server.make_url(PATH), json=said(newcomer), headers=headers
+            ) as answer:
+                assert answer.status == status
+        assert len(pool.workers) == (status == 200)
+
+
+def members_of(pool: Any, **options: Any) -> Membership:
+    return Membership(pool, roles=(Role.DECODE,), budget_s=1, clock=time.monotonic, **options)
