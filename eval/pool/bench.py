@@ -28,7 +28,7 @@ from ppd.ann.space import Rows
 from ..provenance import provenance
 from ..raw_rows import Write, appending
 from . import bursts as pool_bursts
-from . import minilm, sentences
+from . import ideal, minilm, over_http, sentences
 from . import rivals as pool_rivals
 from .bursts import Way
 from .rivals import LIMIT, Given, Ids, Index
@@ -37,7 +37,6 @@ _RECALL = 0.95
 _WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _ENOUGH = 0.985  # recall after which a curve is not followed
 _LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
-_LARGE_RIVALS = ("ours", "ours_fp32", "hnswlib", "faiss_hnsw", *pool_rivals.ON_CARD)
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"  # numpy asks for them by itself: rivals get them, too
 _TRIES = 5  # of what can be done at all; the first fills the caches
 _LOADS = {"load03": 0.3, "load07": 0.7}
@@ -61,6 +60,7 @@ class Plan:
     threads: int
     seed: int
     cache: Path
+    logs: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,11 @@ def run(plan: Plan, out: Path | None) -> int:
         names = pool_rivals.NAMES
         told["small"] = _compare("small", given, queries, plan, names, write, origin | source)
         bursty = _bursts(given.target, queries, plan, write, origin)
+        for row in over_http.rows(rows, queries, plan.rounds, plan.threads, plan.logs):
+            write(origin | {"set": "small"} | row)
         if plan.large:
             rows, queries = _split(clustered(plan.large + plan.queries, plan.seed), plan.queries)
             given = Given(rows, plan.threads)
-            names = _LARGE_RIVALS
             told["large"] = _compare("large", given, queries, plan, names, write, origin)
         told["bursty"], told["identical_ids"] = bursty
     print(json.dumps(told))
@@ -252,6 +253,11 @@ def _bursts(
             arrivals = pool_bursts.draw(
                 load * most, plan.burst_s, queries.shape[0], plan.seed + number
             )
+            taken = ideal.costs(target, moved)
+            for stage in Stage:
+                least = ideal.p99_us(arrivals, taken, plan.threads, stage)
+                row = {"what": "bursts", "load": load, "way": "ideal", "stage": stage}
+                write(origin | row | {"round": number, "p99_us": least, "capacity": most})
             for way in Way:
                 answered = pool_bursts.run(way, target, moved, arrivals, plan.threads)
                 identical &= _identical(target, queries, answered)

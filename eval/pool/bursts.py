@@ -25,11 +25,11 @@ from ppd.ann.lanes import CpuLaneSet, Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.space import Rows
 
-_BATCH = 16
+BATCH = 16
 _BATCH_WAIT_S = 0.002
 _BURST, _QUIET_S, _BURST_S = 5.0, 0.45, 0.05  # rate in bursts, and how long each lasts
 _PREFILL_SHARE = 0.3
-_KINDS = {  # (itopk, limit), drawn alike
+KINDS = {  # (itopk, limit), drawn alike
     Stage.PREFILL: ((32, 10), (64, 10)),
     Stage.DECODE: ((64, 10), (128, 10), (256, 50)),
 }
@@ -75,7 +75,7 @@ def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
         if now_s >= seconds:
             return arrivals
         stage = Stage.PREFILL if source.random() < _PREFILL_SHARE else Stage.DECODE
-        itopk, limit = source.choice(_KINDS[stage])
+        itopk, limit = source.choice(KINDS[stage])
         arrivals.append(Arrival(now_s, stage, source.randrange(queries), itopk, limit))
 
 
@@ -193,14 +193,14 @@ def _fifo(feed: _Feed, target: Target) -> None:
 
 
 def _fixed(feed: _Feed, target: Target) -> None:
-    lanes = CpuLaneSet(target.snapshot, _BATCH, _ITOPK)
+    lanes = CpuLaneSet(target.snapshot, BATCH, _ITOPK)
     while True:
         with feed.lock:
             _enqueue(feed)
             waited_s = time.perf_counter() - feed.ready[0][0] if feed.ready else 0.0
             batch = []
-            if len(feed.ready) >= _BATCH or waited_s >= _BATCH_WAIT_S:
-                count = min(_BATCH, len(feed.ready))
+            if len(feed.ready) >= BATCH or waited_s >= _BATCH_WAIT_S:
+                count = min(BATCH, len(feed.ready))
                 batch = [heapq.heappop(feed.ready)[2] for _ in range(count)]
             left = bool(feed.ready)
         if not batch:

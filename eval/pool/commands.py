@@ -30,6 +30,7 @@ def add_to(commands: Any) -> None:
     bench.add_argument(
         "--cache", type=Path, default=Path(".run/minilm"), help="of the model and embeddings"
     )
+    bench.add_argument("--logs", type=Path, default=Path(".run"), help="folder for a pool's log")
     bench.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     control = commands.add_parser("pool-control", help="the pool's control loop, simulated")
     control.add_argument("--seed", type=int, default=0)
@@ -64,5 +65,6 @@ def run(options: argparse.Namespace) -> int:
         threads=options.threads,
         seed=options.seed,
         cache=options.cache,
+        logs=options.logs,
     )
     return bench_pool.run(plan, options.out)

@@ -15,34 +15,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int32]
+from .neighbours import Ids
+
 Progress = Callable[[str, int, int], None]  # a stage, how much is done, of how much (0: unknown)
 NOBODY = -1
 _REPAIRS = 4  # rounds
-
-
-def nearest_neighbours(rows: NDArray[np.float32], count: int, threads: int) -> Ids:
-    """(n, count) ids, nearest first, by faiss' NN-descent; exactly, where rows are few."""
-    import faiss  # slow to import, and needed only here
-
-    faiss.omp_set_num_threads(threads)
-    n = rows.shape[0]
-    count = min(count, n - 1)
-    if n <= _FEW:
-        _, found = faiss.knn(rows, rows, count + 1)
-        return _without_self(found.astype(np.int32))[:, :count]
-    index = faiss.IndexNNDescentFlat(rows.shape[1], count, faiss.METRIC_L2)
-    index.nndescent.S = 12
-    index.nndescent.R = 48
-    index.nndescent.L = count + 32
-    index.nndescent.iter = 12
-    index.verbose = False
-    index.add(rows)
-    flat = faiss.vector_to_array(index.nndescent.final_graph)
-    return np.ascontiguousarray(flat.reshape(n, -1)[:, :count], dtype=np.int32)
-
-
-_FEW = 8192
 
 
 def no_progress(stage: str, done: int, of: int) -> None:
@@ -85,13 +62,6 @@ def reachable(graph: Ids, seeds: Ids) -> NDArray[np.bool_]:
     found = np.zeros(graph.shape[0], np.bool_)
     _walk(graph, seeds, found)
     return found
-
-
-def _without_self(found: Ids) -> Ids:
-    """Rows without their own id, which need not be first among equal rows."""
-    own = found == np.arange(found.shape[0], dtype=np.int32)[:, None]
-    own[~own.any(1), -1] = True
-    return np.ascontiguousarray(found[~own].reshape(found.shape[0], -1))
 
 
 @njit(nogil=True, cache=True)

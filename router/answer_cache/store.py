@@ -44,6 +44,7 @@ class _Hit(msgspec.Struct):
 
 class _Result(msgspec.Struct):
     hits: list[_Hit]
+    degraded: bool = False
 
 
 class _Found(msgspec.Struct):
@@ -84,7 +85,10 @@ class AnswerStore:
             found = msgspec.json.decode(raw, type=_Found)
         except msgspec.MsgspecError as error:
             raise WorkerError(f"the answer cache: {self._url}: {error}") from error
-        for hit in found.results[0].hits if found.results else ():
+        (result,) = found.results or [_Result([])]
+        if result.degraded and not result.hits:
+            raise WorkerError(f"the answer cache found nothing in {timeout_ms:.0f} ms")
+        for hit in result.hits:
             its = hit.metadata
             if its.scope == question.scope and its.until > now_s:
                 near = hit.score >= question.threshold

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppd.ann.graph import Progress
+from ppd.ann.neighbours import Finder
 from ppd.ann.snapshot import Precision, Shape, Snapshot, build
 from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import ConfigError, IndexFileError
@@ -30,6 +31,7 @@ class BuildOptions:
     threads: int
     seed: int = 0
     column: str = "vector"
+    finder: Finder = Finder.AUTO
 
 
 def build_collection(
@@ -37,7 +39,7 @@ def build_collection(
 ) -> None:
     """
     Raises:
-        ConfigError: there is such a collection already.
+        ConfigError: there is such a collection already, or no such finder of neighbours.
         IndexFileError: vectors cannot be read, or the collection cannot be written; nothing of it
             is left then.
     """
@@ -99,6 +101,7 @@ def _build(source: Source, folder: Path, options: BuildOptions, progress: Progre
             options.shape,
             threads=options.threads,
             seed=options.seed,
+            finder=options.finder,
             progress=progress,
         )
         progress("writing", 0, 0)

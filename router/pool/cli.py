@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from .config import Device, PoolConfig  # needs the extra, which whoever lacks it shall be told
+    from ppd.ann.neighbours import Finder  # needs the extra, which whoever lacks it shall be told
+
+    from .config import Device, PoolConfig
 
     parser = argparse.ArgumentParser(
         prog="ppd-pool", description="Vector search for prefill and decode, shared by both."
@@ -50,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="int8")
     build.add_argument("--degree", type=int, default=32, help="neighbours of a row in the graph")
     build.add_argument("--knn", type=int, default=64, help="that they are chosen from")
+    build.add_argument(
+        "--neighbours",
+        type=Finder,
+        choices=list(Finder),
+        default=Finder.AUTO,
+        help="found by: auto: cuvs on a card where it is installed, else faiss",
+    )
     build.add_argument("--column", default="vector", help="of a parquet file")
     build.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     serve = commands.add_parser(
@@ -80,6 +89,7 @@ def _build(options: argparse.Namespace) -> None:
         shape=shape,
         threads=options.threads,
         column=options.column,
+        finder=options.neighbours,
     )
     bars = Bars()
     began_s = time.monotonic()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ppd.ann.engine import MOST_ITOPK
 from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
+from ppd.ann.neighbours import Finder
 from ppd.ann.snapshot import Shape, Snapshot, build
 from ppd.ann.space import Rows, Space
 from ppd.errors import IndexFileError
@@ -165,7 +166,7 @@ class Collection:
             self._hide(gone)
         return len(gone)
 
-    def rebuild(self, threads: int) -> None:
+    def rebuild(self, threads: int, finder: Finder = Finder.FAISS) -> None:
         """A new index of the rows that live, in place of the old one; searches go on meanwhile.
 
         Raises:
@@ -185,7 +186,15 @@ class Collection:
             space = Space.fit(given, metric, 0, snapshot.space.length)
             precision = snapshot.precision
             made = build(
-                given, keys, metric, precision, shape, threads=threads, seed=0, space=space
+                given,
+                keys,
+                metric,
+                precision,
+                shape,
+                threads=threads,
+                seed=0,
+                space=space,
+                finder=finder,
             )
             before = self.payloads.generation()
             new = index_path(self._folder, before + 1)

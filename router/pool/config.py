@@ -22,6 +22,9 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+DEFAULT_SENTENCE_MODEL = Path("~/.cache/sglang-ppd/all-minilm-l6-v2")
+
+
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attributes:
     data: the folder with the collections, each a folder made by ``ppd-pool build``.
@@ -37,8 +40,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     default_itopk: nodes a search keeps while it looks, if it does not say.
     default_timeout_ms: of a search that has none.
     embeddings_url: OpenAI-compatible, for queries that are text; "": ``sentence_model``'s.
-    sentence_model: a folder for all-MiniLM-L6-v2, which is fetched there on the first run; "":
-        none. Its vectors have 384 dimensions. With neither no text is taken.
+    sentence_model: a folder for all-MiniLM-L6-v2 (384 dimensions), which is fetched there if it is
+        not there yet, and loaded at the start; None: ``DEFAULT_SENTENCE_MODEL``, with the first
+        text; "": without ``embeddings_url`` no text is taken.
     rebuild_share: rows added and deleted since an index was built, as a share of those in it, that
         have it built anew (4,096 at least); 0: only when asked to.
     shard_timeout_s: in which a shard must answer, or the answer goes without it.
@@ -62,7 +66,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     embeddings_url: str = ""
     embeddings_model: str = "default"
     embeddings_timeout_s: float = 5.0
-    sentence_model: str = ""
+    sentence_model: str | None = None
     rebuild_share: float = 0.5
     shard_timeout_s: float = 2.0
 

@@ -61,6 +61,11 @@ async def results(
     return told
 
 
+def nothing_yet() -> dict[str, object]:
+    """Of a search whose time was over before it began."""
+    return {"hits": [], "degraded": True}
+
+
 def payload_of(one: Payload) -> dict[str, object]:
     return {"text": one.text, "metadata": one.metadata}
 

@@ -58,6 +58,10 @@ class Asked(msgspec.Struct, frozen=True):
     timeout_ms: float | None
     with_payload: bool
 
+    @property
+    def count(self) -> int:
+        return len(self.texts) if self.vectors is None else self.vectors.shape[0]
+
 
 class CreateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Attributes:
@@ -204,9 +208,8 @@ def _binary(body: bytes) -> Asked:
 
 
 def _checked(asked: Asked) -> Asked:
-    count = len(asked.texts) if asked.vectors is None else asked.vectors.shape[0]
-    if not 0 < count <= MOST_VECTORS:
-        raise RequestError(f"a request has 1 to {MOST_VECTORS} queries, this one {count}")
+    if not 0 < asked.count <= MOST_VECTORS:
+        raise RequestError(f"a request has 1 to {MOST_VECTORS} queries, this one {asked.count}")
     if not 1 <= asked.limit <= MOST_ITOPK:
         raise RequestError(f"limit must be 1 to {MOST_ITOPK}", param="limit")
     if asked.itopk is not None and not 1 <= asked.itopk <= MOST_ITOPK:

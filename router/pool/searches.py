@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from .requests import Asked
 from .workers import Workers
 
 _WAITS_KEPT = 1000  # for their 95th percentile
+_MATCHING = 4  # filters at a time
 _MOVED_HERE = 32  # queries, in the event loop; some 40 us each
 
 
@@ -59,6 +61,9 @@ class Searches:
         self._waits_ms: list[float] = []
         self._steps_from_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
+        # A filter that takes long goes on when nobody waits for it any more: not in the threads
+        # that answers need.
+        self._matching = ThreadPoolExecutor(_MATCHING, "filter")
         self.workers = Workers(
             config.engines,
             self.scheduler,
@@ -77,21 +82,33 @@ class Searches:
 
     def stop(self) -> None:
         self.workers.stop()
+        self._matching.shutdown(wait=False, cancel_futures=True)
+
+    def timeout_s(self, asked: Asked) -> float:
+        return (asked.timeout_ms or self._config.default_timeout_ms) / 1e3
+
+    async def plan(self, collection: Collection, asked: Asked, wanted: Filter | None) -> Plan:
+        """What to go through; with a filter, the disk may be read for it."""
+        itopk = asked.itopk or max(self._config.default_itopk, asked.limit)
+        if wanted is None:
+            return collection.plan(itopk, None)  # of memory alone
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._matching, collection.plan, itopk, wanted)
+
+    def note_late(self, asked: Asked, arrived_s: float) -> None:
+        """Its time was over before it could begin."""
+        self._metrics.searches.labels(asked.stage, Ending.DEADLINE).inc(asked.count)
+        self._metrics.seconds.labels(asked.stage).observe(self._clock() - arrived_s)
 
     async def search(
-        self,
-        collection: Collection,
-        asked: Asked,
-        wanted: Filter | None,
-        vectors: Rows,
-        arrived_s: float,
+        self, collection: Collection, asked: Asked, plan: Plan, vectors: Rows, arrived_s: float
     ) -> list[Found]:
         """One result for each vector, in order; all of one target.
 
         Args:
             vectors: (n, dimensions), of the collection's dimension and finite.
             arrived_s: when the request came, from which its deadline counts: its texts may have
-                been embedded since.
+                been embedded since, and its filter matched.
 
         Raises:
             Overloaded: too many searches wait.
@@ -107,13 +124,7 @@ class Searches:
                 param="vectors",
             )
         began_s = self._clock()
-        timeout_ms = asked.timeout_ms or self._config.default_timeout_ms
-        itopk = asked.itopk or max(self._config.default_itopk, asked.limit)
-        if wanted is None:
-            plan = collection.plan(itopk, None)  # of memory alone
-        else:
-            plan = await asyncio.to_thread(collection.plan, itopk, wanted)
-        deadline_s = arrived_s + timeout_ms / 1e3
+        deadline_s = arrived_s + self.timeout_s(asked)
         try:
             made = await self._made(plan, asked, vectors, began_s, deadline_s)
             found = await self._found(made)
@@ -132,10 +143,10 @@ class Searches:
         except Overloaded:
             self._metrics.searches.labels(asked.stage, "refused").inc(vectors.shape[0])
             raise
-        seconds = self._clock() - began_s
-        self._metrics.seconds.labels(asked.stage).observe(seconds)
+        ended_s = self._clock()
+        self._metrics.seconds.labels(asked.stage).observe(ended_s - arrived_s)
         if asked.stage is Stage.PREFILL:
-            self._waits_ms.append(seconds * 1e3)
+            self._waits_ms.append((ended_s - began_s) * 1e3)
             del self._waits_ms[:-_WAITS_KEPT]
         return found
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +21,8 @@ from ppd.ann.minilm import MiniLM, fetch
 from ppd.errors import ConfigError
 
 from ..embedder import Embedder
-from .config import Device, PoolConfig
-from .embeddings import Embeddings, LocalEmbeddings, ServedEmbeddings
+from .config import DEFAULT_SENTENCE_MODEL, Device, PoolConfig
+from .embeddings import Embeddings, LocalEmbeddings, OnFirstText, ServedEmbeddings
 from .metrics import PoolMetrics
 from .searches import Searches
 from .server import PoolServer, open_collections
@@ -36,14 +39,17 @@ async def serve(config: PoolConfig, started: asyncio.Future[int] | None = None) 
         started: gets the port as soon as it is listened on.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or another pool serves the folder.
         IndexFileError: a collection cannot be opened.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with aiohttp.ClientSession() as session:
+    async with AsyncExitStack() as held:
+        if not config.shards:
+            held.enter_context(_sole_user(Path(config.data)))
+        session = await held.enter_async_context(aiohttp.ClientSession())
         runner = web.AppRunner(make_app(config, session), access_log=None)
         await runner.setup()
         process.settle()
@@ -73,16 +79,47 @@ def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Applicat
         _log.info("%s: no collection is in it yet", config.data)
     for collection in collections.values():
         _log.info("%s: %d rows", collection.name, collection.count)
-    embeddings: Embeddings | None = None
-    if config.sentence_model:
-        embeddings = LocalEmbeddings(MiniLM(fetch(Path(config.sentence_model))))
-    elif config.embeddings_url:
+    embeddings = _embeddings(config, session)
+    searches = Searches(config, backend, metrics, time.monotonic)
+    return PoolServer(config, collections, searches, embeddings, metrics, warm).app()
+
+
+def _embeddings(config: PoolConfig, session: aiohttp.ClientSession) -> Embeddings | None:
+    if config.embeddings_url:
         embedder = Embedder(
             config.embeddings_url, config.embeddings_model, session, config.embeddings_timeout_s
         )
-        embeddings = ServedEmbeddings(embedder)
-    searches = Searches(config, backend, metrics, time.monotonic)
-    return PoolServer(config, collections, searches, embeddings, metrics, warm).app()
+        return ServedEmbeddings(embedder)
+    if config.sentence_model is None:
+        return LocalEmbeddings(OnFirstText(lambda: MiniLM(fetch(_default_folder()))))
+    if config.sentence_model:
+        return LocalEmbeddings(MiniLM(fetch(Path(config.sentence_model))))
+    return None
+
+
+def _default_folder() -> Path:
+    try:
+        return DEFAULT_SENTENCE_MODEL.expanduser()
+    except RuntimeError as error:  # nobody's process, as some containers run it
+        raise ConfigError(f"{DEFAULT_SENTENCE_MODEL}: {error}: name sentence_model") from error
+
+
+@contextmanager
+def _sole_user(folder: Path) -> Iterator[None]:
+    """Two pools would write past each other. What a killed one held is free again.
+
+    Raises:
+        ConfigError: another pool serves the folder, or it cannot be written to.
+    """
+    with ExitStack() as held:
+        try:
+            file = held.enter_context((folder / ".lock").open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"data: another pool serves {folder}") from error
+        except OSError as error:
+            raise ConfigError(f"data: {folder}: {error}") from error
+        yield
 
 
 def _backend(device: Device) -> Backend:

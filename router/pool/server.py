@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 
 from ppd.ann.lanes import Target
 from ppd.ann.schedule import Stage
+from ppd.ann.space import Rows
 from ppd.errors import IndexFileError, Overloaded, PpdError, RequestError
 
 from .collection import ROWS_FILE, Collection
@@ -20,9 +21,10 @@ from .config import PoolConfig
 from .embeddings import Embeddings
 from .filters import Filter
 from .metrics import PoolMetrics
-from .replies import as_binary, as_json, payload_of, results, shown
+from .replies import as_binary, as_json, nothing_yet, payload_of, results, shown
 from .requests import (
     BINARY,
+    Asked,
     CreateBody,
     DeleteBody,
     FeedbackBody,
@@ -103,17 +105,29 @@ class PoolServer:
         collection = self._named(request)
         asked = parse_search(await request.read(), request.content_type)
         wanted = Filter.parse(asked.filter)
+        try:
+            left_s = began_s + self._searches.timeout_s(asked) - time.monotonic()
+            async with asyncio.timeout(left_s):
+                vectors = await self._vectors(asked, collection)
+                plan = await self._searches.plan(collection, asked, wanted)
+        except TimeoutError:
+            self._searches.note_late(asked, began_s)
+            told = [nothing_yet() for _ in range(asked.count)]
+        else:  # engines mind the time themselves, and give what they have then
+            found = await self._searches.search(collection, asked, plan, vectors, began_s)
+            if request.content_type == BINARY:
+                return as_binary(vectors, found, asked.limit)
+            told = await results(collection, vectors, found, asked.limit, asked.with_payload)
+        took_ms = (time.monotonic() - began_s) * 1e3
+        metric = collection.space.metric
+        return as_json({"results": told, "metric": metric, "took_ms": round(took_ms, 3)})
+
+    async def _vectors(self, asked: Asked, collection: Collection) -> Rows:
         vectors = asked.vectors
         if vectors is None:
             vectors = await self._writes.embedded(asked.texts, asked.stage)
         require_fit(vectors, collection.space.dimensions, "vector")
-        found = await self._searches.search(collection, asked, wanted, vectors, began_s)
-        if request.content_type == BINARY:
-            return as_binary(vectors, found, asked.limit)
-        told = await results(collection, vectors, found, asked.limit, asked.with_payload)
-        took_ms = (time.monotonic() - began_s) * 1e3
-        metric = collection.space.metric
-        return as_json({"results": told, "metric": metric, "took_ms": round(took_ms, 3)})
+        return vectors
 
     async def _create(self, request: web.Request) -> web.Response:
         wanted = parse(await request.read() or b"{}", CreateBody)

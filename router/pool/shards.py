@@ -15,18 +15,21 @@ from collections.abc import Sequence
 
 import aiohttp
 import msgspec
-import orjson
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from ppd.ann.engine import Ending
+from ppd.ann.schedule import Stage
 from ppd.ann.space import Metric
-from ppd.errors import RequestError, WorkerError
+from ppd.errors import Overloaded, RequestError, WorkerError
 
 from .config import PoolConfig
 from .metrics import PoolMetrics
+from .replies import as_json
 from .server import errors_as_json
 
 _log = logging.getLogger("ppd_router.pool")
+_HEALTH_S = 0.5  # in which a replica must say that it is well
 _REST_S = 1.0  # in which a replica that failed is asked last
 
 
@@ -47,8 +50,11 @@ class _Answer(msgspec.Struct):
     metric: Metric
 
 
-class _Limited(msgspec.Struct):
+class _Head(msgspec.Struct):
+    """What the front must know of a search; the shards look at all of it."""
+
     limit: int = 10
+    stage: Stage = Stage.PREFILL
 
 
 class _Error(msgspec.Struct):
@@ -88,8 +94,10 @@ class Shard:
         """
         Raises:
             RequestError: a replica says that the request is wrong; the others would, too.
+            Overloaded: every replica has its queues full.
             WorkerError: no replica answers.
         """
+        full = 0
         for url in self._in_order():
             self._under_way[url] += 1
             try:
@@ -100,7 +108,10 @@ class Shard:
                     ) as response,
                 ):
                     data = await response.read()
-                if 400 <= response.status < 500 and response.status != 429:
+                if response.status == 429:  # it is well
+                    full += 1
+                    continue
+                if 400 <= response.status < 500:
                     raise _refused(response.status, data)
                 if response.status == 200:
                     self._failed_s.pop(url, None)
@@ -115,7 +126,21 @@ class Shard:
                 self._under_way[url] -= 1
             self._note_failure(url)
             _log.warning("%s of %s: %s", url, self.name, why)
+        if full == len(self._under_way):
+            raise Overloaded(f"{self.name}: too many searches wait", retry_after_s=_REST_S)
         raise WorkerError(f"no replica of {self.name} answers")
+
+    async def is_up(self) -> bool:
+        """Whether any replica says that it is well."""
+        return any(await asyncio.gather(*map(self._is_well, self._under_way)))
+
+    async def _is_well(self, url: str) -> bool:
+        timeout = aiohttp.ClientTimeout(total=min(_HEALTH_S, self._patience_s))
+        try:
+            async with self._session.get(f"{url}/health", timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
     def _note_failure(self, url: str) -> None:
         self._failed_s[url] = time.monotonic()
@@ -162,8 +187,9 @@ class ShardsServer:
     async def _search(self, request: web.Request) -> web.Response:
         if request.content_type != "application/json":
             raise RequestError("a front of shards takes JSON only", status=415)
+        began_s = time.monotonic()
         body = await request.read()
-        limit = _limit(body)
+        head = _head(body)
         tasks = [asyncio.create_task(shard.search(request.path, body)) for shard in self._shards]
         try:
             await asyncio.wait(tasks, timeout=self._config.shard_timeout_s)
@@ -173,25 +199,48 @@ class ShardsServer:
             done = await asyncio.gather(*tasks, return_exceptions=True)
         answers: list[_Answer] = []
         missing: list[str] = []
+        full: list[Overloaded] = []
         for shard, outcome in zip(self._shards, done, strict=True):
-            if isinstance(outcome, RequestError):
+            if isinstance(outcome, Overloaded):
+                full.append(outcome)
+                missing.append(shard.name)
+            elif isinstance(outcome, RequestError):
                 raise outcome
-            if isinstance(outcome, _Answer):
+            elif isinstance(outcome, _Answer):
                 answers.append(outcome)
             elif isinstance(outcome, WorkerError | asyncio.CancelledError):
                 missing.append(shard.name)
             else:
                 raise outcome
+        if len(full) == len(self._shards):
+            self._metrics.searches.labels(head.stage, "refused").inc()
+            raise full[0]
         if not answers:
+            self._metrics.searches.labels(head.stage, Ending.FAILED).inc()
             raise WorkerError(f"no shard answers in {self._config.shard_timeout_s:g} s")
-        results = merge(answers, limit)
+        results = merge(answers, head.limit)
         for result in results:
             result["degraded"] = result["degraded"] or bool(missing)
-        told = {"results": results, "partial": bool(missing), "missing": missing}
-        return web.Response(body=orjson.dumps(told), content_type="application/json")
+            ending = Ending.DEADLINE if result["degraded"] else Ending.COMPLETE
+            self._metrics.searches.labels(head.stage, ending).inc()
+        took_s = time.monotonic() - began_s
+        self._metrics.seconds.labels(head.stage).observe(took_s)
+        told = {
+            "results": results,
+            "metric": answers[0].metric,
+            "took_ms": round(took_s * 1e3, 3),
+            "partial": bool(missing),
+            "missing": missing,
+        }
+        return as_json(told)
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", "shards": len(self._shards)})
+        """503: no shard is there, and no search can be answered."""
+        up = await asyncio.gather(*(shard.is_up() for shard in self._shards))
+        missing = [shard.name for shard, is_up in zip(self._shards, up, strict=True) if not is_up]
+        status = "ok" if not missing else "partial" if any(up) else "failed"
+        told = {"status": status, "shards": len(self._shards), "missing": missing}
+        return as_json(told, 200 if any(up) else 503)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._metrics.registry), content_type="text/plain")
@@ -216,9 +265,9 @@ def merge(answers: Sequence[_Answer], limit: int) -> list[dict[str, object]]:
     return merged
 
 
-def _limit(body: bytes) -> int:
+def _head(body: bytes) -> _Head:
     try:
-        return msgspec.json.decode(body, type=_Limited).limit
+        return msgspec.json.decode(body, type=_Head)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is wrong: {error}") from error
 

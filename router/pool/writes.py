@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from ppd.ann.lanes import Target
+from ppd.ann.neighbours import Finder
 from ppd.ann.schedule import Stage
 from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import PpdError, RequestError
 
 from .build import create_collection
 from .collection import Collection
-from .config import PoolConfig
+from .config import Device, PoolConfig
 from .embeddings import Embeddings
 from .filters import Filter
 from .metrics import PoolMetrics
@@ -28,6 +30,7 @@ from .requests import MOST_POINTS, CreateBody, DeleteBody, Point, UpsertBody, re
 _log = logging.getLogger("ppd_router.pool")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MOST_DIMENSIONS = 16_384
+_REBUILD_REST_S = 60.0  # after one that failed
 
 
 class Writes:
@@ -52,6 +55,7 @@ class Writes:
         self._metrics = metrics
         self._warm = warm
         self._rebuilds: dict[str, asyncio.Task[None]] = {}
+        self._rest_until_s: dict[str, float] = {}
         self._creating = asyncio.Lock()
         # One thread for all rebuilds: each would leave its buffers behind in another one.
         self._builder = ThreadPoolExecutor(1, "rebuild")
@@ -154,7 +158,7 @@ class Writes:
             WorkerError: whoever embeds does not answer.
         """
         if self._embeddings is None:
-            raise RequestError("texts need embeddings_url or sentence_model")
+            raise RequestError('texts need embeddings_url; sentence_model = "" turned its own off')
         return await self._embeddings.embed(texts, stage)
 
     async def _vectors(self, points: Sequence[Point]) -> Rows:
@@ -181,20 +185,23 @@ class Writes:
     def _written(self, collection: Collection, kind: str, rows: int) -> None:
         self._metrics.writes.labels(collection.name, kind).inc(rows)
         share, name = self._config.rebuild_share, collection.name
-        if share and name not in self._rebuilds and collection.outdated(share):
+        may = name not in self._rebuilds and time.monotonic() >= self._rest_until_s.get(name, 0.0)
+        if share and may and collection.outdated(share):
             task = asyncio.get_running_loop().create_task(self._renew(collection))
             self._rebuilds[name] = task
             task.add_done_callback(lambda _: self._rebuilds.pop(name))
 
     async def _build_anew(self, collection: Collection, threads: int) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._builder, collection.rebuild, threads)
+        finder = Finder.AUTO if self._config.device is Device.CUDA else Finder.FAISS
+        await loop.run_in_executor(self._builder, collection.rebuild, threads, finder)
 
     async def _renew(self, collection: Collection) -> None:
         """With half of the cores: searches go on."""
         try:
             await self._build_anew(collection, max(1, self._config.cores // 2))
         except PpdError as error:
+            self._rest_until_s[collection.name] = time.monotonic() + _REBUILD_REST_S
             _log.error("%s: its index could not be built anew: %s", collection.name, error)
         else:
             self._metrics.writes.labels(collection.name, "rebuild").inc()

@@ -120,6 +120,8 @@ class PoolRetriever:
             (result,) = msgspec.json.decode(raw, type=_Answer).results
         except (msgspec.MsgspecError, ValueError) as error:
             raise WorkerError(f"retrieval failed: its answer makes no sense: {error}") from error
+        if result.degraded and not result.hits:
+            raise WorkerError(f"retrieval found nothing in {search.timeout_ms:.0f} ms")
         return Found(
             [Passage(hit.id, hit.score, hit.text, hit.metadata) for hit in result.hits if hit.text],
             result.degraded,

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eval.pool import sentences
-from eval.pool.bursts import Way, draw, run
+from eval.pool import ideal, sentences
+from eval.pool.bursts import KINDS, Arrival, Way, draw, run
 from ppd.ann import batch
+from ppd.ann.schedule import Stage
 from ppd.errors import ConfigError
 
 from .ann_making import clustered, made, target_of
@@ -37,6 +38,28 @@ def test_every_way_answers_all_with_the_same_ids(way: Way) -> None:
         _, nodes = batch.search(target, query, len(one.nodes), one.itopk)
         assert one.nodes == tuple(nodes[0].tolist())
         assert one.took_s > 0
+
+
+def test_without_a_queue_a_search_takes_what_it_costs_and_with_one_it_waits() -> None:
+    taken = {(32, 10): 0.001, (128, 10): 0.004}
+
+    def at(*times_s: float) -> list[Arrival]:
+        return [Arrival(one, Stage.PREFILL, 0, 32, 10) for one in times_s]
+
+    apart = ideal.p99_us(at(0.0, 0.5, 1.0), taken, 1, Stage.PREFILL)
+    assert apart == pytest.approx(1000.0)
+    together = at(*[0.0] * 4)
+    assert ideal.p99_us(together, taken, 1, Stage.PREFILL) == pytest.approx(4000.0, rel=0.01)
+    assert ideal.p99_us(together, taken, 2, Stage.PREFILL) == pytest.approx(2000.0, rel=0.01)
+    behind = [Arrival(0.0, Stage.DECODE, 0, 128, 10), *at(0.001)]
+    assert ideal.p99_us(behind, taken, 1, Stage.PREFILL) == pytest.approx(4000.0)
+
+
+def test_costs_are_of_every_kind_that_is_drawn() -> None:
+    target = target_of(made(ROWS))
+    taken = ideal.costs(target, target.snapshot.space.queries(ROWS[:20]))
+    assert taken.keys() == {kind for kinds in KINDS.values() for kind in kinds}
+    assert min(taken.values()) > 0
 
 
 def test_sentences_come_from_files_first(tmp_path: Path) -> None:

@@ -57,8 +57,9 @@ class Client:
 
 
 def config_for(folder: Path, **options: Any) -> PoolConfig:
-    """Without deadlines that a busy machine could miss."""
-    return PoolConfig(data=str(folder), default_timeout_ms=60_000.0, **options)
+    """Without deadlines that a busy machine could miss, and without a model from elsewhere."""
+    usual: dict[str, Any] = {"default_timeout_ms": 60_000.0, "sentence_model": ""}
+    return PoolConfig(data=str(folder), **usual | options)
 
 
 @asynccontextmanager

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from ppd.ann.schedule import Stage
 from ppd.ann.space import Rows
-from router.pool.embeddings import LocalEmbeddings
+from ppd.errors import ConfigError
+from router.pool.embeddings import LocalEmbeddings, OnFirstText
 
 from ..scene import until
 
@@ -71,3 +73,50 @@ async def test_a_long_request_lets_others_between() -> None:
         model.gate.set()
     assert model.came.index("short") == 16
     assert long.result()[:, 0].tolist() == [float(i) for i in range(1, 41)]
+
+
+async def test_who_leaves_gives_the_turn_on_when_his_texts_are_done() -> None:
+    """A thread cannot be stopped: two would share the cores that searches need."""
+    model = Slow()
+    one = LocalEmbeddings(model)
+    gone = asyncio.ensure_future(one.embed(["gone"], Stage.PREFILL))
+    await asyncio.to_thread(model.begun.wait)
+    model.begun.clear()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    stays = asyncio.ensure_future(one.embed(["stays"], Stage.PREFILL))
+    await waiting(1, Stage.PREFILL, one)
+    assert not model.begun.is_set()
+    model.gate.set()
+    await stays
+    assert model.came == ["gone", "stays"]
+
+
+def test_the_default_model_is_loaded_once_with_the_first_text() -> None:
+    model, loaded = Slow(), []
+    model.gate.set()
+
+    def load() -> Slow:
+        loaded.append(1)
+        return model
+
+    one = OnFirstText(load)
+    assert not loaded
+    for text in ("a", "b"):
+        one.encode([text])
+    assert (len(loaded), model.came) == (1, ["a", "b"])
+
+
+def test_a_model_that_cannot_be_had_is_not_fetched_for_each_text() -> None:
+    tries = []
+
+    def load() -> Slow:
+        tries.append(1)
+        raise ConfigError("no network")
+
+    one = OnFirstText(load)
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="no network"):
+            one.encode(["a"])
+    assert len(tries) == 1

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from ppd.ann.schedule import Bounds
 from ppd.errors import ConfigError
-from router.pool.config import Device, PoolConfig
+from router.pool.config import Device
 
 from .pools import COUNT, ROWS, WIDTH, config_for, embedding, exact, running
 
@@ -182,50 +181,6 @@ async def test_feedback_moves_the_controls(
         assert (await pool.get("/health"))[0] == 200
 
 
-async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None:
-    """One shard has the new row, the other is lost in the middle; a third has a dead replica."""
-    async with running(config_for(data)) as one:
-        point = {"id": "only-here", "vector": ROWS[0].tolist()}
-        await one.post("/v1/collections/docs/points", {"points": [point]})
-        async with running(config_for(built)) as two:
-            dead = "http://127.0.0.1:9"
-            config = PoolConfig(shards=((one.url, dead), (dead, two.url)), shard_timeout_s=60.0)
-            async with running(config) as front:
-                for _ in range(10):
-                    status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-                    assert (status, told["partial"]) == (200, False)
-                    names = [hit["id"] for hit in told["results"][0]["hits"]]
-                    assert sorted(names) == ["d0", "d0", "only-here"]
-                status, told = await front.search(vector=[0.0])
-                assert (status, "1 dimensions" in told["error"]["message"]) == (400, True)
-                lost = PoolConfig(shards=((one.url,), (dead,)), shard_timeout_s=60.0)
-                async with running(lost) as half:
-                    status, told = await half.search(vector=ROWS[0].tolist(), limit=3)
-                    assert (status, told["partial"], told["missing"]) == (200, True, ["shard1"])
-                    assert len(told["results"][0]["hits"]) == 3
-                none = PoolConfig(shards=((dead,),), shard_timeout_s=60.0)
-                async with running(none) as nobody:
-                    status, told = await nobody.search(vector=ROWS[0].tolist())
-                    assert (status, told["error"]["message"]) == (503, "no shard answers in 60 s")
-
-
-async def test_a_replica_that_hangs_leaves_time_for_the_next(built: Path) -> None:
-    async def hang(request: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        raise AssertionError("nobody wakes it")
-
-    app = web.Application()
-    app.router.add_post("/{path:.*}", hang)
-    async with running(config_for(built)) as one, TestServer(app) as hung:
-        config = PoolConfig(shards=((str(hung.make_url("")), one.url),), shard_timeout_s=6.0)
-        async with running(config) as front:
-            for _ in range(20):
-                status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-                assert (status, told["partial"]) == (200, False)
-            _, metrics = await front.get("/metrics")
-    assert 'ppd_pool_shard_failures_total{shard="shard0"} 1.0' in metrics
-
-
 async def test_text_is_embedded_by_a_server(built: Path) -> None:
     """And one that answers nonsense, or not at all, is named."""
     wrong: list[web.Response] = []
@@ -247,18 +202,3 @@ async def test_text_is_embedded_by_a_server(built: Path) -> None:
     async with running(config) as pool:
         status, told = await pool.search(text="7")
         assert (status, url in told["error"]["message"]) == (503, True)
-
-
-async def test_time_that_embedding_took_is_gone(built: Path) -> None:
-    gate = asyncio.Event()
-
-    async with (
-        embedding(lambda text: ROWS[0], [], gate) as url,
-        running(config_for(built, embeddings_url=url)) as pool,
-    ):
-        asked = asyncio.ensure_future(pool.search(text="0", limit=5, timeout_ms=1.0))
-        asyncio.get_running_loop().call_later(0.05, gate.set)
-        status, told = await asked
-        assert (status, told["results"][0]["degraded"]) == (200, True)
-        status, told = await pool.search(text="0", limit=5)
-        assert (status, told["results"][0]["degraded"]) == (200, False)

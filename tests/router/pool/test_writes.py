@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from ppd.ann.graph import no_progress
+from ppd.ann.neighbours import Finder
 from ppd.ann.space import Metric, Rows
 from ppd.errors import IndexFileError
 from router.pool.build import build_collection
+from router.pool.collection import Collection
 
 from ...disks import disk_of
 from ..scene import until
@@ -206,6 +208,30 @@ async def test_an_outdated_index_is_built_anew_by_itself(tmp_path: Path) -> None
         assert sum(a == str(b) for a, b in zip(found, near, strict=True)) >= 49
     async with running(config_for(tmp_path)) as pool:
         assert '"rows":5000' in (await pool.get(path))[1]
+
+
+async def test_a_rebuild_that_failed_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not every write tries what cannot be done."""
+
+    def fail(self: Collection, threads: int, finder: Finder) -> None:
+        raise IndexFileError("disk full")
+
+    monkeypatch.setattr(Collection, "rebuild", fail)
+    path = "/v1/collections/many"
+    async with running(config_for(tmp_path)) as pool:
+        await pool.put(path, {"dimensions": 2, "metric": "l2"})
+        points = [{"id": str(i), "vector": [float(i), 0.0]} for i in range(5000)]
+        for some in (points, points[:1], points[1:2]):
+            assert (await pool.post(f"{path}/points", {"points": some}))[0] == 200
+            await until(lambda: told(caplog))
+    assert caplog.text.count("its index could not be built anew: disk full") == 1
+
+
+async def told(caplog: pytest.LogCaptureFixture) -> bool:
+    await asyncio.sleep(0)
+    return "disk full" in caplog.text
 
 
 @pytest.mark.parametrize(

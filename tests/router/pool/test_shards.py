@@ -1,0 +1,94 @@
+"""A collection that is spread over several pools, some of which do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import orjson
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from router.pool.config import PoolConfig
+
+from .pools import ROWS, config_for, running
+
+
+async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None:
+    """One shard has the new row, the other is lost in the middle; a third has a dead replica."""
+    async with running(config_for(data)) as one:
+        point = {"id": "only-here", "vector": ROWS[0].tolist()}
+        await one.post("/v1/collections/docs/points", {"points": [point]})
+        async with running(config_for(built)) as two:
+            dead = "http://127.0.0.1:9"
+            config = PoolConfig(shards=((one.url, dead), (dead, two.url)), shard_timeout_s=60.0)
+            async with running(config) as front:
+                for _ in range(10):
+                    status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
+                    assert (status, told["partial"]) == (200, False)
+                    names = [hit["id"] for hit in told["results"][0]["hits"]]
+                    assert sorted(names) == ["d0", "d0", "only-here"]
+                status, told = await front.search(vector=[0.0])
+                assert (status, "1 dimensions" in told["error"]["message"]) == (400, True)
+                lost = PoolConfig(shards=((one.url,), (dead,)), shard_timeout_s=60.0)
+                async with running(lost) as half:
+                    status, told = await half.search(vector=ROWS[0].tolist(), limit=3)
+                    assert (status, told["partial"], told["missing"]) == (200, True, ["shard1"])
+                    assert len(told["results"][0]["hits"]) == 3
+                    status, text = await half.get("/health")
+                    assert status == 200
+                    assert orjson.loads(text) == {
+                        "status": "partial",
+                        "shards": 2,
+                        "missing": ["shard1"],
+                    }
+                    _, metrics = await half.get("/metrics")
+                    ended = 'searches_total{ending="deadline",stage="prefill"} 1.0'
+                    assert ended in metrics  # what is not whole is degraded
+                none = PoolConfig(shards=((dead,),), shard_timeout_s=60.0)
+                async with running(none) as nobody:
+                    status, told = await nobody.search(vector=ROWS[0].tolist())
+                    assert (status, told["error"]["message"]) == (503, "no shard answers in 60 s")
+                    assert (await nobody.get("/health"))[0] == 503
+
+
+async def test_a_replica_that_hangs_leaves_time_for_the_next(built: Path) -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody wakes it")
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", hang)
+    async with running(config_for(built)) as one, TestServer(app) as hung:
+        config = PoolConfig(shards=((str(hung.make_url("")), one.url),), shard_timeout_s=6.0)
+        async with running(config) as front:
+            for _ in range(20):
+                status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
+                assert (status, told["partial"]) == (200, False)
+            _, metrics = await front.get("/metrics")
+    assert 'ppd_pool_shard_failures_total{shard="shard0"} 1.0' in metrics
+
+
+async def test_shards_that_are_full_say_when_to_come_again(built: Path) -> None:
+    """A full replica is not a broken one: the other of its shard is asked, and nobody blamed."""
+
+    async def full(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "full"}}, status=429)
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", full)
+    async with running(config_for(built)) as one, TestServer(app) as busy:
+        url = str(busy.make_url(""))
+        async with running(PoolConfig(shards=((url, one.url),), shard_timeout_s=60.0)) as front:
+            for _ in range(10):
+                status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
+                assert (status, told["partial"]) == (200, False)
+            assert "shard_failures_total{" not in (await front.get("/metrics"))[1]
+        config = PoolConfig(shards=((one.url,), (url,)), shard_timeout_s=60.0)
+        async with running(config) as front:
+            status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
+            assert (status, told["missing"]) == (200, ["shard1"])
+        async with running(PoolConfig(shards=((url,),), shard_timeout_s=60.0)) as front:
+            path, body = "/v1/collections/docs/search", orjson.dumps({"vector": [0.0]})
+            status, _, headers = await front.raw(path, body)
+            assert (status, headers["Retry-After"]) == (429, "1")
