@@ -104,6 +104,11 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: str
     sweep: dict[str, Any]
 
+    @property
+    def note(self) -> str:
+        """What whoever uses the table should know of how it was measured; "": nothing."""
+        return str(self.sweep.get("note", ""))
+
 
 class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table as it stands in a file.

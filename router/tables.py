@@ -57,6 +57,8 @@ def make_policy(
             made.hardware,
             len(record.cells),
         )
+        if made.note:
+            logger.warning("%s says: %s", found.path, made.note)
         if record.shape != shape:
             logger.warning("it was measured on %s, this cluster is %s", record.shape, shape)
     policy = TablePolicy(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ppd.errors import ConfigError
 from ppd.score import Weights
 
-from .config import BASE, PPD, Comparison, Way, ways
+from .config import BASE, PPD, Comparison, Trace, Way, ways
 from .drive import read_rows
 
 _DRAWS = 1000
@@ -51,26 +51,61 @@ def run(config: Comparison, raw: Path) -> int:
         ConfigError: the file does not hold all runs.
     """
     rows = read_rows(raw)
-    told, compared, lost = [], 0, 0
-    for trace in config.traces:
-        seeds = config.seeds_of(trace)
-        every = {way.name: _turns(rows, trace.name, way, seeds) for way in ways(config)}
-        runs = _runs(rows, trace.name, seeds)
-        _print_ways(trace.name, every, runs)
-        verdicts = list(_verdicts(config, every))
-        _print_verdicts(verdicts)
-        compared += len(verdicts)
-        lost += sum(one["verdict"] == "loses" for one in verdicts)
-        told.append(
-            {
-                "trace": trace.name,
-                "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
-                "ways": _figures(every, runs),
-                "verdicts": verdicts,
-            }
-        )
-    print(json.dumps({"traces": told, "compared": compared, "ppd_loses": lost}))
+    told = [judged(config, trace, rows) for trace in config.traces]
+    for one in told:
+        _print_ways(one["trace"], one["ways"])
+        _print_verdicts(one["verdicts"])
+    verdicts = [verdict["verdict"] for one in told for verdict in one["verdicts"]]
+    lost = verdicts.count("loses")
+    print(json.dumps({"traces": told, "compared": len(verdicts), "ppd_loses": lost}))
     return 0
+
+
+def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What each way made of a trace, and ``ppd`` against the others.
+
+    Raises:
+        ConfigError: a way was not measured with all seeds.
+    """
+    seeds = config.seeds_of(trace)
+    every = {way.name: _turns(rows, trace.name, way, seeds) for way in ways(config)}
+    return {
+        "trace": trace.name,
+        "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
+        "ways": _figures(every, _runs(rows, trace.name, seeds)),
+        "verdicts": list(_verdicts(config, every)),
+    }
+
+
+def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
+    """What was compared, by a raw file's runs alone: the seeds that every way has.
+
+    Args:
+        runs: rows of kind ``run``.
+
+    Raises:
+        ConfigError: nothing was compared yet.
+    """
+    names = list(dict.fromkeys(run["way"] for run in runs))
+    mine = f"{PPD} "
+    seeds: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for run in runs:
+        seeds[run["trace"]][run["seed"]].add(run["way"])
+    traces = [
+        Trace(
+            name, "", 1, seeds=tuple(sorted(s for s, has in of.items() if len(has) == len(names)))
+        )
+        for name, of in seeds.items()
+    ]
+    if BASE not in names or not any(trace.seeds for trace in traces):
+        raise ConfigError("no window was measured with every policy yet")
+    weights = [name.removeprefix(mine).split(":") for name in names if name.startswith(mine)]
+    return Comparison(
+        seeds=(),
+        traces=tuple(trace for trace in traces if trace.seeds),
+        weightings=tuple(Weights(float(ttft), float(tpot)) for ttft, tpot in sorted(weights)),
+        policies=tuple(name for name in names if not name.startswith(mine)),
+    )
 
 
 def _turns(rows: Sequence[Mapping[str, Any]], trace: str, way: Way, seeds: Sequence[int]) -> Turns:
@@ -188,15 +223,13 @@ def _figures(
     return figures
 
 
-def _print_ways(
-    trace: str, every: Mapping[str, Turns], runs: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> None:
+def _print_ways(trace: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     print(f"\n{trace}: later turns")
     print(
         f"{'way':<14} {'TTFT p50':>9} {'p90':>9} {'TPOT p50':>9} {'p90':>7} {'local':>6} "
         f"{'cached':>9} {'KV MB':>8} {'failed':>7}"
     )
-    for name, one in _figures(every, runs).items():
+    for name, one in figures.items():
         print(
             f"{name:<14} {one['ttft_p50_ms']:>9} {one['ttft_p90_ms']:>9} {one['tpot_p50_ms']:>9} "
             f"{one['tpot_p90_ms']:>7} {one['local_share']:>6.0%} {one['cached_tokens']:>9} "

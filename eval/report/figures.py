@@ -244,8 +244,12 @@ _ARMS = {
 }
 
 
-def interference(cells: Sequence[Mapping[str, Any]]) -> str:
-    """TPOT of running decodes against their number, a panel for each context."""
+def interference(cells: Sequence[Mapping[str, Any]], rounds: Mapping[int, int]) -> str:
+    """TPOT of running decodes against their number, a panel for each context.
+
+    Args:
+        rounds: of each context.
+    """
     contexts = sorted({cell["context"] for cell in cells})
     batches = sorted({cell["batch"] for cell in cells})
     with _style() as pyplot:
@@ -263,12 +267,48 @@ def interference(cells: Sequence[Mapping[str, Any]]) -> str:
                 axes.plot(x, y, style, color=color, marker=marker, markersize=4, label=label)
             axes.set_xscale("log", base=2)
             _ticks(axes.xaxis, batches)
-            axes.set_title(f"{context:,} tokens of context")
+            count = rounds[context]
+            axes.set_title(f"{context:,} tokens\n{count} round{'s' if count > 1 else ''}")
             axes.set_xlabel("running decodes")
         _plain(panels[0])  # shared by all
         panels[0].set_ylabel("TPOT meanwhile, ms")
         _legend(figure, panels[0])
         figure.tight_layout(rect=(0, 0, 1, 0.92))
+        return _svg(pyplot, figure)
+
+
+_VERDICTS = {"beats": "#009e73", "ties": "#8a8a8a", "loses": "#d55e00"}
+
+
+def verdicts(told: Sequence[Mapping[str, Any]]) -> str:
+    """What a policy costs more or less than the best of the others, a panel for each trace."""
+    names = [f"{one['weights']} {one['at']}" for one in told[0]["verdicts"]]
+    with _style() as pyplot:
+        figure, (panels,) = pyplot.subplots(
+            1, len(told), figsize=(_WIDTH, 0.8 + 0.32 * len(names)), sharey=True, squeeze=False
+        )
+        for axes, of in zip(panels, told, strict=True):
+            for y, one in enumerate(of["verdicts"]):
+                color = _VERDICTS[one["verdict"]]
+                axes.plot(one["interval"], [y, y], color=color, linewidth=2, solid_capstyle="butt")
+                axes.plot(one["difference"], y, "o", color=color, markersize=5)
+                axes.annotate(
+                    one["best_static"],
+                    (max(one["interval"]), y),
+                    xytext=(3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7,
+                )
+            axes.axvline(0.0, color=INK, linewidth=0.8)
+            low, high = axes.get_xlim()
+            axes.set_xlim(low, high + 0.45 * (high - low))  # room for names
+            axes.set_title(of["trace"])
+            axes.set_xlabel("cost of ppd less the best other's")
+        panels[0].set_yticks(range(len(names)), names)
+        panels[0].invert_yaxis()
+        panels[0].set_ylabel("w_ttft:w_tpot, quantile")
+        figure.tight_layout()
         return _svg(pyplot, figure)
 
 

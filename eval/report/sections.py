@@ -14,6 +14,7 @@ from ..engine import interference
 from . import figures as report_figures
 from .parts import Content, Section, Table, section, short
 from .policies import grid_sections
+from .real_traffic import real_traffic
 from .sources import (
     CheckRow,
     ClaimRow,
@@ -30,6 +31,7 @@ def sections(folder: Path) -> list[Section]:
     ConfigError: a raw file is broken.
     """
     return [
+        real_traffic(folder),
         *grid_sections(folder),
         _interference(folder),
         _weights(folder),
@@ -42,6 +44,15 @@ def sections(folder: Path) -> list[Section]:
 def _interference(folder: Path) -> Section:
     run = "ppd-eval interference --out results/interference.jsonl"
     source = read_source(folder, "interference.jsonl", InterferenceRow, run)
+
+    def make(of: Source) -> Content:
+        rounds: dict[int, set[int]] = {}
+        for row in of.rows:
+            rounds.setdefault(row["context"], set()).add(row["round"])
+        cells = interference.summarize([dict(row) for row in of.rows])
+        counts = {context: len(some) for context, some in rounds.items()}
+        return report_figures.interference(cells, counts), ()
+
     return section(
         "interference",
         "Decoding beside prefill",
@@ -49,10 +60,7 @@ def _interference(folder: Path) -> Section:
         "tokens to it, runs on the same worker in one chunk (bounded chunks, the default, are "
         "there to prevent this). Medians over rounds.",
         source,
-        lambda of: (
-            report_figures.interference(interference.summarize([dict(r) for r in of.rows])),
-            (),
-        ),
+        make,
     )
 
 

@@ -68,6 +68,15 @@ class GridRow(_Origin, frozen=True, kw_only=True):
     samples: _SampleColumns
 
 
+class CompareRow(msgspec.Struct, frozen=True):
+    """Of ``compare``: a turn, or a run."""
+
+    row: str
+    trace: str
+    way: str
+    seed: int
+
+
 class InterferenceRow(_Origin, frozen=True, kw_only=True):
     round: int
     context: int

@@ -73,6 +73,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             alone ``replica``.
         clusters: to measure on, in parallel; none: ``clusters_here`` are started on this machine.
         hardware: of ``clusters``, which nobody else can tell.
+        note: what whoever uses the table should know of how it was measured.
     """
 
     shape: str
@@ -88,6 +89,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clusters_here: int = 1
     hardware: str = ""
     adaptive: Adaptive | None = None
+    note: str = ""
 
     @property
     def digest(self) -> str:
@@ -95,6 +97,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         chosen next changes nothing in what was measured."""
         free = {"seeds": None, "clusters": None, "clusters_here": None, "adaptive": None}
         fields = msgspec.to_builtins(self) | free
+        del fields["note"]
         return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:12]
 
     @property

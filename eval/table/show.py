@@ -30,6 +30,8 @@ def run(path: Path, weights: Weights, details: bool, png: Path | None) -> int:
     table = Table.parse(path.read_bytes())
     record = table.record
     print(f"{record.model}, {record.shape}, {record.provenance.hardware}")
+    if note := record.provenance.note:
+        print(f"note: {note}")
     print(
         f"a token to prefill {record.prefill_ms_per_token:.3f} ms, to append "
         f"{record.append_ms_per_token:.3f} ms; weights TTFT {weights.ttft:g}, TPOT {weights.tpot:g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def table_record(
     axes: Axes = AXES,
     running: float = 2.0,
     spread: float = 0.001,
+    sweep: dict[str, Any] | None = None,
 ) -> TableRecord:
     cells = []
     for bins in product(*(range(len(bins)) for _, bins in axes.each())):
@@ -79,7 +81,7 @@ def table_record(
         version=VERSION,
         model=model,
         shape="1P1D",
-        provenance=Provenance("a machine", "sglang 0", "0", "abc", "2026-01-01", {"turns": 3}),
+        provenance=Provenance("a machine", "sglang 0", "0", "abc", "2026-01-01", sweep or {}),
         prefill_ms_per_token=0.1,
         append_ms_per_token=0.2,
         axes=axes,

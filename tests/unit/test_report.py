@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from eval import cli
+from eval.compare.config import Comparison, Trace
 from eval.policies.cells import TTFT, summarize
 from eval.report.figures import INK, LOOKS, line_of, over_qps, pareto, round_ticks, weights
 from eval.report.page import figure_files, html, markdown
@@ -17,6 +18,8 @@ from eval.report.policies import complete
 from eval.report.sections import sections
 from eval.report.sources import GridRow, NotMeasured, Source, newest, read_source
 from ppd.errors import ConfigError
+from ppd.score import Weights
+from tests.unit.test_compare import rows as compare_rows
 from tests.unit.test_policy_grid import grid_row
 from tests.unit.test_scenarios import run_row
 
@@ -44,6 +47,15 @@ def fill(folder: Path) -> None:
     keys = ("context", "batch", "prefills", "kind")
     told = {"round": 0, "tpot_ms": 4.0, "longest_gap_ms": 9.0, **ORIGIN}
     write(folder / "interference.jsonl", [dict(zip(keys, c, strict=True)) | told for c in cells])
+    compared = Comparison(
+        seeds=(0, 1),
+        traces=(Trace("chat", "", 3),),
+        weightings=(Weights(1, 1), Weights(1, 3)),
+        policies=("replica", "pd", "full"),
+    )
+    half = {"ppd 1:1": 0.5, "ppd 1:3": 0.5, "replica": 0.1}
+    turns = compare_rows(compared, lambda way, number: (100.0 * half.get(way, 1.0) + number, 5.0))
+    write(folder / "compare.jsonl", [ORIGIN | row for row in turns])
     mix = {"grid": "some.toml", "conversations": 24, "qps": 2.4, "seed": 0}
     later = {"later_turns": 48, "ttft_p99_ms": 9.0, "tpot_p50_ms": 4.0, "tpot_p99_ms": 5.0}
     steps = [{"w_ttft": w, "w_tpot": 1 - w, "local_share": w, "ttft_p50_ms": 8.0} for w in (0, 1)]
@@ -85,7 +97,7 @@ def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path
     found = sections(tmp_path)
     page = html(found)
     assert "Not measured" not in page
-    assert page.count("<svg ") == 5
+    assert page.count("<svg ") == 6
     assert not re.search(r'(src|href)="(?!#)', page.replace('xlink:href="#', 'href="#'))
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -94,6 +106,23 @@ def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path
     assert INK not in page
     assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 5
     assert page.count("commit abc · 2 cores · seeds 0, 1, 2") == 4
+
+
+def test_real_traffic_says_who_is_better_and_leaves_out_seeds_that_some_lack(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "compare.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if (row["way"], row["seed"]) != ("replica", 1)]
+    write(tmp_path / "compare.jsonl", rows)
+    (found,) = (one for one in sections(tmp_path) if one.name == "real-traffic")
+    ways, costs = found.tables
+    assert [row[0] for row in ways.rows] == ["replica", "pd", "full", "ppd 1:1", "ppd 1:3"]
+    assert costs.caption == "chat: costs, 1 seeds"
+    even = costs.rows[0]
+    assert even[:5] == ("1:1", "p50", "1.56", "pd", "2")  # replica is cheaper, and no rival
+    assert even[7] == "beats"
+    assert found.figure is not None
 
 
 def test_the_command_writes_both_and_says_what_is_missing(tmp_path: Path, capsys: Any) -> None:
@@ -108,7 +137,7 @@ def test_the_command_writes_both_and_says_what_is_missing(tmp_path: Path, capsys
     told = json.loads(capsys.readouterr().out)
     assert told["not_measured"] == ["results/check-load.jsonl"]
     figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text.read_text())
-    assert len(figures) == 5
+    assert len(figures) == 6
     assert all((text.parent / figure).read_text().startswith("<svg") for figure in figures)
     assert page.read_text().startswith("<!doctype html>")
 

@@ -103,6 +103,12 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, old: str, new: str, named
         config_of(tmp_path, TOML.replace(old, new))
 
 
+def test_a_note_changes_nothing_that_was_measured(tmp_path: Path) -> None:
+    plain = config_of(tmp_path, TOML)
+    noted = config_of(tmp_path, 'note = "short points"\n' + TOML)
+    assert (noted.note, noted.digest) == ("short points", plain.digest)
+
+
 def rows_of(config: SweepConfig, run: Run, **changes: Any) -> list[dict[str, Any]]:
     """A run in which local saves half of TTFT, and each seed adds a tenth to everything."""
     place = run.place

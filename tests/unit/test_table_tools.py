@@ -142,6 +142,14 @@ def test_show_draws_what_is_chosen(tmp_path: Path, command: Command) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_show_tells_what_a_sweep_says_of_itself(tmp_path: Path, command: Command) -> None:
+    told = record()
+    noted = msgspec.structs.replace(told.provenance, sweep={"note": "short points"})
+    for provenance, lines_more in ((told.provenance, []), (noted, ["note: short points"])):
+        file = write(tmp_path / "t.json", msgspec.structs.replace(told, provenance=provenance))
+        assert [one for one in command("show", file)[1] if one.startswith("note:")] == lines_more
+
+
 def test_score_moves_with_the_weights(tmp_path: Path, command: Command) -> None:
     file = write(tmp_path / "t.json", record())
     *_, last = command("score", file)[1]

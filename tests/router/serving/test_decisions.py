@@ -74,6 +74,15 @@ async def test_a_cluster_of_another_shape_is_told(
     assert "measured on 1P1D, this cluster is 1P2D" in caplog.text
 
 
+async def test_a_table_that_is_for_show_says_so(
+    cluster: Cluster, table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    noted = write_table(table, local_unless_long, sweep={"note": "short points"})
+    async with cluster(*workers(), policy="ppd", table=str(noted)):
+        pass
+    assert f"{noted} says: short points" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("headers", "route"),
     [

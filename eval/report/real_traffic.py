@@ -1,0 +1,83 @@
+"""The report's section of what ``ppd-eval compare`` measured on real traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..compare.verdict import judged, measured
+from . import figures as report_figures
+from .parts import Content, Section, Table, percent, section, short
+from .sources import CompareRow, Source, read_source
+
+_RUN = "ppd-eval compare eval/compare/public.toml --out results/compare.jsonl --data ..."
+
+
+def real_traffic(folder: Path) -> Section:
+    """Raises:
+    ConfigError: the raw file is broken.
+    """
+    return section(
+        "real-traffic",
+        "Real traffic",
+        "Windows of three public traces, every policy on the same ones. A cost is w_ttft * TTFT / "
+        "TTFT_pd + w_tpot * TPOT / TPOT_pd of later turns. A line is what ppd costs more or less "
+        "than the best of the other policies on the same cluster, with its 95 % interval "
+        "(bootstrap over seeds and whole conversations): left of zero ppd is better, across it "
+        "nobody can tell. replica, two workers that do both, is another cluster, and told of only.",
+        read_source(folder, "compare.jsonl", CompareRow, _RUN),
+        _content,
+    )
+
+
+def _content(source: Source) -> Content:
+    config = measured([row for row in source.rows if row["row"] == "run"])
+    told = [judged(config, trace, source.rows) for trace in config.traces]
+    for one, trace in zip(told, config.traces, strict=True):
+        one["seeds"] = len(trace.seeds)
+    tables = [_ways(one) for one in told] + [_verdicts(one) for one in told]
+    return report_figures.verdicts(told), tuple(tables)
+
+
+def _ways(told: Mapping[str, Any]) -> Table:
+    head = ("policy", "T2+ TTFT p50", "p90", "TPOT p50", "p90", "local", "KV sent, MB", "failed")
+    rows = [
+        (
+            name,
+            *(short(one[key]) for key in ("ttft_p50_ms", "ttft_p90_ms")),
+            *(short(one[key]) for key in ("tpot_p50_ms", "tpot_p90_ms")),
+            percent(one["local_share"]),
+            short(one["kv_mb_moved"]),
+            f"{one['failed']}",
+        )
+        for name, one in told["ways"].items()
+    ]
+    return Table(head, rows, f"{told['trace']}: {told['later_turns']} later turns; ms")
+
+
+def _verdicts(told: Mapping[str, Any]) -> Table:
+    head = ("weights", "at", "ppd", "best other", "its cost", "difference", "95 %", "ppd")
+    rows = [
+        (
+            one["weights"],
+            one["at"],
+            short(_cost_of_ppd(one["costs"], one["weights"])),
+            one["best_static"],
+            short(one["costs"][one["best_static"]]),
+            f"{one['difference']:+.3g}",
+            _interval(one["interval"]),
+            one["verdict"],
+        )
+        for one in told["verdicts"]
+    ]
+    return Table(head, rows, f"{told['trace']}: costs, {told['seeds']} seeds")
+
+
+def _cost_of_ppd(costs: Mapping[str, float], weights: str) -> float:
+    return costs[f"ppd {weights}"]
+
+
+def _interval(bounds: Sequence[float]) -> str:
+    low, high = bounds
+    return f"{low:+.3g} to {high:+.3g}"
