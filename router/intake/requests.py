@@ -88,7 +88,8 @@ def _parse_object(
 ) -> Inbound:
     _check_model(given, served.models)
     stream = typed(given, "stream", bool, False)
-    key = session or typed(given, "prompt_cache_key", str, "")
+    user = typed(given, "user", str, "")
+    key = session or typed(given, "prompt_cache_key", str, "") or user
     options = typed(given, "stream_options", dict, {})
     body = without_routing(given)
     isolate(body, tenant)

@@ -33,8 +33,8 @@ def test_no_worker_gets_much_more_than_its_share_of_one_opening() -> None:
     assert max(w.in_flight for w in pool.workers) <= 1.25 * 100 + 1
 
 
-@pytest.mark.parametrize("header", [True, False])
-async def test_a_conversation_may_be_named_by_its_sender(cluster: Cluster, header: bool) -> None:
+@pytest.mark.parametrize("field", ["", "prompt_cache_key", "user"])
+async def test_a_conversation_may_be_named_by_its_sender(cluster: Cluster, field: str) -> None:
     """The same name leads to the same worker, whatever is said."""
     decode = [FakeEngine("decode", answering()) for _ in range(8)]
     async with cluster(FakeEngine("prefill", answering()), *decode) as client:
@@ -42,11 +42,9 @@ async def test_a_conversation_may_be_named_by_its_sender(cluster: Cluster, heade
         async def asked(name: str, text: str) -> FakeEngine:
             for engine in decode:
                 engine.bodies.clear()
-            named = {} if header else {"prompt_cache_key": name}
+            named = {field: name} if field else {}
             body = {"messages": [{"role": "user", "content": text}], **named}
-            await client.post(
-                "/v1/chat/completions", body, {"X-Session-ID": name} if header else {}
-            )
+            await client.post("/v1/chat/completions", body, {} if field else {"X-Session-ID": name})
             return next(d for d in decode if d.bodies)
 
         assert len({(await asked("one", f"text {i}")).url for i in range(12)}) == 1
