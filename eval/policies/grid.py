@@ -62,7 +62,7 @@ class Grid:
         timeout_s: a turn that takes longer has failed.
     """
 
-    qps: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    qps: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
     turns: tuple[int, ...] = (2, 4, 8, 16)
     fixed_qps: float = 2.0
     fixed_turns: int = 4
