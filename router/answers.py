@@ -51,6 +51,9 @@ class ErrorAnswer:
         }
 
 
+STOPPING = ErrorAnswer(503, "the router is stopping", "router_error", code=503)
+
+
 def answer_to(error: Exception, where: str) -> ErrorAnswer:
     """What a client is told of an error; one that should not have been is logged.
 

@@ -10,7 +10,7 @@ import orjson
 
 from ppd.errors import WorkerError
 
-from ..answers import ErrorAnswer
+from ..answers import STOPPING, ErrorAnswer
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.handshake import describe
 from ..workers.worker import Worker
@@ -296,8 +296,7 @@ class _Relay:
         if self.stopped or self._tail.done or (self.outcome.done() and self.outcome.result()):
             return
         self.stopped = True
-        told = ErrorAnswer(503, "the router is stopping", "router_error", code=503)
-        self._request.write(DONE if self._tail.failed else told.event + DONE)
+        self._request.write(DONE if self._tail.failed else STOPPING.event + DONE)
         if not self.outcome.done():
             self._leg.close()
             self.outcome.set_result(STOPPED)

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from ..answers import STOPPING
 from ..wire.request import Listener
 from .inner import Asked, Inner, chunks_of, parsed
 from .sse import DONE
@@ -35,11 +36,16 @@ async def serve_samples(request: Asked, count: int, serve: _Serve) -> None:
             if index != refused:
                 one.cancel()
 
-    def give_up_silent() -> None:
-        """The router stops: those that have begun tell it themselves."""
-        for one, sample in zip(served, merge.samples, strict=True):
-            if sample.listener is None:
-                one.cancel()
+    def give_up_silent() -> bool:
+        """The router stops: those that have begun tell it themselves. Whether there were others."""
+        silent = [
+            task
+            for task, sample in zip(served, merge.samples, strict=True)
+            if sample.listener is None and not task.done()
+        ]
+        for task in silent:
+            task.cancel()
+        return bool(silent)
 
     merge = _Merge(request, count, asks_usage, give_up, give_up_silent)
     async with asyncio.TaskGroup() as tasks:
@@ -63,7 +69,7 @@ class _Merge:
         count: int,
         asks_usage: bool,
         give_up: Callable[[int], None],
-        give_up_silent: Callable[[], None],
+        give_up_silent: Callable[[], bool],
     ) -> None:
         self.give_up = give_up
         self._give_up_silent = give_up_silent
@@ -106,9 +112,10 @@ class _Merge:
             listener.resume()
 
     def stop(self) -> None:
-        self._give_up_silent()
         for listener in self._listeners:
             listener.stop()
+        if self._give_up_silent() and not self._told_of_stop:  # those that began have ended
+            self.tell(parsed(STOPPING.body))
 
     @property
     def _listeners(self) -> list[Listener]:
