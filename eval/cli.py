@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -190,6 +191,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = options.run(options) if "run" in options else _run(options)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # as of `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush
+        sys.exit(141)
     except PpdError as error:
         sys.exit(f"ppd-eval: {error}")
     sys.exit(status)

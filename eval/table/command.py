@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
                 return lint.run(options.file, weights)
             case "diff":
                 return diff.run(options.old, options.new, weights)
+    except BrokenPipeError:  # no file of ours: whoever reads what is printed has seen enough
+        raise
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except TableError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -261,3 +263,13 @@ def test_too_little_to_fill_from_is_refused(tmp_path: Path) -> None:
     argv = ["table", "build", str(tmp_path / "sweep.toml"), str(raw), "--out", "none.json"]
     with pytest.raises(SystemExit, match="2 of 4 cells were measured: at least 8 must be"):
         cli.main(argv)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "t.json", record())
+    argv = [sys.executable, "-u", "-m", "eval", "table", "show", file, "--cells"]
+    shown = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert shown.stdout is not None
+    shown.stdout.close()  # before anything is printed
+    _, told = shown.communicate()
+    assert (shown.returncode, told) == (141, b"")
