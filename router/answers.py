@@ -12,6 +12,7 @@ import orjson
 from ppd.errors import Overloaded, RequestError, WorkerError
 
 from .serving.legs import LegFailed
+from .wire.request import STOPPING
 
 logger = logging.getLogger("ppd.router")
 
@@ -51,7 +52,7 @@ class ErrorAnswer:
         }
 
 
-STOPPING = ErrorAnswer(503, "the router is stopping", "router_error", code=503)
+LAST_WORDS = ErrorAnswer(503, STOPPING, "router_error", code=503)
 
 
 def answer_to(error: Exception, where: str) -> ErrorAnswer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +20,8 @@ import numpy as np
 import orjson
 import psutil
 
-from ppd.ann.graph import no_progress
-from ppd.ann.snapshot import Precision, Shape
-from ppd.ann.space import Metric, Rows
+from ppd.ann.space import Rows
 from ppd.errors import WorkerError
-from router.pool.build import BuildOptions, build_collection
 
 from ..cluster import Process, free_port, launching
 
@@ -73,9 +71,9 @@ def rows(
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         data, port = Path(folder), free_port()
         np.save(data / "rows.npy", vectors)
-        options = BuildOptions(Metric.L2, Precision.INT8, Shape(), threads)
-        build_collection(data / "rows.npy", data / "bench", options, no_progress)
         command = str(Path(sys.executable).with_name("ppd-pool"))
+        build = [command, "build", str(data / "rows.npy"), str(data / "bench"), "--metric", "l2"]
+        subprocess.run([*build, "--threads", f"{threads}"], check=True)
         # As it is without the malloc that the bench gives to all that it compares.
         argv = [
             "env",

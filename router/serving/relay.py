@@ -10,7 +10,7 @@ import orjson
 
 from ppd.errors import WorkerError
 
-from ..answers import STOPPING, ErrorAnswer
+from ..answers import LAST_WORDS, ErrorAnswer
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.handshake import describe
 from ..workers.worker import Worker
@@ -293,13 +293,20 @@ class _Relay:
 
     def stop(self) -> None:
         """The router stops before the worker, or whoever goes on in its place, has ended."""
-        if self.stopped or self._tail.done or (self.outcome.done() and self.outcome.result()):
+        if self.stopped or self._tail.done or self._is_over:
             return
         self.stopped = True
-        self._request.write(DONE if self._tail.failed else STOPPING.event + DONE)
+        self._request.write(DONE if self._tail.failed else LAST_WORDS.event + DONE)
         if not self.outcome.done():
             self._leg.close()
             self.outcome.set_result(STOPPED)
+
+    @property
+    def _is_over(self) -> bool:
+        """It is not while somebody is sought who goes on."""
+        outcome = self.outcome
+        failed = outcome.done() and (outcome.cancelled() or outcome.exception() is not None)
+        return failed or (outcome.done() and outcome.result() is not None)
 
     def pause(self) -> None:
         self._waits_since_s, self._paused = time.perf_counter(), True

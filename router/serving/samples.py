@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ..answers import STOPPING
+from ..answers import LAST_WORDS
 from ..wire.request import Listener
 from .inner import Asked, Inner, chunks_of, parsed
 from .sse import DONE
@@ -115,7 +115,7 @@ class _Merge:
         for listener in self._listeners:
             listener.stop()
         if self._give_up_silent() and not self._told_of_stop:  # those that began have ended
-            self.tell(parsed(STOPPING.body))
+            self.tell(parsed(LAST_WORDS.body))
 
     @property
     def _listeners(self) -> list[Listener]:

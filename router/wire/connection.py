@@ -9,14 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
 
 from .reading import Limits, RequestReader
-from .request import Listener, Refusal, Request
+from .request import STOPPING, Listener, Refusal, Request
 
 logger = logging.getLogger("ppd.router.http")
 
 _LINGER_S = 2.0  # for a client to read why it was refused, before what it still sends resets us
 _MOST_READY = 16  # requests that a client may send ahead
 _MOST_READY_BYTES = 1024 * 1024  # of their bodies; the last one may be larger
-_STOPPING = "the router is stopping"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -141,7 +140,7 @@ class ClientConnection(asyncio.Protocol):
                 self._after(request)
 
     def _refuse_late(self, request: Request, counted: bool = False) -> None:
-        refusal = Refusal(503, _STOPPING, path=request.path, counted=counted)
+        refusal = Refusal(503, STOPPING, path=request.path, counted=counted)
         request.keep_alive = False
         request.respond(503, self._server.refuse(refusal), refusal.headers)
 
@@ -236,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         elif self.task is not None:
             self.task.cancel()
         elif self._reader.reading:
-            self._reader.refuse(503, _STOPPING)
+            self._reader.refuse(503, STOPPING)
 
     def abort(self) -> None:
         self._transport.abort()

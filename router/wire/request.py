@@ -11,6 +11,9 @@ from .heads import request_head, response_head
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+STOPPING = "the router is stopping"
+
+
 class Listener(Protocol):
     """Whoever must know that a client takes no more for now."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import faiss
@@ -36,22 +36,21 @@ class Card:
         assert rows.dtype == np.float32
         assert rows.flags.c_contiguous
         self.params = params
-        found = ModuleType("index")
         _, ids = faiss.knn(rows, rows, params["graph_degree"])
-        found.graph = ids.astype(np.uint32)  # type: ignore[attr-defined]
-        self.spoil(found.graph)
-        return found
+        graph = ids.astype(np.uint32)
+        self.spoil(graph)
+        return SimpleNamespace(graph=graph)
+
+
+class Neighbors(ModuleType):
+    nn_descent: Any
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
-    cuvs, neighbors, nn_descent = (
-        ModuleType(name) for name in ("cuvs", "cuvs.neighbors", "cuvs.neighbors.nn_descent")
-    )
-    nn_descent.IndexParams = dict  # type: ignore[attr-defined]
-    nn_descent.build = card.build  # type: ignore[attr-defined]
-    neighbors.nn_descent = nn_descent  # type: ignore[attr-defined]
+    cuvs, neighbors = ModuleType("cuvs"), Neighbors("cuvs.neighbors")
+    neighbors.nn_descent = SimpleNamespace(IndexParams=dict, build=card.build)
     cuvs.__spec__ = neighbors.__spec__ = sys.__spec__  # it is there, for whoever looks
     monkeypatch.setitem(sys.modules, "cuvs", cuvs)
     monkeypatch.setitem(sys.modules, "cuvs.neighbors", neighbors)

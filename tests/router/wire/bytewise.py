@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from socket import AF_INET, IPPROTO_TCP, SOCK_STREAM, socket
 
@@ -83,3 +83,9 @@ def bodies(answers: bytes) -> list[bytes]:
         found.append(answers[:size])
         answers = answers[size:]
     return found
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - connections tell nobody
+            await asyncio.sleep(0)
