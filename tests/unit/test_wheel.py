@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -83,3 +84,10 @@ def test_every_script_and_entry_point_leads_somewhere(site: Path) -> None:
         check=True,
         timeout=60,
     )
+
+
+@pytest.mark.parametrize("folder", ["ppd", "router", "eval", "sglang_patches"])
+def test_no_module_imports_what_has_another_name_when_installed(folder: str) -> None:
+    """``router`` is ``ppd_router`` there: only relative imports find it in both."""
+    wrong = re.compile(r"^\s*(?:from|import)\s+(?:router|eval|tables)\b", re.MULTILINE)
+    assert not [path for path in (ROOT / folder).rglob("*.py") if wrong.search(path.read_text())]
