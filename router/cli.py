@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import uvloop
@@ -22,6 +24,7 @@ from .listening import local
 from .processes import Family, share_of
 from .seeing.logs import log_to_stderr
 from .server import serve
+from .siblings import Siblings
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -88,24 +91,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         if config.processes == 1:
             uvloop.run(serve(config, lambda: parse_config(argv)[0]))
         else:
-            sys.exit(Family(config, lambda i, port: _one_of(config, argv, i, port)).supervise())
+            secret = secrets.token_hex(16)
+            run = partial(_one_of, config, argv, secret)
+            sys.exit(Family(config, run).supervise())
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _one_of(config: RouterConfig, argv: Sequence[str] | None, index: int, port: int) -> None:
+def _one_of(
+    config: RouterConfig, argv: Sequence[str] | None, secret: str, index: int, port: int
+) -> None:
     """One of several processes."""
-
     first, count = config.admin_port, config.processes
     assert first is not None, "RouterConfig.check wants one"
 
     def mine(config: RouterConfig) -> RouterConfig:
         return msgspec.structs.replace(share_of(config, index, count, first), port=port)
 
-    others = [first + i for i in range(config.processes) if i != index]
-    siblings = [f"http://{local(config.host)}:{one}" for one in others]
+    host = local(config.host)
+    others = {i: f"http://{host}:{first + i}" for i in range(count) if i != index}
+    siblings = Siblings(index, others, secret)
     try:
         uvloop.run(serve(mine(config), lambda: mine(parse_config(argv)[0]), siblings))
     except PpdError as error:

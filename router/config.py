@@ -61,6 +61,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connect_timeout_s: per connection to a worker.
     answer_timeout_s: in which a worker's answer must begin.
     idle_timeout_s: an answer that has begun and sends nothing for so long has failed.
+    worker_idle_timeout_s: a connection idle for longer is not used again; SGLang closes after 5.
+    control_timeout_s: of a handshake, a probe, and what processes on the port ask of each other.
     breaker_failures: so many in a row, and a worker is left alone for breaker_rest_s; 0: never.
     resume_streams: how often a stream may go on elsewhere after its decode worker was lost.
     escape_to_decode: without prefill worker, whole prompts go to decode workers.
@@ -102,6 +104,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     client_request_timeout_s: float = 30.0
     client_idle_timeout_s: float = 75.0
     client_stall_timeout_s: float = 60.0
+    client_linger_timeout_s: float = 2.0
     shutdown_delay_s: float = 0.0
     shutdown_grace_s: float = 25.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -115,6 +118,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connect_timeout_s: float = 5.0
     answer_timeout_s: float = 300.0
     idle_timeout_s: float = 600.0
+    worker_idle_timeout_s: float = 4.0
+    control_timeout_s: float = 5.0
     breaker_failures: int = 5
     breaker_rest_s: float = 10.0
     resume_streams: int = 0
@@ -146,6 +151,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "client_request_timeout_s",
             "client_idle_timeout_s",
             "client_stall_timeout_s",
+            "client_linger_timeout_s",
             "shutdown_grace_s",
             "responses_max_bytes",
             "session_capacity",
@@ -154,6 +160,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "connect_timeout_s",
             "answer_timeout_s",
             "idle_timeout_s",
+            "worker_idle_timeout_s",
+            "control_timeout_s",
             "breaker_rest_s",
             "probe_interval_s",
             "discovery_interval_s",

@@ -100,6 +100,7 @@ async def serving(
             request_s=config.client_request_timeout_s,
             idle_s=config.client_idle_timeout_s,
             stall_s=config.client_stall_timeout_s,
+            linger_s=config.client_linger_timeout_s,
             connections=config.max_connections,
         ),
     )

@@ -21,8 +21,8 @@ from ppd.sessions import SessionIndex
 from .answer_cache.cache import AnswerCache
 from .answer_cache.store import AnswerStore
 from .apis.front import Front
+from .apis.kept import KeptResponses, Shelf
 from .apis.passthrough import Passthrough
-from .apis.responses import Conversations
 from .config import RouterConfig, Secrets
 from .embedder import Embedder
 from .intake.admission import Admission
@@ -46,6 +46,7 @@ from .seeing.tracing import Tracing
 from .serving.dispatch import Dispatcher
 from .serving.ledger import Ledger
 from .serving.turns import TurnServer
+from .siblings import Siblings
 from .tables import TableFile
 from .wire.client import Upstreams
 from .workers.cluster import WorkerPool
@@ -59,6 +60,7 @@ class Parts:
     admin: Admin
     operations: Operations
     passthrough: Passthrough
+    kept: KeptResponses
     reloader: Reloader
     retriever: Retriever | None
     feedback: Feedback | None
@@ -75,10 +77,13 @@ def make_parts(
     secrets: Secrets,
     tracing: Tracing | None,
     client: aiohttp.ClientSession,
+    control: aiohttp.ClientSession,
+    siblings: Siblings | None,
 ) -> Parts:
     """
     Args:
         client: for what is passed on to a worker as it comes.
+        control: with short timeouts.
     """
     clock = time.monotonic
     metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
@@ -162,8 +167,8 @@ def make_parts(
     passthrough = Passthrough(
         client, pool, config.embedding, lambda: turns.keys, turns.charge, turns.undecided
     )
-    several = config.processes > 1
-    kept = Conversations(config.responses_max_bytes, config.session_ttl_s, clock)
+    shelf = Shelf(config.responses_max_bytes, config.session_ttl_s, clock)
+    kept = KeptResponses(shelf, control, siblings, lambda: turns.keys)
     retriever = retrieval = feedback = None
     if config.retrieval is not None:
         retriever = _retriever(config.retrieval, client)
@@ -182,9 +187,11 @@ def make_parts(
             wall_clock=time.time,
             clock=clock,
         )
-    front = Front(turns, None if several else kept, retrieval, answers, secrets.admin_token)
+    front = Front(turns, kept, retrieval, answers, secrets.admin_token)
     operations = Operations(pool, config.all_roles)
-    return Parts(front, admin, operations, passthrough, reloader, retriever, feedback, answers)
+    return Parts(
+        front, admin, operations, passthrough, kept, reloader, retriever, feedback, answers
+    )
 
 
 def _retrieval(

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from ppd import __version__
 from ppd.contract import Role
 from ppd.decision import Policy
 
+from .apis import kept, passthrough
 from .config import RouterConfig, Secrets
 from .listening import bind, serving, tls_of, url_of
 from .operators.admin import Admin
@@ -27,7 +28,7 @@ from .operators.app import complete, lobby, public
 from .parts import make_parts
 from .seeing.journal import Journal, opened_by
 from .seeing.tracing import Tracing
-from .siblings import telling_siblings
+from .siblings import Siblings, telling_siblings
 from .tables import TableFile, make_policy
 from .wire.client import Upstreams
 from .workers.breaker import Breaker
@@ -37,11 +38,9 @@ from .workers.membership import Membership
 
 logger = logging.getLogger("ppd.router")
 
-_KEEP_S = 4.0  # SGLang's HTTP server closes what was idle for 5
-
 
 async def serve(
-    config: RouterConfig, read: Callable[[], RouterConfig], siblings: Sequence[str] = ()
+    config: RouterConfig, read: Callable[[], RouterConfig], siblings: Siblings | None = None
 ) -> None:
     """Run until SIGTERM or SIGINT; arguments and what is raised are as of ``running``."""
     stop = asyncio.Event()
@@ -59,14 +58,14 @@ async def running(
     config: RouterConfig,
     policy: Policy | None = None,
     read: Callable[[], RouterConfig] | None = None,
-    siblings: Sequence[str] = (),
+    siblings: Siblings | None = None,
 ) -> AsyncIterator[str]:
     """A router that serves while the context is open; gives its base URL.
 
     Args:
         policy: in place of the one that ``config`` names.
         read: the configuration as it is now; on SIGHUP it is taken up.
-        siblings: where other processes on the port serve operators.
+        siblings: the other processes on the port.
 
     Raises:
         ConfigError: the options are wrong, or the address is taken.
@@ -85,7 +84,9 @@ async def running(
             stack.callback(inner.close)
             logger.info("operators and workers: %s", url_of(inner))
         sources = await open_sources(config)
-        control = await stack.enter_async_context(_control(secrets.worker_api_key))
+        control = await stack.enter_async_context(
+            _control(secrets.worker_api_key, config.control_timeout_s)
+        )
         pool = await connect(
             control,
             {role: getattr(config, role) for role in Role},
@@ -99,7 +100,7 @@ async def running(
                 roles=config.roles,
                 token=secrets.worker_token,
                 networks=config.worker_networks,
-                has_siblings=bool(siblings),
+                has_siblings=siblings is not None,
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
@@ -122,7 +123,7 @@ async def running(
             connect_s=config.connect_timeout_s,
             answer_s=config.answer_timeout_s,
             silence_s=config.idle_timeout_s,
-            keep_s=_KEEP_S,
+            keep_s=config.worker_idle_timeout_s,
         )
         stack.push_async_callback(upstreams.close)
         tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
@@ -133,7 +134,17 @@ async def running(
         )
         client = await stack.enter_async_context(aiohttp.ClientSession(timeout=times))
         parts = make_parts(
-            config, policy, table, pool, journal, upstreams, secrets, tracing, client
+            config,
+            policy,
+            table,
+            pool,
+            journal,
+            upstreams,
+            secrets,
+            tracing,
+            client,
+            control,
+            siblings,
         )
         if membership is not None:
             await stack.enter_async_context(owned(membership.watch_forever()))
@@ -149,15 +160,17 @@ async def running(
             parts.admin,
             parts.operations,
             parts.passthrough,
+            parts.kept,
             membership,
             secrets.admin_token,
             limit,
         )
-        if siblings:
-            app.middlewares.append(telling_siblings(control, siblings))
+        if siblings is not None:
+            untold = (*passthrough.PASSED_ON, kept.BY_NAME, kept.AMONG_SIBLINGS)
+            app.middlewares.append(telling_siblings(control, siblings, untold))
         if inner is not None:
             await stack.enter_async_context(serving(app, inner, config))
-            app = public(pool, parts.admin, parts.passthrough, limit)
+            app = public(pool, parts.admin, parts.passthrough, parts.kept, limit)
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         if read is not None:
             loop = asyncio.get_running_loop()
@@ -173,11 +186,11 @@ async def _take_leave(admin: Admin, delay_s: float) -> None:
     await asyncio.sleep(delay_s)
 
 
-def _control(api_key: str) -> aiohttp.ClientSession:
+def _control(api_key: str, timeout_s: float) -> aiohttp.ClientSession:
     """For handshakes and probes."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(force_close=True),
-        timeout=aiohttp.ClientTimeout(total=5.0),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
     )
 

@@ -1,31 +1,48 @@
-"""What operators and workers tell one router process, told to the others too."""
+"""The other router processes on the port, and what operators and workers tell one, told to all."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from .apis.passthrough import PASSED_ON as TO_WORKERS
 from .workers.handshake import describe
 
 logger = logging.getLogger("ppd.router")
 
 PASSED_ON = "X-PPD-Passed-On"  # and for whom
+SIBLING = "X-PPD-Sibling"  # carries the secret
 _TELLING = ("POST", "PUT", "DELETE")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def telling_siblings(control: aiohttp.ClientSession, siblings: Sequence[str]) -> Middleware:
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """
+    Attributes:
+        own: this process's number.
+        urls: of the others' operator ports, by their numbers.
+        secret: that only these processes know.
+    """
+
+    own: int
+    urls: Mapping[int, str]
+    secret: str = field(repr=False)
+
+
+def telling_siblings(
+    control: aiohttp.ClientSession, siblings: Siblings, untold: Collection[str]
+) -> Middleware:
     """Middleware.
 
     Args:
-        siblings: base URLs of the others' operator ports.
+        untold: paths, as their routes were added, that are no operator's or worker's.
     """
 
     @web.middleware
@@ -33,14 +50,15 @@ def telling_siblings(control: aiohttp.ClientSession, siblings: Sequence[str]) ->
         answer = await handler(request)
         resource = request.match_info.route.resource
         path = "/explain/" if resource is None else resource.canonical
-        asks = path.startswith("/explain/") or path in TO_WORKERS
+        asks = path.startswith("/explain/") or path in untold
         tells = request.method in _TELLING and not asks
         if tells and answer.status < 300 and PASSED_ON not in request.headers:
             body = await request.read()
             headers = {PASSED_ON: request.remote or ""}
             if "Authorization" in request.headers:
                 headers["Authorization"] = request.headers["Authorization"]
-            await asyncio.gather(*(_tell(control, url, request, headers, body) for url in siblings))
+            urls = siblings.urls.values()
+            await asyncio.gather(*(_tell(control, url, request, headers, body) for url in urls))
         return answer
 
     return middleware

@@ -253,7 +253,7 @@ def _bursts(
             arrivals = pool_bursts.draw(
                 load * most, plan.burst_s, queries.shape[0], plan.seed + number
             )
-            taken = ideal.costs(target, moved)
+            taken = ideal.costs(target, moved, plan.threads)
             for stage in Stage:
                 least = ideal.p99_us(arrivals, taken, plan.threads, stage)
                 row = {"what": "bursts", "load": load, "way": "ideal", "stage": stage}

@@ -1,7 +1,8 @@
 """``ppd-eval bench-router``: what a router costs, ours and others', before the same fake workers.
 
 Every router has one core, all the same one, and takes its turn; workers and client share
-another. Each request is a first turn: prefill and decode leg. What is counted is CPU time of
+another. Each request is a first turn: prefill and decode leg. ``ours`` has its default options,
+``ours_everything`` the optional parts as well (``everything.py``). What is counted is CPU time of
 the router's processes, and what it adds to the time to first token of a worker asked directly.
 The floors are no routers: they copy bytes, in Python, ``floor_two_legs`` to both workers
 (``splice.py``), and ``floor_kernel`` in C with three system calls a chunk (``splice.c``).
@@ -33,6 +34,7 @@ from ..cluster import ClusterError, Launcher, Process, free_port, launching
 from ..provenance import provenance
 from ..raw_rows import appending
 from . import compiled as compiled_router
+from . import everything
 from . import rivals as rival_routers
 from .stream_client import Received, Tally, chat_request, connect
 
@@ -54,7 +56,7 @@ class Load:
 
 
 FLOORS = ("floor_kernel", "floor", "floor_two_legs")
-OURS = ("ours", "ours_compiled")
+OURS = ("ours", "ours_everything", "ours_compiled")
 NAMES = (*OURS, *rival_routers.NAMES, *FLOORS)
 LOADS = (
     Load("burst", 32, 512, 0.1, 32),
@@ -330,13 +332,16 @@ def _start(
             argv += [str(p)] if name == "floor_two_legs" else []
             process = launch.start(name, port, argv, _ROUTER_CORE)
         elif name in OURS:
-            site = "" if name == "ours" else str(compiled_router.install(compiled))
+            site = str(compiled_router.install(compiled)) if name == "ours_compiled" else ""
             argv = [
                 *(("env", f"PYTHONPATH={site}") if site else ()),
                 *(sys.executable, "-m", "ppd_router.cli", "--port", str(port)),
                 *("--prefill", prefill, "--decode", decode, "--table", str(_TABLE)),
-                *("--log-level", "warning"),  # as the others
             ]
+            if name == "ours_everything":
+                argv += ["--config", str(everything.config(launch.logs, f"{decode}/v1/traces"))]
+            else:
+                argv += ["--log-level", "warning"]  # as the others
             process = launch.start(name, port, argv, _ROUTER_CORE)
         else:
             binaries = rival_routers.install(rivals)

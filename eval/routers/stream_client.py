@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import httptools
 
+KEY = "sk-bench"  # of one router's tenant; the others do not ask
+
 _EVENT = b'"content":" token"'
 _WAIT_S = 120.0  # for one answer
 
@@ -42,7 +44,7 @@ def chat_request(model: str, content: str, max_tokens: int, *, stream: bool) -> 
     data = json.dumps(body).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ppd.errors import RequestError
@@ -18,9 +17,10 @@ from ..retrieval.stage import RetrievalStage
 from ..serving.inner import Asked, Inner, Taker
 from ..serving.turns import TurnServer
 from ..wire.request import Refusal
+from .kept import Kept, KeptResponses
 from .messages import MessagesTaker
 from .response_answers import ResponseTaker
-from .responses import Conversations, Messages
+from .responses import Messages
 
 _ErrorBody = Callable[[ErrorAnswer], bytes]
 
@@ -30,8 +30,6 @@ PATHS = (*Endpoint, messages.PATH, responses.PATH)
 class Front:
     """
     Args:
-        conversations: None if they cannot be kept: a client's next request may come to another
-            process.
         retrieval, answers: None: none is configured.
         admin_token: whoever carries it may send large bodies, too.
     """
@@ -39,7 +37,7 @@ class Front:
     def __init__(
         self,
         turns: TurnServer,
-        conversations: Conversations | None,
+        kept: KeptResponses,
         retrieval: RetrievalStage | None,
         answers: AnswerCache | None,
         admin_token: str,
@@ -48,7 +46,7 @@ class Front:
         self._retrieval = retrieval
         self._answers = answers
         self._plain = retrieval is None and answers is None
-        self._conversations = conversations
+        self._kept = kept
         self._admin_token = admin_token
 
     def screen(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
@@ -96,13 +94,13 @@ class Front:
     async def _translated(
         self,
         request: Asked,
-        translate: Callable[[Asked, dict[str, Any]], tuple[dict[str, Any], Taker]],
+        translate: Callable[[Asked, dict[str, Any]], Awaitable[tuple[dict[str, Any], Taker]]],
         error_body: _ErrorBody,
     ) -> None:
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
-            fields, taker = translate(request, json_object(request.body))
+            fields, taker = await translate(request, json_object(request.body))
             body = json_bytes(fields)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._refuse(request, error, error_body)
@@ -116,27 +114,24 @@ class Front:
         headers = {"Content-Type": "application/json", **told.headers}
         request.respond(told.status, error_body(told), headers)
 
-    def _message(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
+    async def _message(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
         return messages.to_chat(given), MessagesTaker(request, given)
 
-    def _response(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
+    async def _response(
+        self, request: Asked, given: dict[str, Any]
+    ) -> tuple[dict[str, Any], Taker]:
         tenant = self._turns.keys.tenant(request.headers)
-        kept = self._conversations
         before: Messages = ()
         if previous := given.get("previous_response_id"):
-            if kept is None:
-                raise RequestError(
-                    "previous_response_id is not served by several processes: send the whole input",
-                    param="previous_response_id",
-                )
-            before = kept.get(tenant, str(previous))
-        name = f"resp_{secrets.token_hex(16)}"
+            found = await self._kept.find(tenant, str(previous), param="previous_response_id")
+            before = found.messages
+        name = self._kept.new_name()
         fields = responses.to_chat(given, before)
 
-        def keep(said: dict[str, Any]) -> None:
-            if kept is not None and given.get("store") is not False:
+        def keep(response: dict[str, Any], said: dict[str, Any]) -> None:
+            if given.get("store") is not False:
                 asked = responses.input_messages(given.get("input"))
-                kept.keep(tenant, name, (*before, *asked, said))
+                self._kept.keep(tenant, name, Kept(response, (*before, *asked, said)))
 
         return fields, ResponseTaker(request, given, name, keep)
 

@@ -17,7 +17,7 @@ class ResponseTaker:
 
     Args:
         name: of the response.
-        keep: gets what the model said, when it has ended well.
+        keep: gets the response and what the model said, when it has ended well.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class ResponseTaker:
         request: Asked,
         given: Mapping[str, Any],
         name: str,
-        keep: Callable[[dict[str, Any]], None],
+        keep: Callable[[dict[str, Any], dict[str, Any]], None],
     ) -> None:
         self._request = request
         self._name = name
@@ -188,7 +188,7 @@ class ResponseTaker:
             "output": self._items,
             "usage": _usage(self._usage or {}),
         }
-        self._keep(_said(self._items))
+        self._keep(self._response, _said(self._items))
         return self._response
 
     def _message(self, text: str, status: str) -> dict[str, Any]:

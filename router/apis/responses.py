@@ -1,13 +1,8 @@
-"""OpenAI's Responses API, served as chat completions.
-
-Translates requests, and keeps what ``previous_response_id`` names: the messages of a
-conversation, for its tenant, in this process. Made after OpenAI's API reference.
-"""
+"""OpenAI's Responses API, served as chat completions: requests, made after its API reference."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -33,52 +28,6 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text")
 
 Messages = tuple[dict[str, Any], ...]
-
-
-class Conversations:
-    """What responses have ended with, for a while; the oldest go first.
-
-    Args:
-        most_bytes: of all of them, as JSON.
-        clock: seconds, monotonic.
-    """
-
-    def __init__(self, most_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
-        self._most_bytes = most_bytes
-        self._ttl_s = ttl_s
-        self._clock = clock
-        self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, tenant: str, name: str) -> Messages:
-        """Raises:
-        RequestError: this tenant has no such response, or not any more.
-        """
-        self._drop_old()
-        found = self._kept.get((tenant, name))
-        if found is None:
-            raise RequestError(
-                f"no response {name!r} is kept here",
-                status=404,
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        return tuple(orjson.loads(found[1]))
-
-    def keep(self, tenant: str, name: str, messages: Messages) -> None:
-        data = orjson.dumps(messages)
-        self._kept[tenant, name] = (self._clock() + self._ttl_s, data)
-        self._bytes += len(data)
-        self._drop_old()
-
-    def _drop_old(self) -> None:
-        now_s = self._clock()
-        while self._kept:
-            until_s, data = next(iter(self._kept.values()))
-            if until_s > now_s and self._bytes <= self._most_bytes:
-                return
-            self._kept.popitem(last=False)
-            self._bytes -= len(data)
 
 
 def to_chat(given: Mapping[str, Any], before: Messages) -> dict[str, Any]:

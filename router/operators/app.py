@@ -13,6 +13,7 @@ from ppd.announcement import PATH as ANNOUNCEMENTS
 
 from ..answers import ErrorAnswer, answer_to
 from ..apis.front import PATHS
+from ..apis.kept import AMONG_SIBLINGS, BY_NAME, KeptResponses
 from ..apis.passthrough import PASSED_ON, Passthrough
 from ..wire.request import Refusal
 from ..workers.cluster import WorkerPool
@@ -27,7 +28,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _POOL = web.AppKey("pool", WorkerPool)
 _GUARD = web.AppKey("guard", Guard)
 
-# Announcements have a token of their own.
+# Announcements have a token of their own, processes on the port a secret.
 _OPEN = (
     "GET /health",
     "GET /metrics",
@@ -36,17 +37,23 @@ _OPEN = (
     f"POST {ANNOUNCEMENTS}",
     *(f"GET {path}" for path in PAGE),
     *(f"POST {path}" for path in PASSED_ON),
+    *(f"{method} {path}" for path in (BY_NAME, AMONG_SIBLINGS) for method in ("GET", "DELETE")),
 )
 
 
 def public(
-    pool: WorkerPool, admin: Admin, passthrough: Passthrough, max_body_bytes: int
+    pool: WorkerPool,
+    admin: Admin,
+    passthrough: Passthrough,
+    kept: KeptResponses,
+    max_body_bytes: int,
 ) -> web.Application:
     """What clients and load balancers ask, beside the token path."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
     app[_POOL] = pool
     app.router.add_get("/health", admin.health)
     passthrough.add_routes(app)
+    kept.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{model:.+}", _model)
     return app
@@ -57,17 +64,19 @@ def complete(
     admin: Admin,
     operations: Operations,
     passthrough: Passthrough,
+    kept: KeptResponses,
     membership: Membership | None,
     admin_token: str,
     max_body_bytes: int,
 ) -> web.Application:
     """That, and all that operators and workers ask."""
-    app = public(pool, admin, passthrough, max_body_bytes)
+    app = public(pool, admin, passthrough, kept, max_body_bytes)
     app[_GUARD] = Guard(admin_token, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)
     Dashboard(admin).add_routes(app)
     operations.add_routes(app)
+    kept.add_sibling_routes(app)
     if membership is not None:
         membership.add_routes(app)
     return app

@@ -110,6 +110,9 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             stalled.
         link_bytes_per_s: what the KV links of all prefill workers carry together; None: taken as
             idle.
+        decode_most_ms: of a search while a reply is streamed: nobody waits for it.
+        room_timeout_s: to wait for the stream's worker to prefill what was found beside it; one
+            without a free slot may never come to it.
         memory_bytes, memory_s: of passages put into conversations; older and excess ones are
             forgotten, and their conversations' next turns go remote.
     """
@@ -119,6 +122,8 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttft_budget_ms: float = 1000.0
     least_ms: float = 20.0
     most_ms: float = 1000.0
+    decode_most_ms: float = 2000.0
+    room_timeout_s: float = 10.0
     defaults: dict[str, Wish] = {}
     tenants: dict[str, TenantRetrieval] = {}
     feedback_interval_s: float = 1.0
@@ -139,7 +144,14 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield "retrieval: 0 < least_ms <= most_ms must hold"
         if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:
             yield f"retrieval.link_bytes_per_s must be above 0, got {self.link_bytes_per_s:g}"
-        for name in ("ttft_budget_ms", "feedback_interval_s", "memory_bytes", "memory_s"):
+        for name in (
+            "ttft_budget_ms",
+            "decode_most_ms",
+            "room_timeout_s",
+            "feedback_interval_s",
+            "memory_bytes",
+            "memory_s",
+        ):
             if not getattr(self, name) > 0:
                 yield f"retrieval.{name} must be above 0, got {getattr(self, name)}"
         for model, wish in self.defaults.items():

@@ -26,7 +26,6 @@ from .retriever import Retriever, Search
 logger = logging.getLogger("ppd.router.retrieval")
 
 _TAIL_CHARACTERS = 600  # of the reply, that are searched for
-_TOO_LATE_MS = 2000.0  # of a search; nobody waits for it
 
 Remember = Callable[[Sequence[Aside], str], None]
 
@@ -38,6 +37,7 @@ class Probes:
         earlier: passages that the conversation has.
         note: gets what is found.
         remember: gets what the model has read in its reply, and the reply so far.
+        most_ms: of a search.
         clock: seconds, monotonic.
     """
 
@@ -53,6 +53,8 @@ class Probes:
         marks: Marks,
         metrics: RetrievalMetrics,
         remember: Remember,
+        most_ms: float,
+        room_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._wish = wish
@@ -64,6 +66,8 @@ class Probes:
         self._marks = marks
         self._metrics = metrics
         self._remember = remember
+        self._most_ms = most_ms
+        self.room_s = room_s
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.found: asyncio.Future[str] = self._loop.create_future()
@@ -132,7 +136,7 @@ class Probes:
             limit=1 + len(known),
             filter=self._wish.filter,
             stage=Stage.DECODE,
-            timeout_ms=_TOO_LATE_MS,
+            timeout_ms=self._most_ms,
         )
         began_s = self._clock()
         try:

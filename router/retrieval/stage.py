@@ -177,6 +177,8 @@ class RetrievalStage:
             marks=self._marks(),
             metrics=self._metrics,
             remember=remember,
+            most_ms=self._config.decode_most_ms,
+            room_s=self._config.room_timeout_s,
             clock=self._clock,
         )
 

@@ -36,9 +36,11 @@ class Reader(Protocol):
 
     Attributes:
         found: that, as soon as there is something; after ``appended`` another future.
+        room_s: to wait for its worker to prefill that beside the stream.
     """
 
     found: asyncio.Future[str]
+    room_s: float
 
     def read(self, block: bytes) -> None:
         """The client has got it."""

@@ -25,7 +25,6 @@ from .sse import DONE, Tail, usage_of_generate, usage_of_openai
 logger = logging.getLogger("ppd.router.turns")
 
 STOPPED = "stopped"  # an outcome, in the words of ``ppd_finished``
-_MOST_PRIMING_S = 10.0  # a worker without a free slot may never come to it
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -216,7 +215,7 @@ class _Relay:
         assert self._reader is not None
         assert self._resumption is not None
         try:
-            async with asyncio.timeout(_MOST_PRIMING_S):
+            async with asyncio.timeout(self._reader.room_s):
                 await self._onward.prime(self._course, primer, self.worker)
             if self.outcome.done() or self._tail.done:
                 return

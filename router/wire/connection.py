@@ -13,7 +13,6 @@ from .request import STOPPING, Listener, Refusal, Request
 
 logger = logging.getLogger("ppd.router.http")
 
-_LINGER_S = 2.0  # for a client to read why it was refused, before what it still sends resets us
 _MOST_READY = 16  # requests that a client may send ahead
 _MOST_READY_BYTES = 1024 * 1024  # of their bodies; the last one may be larger
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -212,7 +211,7 @@ class ClientConnection(asyncio.Protocol):
         elif self.task is not None:
             pass
         elif self._reader.deaf:
-            if now_s - self._heard_s > _LINGER_S:
+            if now_s - self._heard_s > self._server.limits.linger_s:
                 self.abort()
         elif self._reader.reading:
             since_s = self._reader.began_s if self._reader.in_head else self._heard_s

@@ -27,6 +27,7 @@ class Limits:
         request_s: for a head to arrive, and for a body to go on.
         idle_s: between two requests of a connection.
         stall_s: in which a client takes nothing of what is there for it.
+        linger_s: for a client to read its last word before the connection is closed.
         connections: at a time; who comes then is told to come again.
     """
 
@@ -35,6 +36,7 @@ class Limits:
     request_s: float = 30.0
     idle_s: float = 75.0
     stall_s: float = 60.0
+    linger_s: float = 2.0
     connections: int = 16_384
 
 

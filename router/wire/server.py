@@ -19,7 +19,6 @@ Refuse = Callable[[Refusal], bytes]
 Screen = Callable[[str, Mapping[str, str]], Refusal | None]
 
 _SWEEP_S = 1.0
-_LAST_WORDS_S = 2.0
 
 
 class WireServer:
@@ -85,7 +84,7 @@ class WireServer:
                     connection.stop()
                 except Exception:  # of a listener: the others shall have their last words
                     logger.exception("last words failed")
-            await self._all_left(_LAST_WORDS_S)
+            await self._all_left(self.limits.linger_s)
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):
             connection.abort()

@@ -18,7 +18,7 @@ import orjson
 from eval.cluster import free_port
 
 from .conftest import CHAT_BODY
-from .fake_engine import FakeEngine, answering
+from .fake_engine import MODEL, FakeEngine, answering
 
 PPD_ROUTER = str(Path(sys.executable).with_name("ppd-router"))
 CHAT = "/v1/chat/completions"
@@ -153,6 +153,54 @@ async def test_two_processes_share_a_port_and_what_operators_say(tmp_path: Path)
             assert "ended with -9: started again" in await both.says("listening on")
             for _ in range(20):
                 assert await ask(http, url, headers=close) == 200
+
+
+async def test_a_response_is_continued_by_another_process(tmp_path: Path) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    first = two_free_ports()
+    admins = [f"http://127.0.0.1:{first + i}" for i in range(2)]
+    file = tmp_path / "router.toml"
+    file.write_text(f"admin_port = {first}\nprocesses = 2\n")
+    flags = ("--config", str(file), "--port", "0", "--policy", "pd")
+    async with p.serving(), d.serving():
+        workers = ("--prefill", p.url, "--decode", d.url)
+        async with router(*workers, *flags) as both, aiohttp.ClientSession() as http:
+            url = await both.url()
+            assert await both.url() == url
+            responses = f"{url}/v1/responses"
+
+            async def respond(**more: Any) -> tuple[int, dict[str, Any]]:
+                close = {"Connection": "close"}  # another connection each time
+                body = {"model": MODEL, "input": "x", **more}
+                async with http.post(responses, json=body, headers=close) as answer:
+                    return answer.status, await answer.json()
+
+            # Until both processes have given one, and each has gone on with the other's.
+            names = set()
+            for _ in range(40):
+                status, last = await respond()
+                assert status == 200
+                names.add(last["id"].split("_")[1])
+                for _ in range(4):
+                    status, last = await respond(previous_response_id=last["id"])
+                    assert status == 200, last
+            assert names == {"0", "1"}
+            assert len(d.bodies[-1]["messages"]) == 9
+            # No process but these may ask for it, whoever they say they are.
+            for admin in admins:
+                query = {"tenant": "", "name": last["id"]}
+                for headers in ({}, {"X-PPD-Sibling": "a guess"}):
+                    kept = f"{admin}/kept-responses"
+                    async with http.get(kept, params=query, headers=headers) as answer:
+                        assert answer.status == 401
+            for _ in range(8):
+                one = f"{responses}/{last['id']}"
+                async with http.get(one, headers={"Connection": "close"}) as answer:
+                    assert await answer.json() == last
+            async with http.delete(f"{responses}/{last['id']}") as answer:
+                assert (await answer.json())["deleted"]
+            status, told = await respond(previous_response_id=last["id"])
+            assert (status, told["error"]["code"]) == (404, "previous_response_not_found")
 
 
 def children(pid: int) -> list[int]:

@@ -57,7 +57,7 @@ def test_without_a_queue_a_search_takes_what_it_costs_and_with_one_it_waits() ->
 
 def test_costs_are_of_every_kind_that_is_drawn() -> None:
     target = target_of(made(ROWS))
-    taken = ideal.costs(target, target.snapshot.space.queries(ROWS[:20]))
+    taken = ideal.costs(target, target.snapshot.space.queries(ROWS[:20]), 2)
     assert taken.keys() == {kind for kinds in KINDS.values() for kind in kinds}
     assert min(taken.values()) > 0
 

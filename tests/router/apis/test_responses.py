@@ -7,6 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from router.apis.kept import Shelf
+
 from ..conftest import Cluster
 from ..fake_engine import (
     MODEL,
@@ -118,3 +120,36 @@ async def test_nobody_continues_anothers_response(cluster: Cluster) -> None:
             await speaker.with_options(api_key="other").responses.create(
                 model=MODEL, input="x", previous_response_id=mine.id
             )
+
+
+async def test_a_response_is_shown_and_deleted(cluster: Cluster) -> None:
+    async with scene(cluster, saying("four")) as (client, _), by_openai(client) as speaker:
+        made = await speaker.responses.create(model=MODEL, input="x", metadata={"of": "mine"})
+        shown = await speaker.responses.retrieve(made.id)
+        assert shown == made
+        stranger = speaker.with_options(api_key="other")
+        for call in (stranger.responses.retrieve, stranger.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="no response"):
+                await call(made.id)
+        await speaker.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await speaker.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await speaker.responses.create(model=MODEL, input="y", previous_response_id=made.id)
+        for odd in ("resp_", "resp_zz_1", "resp_ffffffff_1", "x"):
+            with pytest.raises(openai.NotFoundError):
+                await speaker.responses.retrieve(odd)
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_time() -> None:
+    now_s = 0.0
+    shelf = Shelf(10, 5.0, lambda: now_s)
+    for name in ("a", "b", "c"):
+        shelf.put("t", name, b"1234")
+    assert [shelf.get("t", name) for name in ("a", "b", "c")] == [None, b"1234", b"1234"]
+    assert shelf.get("other", "b") is None
+    assert shelf.pop("t", "b") == b"1234"
+    shelf.put("t", "d", b"123456")
+    assert shelf.get("t", "c") == b"1234"  # what was deleted takes no room
+    now_s = 6.0
+    assert shelf.get("t", "d") is None

@@ -141,14 +141,14 @@ def test_whose_address_is_the_routers_own(address: str | None, ours: bool) -> No
 # fake worker's does, now and then.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_rolling_restart_fails_nobody(cluster: Cluster) -> None:
-    """Drain, wait, stop, start, one decode worker after the other, under steady load."""
-    decodes = [FakeEngine("decode", answering()) for _ in range(2)]
-    running = [AsyncExitStack(), AsyncExitStack()]
-    for engine, stack in zip(decodes, running, strict=True):
+    """Drain, wait, stop, start, one worker after the other of each role, under steady load."""
+    workers = [FakeEngine(role, answering()) for role in ("prefill", "decode") for _ in range(2)]
+    running = [AsyncExitStack() for _ in workers]
+    for engine, stack in zip(workers, running, strict=True):
         await stack.enter_async_context(engine.serving())
     statuses: asyncio.Queue[int] = asyncio.Queue()
     names = count()
-    async with cluster(FakeEngine("prefill", answering()), *decodes) as client:
+    async with cluster(*workers) as client:
 
         async def ask() -> None:
             while True:
@@ -162,7 +162,7 @@ async def test_a_rolling_restart_fails_nobody(cluster: Cluster) -> None:
                 assert await statuses.get() == 200
 
         askers = [asyncio.create_task(ask()) for _ in range(8)]
-        for engine, stack in zip(decodes, running, strict=True):
+        for engine, stack in zip(workers, running, strict=True):
             await some_are_served()
             drained = False
             while not drained:
