@@ -112,7 +112,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     otlp_endpoint: str = ""
     processes: int = 1
     responses_max_bytes: int = 256 * 1024 * 1024
-    session_capacity: int = 100_000
+    session_capacity: int = 1_000_000
     session_ttl_s: float = 3600.0
     startup_timeout_s: float = 120.0
     connect_timeout_s: float = 5.0

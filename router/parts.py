@@ -101,10 +101,6 @@ def make_parts(
         new_session=lambda: random.getrandbits(48),
     )
 
-    def make_rates(config: RouterConfig, keys: KeyRing) -> Rates:
-        named = keys.closed
-        return Rates(config.rate, config.tenants, named=named, metrics=metrics, clock=clock)
-
     turns = TurnServer(
         pool=pool,
         judge=Judge(
@@ -130,7 +126,7 @@ def make_parts(
         journal=journal,
         metrics=metrics,
         keys=keys,
-        rates=make_rates(config, keys),
+        rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
         admission=admission,
         most_resumptions=config.resume_streams,
         tracing=tracing,
@@ -162,7 +158,6 @@ def make_parts(
         ledger=ledger,
         admin=admin,
         journal=journal,
-        make_rates=make_rates,
     )
     passthrough = Passthrough(
         client, pool, config.embedding, lambda: turns.keys, turns.charge, turns.undecided

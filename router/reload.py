@@ -14,7 +14,6 @@ from ppd.errors import PpdError
 from .config import RouterConfig, Secrets
 from .intake.admission import Admission
 from .intake.keys import KeyRing
-from .intake.rates import Rates
 from .intake.wishes import WishBook
 from .operators.admin import Admin
 from .seeing.journal import Journal, opened_by
@@ -45,7 +44,6 @@ class Reloader:
     ledger: Ledger
     admin: Admin
     journal: Journal
-    make_rates: Callable[[RouterConfig, KeyRing], Rates]
 
     def reload(self, read: Callable[[], RouterConfig]) -> None:
         """All of what ``read`` gives, or, if anything is wrong with it, nothing."""
@@ -72,9 +70,8 @@ class Reloader:
             self.ledger.take_up_policy(policy, since=self.journal.next_number())
             self.admin.take_up_policy(new.policy, policy, table)
         keys = KeyRing(new.tenants, self.secrets.worker_api_key)
-        same = not any(name in ("tenants", "rate") for name in names)
-        rates = None if same else self.make_rates(new, keys)  # or all could ask anew
-        self.turns.take_up(keys, rates, WishBook(new), new.resume_streams)
+        self.turns.take_up(keys, WishBook(new), new.resume_streams)
+        self.turns.rates.take_up(new.rate, new.tenants, named=keys.closed)
         self.admission.limits = new.admission
         self.admission.look()
         self.config = new

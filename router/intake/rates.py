@@ -22,13 +22,19 @@ class _Bucket:
     level: float = 0.0
     at_s: float = 0.0
 
+    def level_at(self, now_s: float) -> float:
+        self.level = max(0.0, self.level - (now_s - self.at_s) * self.per_minute / _MINUTE_S)
+        self.at_s = now_s
+        return self.level
+
     def wait_s(self, now_s: float) -> float:
         """Until something may be asked for. A request larger than the rest is let through: the
         next ones pay for it."""
-        self.level = max(0.0, self.level - (now_s - self.at_s) * self.per_minute / _MINUTE_S)
-        self.at_s = now_s
-        over = self.level - self.per_minute
+        over = self.level_at(now_s) - self.per_minute
         return 0.0 if over < 0 else (over + 1) * _MINUTE_S / self.per_minute
+
+
+_Buckets = tuple[_Bucket | None, _Bucket | None]  # of requests and of tokens
 
 
 class Rates:
@@ -54,7 +60,15 @@ class Rates:
         self._named = named
         self._metrics = metrics
         self._clock = clock
-        self._buckets: dict[str, tuple[_Bucket | None, _Bucket | None]] = {}
+        self._buckets: dict[str, _Buckets] = {}
+
+    def take_up(self, everyone: RateLimit, tenants: Mapping[str, Tenant], *, named: bool) -> None:
+        """Limits as they are now; what has been asked for stays asked for."""
+        if named != self._named:
+            self._buckets.clear()
+        self._everyone, self._tenants, self._named = everyone, tenants, named
+        for name, before in self._buckets.items():
+            self._buckets[name] = self._make(name, before)
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Raises:
@@ -89,15 +103,21 @@ class Rates:
         if used is not None:
             used.level = max(0.0, used.level + tokens)
 
-    def _of(self, tenant: str) -> tuple[_Bucket | None, _Bucket | None]:
+    def _of(self, tenant: str) -> _Buckets:
         name = tenant if self._named else ""
         found = self._buckets.get(name)
         if found is None:
-            own = self._tenants.get(tenant) if self._named else None
-            limit = own.rate if own is not None and own.rate is not None else self._everyone
-            requests, tokens = limit.requests_per_minute, limit.tokens_per_minute
-            found = self._buckets[name] = (
-                _Bucket(requests) if requests else None,
-                _Bucket(tokens) if tokens else None,
-            )
+            found = self._buckets[name] = self._make(name, (None, None))
         return found
+
+    def _make(self, name: str, before: _Buckets) -> _Buckets:
+        own = self._tenants.get(name) if self._named else None
+        limit = own.rate if own is not None and own.rate is not None else self._everyone
+        now_s = self._clock()
+        requests, tokens = (
+            _Bucket(rate, 0.0 if old is None else old.level_at(now_s), now_s) if rate else None
+            for rate, old in zip(
+                (limit.requests_per_minute, limit.tokens_per_minute), before, strict=True
+            )
+        )
+        return requests, tokens

@@ -74,18 +74,15 @@ class TurnServer:
         self._journal = journal
         self._metrics = metrics
         self.keys = keys
-        self._rates = rates
+        self.rates = rates
         self._admission = admission
         self._most_resumptions = most_resumptions
         self._tracing = tracing
         self._clock = clock
 
-    def take_up(
-        self, keys: KeyRing, rates: Rates | None, wishes: WishBook, most_resumptions: int
-    ) -> None:
-        """As they are configured now; ``rates`` is None if they are as they were."""
+    def take_up(self, keys: KeyRing, wishes: WishBook, most_resumptions: int) -> None:
+        """As they are configured now."""
         self.keys, self._wishes = keys, wishes
-        self._rates = rates or self._rates
         self._most_resumptions = most_resumptions
 
     def take_up_policy(self, policy: Policy) -> None:
@@ -153,7 +150,7 @@ class TurnServer:
             Overloaded: it may not.
         """
         kv_tokens = self._judge.kv_tokens(query, inbound.prompts)
-        self._rates.charge(query.tenant, kv_tokens)
+        self.rates.charge(query.tenant, kv_tokens)
         try:
             body = None
             if companion is None:
@@ -166,14 +163,14 @@ class TurnServer:
                 if body is not None:  # what came to it takes room, and is paid for
                     inbound, query = self._read(inbound.endpoint, request.headers, body)
                     more = self._judge.kv_tokens(query, inbound.prompts) - kv_tokens
-                    self._rates.settle(query.tenant, more)
+                    self.rates.settle(query.tenant, more)
                     kv_tokens += more
                 return self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
             except BaseException:
                 self._admission.leave()
                 raise
         except BaseException:
-            self._rates.refund(query.tenant, kv_tokens)
+            self.rates.refund(query.tenant, kv_tokens)
             raise
 
     def _outlook(self, query: Query) -> Outlook:
@@ -218,9 +215,9 @@ class TurnServer:
             trace.end(outcome)
         if (used := course.usage) is not None:
             took = used.prompt_tokens + used.completion_tokens
-            self._rates.settle(course.tenant, took - course.kv_tokens)
+            self.rates.settle(course.tenant, took - course.kv_tokens)
         elif course.first_byte_s is None:
-            self._rates.refund(course.tenant, course.kv_tokens)
+            self.rates.refund(course.tenant, course.kv_tokens)
 
     def _turn_down(self, request: Asked, error: Exception, trace: Trace | None) -> None:
         """Nothing has been decided about the request, and nothing will."""
@@ -243,7 +240,7 @@ class TurnServer:
         Raises:
             RequestError: who asks is not known, or may not ask now.
         """
-        self._rates.charge(self.keys.tenant(headers) or ANONYMOUS, 0)
+        self.rates.charge(self.keys.tenant(headers) or ANONYMOUS, 0)
 
     def undecided(self, path: str, outcome: str, trace: Trace | None = None) -> None:
         """A request ended before anything was decided about it."""

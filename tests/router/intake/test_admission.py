@@ -139,6 +139,24 @@ def test_requests_a_minute_leak_away_one_by_one() -> None:
     rates.charge("t", 10)
 
 
+def test_a_changed_limit_forgets_nothing_that_was_asked_for() -> None:
+    rates, now = limited(RateLimit(requests_per_minute=60), t=Tenant())
+    for _ in range(60):
+        rates.charge("t", 1)
+    rates.take_up(RateLimit(requests_per_minute=60), {"other": Tenant()}, named=True)
+    with pytest.raises(Overloaded):  # others' changes are no way to ask anew
+        rates.charge("t", 1)
+    rates.take_up(RateLimit(requests_per_minute=120), {}, named=True)
+    for _ in range(60):
+        rates.charge("t", 1)
+    with pytest.raises(Overloaded, match="more than 120"):
+        rates.charge("t", 1)
+    now[0] += 0.5
+    rates.charge("t", 1)
+    rates.take_up(RateLimit(), {}, named=True)
+    rates.charge("t", 10**9)
+
+
 def test_tokens_are_charged_as_expected_and_settled_as_counted() -> None:
     rates, _ = limited(RateLimit(), t=Tenant(rate=RateLimit(tokens_per_minute=600)))
     rates.charge("t", 500)
