@@ -13,12 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from . import batch
-from .instructions import single
-from .kernels import BLOCK, EMPTY, bounded_distance
+from .edges import held, link
 from .lanes import Target
 from .snapshot import Snapshot, encode
 from .space import Rows
@@ -49,6 +47,7 @@ class Growth:
         self._warm = warm
         self.count = snapshot.count
         self.target = Target(snapshot, hidden)
+        self._held = held(snapshot.graph.neighbours, snapshot.graph.seed_ids)
         self._make_room(self.count + 1)
 
     def have_room(self, rows: int) -> None:
@@ -79,7 +78,7 @@ class Growth:
         snapshot.keys[node] = key
         self.target.hidden[node] = 0
         snapshot.written.append(node)
-        _link(snapshot.graph.codes, snapshot.graph.neighbours, node, near)
+        link(snapshot.graph.codes, snapshot.graph.neighbours, self._held, node, near)
         to = snapshot.graph.neighbours[node]
         snapshot.written.extend([node, *to[to >= 0].tolist()])
         self.count += 1
@@ -103,6 +102,7 @@ class Growth:
         keys = _longer(old.keys, self.count, room)
         keys[self.count :] = _NO_KEY
         snapshot = replace(old, graph=graph, exact=exact, keys=keys, written=array("i"))
+        self._held = _longer(self._held, self.count, room)
         hidden = _longer(self.target.hidden, self.count, room)
         target = Target(snapshot, hidden)
         self._warm(target)
@@ -114,59 +114,3 @@ def _longer(array: NDArray[Any], filled: int, room: int) -> NDArray[Any]:
     longer = np.zeros((room, *array.shape[1:]), array.dtype)
     longer[:filled] = array[:filled]
     return longer
-
-
-@njit(nogil=True, cache=True)
-def _link(codes, neighbours, node, near):  # type: ignore[no-untyped-def]
-    """Give a node its edges, by detour count among ``near`` (nearest first); then edges to it.
-
-    The nearest one always gets an edge back, so that the node can be found.
-    """
-    degree = neighbours.shape[1]
-    count = near.shape[0]
-    detours = np.zeros(count, np.int32)
-    for j in range(count):
-        for i in range(j):
-            for hop in range(degree):
-                if neighbours[near[i], hop] == near[j]:
-                    detours[j] += 1
-                    break
-    place = 0
-    fewest = 0
-    while place < min(degree, count):
-        for j in range(count):
-            if detours[j] == fewest and place < degree:
-                neighbours[node, place] = near[j]
-                place += 1
-        fewest += 1
-    neighbours[node, place:] = EMPTY
-    half = (degree + 1) // 2
-    for j in range(min(place, half)):
-        _link_back(codes, neighbours, neighbours[node, j], node, j == 0)
-
-
-@njit(inline="always")
-def _link_back(codes, neighbours, node, new, forced):  # type: ignore[no-untyped-def]
-    """An edge to ``new`` in place of the longest of the second half, if it is shorter."""
-    degree = neighbours.shape[1]
-    infinity = np.float32(np.inf)
-    nothing = np.ones(codes.shape[1] // BLOCK, np.float32)
-    row = np.empty(codes.shape[1], np.float32)
-    for i in range(row.shape[0]):
-        row[i] = single(codes[node, i])
-    longest = np.float32(-1.0)
-    place = degree - 1
-    for i in range((degree + 1) // 2, degree):
-        there = neighbours[node, i]
-        if there == EMPTY:
-            place = i
-            longest = infinity
-            break
-        distance = bounded_distance(row, codes, there, infinity, nothing)
-        if distance > longest:
-            longest = distance
-            place = i
-    if forced or bounded_distance(row, codes, new, infinity, nothing) < longest:
-        while place > 0 and neighbours[node, place - 1] == EMPTY:
-            place -= 1
-        neighbours[node, place] = new

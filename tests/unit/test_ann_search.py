@@ -10,7 +10,7 @@ from ppd.ann.graph import reachable
 from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
 from ppd.ann.snapshot import Precision, Shape, Snapshot
-from ppd.ann.space import Metric
+from ppd.ann.space import Metric, Rows
 from ppd.errors import RequestError
 
 from .ann_making import clustered, made, recall, target_of, truth, whole_numbers
@@ -96,6 +96,41 @@ def test_added_rows_are_found_as_if_they_had_been_there() -> None:
     assert recall(nodes, truth(ROWS[:4500], QUERIES[:300], 10, Metric.L2)) > 0.97
     _, own = batch.search(growth.target, ROWS[3000:4500], 1, 64)
     assert (own[:, 0] == np.arange(3000, 4500)).mean() > 0.99
+
+
+def crowd(source: np.random.Generator, centre: Rows, count: int) -> Rows:
+    rows = centre + 0.05 * source.normal(size=(count, centre.size)).astype(np.float32)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_new_topic_is_still_found_when_the_old_ones_have_grown(precision: Precision) -> None:
+    """All that led to it was one edge, and shorter ones come for its place."""
+    source = np.random.default_rng(6)
+    centres = source.normal(size=(11, 64)).astype(np.float32)
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    old = np.concatenate([crowd(source, centre, 80) for centre in centres[:10]])
+    new = crowd(source, centres[10], 150)
+    growth = Growth(made(old, precision=precision), np.zeros(800, np.uint8))
+    growth.add(new, np.arange(800, 950))
+    for start in range(950, 2950, 50):
+        more = np.concatenate([crowd(source, centre, 5) for centre in centres[:10]])
+        growth.add(more, np.arange(start, start + 50))
+        graph = growth.target.snapshot.graph
+        assert reachable(graph.neighbours[: growth.count], graph.seed_ids).all()
+    _, found = batch.search(growth.target, new, 1, 64)
+    assert (found[:, 0] == np.arange(800, 950)).mean() > 0.98
+
+
+def test_many_rows_of_no_topic_are_all_found() -> None:
+    """More than one node's second half has places for."""
+    source = np.random.default_rng(7)
+    crowded = crowd(source, np.ones(64, np.float32) / 8, 100)
+    alone = source.normal(size=(1500, 64)).astype(np.float32) * 3
+    growth = Growth(made(crowded), np.zeros(100, np.uint8))
+    growth.add(alone, np.arange(100, 1600))
+    graph = growth.target.snapshot.graph
+    assert reachable(graph.neighbours[: growth.count], graph.seed_ids).all()
 
 
 def test_a_longer_row_than_an_inner_product_space_knows_is_refused() -> None:

@@ -1,0 +1,147 @@
+"""Edges of rows that are added to a graph while it is searched.
+
+A tree of edges leads from the seeds to every node, and no edge of it is ever replaced: so whatever
+could be reached once can be reached for ever. All other edges of a node's second half give way to
+shorter ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from .instructions import single
+from .kernels import BLOCK, EMPTY, bounded_distance
+
+Held = NDArray[np.uint8]  # (nodes, degree // 2) of each node's second half: 1: an edge of the tree
+
+
+def held(neighbours: NDArray[np.int32], seeds: NDArray[np.int32]) -> Held:
+    """A tree over what the seeds lead to; of first halves, as far as they reach."""
+    made = np.zeros((neighbours.shape[0], neighbours.shape[1] // 2), np.uint8)
+    _hold_tree(neighbours, seeds, made)
+    return made
+
+
+@njit(nogil=True, cache=True)
+def _hold_tree(neighbours, seeds, made):  # type: ignore[no-untyped-def]
+    n, degree = neighbours.shape
+    half = degree - degree // 2
+    found = np.zeros(n, np.bool_)
+    order = np.empty(n, np.int32)
+    count = 0
+    for seed in seeds:
+        if not found[seed]:
+            found[seed] = True
+            order[count] = seed
+            count += 1
+    by_first = by_second = 0  # nodes whose first, second half has been followed
+    while by_second < count:
+        is_first = by_first < count
+        node = order[by_first] if is_first else order[by_second]
+        for i in range(0 if is_first else half, half if is_first else degree):
+            to = neighbours[node, i]
+            if to < 0:
+                break
+            if not found[to]:
+                found[to] = True
+                order[count] = to
+                count += 1
+                if not is_first:
+                    made[node, i - half] = 1
+        if is_first:
+            by_first += 1
+        else:
+            by_second += 1
+
+
+@njit(nogil=True, cache=True)
+def link(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
+    """Give a node its edges, by detour count among ``near`` (nearest first); then edges to it.
+
+    Args:
+        made: as ``held`` gives it.
+    """
+    degree = neighbours.shape[1]
+    count = near.shape[0]
+    detours = np.zeros(count, np.int32)
+    for j in range(count):
+        for i in range(j):
+            for hop in range(degree):
+                if neighbours[near[i], hop] == near[j]:
+                    detours[j] += 1
+                    break
+    place = 0
+    fewest = 0
+    while place < min(degree, count):
+        for j in range(count):
+            if detours[j] == fewest and place < degree:
+                neighbours[node, place] = near[j]
+                place += 1
+        fewest += 1
+    neighbours[node, place:] = EMPTY
+    if count:
+        _hold(codes, neighbours, made, node, near)
+    for j in range(min(place, degree - degree // 2)):
+        _link_back(codes, neighbours, made, neighbours[node, j], node)
+
+
+@njit(nogil=True, cache=True)
+def _hold(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
+    """An edge of the tree to ``node``: from the nearest with room for one, else from a neighbour
+    of one of these."""
+    for j in range(near.shape[0]):
+        if _lead(codes, neighbours, made, near[j], node, True):
+            return
+    for j in range(near.shape[0]):
+        for i in range(neighbours.shape[1]):
+            there = neighbours[near[j], i]
+            if there >= 0 and there != node:
+                if _lead(codes, neighbours, made, there, node, True):
+                    return
+
+
+@njit(nogil=True, cache=True)
+def _link_back(codes, neighbours, made, parent, node):  # type: ignore[no-untyped-def]
+    for i in range(neighbours.shape[1]):
+        if neighbours[parent, i] == node:
+            return
+    _lead(codes, neighbours, made, parent, node, False)
+
+
+@njit(nogil=True, cache=True)
+def _lead(codes, neighbours, made, parent, node, hold):  # type: ignore[no-untyped-def]
+    """An edge in an empty place, or in that of the longest of the second half that may go: to hold
+    it, always; else if it is shorter. Gives whether there is one now."""
+    degree = neighbours.shape[1]
+    half = degree - degree // 2
+    infinity = np.float32(np.inf)
+    nothing = np.ones(codes.shape[1] // BLOCK, np.float32)
+    row = np.empty(codes.shape[1], np.float32)
+    for i in range(row.shape[0]):
+        row[i] = single(codes[parent, i])
+    longest = np.float32(-1.0)
+    place = -1
+    for i in range(half, degree):
+        there = neighbours[parent, i]
+        if there == EMPTY:
+            place = i
+            longest = infinity
+            break
+        if made[parent, i - half]:
+            continue
+        distance = bounded_distance(row, codes, there, infinity, nothing)
+        if distance > longest:
+            longest = distance
+            place = i
+    if place < 0:
+        return False
+    if not (hold or bounded_distance(row, codes, node, infinity, nothing) < longest):
+        return False
+    while place > 0 and neighbours[parent, place - 1] == EMPTY:
+        place -= 1
+    neighbours[parent, place] = node
+    if hold and place >= half:
+        made[parent, place - half] = 1
+    return True
