@@ -302,7 +302,7 @@ async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soa
     port = free_port()
     settings = folder / "front.toml"
     urls = [[one.url] for one in shards]
-    settings.write_text(f"shards = {json.dumps(urls)}\nport = {port}\nshard_timeout_s = 60.0\n")
+    settings.write_text(f"shards = {json.dumps(urls)}\nport = {port}\nshard_slack_s = 60.0\n")
     front = launch.start("front", port, [command, "serve", "--config", str(settings)])
     for process in (*(one.process for one in shards), front):
         await asyncio.to_thread(process.wait_ready, "/health", time.monotonic() + 120.0)

@@ -97,9 +97,8 @@ def _hold(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
     for j in range(near.shape[0]):
         for i in range(neighbours.shape[1]):
             there = neighbours[near[j], i]
-            if there >= 0 and there != node:
-                if _lead(codes, neighbours, made, there, node, True):
-                    return
+            if there >= 0 and there != node and _lead(codes, neighbours, made, there, node, True):
+                return
 
 
 @njit(nogil=True, cache=True)

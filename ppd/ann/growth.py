@@ -55,11 +55,12 @@ class Growth:
         if self.count + rows > self.target.hidden.shape[0]:
             self._make_room(self.count + rows)
 
-    def add(self, rows: Rows, keys: NDArray[np.int64]) -> None:
+    def add(self, rows: Rows, keys: NDArray[np.int64], *, hidden: bool = False) -> None:
         """
         Args:
             rows: (n, dimensions), as users know them.
             keys: larger than any before.
+            hidden: they are not to be found yet.
 
         Raises:
             RequestError: a row is too long for its ``ip`` space.
@@ -67,16 +68,16 @@ class Growth:
         moved = self.target.snapshot.space.rows(rows)
         self.have_room(rows.shape[0])
         for i in range(rows.shape[0]):
-            self._add(rows[i : i + 1], moved[i], int(keys[i]))
+            self._add(rows[i : i + 1], moved[i], int(keys[i]), hidden)
 
-    def _add(self, row: Rows, moved: Rows, key: int) -> None:
+    def _add(self, row: Rows, moved: Rows, key: int, hidden: bool) -> None:
         snapshot, node = self.target.snapshot, self.count
         near = self._nearest(row)
         snapshot.graph.codes[node] = encode(moved, snapshot.precision, snapshot.scale)[0]
         if snapshot.exact.shape[0]:
             snapshot.exact[node] = moved
         snapshot.keys[node] = key
-        self.target.hidden[node] = 0
+        self.target.hidden[node] = hidden
         snapshot.written.append(node)
         link(snapshot.graph.codes, snapshot.graph.neighbours, self._held, node, near)
         to = snapshot.graph.neighbours[node]

@@ -1,7 +1,8 @@
 """One collection: its index file, its payloads, and what became of both since they were read.
 
-Searches ask ``plan`` what to go through. One writer at a time adds and deletes; a rebuild works on
-a copy and takes the old one's place in one step, here and on the disk.
+Searches ask ``plan`` what to go through. One writer at a time adds and deletes: what is added
+enters the graph hidden, is committed, and comes in the old one's place in one step. A rebuild works
+on a copy and takes the old one's place in one step, too, here and on the disk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .filters import Filter
 from .payloads import Payload, Payloads
 
 _FILTERS_KEPT = 32
+_UNDISTURBED = 3  # scans for a filter that a write may disturb; then writes wait for one
 _SEEN_PER_ITOPK = 20  # rows that a search looks at for each it keeps
 _LEAST_CHANGED = 4096  # rows, for an index to be made anew because of them
 ROWS_FILE = "rows.sqlite"
@@ -71,6 +73,7 @@ class Collection:
             raise IndexFileError(f"{folder}: there is no collection; ppd-pool build makes one")
         self.payloads = Payloads(folder / ROWS_FILE)
         self._writing = threading.Lock()
+        self._turning = threading.Lock()  # held while what is committed becomes what is found
         self._rebuilding = threading.Lock()
         self.version = 0  # of what filters were matched against
         self._rows: Target | Growth
@@ -151,14 +154,19 @@ class Collection:
                 rows = self._rows = Growth(rows.snapshot, rows.hidden, self._warm)
             rows.have_room(len(payloads))
             if self.target is not before:
-                self._filters.clear()  # they hold what is not searched any more
-            new, old = self.payloads.upsert(payloads, vectors)
-            rows.add(vectors, np.array(new, np.int64))
-            self._hide(old)
+                with self._turning:
+                    self._filters.clear()  # they hold what is not searched any more
+            keys = self.payloads.new_keys(len(payloads))
+            first = rows.count
+            rows.add(vectors, keys, hidden=True)
+            with self._turning:
+                old = self.payloads.upsert(keys, payloads, vectors)
+                self.target.hidden[first : rows.count] = 0
+                self._hide(old)
 
     def delete(self, what: Sequence[str] | Filter) -> int:
         """By ids, or all that a filter lets through: how many were there."""
-        with self._writing:
+        with self._writing, self._turning:
             if isinstance(what, Filter):
                 gone = self.payloads.delete_matching(what)
             else:
@@ -206,7 +214,8 @@ class Collection:
                 except BaseException:
                     new.unlink(missing_ok=True)
                     raise
-                self._serve(grown)
+                with self._turning:
+                    self._serve(grown)
                 index_path(self._folder, before).unlink(missing_ok=True)  # who maps it has it
 
     def _grown(self, snapshot: Snapshot) -> tuple[Target | Growth, int]:
@@ -237,7 +246,8 @@ class Collection:
         """What is searched, and how many rows of it are there."""
         rows = self._rows
         if isinstance(rows, Growth):
-            return rows.target, rows.count
+            count = rows.count  # before its target, which may get room for more
+            return rows.target, count
         return rows, rows.snapshot.count
 
     def _filled(self) -> int:
@@ -250,7 +260,8 @@ class Collection:
 
     def _nodes(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
         """Of those keys that have one. Keys ascend with nodes."""
-        known = self.target.snapshot.keys[: self._filled()]
+        target, filled = self._there()
+        known = target.snapshot.keys[:filled]
         at = np.searchsorted(known, keys)
         there = (at < known.size) & (known[np.minimum(at, known.size - 1)] == keys)
         return np.asarray(at[there], np.int32)
@@ -260,15 +271,26 @@ class Collection:
         kept = self._filters.get(wanted)
         if kept is not None and kept[0] == self.version:
             return kept[1], kept[2]
-        with self._writing:
-            nodes = self._nodes(self.payloads.matching(wanted))
-            hidden = np.ones_like(self.target.hidden)
-            hidden[nodes] = self.target.hidden[nodes]
-            made = Target(self.target.snapshot, hidden)
-            among = nodes[hidden[nodes] == 0]
-            self._filters[wanted] = self.version, made, among
-            while len(self._filters) > _FILTERS_KEPT:
-                self._filters.popitem(last=False)
+        for _ in range(_UNDISTURBED):
+            with self._turning:
+                version = self.version
+            keys = self.payloads.matching(wanted)
+            with self._turning:
+                if self.version == version:
+                    return self._match(wanted, keys)
+        with self._turning:
+            return self._match(wanted, self.payloads.matching(wanted))
+
+    def _match(self, wanted: Filter, keys: NDArray[np.int64]) -> tuple[Target, NDArray[np.int32]]:
+        nodes = self._nodes(keys)
+        target = self.target
+        hidden = np.ones_like(target.hidden)
+        hidden[nodes] = target.hidden[nodes]
+        made = Target(target.snapshot, hidden)
+        among = nodes[hidden[nodes] == 0]
+        self._filters[wanted] = self.version, made, among
+        while len(self._filters) > _FILTERS_KEPT:
+            self._filters.popitem(last=False)
         return made, among
 
 

@@ -45,7 +45,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         text; "": without ``embeddings_url`` no text is taken.
     rebuild_share: rows added and deleted since an index was built, as a share of those in it, that
         have it built anew (4,096 at least); 0: only when asked to.
-    shard_timeout_s: in which a shard must answer, or the answer goes without it.
+    shard_slack_s: beyond a search's own time, in which a shard must answer, or the answer goes
+        without it.
     """
 
     data: str = ""
@@ -68,7 +69,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     embeddings_timeout_s: float = 5.0
     sentence_model: str | None = None
     rebuild_share: float = 0.5
-    shard_timeout_s: float = 2.0
+    shard_slack_s: float = 0.5
 
     @property
     def cores(self) -> int:
@@ -116,7 +117,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "default_timeout_ms": self.default_timeout_ms,
             "max_body_bytes": self.max_body_bytes,
             "embeddings_timeout_s": self.embeddings_timeout_s,
-            "shard_timeout_s": self.shard_timeout_s,
+            "shard_slack_s": self.shard_slack_s,
         }
         for name, value in positive.items():
             if not value > 0:

@@ -3,6 +3,9 @@
 A row's key is never used again, so an index file whose keys are not all here has rows that were
 deleted since. Rows added since carry their vector. That makes the two files one: whatever was
 committed here is what a restart finds.
+
+Each thread reads through a connection of its own, and sees what was committed last: no transaction
+and nobody's long scan is waited for.
 """
 
 from __future__ import annotations
@@ -59,10 +62,23 @@ class Payloads:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")  # what was answered outlives a power cut
             self._db.executescript(_SCHEMA)
+            last = self._db.execute("select seq from sqlite_sequence").fetchone()
+        self._last_key = 0 if last is None else int(last[0])
+        self._own = threading.local()
+        self._readers: list[sqlite3.Connection] = []
 
     def close(self) -> None:
+        """When nobody reads any more."""
         with self._lock:
-            self._db.close()
+            for one in (*self._readers, self._db):
+                one.close()
+
+    def new_keys(self, count: int) -> NDArray[np.int64]:
+        """Never given before, ascending."""
+        with self._lock:
+            first = self._last_key + 1
+            self._last_key += count
+        return np.arange(first, first + count, dtype=np.int64)
 
     def index(self, name: str) -> None:
         """For filters on that field of metadata.
@@ -110,19 +126,24 @@ class Payloads:
             ]
         return np.array(keys, np.int64)
 
-    def upsert(self, payloads: Sequence[Payload], vectors: Rows) -> tuple[list[int], list[int]]:
-        """New keys, in order, and those of the rows they replace."""
+    def upsert(
+        self, keys: NDArray[np.int64], payloads: Sequence[Payload], vectors: Rows
+    ) -> list[int]:
+        """Keys of the rows they replace.
+
+        Args:
+            keys: as ``new_keys`` gives them.
+        """
+        rows = [
+            (key, *_columns(one), vector.astype(np.float32).tobytes())
+            for key, one, vector in zip(keys.tolist(), payloads, vectors, strict=True)
+        ]
         with self._transaction():
             old = self._delete([one.id for one in payloads])
-            new = []
-            for one, vector in zip(payloads, vectors, strict=True):
-                cursor = self._db.execute(
-                    "insert into rows (id, text, metadata, vector) values (?, ?, ?, ?)",
-                    (*_columns(one), vector.astype(np.float32).tobytes()),
-                )
-                assert cursor.lastrowid is not None, "a row was inserted"
-                new.append(cursor.lastrowid)
-        return new, old
+            self._db.executemany(
+                "insert into rows (key, id, text, metadata, vector) values (?, ?, ?, ?, ?)", rows
+            )
+        return old
 
     def delete(self, ids: Sequence[str]) -> list[int]:
         """Keys of those that were there."""
@@ -149,11 +170,11 @@ class Payloads:
         """By key; rows deleted meanwhile are not there."""
         wanted = list(keys)
         found: dict[int, Payload] = {}
-        with self._wrapped():
+        with self._read() as db:
             for start in range(0, len(wanted), 500):
                 part = wanted[start : start + 500]
                 marks = ",".join("?" * len(part))
-                for key, name, text, metadata in self._db.execute(
+                for key, name, text, metadata in db.execute(
                     f"select key, id, text, metadata from rows where key in ({marks})", part
                 ):
                     parsed = None if metadata is None else json.loads(metadata)
@@ -163,8 +184,8 @@ class Payloads:
     def matching(self, wanted: Filter) -> NDArray[np.int64]:
         """Keys of the rows that a filter lets through."""
         condition, values = wanted.sql()
-        with self._wrapped():
-            found = self._db.execute(f"select key from rows where {condition}", values).fetchall()
+        with self._read() as db:
+            found = db.execute(f"select key from rows where {condition}", values).fetchall()
         return np.array(found, np.int64).reshape(-1)
 
     def _delete(self, ids: Sequence[str]) -> list[int]:
@@ -173,6 +194,20 @@ class Payloads:
             for one in ids
             for (key,) in self._db.execute("delete from rows where id = ? returning key", (one,))
         ]
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        try:
+            db: sqlite3.Connection | None = getattr(self._own, "db", None)
+            if db is None:
+                db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+                db.execute("pragma query_only=on")
+                self._own.db = db
+                with self._lock:
+                    self._readers.append(db)
+            yield db
+        except sqlite3.Error as error:
+            raise IndexFileError(f"{self._path}: {error}") from error
 
     @contextmanager
     def _wrapped(self) -> Iterator[None]:

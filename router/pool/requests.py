@@ -140,6 +140,12 @@ def rows_of(vectors: list[list[float]], param: str) -> Rows:
     return np.array(vectors, np.float32)
 
 
+def require_time(timeout_ms: float | None) -> None:
+    """Raises: RequestError."""
+    if timeout_ms is not None and not 0 < timeout_ms <= 600_000:
+        raise RequestError("timeout_ms must be above 0, and 600000 at most", param="timeout_ms")
+
+
 def require_fit(rows: Rows, dimensions: int, param: str) -> None:
     """
     Raises:
@@ -220,6 +226,5 @@ def _checked(asked: Asked) -> Asked:
             "what it keeps",
             param="limit",
         )
-    if asked.timeout_ms is not None and not 0 < asked.timeout_ms <= 600_000:
-        raise RequestError("timeout_ms must be above 0, and 600000 at most", param="timeout_ms")
+    require_time(asked.timeout_ms)
     return asked

@@ -125,7 +125,7 @@ def test_a_new_topic_is_still_found_when_the_old_ones_have_grown(precision: Prec
 def test_many_rows_of_no_topic_are_all_found() -> None:
     """More than one node's second half has places for."""
     source = np.random.default_rng(7)
-    crowded = crowd(source, np.ones(64, np.float32) / 8, 100)
+    crowded = crowd(source, np.full(64, 0.125, np.float32), 100)
     alone = source.normal(size=(1500, 64)).astype(np.float32) * 3
     growth = Growth(made(crowded), np.zeros(100, np.uint8))
     growth.add(alone, np.arange(100, 1600))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from ppd.ann.graph import no_progress
+from ppd.ann.growth import Growth
 from ppd.ann.neighbours import Finder
 from ppd.ann.space import Metric, Rows
 from ppd.errors import IndexFileError
@@ -47,6 +49,36 @@ async def test_what_is_written_is_found_and_survives_restart_and_rebuild(data: P
     assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000002.ann"]
     async with running(config_for(data)) as pool:
         await holds(pool)
+
+
+async def test_what_is_replaced_is_there_until_its_successor_is(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that take long to enter the graph keep nobody from finding, with a filter or without."""
+    reached, gate = threading.Event(), threading.Event()
+    added = Growth.add
+
+    def held(*args: Any, **kwargs: Any) -> None:
+        added(*args, **kwargs)
+        reached.set()
+        assert gate.wait(20.0)
+
+    monkeypatch.setattr(Growth, "add", held)
+    all_old = {"year": {"lt": 10**6}}
+    async with running(config_for(data)) as pool:
+        points = [{"id": f"d{i}", "vector": [9.0] * WIDTH} for i in range(100)]
+        posting = asyncio.create_task(pool.post("/v1/collections/docs/points", {"points": points}))
+        try:
+            assert await asyncio.to_thread(reached.wait, 20.0)
+            for i in (0, 50, 99):
+                assert (await pool.ids(ROWS[i], limit=1)) == [f"d{i}"]
+                found = await pool.ids(ROWS[i], limit=1, filter=all_old)
+                assert found == [f"d{i}"]
+        finally:
+            gate.set()
+        assert (await posting)[0] == 200
+        assert set(await pool.ids(np.full(WIDTH, 9.0), limit=100)) == {one["id"] for one in points}
+        assert "d50" not in await pool.ids(ROWS[50], limit=50)
 
 
 async def test_what_one_space_took_the_next_one_takes(tmp_path: Path) -> None:
