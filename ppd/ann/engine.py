@@ -27,6 +27,7 @@ _KEPT_S = 5.0  # lanes of a snapshot that nobody searches: it may have been repl
 _EXPANSIONS_PER_ITOPK = 1.1  # a search ends when about so many nodes have been expanded
 _SCANNED_PER_EXPANSION = 24  # rows; takes about as long
 _AGAIN_PER_LIMIT, _AGAIN_MORE = 4, 32  # of them, how many are measured again
+_LATE = 32  # that are given up in one step: it shall end in time for those that run
 _SMOOTH = 0.05
 
 
@@ -140,8 +141,11 @@ class Engine:
 
     def choose(self, now_s: float) -> tuple[list[Search], list[Search]]:
         """Who takes part in the next step, and whose deadline has passed before it began."""
-        late = self._scheduler.expired(now_s)
+        most = max(_LATE, self._backend.reserve)
+        late = self._scheduler.expired(now_s, most)
         free = self._backend.lanes - self._backend.reserve - len(self.running)
+        if len(late) == most:
+            free = 0  # who would begin may be late as well
         chosen = self._scheduler.choose(now_s, self._shape.slots, free, self.running)
         return _searches(chosen), _searches(late)
 

@@ -128,10 +128,10 @@ class Scheduler:
             else:
                 self._decode.append(ticket)
 
-    def expired(self, now_s: float) -> list[Ticket]:
-        """Waiting searches whose deadline has passed; they no longer wait."""
-        late = []
-        while self._deadlines and (
+    def expired(self, now_s: float, most: int) -> list[Ticket]:
+        """Waiting searches whose deadline has passed, at most so many; they no longer wait."""
+        late: list[Ticket] = []
+        while (len(late) < most and self._deadlines) and (
             self._deadlines[0][0] <= now_s or not self._waits(self._deadlines[0][2])
         ):
             one = heapq.heappop(self._deadlines)[2]

@@ -17,6 +17,7 @@ from .neighbours import Finder, nearest_neighbours
 from .space import Metric, Rows, Space
 
 _SURE = 0.995  # quantile of what the first dimensions tell of the whole distance
+_SIZED = 0.999  # share of rows whose codes are not cut off
 _PAIRS = 20_000
 
 
@@ -153,8 +154,15 @@ def encode(
             return moved.astype(np.float16).view(np.uint16), 1.0
         case Precision.INT8:
             if scale is None:
-                scale = float(np.abs(moved).max()) / 127.0 or 1.0
+                scale = _largest(moved) / 127.0 or 1.0
             return np.clip(np.rint(moved / scale), -127, 127).astype(np.int8), scale
+
+
+def _largest(moved: Rows) -> float:
+    """But for a few rows, which are cut off: one of another size than the rest would make all of
+    their codes alike."""
+    of_each = np.maximum(moved.max(1), -moved.min(1))
+    return float(np.quantile(of_each, _SIZED)) or float(of_each.max())
 
 
 def choose_seeds(moved: Rows, count: int, seed: int) -> NDArray[np.int32]:

@@ -32,6 +32,7 @@ class BuildOptions:
     seed: int = 0
     column: str = "vector"
     finder: Finder = Finder.AUTO
+    indexed: tuple[str, ...] = ()
 
 
 def build_collection(
@@ -92,6 +93,8 @@ def _appearing(folder: Path) -> Iterator[Path]:
 def _build(source: Source, folder: Path, options: BuildOptions, progress: Progress) -> None:
     rows = np.empty((source.count, source.dimensions), np.float32)
     with closing(Payloads(folder / ROWS_FILE)) as payloads:
+        for name in options.indexed:
+            payloads.index(name)
         keys = payloads.insert(_read(source, rows, progress))
         snapshot = build(
             rows,

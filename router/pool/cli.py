@@ -60,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
         help="found by: auto: cuvs on a card where it is installed, else faiss",
     )
     build.add_argument("--column", default="vector", help="of a parquet file")
+    build.add_argument(
+        "--indexed",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="of the metadata, that filters shall find without looking at every row",
+    )
     build.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     serve = commands.add_parser(
         "serve", help="collections over HTTP", argument_default=argparse.SUPPRESS
@@ -90,6 +97,7 @@ def _build(options: argparse.Namespace) -> None:
         threads=options.threads,
         column=options.column,
         finder=options.neighbours,
+        indexed=tuple(options.indexed),
     )
     bars = Bars()
     began_s = time.monotonic()

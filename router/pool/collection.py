@@ -20,7 +20,7 @@ from ppd.ann.engine import MOST_ITOPK
 from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
-from ppd.ann.snapshot import Shape, Snapshot, build
+from ppd.ann.snapshot import Precision, Shape, Snapshot, build
 from ppd.ann.space import Rows, Space
 from ppd.errors import IndexFileError
 
@@ -192,7 +192,8 @@ class Collection:
             metric, given = snapshot.space.metric, snapshot.space.users(moved)
             # What is written meanwhile was let in by the old space, and must fit the new one.
             space = Space.fit(given, metric, 0, snapshot.space.length)
-            precision = snapshot.precision
+            # What was made empty, and so without codes, gets those that ppd-pool build gives.
+            precision = snapshot.precision if snapshot.has_graph else Precision.INT8
             made = build(
                 given,
                 keys,

@@ -25,6 +25,10 @@ from .workers import Workers
 
 _WAITS_KEPT = 1000  # for their 95th percentile
 _MATCHING = 4  # filters at a time
+_UNANSWERED: dict[type[BaseException], str] = {
+    Overloaded: "refused",
+    IndexFileError: Ending.FAILED,
+}
 _MOVED_HERE = 32  # queries, in the event loop; some 40 us each
 
 
@@ -95,9 +99,11 @@ class Searches:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._matching, collection.plan, itopk, wanted)
 
-    def note_late(self, asked: Asked, arrived_s: float) -> None:
+    def note_late(self, asked: Asked) -> None:
         """Its time was over before it could begin."""
         self._metrics.searches.labels(asked.stage, Ending.DEADLINE).inc(asked.count)
+
+    def note_answered(self, asked: Asked, arrived_s: float) -> None:
         self._metrics.seconds.labels(asked.stage).observe(self._clock() - arrived_s)
 
     async def search(
@@ -140,13 +146,14 @@ class Searches:
                 for i, one in zip(short, wider, strict=True):
                     better = one.ending is Ending.COMPLETE
                     found[i] = one if better else replace(found[i], ending=Ending.DEADLINE)
-        except Overloaded:
-            self._metrics.searches.labels(asked.stage, "refused").inc(vectors.shape[0])
+        except (Overloaded, IndexFileError, asyncio.CancelledError) as error:
+            ending = _UNANSWERED.get(type(error), "disconnected")
+            self._metrics.searches.labels(asked.stage, ending).inc(vectors.shape[0])
             raise
-        ended_s = self._clock()
-        self._metrics.seconds.labels(asked.stage).observe(ended_s - arrived_s)
+        for one in found:
+            self._metrics.searches.labels(asked.stage, one.ending).inc()
         if asked.stage is Stage.PREFILL:
-            self._waits_ms.append((ended_s - began_s) * 1e3)
+            self._waits_ms.append((self._clock() - began_s) * 1e3)
             del self._waits_ms[:-_WAITS_KEPT]
         return found
 
@@ -222,7 +229,6 @@ class Searches:
 
     def _take(self, found: list[Found]) -> None:
         for one in found:
-            self._metrics.searches.labels(one.search.stage, one.ending).inc()
             if (entry := self._requests.get(id(one.search))) is None:
                 continue  # whoever asked is gone
             request, number = entry

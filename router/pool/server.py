@@ -88,11 +88,13 @@ class PoolServer:
 
     async def _run_searches(self, app: web.Application):  # type: ignore[no-untyped-def]
         self._searches.start()
-        yield
-        await self._writes.close()
-        self._searches.stop()
-        for collection in self._collections.values():
-            collection.payloads.close()
+        try:
+            yield
+            await self._writes.close()
+        finally:
+            self._searches.stop()
+            for collection in self._collections.values():
+                collection.payloads.close()
 
     async def _list(self, request: web.Request) -> web.Response:
         return as_json({"collections": [shown(one) for one in self._collections.values()]})
@@ -111,13 +113,15 @@ class PoolServer:
                 vectors = await self._vectors(asked, collection)
                 plan = await self._searches.plan(collection, asked, wanted)
         except TimeoutError:
-            self._searches.note_late(asked, began_s)
+            self._searches.note_late(asked)
             told = [nothing_yet() for _ in range(asked.count)]
         else:  # engines mind the time themselves, and give what they have then
             found = await self._searches.search(collection, asked, plan, vectors, began_s)
             if request.content_type == BINARY:
+                self._searches.note_answered(asked, began_s)
                 return as_binary(vectors, found, asked.limit)
             told = await results(collection, vectors, found, asked.limit, asked.with_payload)
+        self._searches.note_answered(asked, began_s)
         took_ms = (time.monotonic() - began_s) * 1e3
         metric = collection.space.metric
         return as_json({"results": told, "metric": metric, "took_ms": round(took_ms, 3)})

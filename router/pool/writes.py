@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
 from ppd.ann.schedule import Stage
 from ppd.ann.space import Metric, Rows, Space
-from ppd.errors import PpdError, RequestError
+from ppd.errors import Overloaded, PpdError, RequestError
 
 from .build import create_collection
 from .collection import Collection
@@ -31,6 +32,8 @@ _log = logging.getLogger("ppd_router.pool")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MOST_DIMENSIONS = 16_384
 _REBUILD_REST_S = 60.0  # after one that failed
+MOST_WRITES = 64  # that wait or run: each holds its rows
+_Result = TypeVar("_Result")
 
 
 class Writes:
@@ -61,10 +64,14 @@ class Writes:
         self._builder = ThreadPoolExecutor(1, "rebuild")
         # Writers wait for each other, and shall not take the threads that searches need.
         self._writer = ThreadPoolExecutor(2, "write")
+        self._waiting = 0
 
     async def close(self) -> None:
-        """Once what is being built is there."""
-        await asyncio.gather(*self._rebuilds.values())
+        """Once what is being built is there: who cannot wait may kill the process, and loses
+        nothing but the work."""
+        if self._rebuilds:
+            _log.info("stopping when these are built anew: %s", ", ".join(self._rebuilds))
+        await asyncio.gather(*self._rebuilds.values(), return_exceptions=True)
         self._builder.shutdown()
         self._writer.shutdown()
 
@@ -100,6 +107,8 @@ class Writes:
                         status=409,
                         param="name",
                     )
+                for field in wanted.indexed:
+                    await self._write(there.payloads.index, field)
                 return there, False
             folder = Path(self._config.data) / name
             space = Space.plain(dimensions, wanted.metric)
@@ -122,8 +131,7 @@ class Writes:
         rows = await self._vectors(points)
         require_fit(rows, collection.space.dimensions, "points")
         payloads = [Payload(one.id, one.text, one.metadata) for one in points]
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, collection.upsert, payloads, rows)
+        await self._write(collection.upsert, payloads, rows)
         self._written(collection, "upsert", len(points))
         return len(points)
 
@@ -138,10 +146,25 @@ class Writes:
             raise RequestError("give one of ids and filter; an empty filter is none")
         what = body.ids if wanted is None else wanted
         assert what is not None
-        loop = asyncio.get_running_loop()
-        gone = await loop.run_in_executor(self._writer, collection.delete, what)
+        gone = await self._write(collection.delete, what)
         self._written(collection, "delete", gone)
         return gone
+
+    async def _write(self, work: Callable[..., _Result], *given: Any) -> _Result:
+        """
+        Raises:
+            Overloaded: as many writes wait as may.
+        """
+        if self._waiting >= MOST_WRITES:
+            raise Overloaded(
+                f"{self._waiting} writes are waiting", retry_after_s=1.0, code="queue_full"
+            )
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._writer, work, *given)
+        finally:
+            self._waiting -= 1
 
     async def rebuild(self, collection: Collection) -> None:
         """
@@ -200,9 +223,12 @@ class Writes:
         """With half of the cores: searches go on."""
         try:
             await self._build_anew(collection, max(1, self._config.cores // 2))
-        except PpdError as error:
+        except Exception as error:  # noqa: BLE001 - no memory, perhaps: not at once again
             self._rest_until_s[collection.name] = time.monotonic() + _REBUILD_REST_S
-            _log.error("%s: its index could not be built anew: %s", collection.name, error)
+            told = None if isinstance(error, PpdError) else error
+            _log.error(
+                "%s: its index could not be built anew: %s", collection.name, error, exc_info=told
+            )
         else:
             self._metrics.writes.labels(collection.name, "rebuild").inc()
             _log.info("%s: built anew, %d rows", collection.name, collection.count)

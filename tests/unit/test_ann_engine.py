@@ -147,6 +147,20 @@ def test_those_that_are_late_get_what_the_seeds_tell_a_few_at_a_time() -> None:
     assert not engine.running
 
 
+def test_a_crowd_that_is_late_keeps_nobody_who_runs_from_his_time() -> None:
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock)
+    runs = asked(0, 256)
+    scheduler.offer(runs)
+    engine.step(*engine.choose(clock()))
+    scheduler.offer_all([asked(i, 16, deadline_s=0.0) for i in range(100)])
+    chosen, late = engine.choose(clock())
+    assert (chosen, len(late)) == ([runs], 32)
+    ended = engine.step(chosen, late)
+    ended += run(engine, clock, 101 - len(ended))
+    assert [one.ending for one in ended].count(Ending.DEADLINE) == 100
+
+
 def test_lanes_that_cannot_be_made_fail_their_searches_only() -> None:
     room = [False]
 

@@ -168,9 +168,9 @@ def test_what_waits_too_long_is_given_back_once() -> None:
     late = [ticket(stage, deadline_s=5.0) for stage in Stage]
     for each in (*late, ticket(Stage.PREFILL, deadline_s=9.0)):
         one.offer(each)
-    assert one.expired(4.9) == []
-    assert one.expired(5.0) == late
-    assert one.expired(5.0) == []
+    assert one.expired(4.9, 9) == []
+    assert one.expired(5.0, 9) == late
+    assert one.expired(5.0, 9) == []
     assert one.waiting(Stage.PREFILL) == 1
 
 

@@ -79,6 +79,15 @@ def test_every_row_can_be_reached_in_clusters_without_edges_between() -> None:
     assert (nodes[:, 0] == np.arange(500)).mean() > 0.99
 
 
+def test_one_row_of_another_size_does_not_blur_the_others() -> None:
+    rows = ROWS[:2500].copy()
+    rows[7] *= np.float32(300)
+    _, nodes = batch.search(target_of(made(rows, precision=Precision.INT8)), QUERIES[:100], 10, 64)
+    assert recall(nodes, truth(rows, QUERIES[:100], 10, Metric.L2)) > 0.97
+    _, own = batch.search(target_of(made(rows, precision=Precision.INT8)), rows[7:8], 1, 64)
+    assert own[0, 0] == 7
+
+
 def test_what_is_hidden_is_not_found_and_others_are(snapshot: Snapshot) -> None:
     hidden = (np.random.default_rng(4).random(6000) < 0.5).astype(np.uint8)
     _, nodes = batch.search(Target(snapshot, hidden), QUERIES[:200], 10, 96)

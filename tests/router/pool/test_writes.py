@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ppd.ann.space import Metric, Rows
 from ppd.errors import IndexFileError
 from router.pool.build import build_collection
 from router.pool.collection import Collection
+from router.pool.writes import MOST_WRITES
 
 from ...disks import disk_of
 from ..scene import until
@@ -177,6 +180,40 @@ async def test_searches_go_on_while_rows_come_go_and_are_rebuilt(data: Path) -> 
         assert asked > 20
 
 
+def indexed(folder: Path) -> set[str]:
+    with closing(sqlite3.connect(folder / "rows.sqlite")) as db:
+        found = db.execute("select name from sqlite_master where name like 'by %'").fetchall()
+    return {name for (name,) in found}
+
+
+async def test_writes_that_are_too_many_are_told_to_come_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, added = threading.Event(), Growth.add
+
+    def held(*args: Any, **kwargs: Any) -> None:
+        assert gate.wait(20.0)
+        added(*args, **kwargs)
+
+    monkeypatch.setattr(Growth, "add", held)
+    async with running(config_for(data)) as pool:
+
+        async def write(number: int) -> tuple[int, Any]:
+            point = {"id": f"w{number}", "vector": [9.0] * WIDTH}
+            return await pool.post("/v1/collections/docs/points", {"points": [point]})
+
+        first = [asyncio.create_task(write(i)) for i in range(MOST_WRITES + 5)]
+        try:
+            done, _ = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            while len(done) < 5:
+                more, _ = await asyncio.wait(set(first) - done, return_when=asyncio.FIRST_COMPLETED)
+                done |= more
+        finally:
+            gate.set()
+        statuses = [status for status, _ in await asyncio.gather(*first)]
+        assert (statuses.count(200), statuses.count(429)) == (MOST_WRITES, 5)
+
+
 async def test_a_collection_begins_empty_and_takes_text(tmp_path: Path) -> None:
     point = "/v1/collections/notes"
 
@@ -190,7 +227,8 @@ async def test_a_collection_begins_empty_and_takes_text(tmp_path: Path) -> None:
             wanted = {"metric": "l2", "indexed": ["owner"]}
             status, told = await pool.put(point, wanted)
             assert (status, told["rows"], told["dimensions"]) == (201, 0, WIDTH)
-            assert (await pool.put(point, wanted))[0] == 200
+            assert (await pool.put(point, {**wanted, "indexed": ["at"]}))[0] == 200
+            assert indexed(tmp_path / "notes") == {"by owner", "by at"}
             assert (await pool.put(point, {"dimensions": 3}))[0] == 409
             status, told = await pool.post(f"{point}/search", {"text": "3"})
             assert (status, told["results"]) == (200, [{"hits": [], "degraded": False}])
@@ -238,17 +276,22 @@ async def test_an_outdated_index_is_built_anew_by_itself(tmp_path: Path) -> None
         found = [one["hits"][0]["id"] for one in told["results"]]
         near = ((queries[:, None] - rows[None]) ** 2).sum(2).argmin(1)
         assert sum(a == str(b) for a, b in zip(found, near, strict=True)) >= 49
+        assert '"precision":"int8"' in (await pool.get(path))[1]
     async with running(config_for(tmp_path)) as pool:
         assert '"rows":5000' in (await pool.get(path))[1]
 
 
+@pytest.mark.parametrize("error", [IndexFileError("disk full"), MemoryError("disk full")])
 async def test_a_rebuild_that_failed_rests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     """Not every write tries what cannot be done."""
 
     def fail(self: Collection, threads: int, finder: Finder) -> None:
-        raise IndexFileError("disk full")
+        raise error
 
     monkeypatch.setattr(Collection, "rebuild", fail)
     path = "/v1/collections/many"
