@@ -19,7 +19,8 @@ from ppd.errors import PpdError
 from ppd.policies import NAMES
 
 from .check import check_everything
-from .config import TABLE_POLICY, RouterConfig, read_config
+from .config import TABLE_POLICY, RouterConfig
+from .config_file import read_config
 from .listening import local
 from .processes import Family, share_of
 from .seeing.logs import log_to_stderr
@@ -45,7 +46,7 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", metavar="FILE", help="TOML, see docs/REFERENCE.md; read again on SIGHUP")
+    add("--config", metavar="FILE", help="TOML, see docs/ROUTER.md; read again on SIGHUP")
     add("--check-config", action="store_true", help="say what is wrong with it, and end")
     add("--prefill", nargs="+", metavar="URL", help="prefill workers")
     add("--decode", nargs="+", metavar="URL", help="decode workers")
@@ -67,8 +68,9 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
     options = vars(parser.parse_args(argv))
     check = bool(options.pop("check_config", False))
     path = options.pop("config", None)
-    base = default if path is None else read_config(path)
-    config = msgspec.structs.replace(base, **options)
+    config = (
+        msgspec.structs.replace(default, **options) if path is None else read_config(path, options)
+    )
     urls = {
         role: tuple(url.rstrip("/") for url in getattr(config, role))
         for role in ("prefill", "decode", "replica", "embedding")

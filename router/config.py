@@ -6,7 +6,6 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -130,6 +129,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Raises:
         ConfigError: listing everything that is wrong.
         """
+        if wrong := self.problems():
+            raise ConfigError("; ".join(wrong))
+
+    def problems(self) -> list[str]:
         wrong = [*self._worker_problems(), *self._policy_problems()]
         wrong += problems(self.rate, self.tenants, self.admission)
         wrong += self._security_problems()
@@ -169,8 +172,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if not value > 0:  # also for NaN
                 wrong.append(f"{name} must be above 0, got {value}")
-        if wrong:
-            raise ConfigError("; ".join(wrong))
+        return wrong
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -270,28 +272,6 @@ class Secrets(msgspec.Struct, frozen=True):
             raise ConfigError(
                 "worker_api_key would go to whoever announces a worker: set worker_token"
             )
-
-
-def read_config(path: str) -> RouterConfig:
-    """A TOML file with the fields of ``RouterConfig``.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else; all of it is told.
-    """
-    try:
-        given = msgspec.toml.decode(Path(path).read_bytes())
-    except (OSError, ValueError) as error:  # of TOML's syntax
-        raise ConfigError(f"{path}: {error}") from error
-    types = {field.encode_name: field.type for field in msgspec.structs.fields(RouterConfig)}
-    wrong = [f"there is no option {name}" for name in given if name not in types]
-    for name in given.keys() & types.keys():
-        try:
-            msgspec.convert(given[name], types[name])
-        except msgspec.ValidationError as error:
-            wrong.append(f"{name}: {error}")
-    if wrong:
-        raise ConfigError(f"{path}: {'; '.join(sorted(wrong))}")
-    return msgspec.convert(given, RouterConfig)
 
 
 def url_problem(role: str, url: str) -> str | None:

@@ -1,8 +1,9 @@
 """``ppd-eval pool-soak``: millions of searches while rows come and go, indexes are swapped and a
 shard is killed; no answer may be wrong, nothing may be lost, no memory may leak.
 
-Two shards and a front before them, as processes. Every row is a random direction, so that a search
-for it tells whether it is there: it is found with a score of 1, and without it nothing comes near.
+Two shards and a front before them, as processes. Rows come in crowds, one after the other, and are
+random directions within them: so that a search for one tells whether it is there, for it is found
+with a score of 1 and under its own key, and without it nothing comes near.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _WIDTH = 64
 _ROWS = 20_000  # of each shard
 _BATCH = 256
 _SEARCHERS = 4  # a shard
+_CROWD, _CLOSE = 3000, 1.2  # rows of each; what they have in common, against what they have not
 _KINDS = 3  # of rows, that filters tell apart
 _WRITTEN = 200  # rows that come, and that go, at once
 _PAUSE_S = 2.0  # between two such writes
@@ -54,7 +56,10 @@ class PoolSoakError(PpdError):
 
 def direction(number: int) -> NDArray[np.float32]:
     """The row of that number."""
-    row = np.random.default_rng(number).normal(size=_WIDTH).astype(np.float32)
+    crowd, own = (
+        np.random.default_rng(seed).normal(size=_WIDTH) for seed in ((1, number // _CROWD), number)
+    )
+    row = _CLOSE * crowd / np.linalg.norm(crowd) + own / np.linalg.norm(own)
     return np.asarray(row / np.linalg.norm(row), np.float32)
 
 
@@ -65,6 +70,7 @@ class Shard:
     Attributes:
         live: numbers of rows that are there; dead: of some that are not any more.
         unsure: of rows whose writing was not answered.
+        found: numbers of rows, by the keys they were found under.
         up: it takes requests.
         life: counts how often it was killed: who asked in another one may get no answer.
     """
@@ -74,6 +80,7 @@ class Shard:
     live: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     dead: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     unsure: set[int] = field(default_factory=set)
+    found: dict[int, int] = field(default_factory=dict)
     up: asyncio.Event = field(default_factory=asyncio.Event)
     life: int = 0
 
@@ -144,9 +151,12 @@ class Soak:
                 continue
             if response.status != 200:
                 raise PoolSoakError(f"a search: {response.status} {raw[:200]!r}")
+            keys = np.frombuffer(raw, np.int64, len(rows), 12)
             scores = np.frombuffer(raw, np.float32, len(rows), 12 + 8 * len(rows))
             self.seen["searches"] += len(rows)
-            for number, score in zip(there, scores.tolist(), strict=False):
+            for number, key, score in zip(there, keys.tolist(), scores.tolist(), strict=False):
+                if score >= _THERE and shard.found.setdefault(key, number) != number:
+                    raise PoolSoakError(f"key {key} is of {shard.found[key]}, and of {number}")
                 if number in shard.live:  # not taken away meanwhile
                     self.seen["sought"] += 1
                     self.seen["missed"] += score < _THERE
@@ -274,8 +284,10 @@ class Soak:
 
 def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
     """Returns the exit status; the last line on stdout is one JSON object."""
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         soak = asyncio.run(_soak(launch, Path(folder), searches, seed))
+    took_s = round(time.monotonic() - began_s)
     third = max(1, len(soak.memory_mb) // 3)
     # A run that ends before the first swap tells nothing of memory.
     first, last = (
@@ -286,6 +298,7 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
     told = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
     if out is not None:
         row = {**told, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
+        row["seconds"] = took_s
         append_whole(out, [{**row, **provenance(seed)}])
     print(json.dumps(told))
     return int(recall < _LEAST_RECALL or growth > _GROWTH)

@@ -70,6 +70,15 @@ class Growth:
         for i in range(rows.shape[0]):
             self._add(rows[i : i + 1], moved[i], int(keys[i]), hidden)
 
+    def snapshot(self) -> Snapshot:
+        """What there is now, without room for more."""
+        whole, count = self.target.snapshot, self.count
+        graph = whole.graph._replace(
+            codes=whole.graph.codes[:count], neighbours=whole.graph.neighbours[:count]
+        )
+        exact = whole.exact[:count] if whole.exact.shape[0] else whole.exact
+        return replace(whole, graph=graph, exact=exact, keys=whole.keys[:count], written=array("i"))
+
     def _add(self, row: Rows, moved: Rows, key: int, hidden: bool) -> None:
         snapshot, node = self.target.snapshot, self.count
         near = self._nearest(row)

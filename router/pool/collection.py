@@ -219,6 +219,34 @@ class Collection:
                     self._serve(grown)
                 index_path(self._folder, before).unlink(missing_ok=True)  # who maps it has it
 
+    def close(self) -> None:
+        """When nobody searches any more. Many rows that were added go into the index file first, so
+        that the next start need not add them again, one by one.
+
+        Raises:
+            IndexFileError: it cannot be written; the next start adds them.
+        """
+        try:
+            with self._rebuilding, self._writing:
+                rows = self._rows
+                many = isinstance(rows, Growth) and rows.count - self._built >= _LEAST_CHANGED
+                if many and self.target.snapshot.has_graph:
+                    assert isinstance(rows, Growth)
+                    self._replace_file(rows.snapshot())
+        finally:
+            self.payloads.close()
+
+    def _replace_file(self, snapshot: Snapshot) -> None:
+        before = self.payloads.generation()
+        new = index_path(self._folder, before + 1)
+        index_file.write(snapshot, new)
+        try:
+            self.payloads.adopt(before + 1, snapshot.keys)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        index_path(self._folder, before).unlink(missing_ok=True)
+
     def _grown(self, snapshot: Snapshot) -> tuple[Target | Growth, int]:
         """An index with the rows that came after it; and how many it has itself."""
         living = self.payloads.keys()

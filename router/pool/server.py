@@ -93,8 +93,13 @@ class PoolServer:
             await self._writes.close()
         finally:
             self._searches.stop()
-            for collection in self._collections.values():
-                collection.payloads.close()
+            await asyncio.gather(*map(self._close, self._collections.values()))
+
+    async def _close(self, collection: Collection) -> None:
+        try:
+            await asyncio.to_thread(collection.close)
+        except IndexFileError as error:
+            _log.error("%s: its next start takes longer: %s", collection.name, error)
 
     async def _list(self, request: web.Request) -> web.Response:
         return as_json({"collections": [shown(one) for one in self._collections.values()]})

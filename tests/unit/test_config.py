@@ -137,6 +137,40 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, named: str) -> None:
         parse_config(["--config", str(file)])
 
 
+def test_all_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text("""
+prot = 1
+port = 99999
+policy = "nope"
+prefill = 3
+[admission]
+max_waitin = 3
+max_in_flight = "a"
+[kubernetes]
+prefill = "role=prefill"
+[tenants.a]
+foo = 1
+keys = ["zz"]
+""")
+    with pytest.raises(ConfigError) as caught:
+        parse_config(["--config", str(file), "--decode", D])
+    told = str(caught.value)
+    for one in (
+        "there is no option prot;",
+        "port must be 0..65535, got 99999",
+        "no such policy: 'nope'",
+        "prefill: Expected",
+        "there is no option admission.max_waitin;",
+        "admission.max_in_flight: Expected `int`, got `str`",
+        "kubernetes.namespace is needed",
+        "there is no option tenants.a.foo;",
+        "tenants.a.keys[0]: not 64 hexadecimal digits",
+    ):
+        assert one in told
+    assert "at least one --prefill" not in told
+
+
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(SystemExit, match=r"^ppd-router: nowhere\.toml: .*No such file"):
         main(["--config", "nowhere.toml"])

@@ -180,6 +180,33 @@ async def test_searches_go_on_while_rows_come_go_and_are_rebuilt(data: Path) -> 
         assert asked > 20
 
 
+async def test_many_added_rows_need_not_be_added_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = np.random.default_rng(4)
+    rows = source.normal(size=(5000, WIDTH)).astype(np.float32)
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "rows.npy", rows[:400])
+    build_collection(tmp_path / "rows.npy", tmp_path / "data" / "docs", OPTIONS, no_progress)
+    config = config_for(tmp_path / "data", rebuild_share=0.0)
+    async with running(config) as pool:
+        points = [{"id": f"n{i}", "vector": rows[i].tolist()} for i in range(400, 5000)]
+        for start in range(0, 4600, 1000):
+            some = {"points": points[start : start + 1000]}
+            assert (await pool.post("/v1/collections/docs/points", some))[0] == 200
+        await pool.post("/v1/collections/docs/delete", {"ids": ["n4000", "7"]})
+    with closing(sqlite3.connect(tmp_path / "data" / "docs" / "rows.sqlite")) as db:
+        left = "select count(*) from rows where vector is not null"
+        assert db.execute(left).fetchone() == (0,)
+    monkeypatch.setattr(Growth, "add", None)
+    async with running(config) as pool:
+        for i in (3, 500, 4999):
+            assert (await pool.ids(rows[i], limit=1)) == [str(i) if i < 400 else f"n{i}"]
+        for i in (7, 4000):
+            assert f"n{i}" not in await pool.ids(rows[i], limit=50)
+        assert '"rows":4998' in (await pool.get("/v1/collections/docs"))[1]
+
+
 def indexed(folder: Path) -> set[str]:
     with closing(sqlite3.connect(folder / "rows.sqlite")) as db:
         found = db.execute("select name from sqlite_master where name like 'by %'").fetchall()
