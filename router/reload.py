@@ -6,6 +6,7 @@ What a socket, a connection or a worker has been set up with stays as it is unti
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from .config import RouterConfig, Secrets
 from .intake.admission import Admission
 from .intake.keys import KeyRing
 from .intake.wishes import WishBook
+from .listening import tls_of
 from .operators.admin import Admin
 from .seeing.journal import Journal, opened_by
 from .serving.ledger import Ledger
@@ -24,9 +26,10 @@ from .workers.cluster import WorkerPool
 
 logger = logging.getLogger("ppd.router")
 
+_TLS = ("tls_certificate", "tls_key")
 _POLICY = ("policy", "table", "corrections", "append_budget_tokens")
 _TENANTS = ("weights", "targets", "tenants", "rate")
-RELOADABLE = (*_POLICY, *_TENANTS, "admission", "resume_streams")
+RELOADABLE = (*_POLICY, *_TENANTS, *_TLS, "admission", "resume_streams")
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class Reloader:
     """
     Attributes:
         config: as it is in force.
+        tls: of connections to come; None: there is none, and will be none.
     """
 
     config: RouterConfig
@@ -44,6 +48,7 @@ class Reloader:
     ledger: Ledger
     admin: Admin
     journal: Journal
+    tls: ssl.SSLContext | None = None
 
     def reload(self, read: Callable[[], RouterConfig]) -> None:
         """All of what ``read`` gives, or, if anything is wrong with it, nothing."""
@@ -60,6 +65,8 @@ class Reloader:
         later = [name for name in names if name not in RELOADABLE]
         if new.roles != old.roles:
             raise PpdError(f"policy {new.policy} uses other workers than {old.policy}: restart")
+        if (tls_of(new) is None) is not (self.tls is None):
+            raise PpdError("tls_certificate: with TLS or without is for a restart")
         policy, table = make_policy(new, self.pool.models, self.pool.shape)
         known = self.admin.table
         if any(name in _POLICY for name in names) or (table and table.digest) != (
@@ -74,6 +81,8 @@ class Reloader:
         self.turns.rates.take_up(new.rate, new.tenants, named=keys.closed)
         self.admission.limits = new.admission
         self.admission.look()
+        if self.tls is not None:  # the files may be others under the same names
+            self.tls.load_cert_chain(new.tls_certificate, new.tls_key)
         self.config = new
         taken = [name for name in names if name in RELOADABLE]
         logger.info("configuration reloaded: %s", ", ".join(taken) or "nothing in it has changed")

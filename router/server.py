@@ -172,6 +172,7 @@ async def running(
             await stack.enter_async_context(serving(app, inner, config))
             app = public(pool, parts.admin, parts.passthrough, parts.kept, limit)
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
+        parts.reloader.tls = tls
         if read is not None:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import ssl
 import subprocess
 from hashlib import sha256
@@ -13,10 +15,13 @@ import pytest
 
 from eval.cluster import free_port
 from ppd.errors import ConfigError
+from router.config import RouterConfig
 from router.limits import Tenant
+from router.server import running
 
 from .conftest import CHAT_BODY, Cluster
 from .fake_engine import FakeEngine, answering
+from .scene import until
 
 TOKEN = {"Authorization": "Bearer s3cret"}
 CHAT = "/v1/chat/completions"
@@ -109,7 +114,10 @@ async def test_operators_can_explain_where_clients_need_keys(cluster: Cluster) -
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    return new_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+
+def new_certificate(certificate: Path, key: Path) -> tuple[Path, Path]:
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
@@ -141,6 +149,50 @@ async def test_tls_for_streams_and_for_what_the_application_answers(
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"200" not in await reader.read()
         writer.close()
+
+
+async def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
+    certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ppd.router")
+    file, key = certificate
+    p, d = workers()
+    async with p.serving(), d.serving():
+        config = RouterConfig(
+            prefill=(p.url,),
+            decode=(d.url,),
+            policy="pd",
+            port=0,
+            tls_certificate=str(file),
+            tls_key=str(key),
+        )
+        async with running(config, read=lambda: config) as url:
+
+            async def told(what: str) -> bool:
+                await asyncio.sleep(0)
+                return what in caplog.text
+
+            async def healthy(certificate: bytes) -> bool:
+                """With a client that trusts that one only."""
+                trusted = ssl.create_default_context(cadata=certificate.decode())
+                async with aiohttp.ClientSession() as http:
+                    try:
+                        async with http.get(f"{url}/health", ssl=trusted) as answer:
+                            return answer.status == 200
+                    except aiohttp.ClientConnectorCertificateError:
+                        return False
+
+            before = file.read_bytes()
+            assert await healthy(before)
+            new_certificate(file, key)
+            after = file.read_bytes()
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: told("configuration reloaded"))
+            assert (await healthy(before), await healthy(after)) == (False, True)
+            file.write_text("nothing")
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: told("configuration not reloaded: tls_certificate"))
+            assert await healthy(after)
 
 
 async def test_a_certificate_that_is_none_is_told_at_start(
