@@ -20,6 +20,7 @@ from ppd.sessions import SessionIndex
 
 from .answer_cache.cache import AnswerCache
 from .answer_cache.store import AnswerStore
+from .apis.counted import Counted
 from .apis.front import Front
 from .apis.kept import KeptResponses, Shelf
 from .apis.passthrough import Passthrough
@@ -159,11 +160,10 @@ def make_parts(
         admin=admin,
         journal=journal,
     )
-    passthrough = Passthrough(
-        client, pool, config.embedding, lambda: turns.keys, turns.charge, turns.undecided
-    )
+    counted = Counted(turns.charge, turns.undecided)
+    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys, counted)
     shelf = Shelf(config.responses_max_bytes, config.session_ttl_s, clock)
-    kept = KeptResponses(shelf, control, siblings, lambda: turns.keys)
+    kept = KeptResponses(shelf, control, siblings, lambda: turns.keys, counted)
     retriever = retrieval = feedback = None
     if config.retrieval is not None:
         retriever = _retriever(config.retrieval, client)
@@ -182,7 +182,7 @@ def make_parts(
             wall_clock=time.time,
             clock=clock,
         )
-    front = Front(turns, kept, retrieval, answers, secrets.admin_token)
+    front = Front(turns, kept, retrieval, answers, secrets.admin_token, config.max_body_bytes)
     operations = Operations(pool, config.all_roles)
     return Parts(
         front, admin, operations, passthrough, kept, reloader, retriever, feedback, answers

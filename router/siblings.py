@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
+from ppd.errors import RequestError
 
 from .workers.handshake import describe
 
@@ -34,6 +37,18 @@ class Siblings:
     own: int
     urls: Mapping[int, str]
     secret: str = field(repr=False)
+
+    def asks(self, request: web.Request) -> bool:
+        """Whether it is one of them."""
+        given = request.headers.get(SIBLING, "").encode(errors="surrogateescape")
+        return hmac.compare_digest(given, self.secret.encode())
+
+    def check(self, request: web.Request) -> None:
+        """Raises:
+        RequestError: it is none of them.
+        """
+        if not self.asks(request):
+            raise RequestError("only for the other processes on this port", status=401)
 
 
 def telling_siblings(

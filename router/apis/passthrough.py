@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
@@ -10,11 +9,12 @@ import aiohttp
 from aiohttp import web
 
 from ppd.contract import Role
-from ppd.errors import Overloaded, WorkerError
+from ppd.errors import WorkerError
 
 from ..intake.keys import KeyRing
 from ..workers.cluster import WorkerPool
 from ..workers.handshake import describe
+from .counted import Counted
 
 EMBEDDINGS = "/v1/embeddings"
 PASSED_ON = (EMBEDDINGS, "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
@@ -27,8 +27,6 @@ class Passthrough:
         embedding: base URLs of workers that serve an embedding model; () if none do: what is
             asked of them is a decode worker's to answer, or to refuse.
         keys: those in force.
-        charge: a request with these headers, or refuses it.
-        ended: told of a request's path and outcome.
     """
 
     def __init__(
@@ -37,15 +35,13 @@ class Passthrough:
         pool: WorkerPool,
         embedding: Sequence[str],
         keys: Callable[[], KeyRing],
-        charge: Callable[[Mapping[str, str]], None],
-        ended: Callable[[str, str], None],
+        counted: Counted,
     ) -> None:
         self._client = client
         self._pool = pool
         self._embedding = embedding
         self._keys = keys
-        self._charge = charge
-        self._ended = ended
+        self._counted = counted
         self._turn = count()
 
     def add_routes(self, app: web.Application) -> None:
@@ -53,22 +49,11 @@ class Passthrough:
             app.router.add_post(path, self.pass_on)
 
     async def pass_on(self, request: web.Request) -> web.Response:
-        outcome = "rejected"
-        try:
-            headers = {name.lower(): value for name, value in request.headers.items()}
-            self._charge(headers)
-            outcome = "worker_error"
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        with self._counted.request(request.path, headers) as ending:
             answer = await self._answer(request, headers)
-            outcome = "ok" if answer.status < 400 else "rejected"
+            ending.outcome = _outcome(answer.status)
             return answer
-        except asyncio.CancelledError:
-            outcome = "disconnected"
-            raise
-        except Overloaded:
-            outcome = "overloaded"
-            raise
-        finally:
-            self._ended(request.path, outcome)
 
     async def _answer(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         keys = self._keys()
@@ -92,3 +77,9 @@ class Passthrough:
             return self._embedding[next(self._turn) % len(self._embedding)]
         replicas = bool(self._pool.of(Role.REPLICA))
         return self._pool.pick(Role.REPLICA if replicas else Role.DECODE, None).url
+
+
+def _outcome(status: int) -> str:
+    if status < 400:
+        return "ok"
+    return "rejected" if status < 500 else "worker_error"

@@ -121,7 +121,7 @@ class TurnServer:
         try:
             course = await self._let_in(request, inbound, query, arrived_s, companion)
         except asyncio.CancelledError:
-            self.undecided(request.path, _left(request), trace)
+            self.undecided(request.path, why_left(request), trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, trace)
@@ -199,7 +199,7 @@ class TurnServer:
             else:
                 relay_body(request, course, answer, self._ledger)
         except asyncio.CancelledError:
-            self._ledger.finished(course, _left(request))
+            self._ledger.finished(course, why_left(request))
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             told = answer_to(error, f"{request.method} {request.path}")
@@ -323,7 +323,7 @@ class TurnServer:
         )
 
 
-def _left(request: Asked) -> str:
+def why_left(request: Asked) -> str:
     """Why nobody waits for an answer any more: the client hung up, unless the router ends it."""
     return STOPPED if request.connection.stopping else "disconnected"
 

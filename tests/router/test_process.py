@@ -16,6 +16,8 @@ import aiohttp
 import orjson
 
 from eval.cluster import free_port
+from router.config import RouterConfig
+from router.processes import share_of
 
 from .conftest import CHAT_BODY
 from .fake_engine import MODEL, FakeEngine, answering
@@ -113,6 +115,17 @@ def two_free_ports() -> int:
             except OSError:
                 continue
             return port
+
+
+def test_processes_share_what_responses_may_take() -> None:
+    config = RouterConfig(
+        prefill=("http://p:1",),
+        decode=("http://d:1",),
+        processes=2,
+        admin_port=1,
+        responses_max_bytes=1001,
+    )
+    assert share_of(config, 0, count=2, first_port=1).responses_max_bytes == 501
 
 
 async def served(http: aiohttp.ClientSession, admin: str) -> float:
