@@ -130,6 +130,7 @@ def make_parts(
         rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
         admission=admission,
         most_resumptions=config.resume_streams,
+        most_body_bytes=config.max_body_bytes,
         tracing=tracing,
         clock=clock,
     )

@@ -54,6 +54,14 @@ async def test_a_failed_sample_fails_the_answer(cluster: Cluster) -> None:
             )
 
 
+async def test_samples_are_no_larger_together_than_a_body_may_be(cluster: Cluster) -> None:
+    async with scene(cluster, saying("four"), max_body_bytes=10_000) as (client, d):
+        assert (await client.chat("x" * 3000, n=3)).status == 200
+        reply = await client.chat("x" * 3000, n=4)
+        assert (reply.status, reply.json["error"]["param"]) == (413, "n")
+        assert len(d.bodies) == 3
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_when_a_sample_is_refused_nobody_waits_for_the_others(
     cluster: Cluster, stream: bool
