@@ -18,6 +18,7 @@ from .counted import Counted
 
 EMBEDDINGS = "/v1/embeddings"
 PASSED_ON = (EMBEDDINGS, "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
+_PASSED_BACK = ("Retry-After",)
 
 
 class Passthrough:
@@ -64,10 +65,13 @@ class Passthrough:
                 data=await request.read(),
                 headers={**keys.forwarded(headers), "Content-Type": "application/json"},
             ) as answer:
+                if answer.status in (401, 403):  # whose keys these are the router has judged
+                    raise WorkerError(f"a worker refuses the router: {answer.status}")
                 return web.Response(
                     status=answer.status,
                     body=await answer.read(),
                     content_type=answer.content_type,
+                    headers={h: answer.headers[h] for h in _PASSED_BACK if h in answer.headers},
                 )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise WorkerError(f"{url} did not answer: {describe(error)}") from error
@@ -82,4 +86,6 @@ class Passthrough:
 def _outcome(status: int) -> str:
     if status < 400:
         return "ok"
+    if status == 429:
+        return "overloaded"
     return "rejected" if status < 500 else "worker_error"

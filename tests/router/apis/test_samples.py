@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from router.limits import RateLimit
 
@@ -114,3 +116,30 @@ async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) ->
     async with scene(cluster, saying("x"), embedding=(embedder.url,)) as (client, _):
         reply = await client.post("/v1/embeddings", {"model": "e", "input": "abc"})
         assert (reply.status, reply.json["error"]["type"]) == (503, "worker_error")
+
+
+@pytest.mark.parametrize(
+    ("status", "answered", "outcome"),
+    [
+        (400, 400, "rejected"),
+        (401, 503, "worker_error"),
+        (429, 429, "overloaded"),
+        (500, 500, "worker_error"),
+    ],
+)
+async def test_whose_fault_it_is_that_nothing_is_embedded(
+    cluster: Cluster, status: int, answered: int, outcome: str
+) -> None:
+    async def refuse(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        return web.json_response({"message": "no"}, status=status, headers={"Retry-After": "7"})
+
+    embedder = FakeEngine("null", refuse)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(embedder.serving())
+        ours = scene(cluster, saying("x"), embedding=(embedder.url,))
+        client, _ = await stack.enter_async_context(ours)
+        reply = await client.post("/v1/embeddings", {"input": "abc"})
+        assert reply.status == answered
+        assert reply.headers.get("Retry-After") == (None if status == 401 else "7")
+        at = {"endpoint": "/v1/embeddings", "outcome": outcome}
+        assert await client.metric("ppd_finished_total", **at) == 1
