@@ -1,4 +1,4 @@
-"""What is passed on to one worker as it comes: embeddings, and what only a tokenizer answers."""
+"""What is passed on to one worker: embeddings, and what only a tokenizer answers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ppd.contract import Role
 from ppd.errors import WorkerError
 
 from ..intake.keys import KeyRing
+from ..intake.requests import json_bytes, json_object
+from ..intake.scrub import isolate, without_routing
 from ..workers.cluster import WorkerPool
 from ..workers.handshake import describe
 from .counted import Counted
@@ -58,11 +60,12 @@ class Passthrough:
 
     async def _answer(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         keys = self._keys()
+        body = _scrubbed(request.path, await request.read(), keys.tenant(headers))
         url = self._worker(request.path)
         try:
             async with self._client.post(
                 url + request.path,
-                data=await request.read(),
+                data=body,
                 headers={**keys.forwarded(headers), "Content-Type": "application/json"},
             ) as answer:
                 if answer.status in (401, 403):  # whose keys these are the router has judged
@@ -81,6 +84,19 @@ class Passthrough:
             return self._embedding[next(self._turn) % len(self._embedding)]
         replicas = bool(self._pool.of(Role.REPLICA))
         return self._pool.pick(Role.REPLICA if replicas else Role.DECODE, None).url
+
+
+def _scrubbed(path: str, raw: bytes, tenant: str) -> bytes:
+    """The body as a worker may see it; the client's own bytes where nothing had to be done.
+
+    Raises:
+        RequestError: it is no JSON object.
+    """
+    given = json_object(raw)
+    fields = without_routing(given)
+    if path == EMBEDDINGS:
+        isolate(fields, tenant)
+    return raw if fields == given else json_bytes(fields)
 
 
 def _outcome(status: int) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from hashlib import sha256
 from typing import Any
 
 import openai
 import pytest
 from aiohttp import web
 
-from router.limits import RateLimit
+from router.limits import RateLimit, Tenant
 
 from ..conftest import Cluster
 from ..fake_engine import (
@@ -143,3 +144,16 @@ async def test_whose_fault_it_is_that_nothing_is_embedded(
         assert reply.headers.get("Retry-After") == (None if status == 401 else "7")
         at = {"endpoint": "/v1/embeddings", "outcome": outcome}
         assert await client.metric("ppd_finished_total", **at) == 1
+
+
+async def test_what_is_embedded_is_scrubbed_like_all_else(cluster: Cluster) -> None:
+    tenants = {"a": Tenant(keys=(sha256(b"KEY").hexdigest(),))}
+    async with scene(cluster, saying("x"), tenants=tenants) as (client, d):
+        key = {"Authorization": "Bearer KEY"}
+        body = {"input": "abc", "rid": "r", "bootstrap_host": "evil", "routed_dp_rank": 1}
+        assert (await client.post("/v1/embeddings", body, key)).status == 200
+        assert d.bodies[-1] == {"input": "abc", "rid": "a/r/", "cache_salt": "a"}
+        for wrong in (b"[]", b"no JSON"):
+            reply = await client.post("/v1/embeddings", wrong, key)
+            assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+        assert len(d.bodies) == 1
