@@ -241,8 +241,12 @@ class WorkerPool:
         asked: set[Worker] = set()
 
         async def ask(worker: Worker) -> None:
-            await self.check(worker)
-            asked.remove(worker)
+            try:
+                await self.check(worker)
+            except Exception:  # a bug of ours: the others shall be asked again, and this one too
+                logger.exception("a look at %s failed", worker.url)
+            finally:
+                asked.remove(worker)
 
         async with asyncio.TaskGroup() as probes:
             while True:
