@@ -100,7 +100,7 @@ async def running(
                 roles=config.roles,
                 token=secrets.worker_token,
                 networks=config.worker_networks,
-                has_siblings=siblings is not None,
+                siblings=siblings,
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
@@ -163,6 +163,7 @@ async def running(
             parts.kept,
             membership,
             secrets.admin_token,
+            siblings,
             limit,
         )
         if siblings is not None:

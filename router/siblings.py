@@ -12,13 +12,15 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from ppd.announcement import PATH as ANNOUNCEMENTS
 from ppd.errors import RequestError
 
+from .answers import ErrorAnswer
 from .workers.handshake import describe
 
 logger = logging.getLogger("ppd.router")
 
-PASSED_ON = "X-PPD-Passed-On"  # and for whom
+PASSED_ON = "X-PPD-Passed-On"  # for whom; only a sibling is believed
 SIBLING = "X-PPD-Sibling"  # carries the secret
 _TELLING = ("POST", "PUT", "DELETE")
 
@@ -67,14 +69,22 @@ def telling_siblings(
         path = "/explain/" if resource is None else resource.canonical
         asks = path.startswith("/explain/") or path in untold
         tells = request.method in _TELLING and not asks
-        if tells and answer.status < 300 and PASSED_ON not in request.headers:
-            body = await request.read()
-            headers = {PASSED_ON: request.remote or ""}
-            if "Authorization" in request.headers:
-                headers["Authorization"] = request.headers["Authorization"]
-            urls = siblings.urls.values()
-            await asyncio.gather(*(_tell(control, url, request, headers, body) for url in urls))
-        return answer
+        if not tells or answer.status >= 300 or siblings.asks(request):
+            return answer
+        body = await request.read()
+        headers = {PASSED_ON: request.remote or "", SIBLING: siblings.secret}
+        if "Authorization" in request.headers:
+            headers["Authorization"] = request.headers["Authorization"]
+        told = [_tell(control, url, request, headers, body) for url in siblings.urls.values()]
+        wrong = [why for why in await asyncio.gather(*told) if why is not None]
+        if not wrong or path == ANNOUNCEMENTS:  # which come again
+            return answer
+        message = f"this is done here, but {'; '.join(wrong)}"
+        return web.Response(
+            status=502,
+            body=ErrorAnswer(502, message, "router_error").body,
+            content_type="application/json",
+        )
 
     return middleware
 
@@ -85,14 +95,18 @@ async def _tell(
     request: web.Request,
     headers: dict[str, str],
     body: bytes,
-) -> None:
+) -> str | None:
+    """Why the other process does not do it."""
     told = f"{request.method} {request.path}"
     try:
         async with control.request(
             request.method, url + request.path_qs, data=body, headers=headers
         ) as answer:
-            if answer.status >= 400:
-                why = (await answer.text())[:300]
-                logger.warning("%s did not take %s: %d %s", url, told, answer.status, why)
+            if answer.status < 400:
+                return None
+            why = f"{url} did not take {told}: {answer.status} {(await answer.text())[:300]}"
+            logger.warning("%s", why)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        logger.error("%s was not told %s: %s", url, told, describe(error))
+        why = f"{url} was not told {told}: {describe(error)}"
+        logger.error("%s", why)
+    return why
