@@ -32,6 +32,7 @@ from .intake.rates import Rates
 from .intake.wishes import WishBook
 from .operators.admin import Admin
 from .operators.operations import Operations
+from .operators.others import Changes, Others
 from .reload import Reloader
 from .retrieval import milvus
 from .retrieval.config import RetrievalConfig
@@ -80,9 +81,11 @@ def make_parts(
     client: aiohttp.ClientSession,
     control: aiohttp.ClientSession,
     siblings: Siblings | None,
+    changes: Changes,
 ) -> Parts:
     """
     Args:
+        changes: of operators, before this process was started.
         client: for what is passed on to a worker as it comes.
         control: with short timeouts.
     """
@@ -146,6 +149,7 @@ def make_parts(
         backlog=backlog,
         forecast=forecast,
         admission=admission,
+        others=Others(control, siblings),
         journal=journal,
         metrics=metrics,
         token=secrets.admin_token,
@@ -184,7 +188,7 @@ def make_parts(
             clock=clock,
         )
     front = Front(turns, kept, retrieval, answers, secrets.admin_token, config.max_body_bytes)
-    operations = Operations(pool, config.all_roles)
+    operations = Operations(pool, config.all_roles, changes)
     return Parts(
         front, admin, operations, passthrough, kept, reloader, retriever, feedback, answers
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
+import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
@@ -75,10 +76,13 @@ def telling_siblings(
         headers = {PASSED_ON: request.remote or "", SIBLING: siblings.secret}
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
-        told = [_tell(control, url, request, headers, body) for url in siblings.urls.values()]
-        wrong = [why for why in await asyncio.gather(*told) if why is not None]
-        if not wrong or path == ANNOUNCEMENTS:  # which come again
+        telling = [_tell(control, url, request, headers, body) for url in siblings.urls.values()]
+        told = await asyncio.gather(*telling)
+        wrong = [why for why in told if isinstance(why, str)]
+        if request.method == "POST" and path == ANNOUNCEMENTS:  # which come again
             return answer
+        if not wrong:
+            return _together(answer, told)
         message = f"this is done here, but {'; '.join(wrong)}"
         return web.Response(
             status=502,
@@ -95,18 +99,44 @@ async def _tell(
     request: web.Request,
     headers: dict[str, str],
     body: bytes,
-) -> str | None:
-    """Why the other process does not do it."""
+) -> bytes | str:
+    """The other process's answer, or why it does not do it."""
     told = f"{request.method} {request.path}"
     try:
         async with control.request(
             request.method, url + request.path_qs, data=body, headers=headers
         ) as answer:
             if answer.status < 400:
-                return None
+                return await answer.read()
             why = f"{url} did not take {told}: {answer.status} {(await answer.text())[:300]}"
             logger.warning("%s", why)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         why = f"{url} was not told {told}: {describe(error)}"
         logger.error("%s", why)
     return why
+
+
+def _together(answer: web.StreamResponse, others: Sequence[bytes | str]) -> web.StreamResponse:
+    """What a worker has under way is told by each process when it has done what it was told."""
+    if not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
+        return answer
+    shown = orjson.loads(answer.body)
+    if isinstance(shown, dict) and "in_flight" in shown:
+        shown["in_flight"] += sum(orjson.loads(other)["in_flight"] for other in others)
+        answer.body = orjson.dumps(shown)
+    return answer
+
+
+async def ask(
+    control: aiohttp.ClientSession, siblings: Siblings, url: str, path: str
+) -> bytes | None:
+    """What the process at ``url`` shows there; None if it does not."""
+    try:
+        async with control.get(url + path, headers={SIBLING: siblings.secret}) as answer:
+            if answer.status == 200:
+                return await answer.read()
+            why = f"it answers {answer.status}"
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        why = describe(error)
+    logger.info("%s%s: %s", url, path, why)
+    return None
