@@ -17,6 +17,7 @@ from .wire.request import STOPPING
 logger = logging.getLogger("ppd.router")
 
 INVALID = "invalid_request_error"  # OpenAI's type of a client's error
+_LATER = "rate_limit_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def answer_to(error: Exception, where: str) -> ErrorAnswer:
     match error:
         case Overloaded():
             headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
-            kind, code = "rate_limit_error", error.code
+            kind, code = _LATER, error.code
             return ErrorAnswer(
                 error.status, str(error), kind, code=code, outcome="overloaded", headers=headers
             )
@@ -72,8 +73,15 @@ def answer_to(error: Exception, where: str) -> ErrorAnswer:
             return ErrorAnswer(error.status, str(error), INVALID, error.param, error.code)
         case LegFailed():
             told = error.error
-            kind = INVALID if error.outcome == "rejected" else told.kind
-            return ErrorAnswer(told.status, told.message, kind, outcome=error.outcome)
+            kinds = {"rejected": INVALID, "overloaded": _LATER}
+            after_s = told.retry_after_s
+            return ErrorAnswer(
+                told.status,
+                told.message,
+                kinds.get(error.outcome, told.kind),
+                outcome=error.outcome,
+                headers={} if after_s is None else {"Retry-After": str(after_s)},
+            )
         case WorkerError():
             return ErrorAnswer(503, str(error), "worker_error", outcome="worker_error")
         case _:

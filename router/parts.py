@@ -20,6 +20,7 @@ from ppd.sessions import SessionIndex
 
 from .answer_cache.cache import AnswerCache
 from .answer_cache.store import AnswerStore
+from .apis.counted import Counted
 from .apis.front import Front
 from .apis.kept import KeptResponses, Shelf
 from .apis.passthrough import Passthrough
@@ -31,6 +32,7 @@ from .intake.rates import Rates
 from .intake.wishes import WishBook
 from .operators.admin import Admin
 from .operators.operations import Operations
+from .operators.others import Changes, Others
 from .reload import Reloader
 from .retrieval import milvus
 from .retrieval.config import RetrievalConfig
@@ -79,9 +81,11 @@ def make_parts(
     client: aiohttp.ClientSession,
     control: aiohttp.ClientSession,
     siblings: Siblings | None,
+    changes: Changes,
 ) -> Parts:
     """
     Args:
+        changes: of operators, before this process was started.
         client: for what is passed on to a worker as it comes.
         control: with short timeouts.
     """
@@ -129,6 +133,7 @@ def make_parts(
         rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
         admission=admission,
         most_resumptions=config.resume_streams,
+        most_body_bytes=config.max_body_bytes,
         tracing=tracing,
         clock=clock,
     )
@@ -144,6 +149,7 @@ def make_parts(
         backlog=backlog,
         forecast=forecast,
         admission=admission,
+        others=Others(control, siblings),
         journal=journal,
         metrics=metrics,
         token=secrets.admin_token,
@@ -159,11 +165,10 @@ def make_parts(
         admin=admin,
         journal=journal,
     )
-    passthrough = Passthrough(
-        client, pool, config.embedding, lambda: turns.keys, turns.charge, turns.undecided
-    )
+    counted = Counted(turns.charge, turns.undecided)
+    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys, counted)
     shelf = Shelf(config.responses_max_bytes, config.session_ttl_s, clock)
-    kept = KeptResponses(shelf, control, siblings, lambda: turns.keys)
+    kept = KeptResponses(shelf, control, siblings, lambda: turns.keys, counted)
     retriever = retrieval = feedback = None
     if config.retrieval is not None:
         retriever = _retriever(config.retrieval, client)
@@ -182,8 +187,8 @@ def make_parts(
             wall_clock=time.time,
             clock=clock,
         )
-    front = Front(turns, kept, retrieval, answers, secrets.admin_token)
-    operations = Operations(pool, config.all_roles)
+    front = Front(turns, kept, retrieval, answers, secrets.admin_token, config.max_body_bytes)
+    operations = Operations(pool, config.all_roles, changes)
     return Parts(
         front, admin, operations, passthrough, kept, reloader, retriever, feedback, answers
     )

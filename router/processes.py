@@ -57,6 +57,7 @@ def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> R
             max_waiting=math.ceil(admission.max_waiting / count),
         ),
         append_budget_tokens=math.ceil(config.append_budget_tokens / count),
+        responses_max_bytes=math.ceil(config.responses_max_bytes / count),
         session_capacity=math.ceil(config.session_capacity / count),
         decision_log=f"{config.decision_log}.{index}" if config.decision_log else "",
     )

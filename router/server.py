@@ -25,6 +25,7 @@ from .config import RouterConfig, Secrets
 from .listening import bind, serving, tls_of, url_of
 from .operators.admin import Admin
 from .operators.app import complete, lobby, public
+from .operators.others import take_over
 from .parts import make_parts
 from .seeing.journal import Journal, opened_by
 from .seeing.tracing import Tracing
@@ -87,11 +88,13 @@ async def running(
         control = await stack.enter_async_context(
             _control(secrets.worker_api_key, config.control_timeout_s)
         )
+        changes = await take_over(control, siblings)
         pool = await connect(
             control,
-            {role: getattr(config, role) for role in Role},
+            {role: changes.urls(role, getattr(config, role)) for role in Role},
             config.startup_timeout_s,
             lambda: Breaker(config.breaker_failures, config.breaker_rest_s),
+            changes.drained,
         )
         membership = None
         if config.accept_workers:
@@ -100,7 +103,7 @@ async def running(
                 roles=config.roles,
                 token=secrets.worker_token,
                 networks=config.worker_networks,
-                has_siblings=siblings is not None,
+                siblings=siblings,
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
@@ -145,6 +148,7 @@ async def running(
             client,
             control,
             siblings,
+            changes,
         )
         if membership is not None:
             await stack.enter_async_context(owned(membership.watch_forever()))
@@ -163,6 +167,7 @@ async def running(
             parts.kept,
             membership,
             secrets.admin_token,
+            siblings,
             limit,
         )
         if siblings is not None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
+import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from ppd.announcement import PATH as ANNOUNCEMENTS
+from ppd.errors import RequestError
+
+from .answers import ErrorAnswer
 from .workers.handshake import describe
 
 logger = logging.getLogger("ppd.router")
 
-PASSED_ON = "X-PPD-Passed-On"  # and for whom
+PASSED_ON = "X-PPD-Passed-On"  # for whom; only a sibling is believed
 SIBLING = "X-PPD-Sibling"  # carries the secret
 _TELLING = ("POST", "PUT", "DELETE")
 
@@ -35,6 +41,18 @@ class Siblings:
     urls: Mapping[int, str]
     secret: str = field(repr=False)
 
+    def asks(self, request: web.Request) -> bool:
+        """Whether it is one of them."""
+        given = request.headers.get(SIBLING, "").encode(errors="surrogateescape")
+        return hmac.compare_digest(given, self.secret.encode())
+
+    def check(self, request: web.Request) -> None:
+        """Raises:
+        RequestError: it is none of them.
+        """
+        if not self.asks(request):
+            raise RequestError("only for the other processes on this port", status=401)
+
 
 def telling_siblings(
     control: aiohttp.ClientSession, siblings: Siblings, untold: Collection[str]
@@ -52,14 +70,25 @@ def telling_siblings(
         path = "/explain/" if resource is None else resource.canonical
         asks = path.startswith("/explain/") or path in untold
         tells = request.method in _TELLING and not asks
-        if tells and answer.status < 300 and PASSED_ON not in request.headers:
-            body = await request.read()
-            headers = {PASSED_ON: request.remote or ""}
-            if "Authorization" in request.headers:
-                headers["Authorization"] = request.headers["Authorization"]
-            urls = siblings.urls.values()
-            await asyncio.gather(*(_tell(control, url, request, headers, body) for url in urls))
-        return answer
+        if not tells or answer.status >= 300 or siblings.asks(request):
+            return answer
+        body = await request.read()
+        headers = {PASSED_ON: request.remote or "", SIBLING: siblings.secret}
+        if "Authorization" in request.headers:
+            headers["Authorization"] = request.headers["Authorization"]
+        telling = [_tell(control, url, request, headers, body) for url in siblings.urls.values()]
+        told = await asyncio.gather(*telling)
+        wrong = [why for why in told if isinstance(why, str)]
+        if request.method == "POST" and path == ANNOUNCEMENTS:  # which come again
+            return answer
+        if not wrong:
+            return _together(answer, told)
+        message = f"this is done here, but {'; '.join(wrong)}"
+        return web.Response(
+            status=502,
+            body=ErrorAnswer(502, message, "router_error").body,
+            content_type="application/json",
+        )
 
     return middleware
 
@@ -70,14 +99,44 @@ async def _tell(
     request: web.Request,
     headers: dict[str, str],
     body: bytes,
-) -> None:
+) -> bytes | str:
+    """The other process's answer, or why it does not do it."""
     told = f"{request.method} {request.path}"
     try:
         async with control.request(
             request.method, url + request.path_qs, data=body, headers=headers
         ) as answer:
-            if answer.status >= 400:
-                why = (await answer.text())[:300]
-                logger.warning("%s did not take %s: %d %s", url, told, answer.status, why)
+            if answer.status < 400:
+                return await answer.read()
+            why = f"{url} did not take {told}: {answer.status} {(await answer.text())[:300]}"
+            logger.warning("%s", why)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        logger.error("%s was not told %s: %s", url, told, describe(error))
+        why = f"{url} was not told {told}: {describe(error)}"
+        logger.error("%s", why)
+    return why
+
+
+def _together(answer: web.StreamResponse, others: Sequence[bytes | str]) -> web.StreamResponse:
+    """What a worker has under way is told by each process when it has done what it was told."""
+    if not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
+        return answer
+    shown = orjson.loads(answer.body)
+    if isinstance(shown, dict) and "in_flight" in shown:
+        shown["in_flight"] += sum(orjson.loads(other)["in_flight"] for other in others)
+        answer.body = orjson.dumps(shown)
+    return answer
+
+
+async def ask(
+    control: aiohttp.ClientSession, siblings: Siblings, url: str, path: str
+) -> bytes | None:
+    """What the process at ``url`` shows there; None if it does not."""
+    try:
+        async with control.get(url + path, headers={SIBLING: siblings.secret}) as answer:
+            if answer.status == 200:
+                return await answer.read()
+            why = f"it answers {answer.status}"
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        why = describe(error)
+    logger.info("%s%s: %s", url, path, why)
+    return None

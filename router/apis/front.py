@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -10,14 +11,15 @@ from ppd.errors import RequestError
 from ..answer_cache.cache import AnswerCache
 from ..answers import INVALID, ErrorAnswer, answer_to
 from ..apis import messages, responses
+from ..intake.fields import typed
 from ..intake.inbound import Endpoint
 from ..intake.keys import carries
-from ..intake.requests import json_bytes, json_object
+from ..intake.requests import check_depth, json_bytes, json_object
 from ..retrieval.stage import RetrievalStage
 from ..serving.inner import Asked, Inner, Taker
-from ..serving.turns import TurnServer
+from ..serving.turns import TurnServer, why_left
 from ..wire.request import Refusal
-from .kept import Kept, KeptResponses
+from .kept import KeptResponses
 from .messages import MessagesTaker
 from .response_answers import ResponseTaker
 from .responses import Messages
@@ -32,6 +34,7 @@ class Front:
     Args:
         retrieval, answers: None: none is configured.
         admin_token: whoever carries it may send large bodies, too.
+        most_body_bytes: of what other APIs' requests become.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Front:
         retrieval: RetrievalStage | None,
         answers: AnswerCache | None,
         admin_token: str,
+        most_body_bytes: int,
     ) -> None:
         self._turns = turns
         self._retrieval = retrieval
@@ -48,6 +52,7 @@ class Front:
         self._plain = retrieval is None and answers is None
         self._kept = kept
         self._admin_token = admin_token
+        self._most_body_bytes = most_body_bytes
 
     def screen(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         """Why a large body shall not be read: nobody knows whose it is."""
@@ -102,6 +107,12 @@ class Front:
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             fields, taker = await translate(request, json_object(request.body))
             body = json_bytes(fields)
+            if len(body) > self._most_body_bytes:
+                told = f"as a chat completion it is larger than {self._most_body_bytes} bytes"
+                raise RequestError(told, status=413)
+        except asyncio.CancelledError:
+            self._turns.undecided(request.path, why_left(request))
+            raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._refuse(request, error, error_body)
             return
@@ -122,16 +133,16 @@ class Front:
     ) -> tuple[dict[str, Any], Taker]:
         tenant = self._turns.keys.tenant(request.headers)
         before: Messages = ()
-        if previous := given.get("previous_response_id"):
-            found = await self._kept.find(tenant, str(previous), param="previous_response_id")
-            before = found.messages
+        check_depth(request.body, {"response": given})  # much of it is shown again
+        if previous := typed(given, "previous_response_id", str, ""):
+            before = await self._kept.find(tenant, previous, param="previous_response_id")
         name = self._kept.new_name()
         fields = responses.to_chat(given, before)
 
         def keep(response: dict[str, Any], said: dict[str, Any]) -> None:
             if given.get("store") is not False:
                 asked = responses.input_messages(given.get("input"))
-                self._kept.keep(tenant, name, Kept(response, (*before, *asked, said)))
+                self._kept.keep(tenant, name, response, (*before, *asked, said))
 
         return fields, ResponseTaker(request, given, name, keep)
 

@@ -6,10 +6,13 @@ Another process on the same port asks it: a response's name says whose it is. Ro
 
 from __future__ import annotations
 
-import hmac
+import logging
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 import aiohttp
@@ -22,26 +25,48 @@ from ..intake.keys import KeyRing
 from ..siblings import SIBLING, Siblings
 from ..workers.handshake import describe
 from . import responses
+from .counted import Counted
+from .responses import Messages
+
+logger = logging.getLogger("ppd.router")
 
 BY_NAME = f"{responses.PATH}/{{name}}"
 AMONG_SIBLINGS = "/kept-responses"
 
+_NAME = re.compile(r"resp_([0-9a-f]{1,8})_[0-9a-f]{32}")
+_SPARE = 8  # one part in so many is made room for at once: there may be many tenants
 
-class Kept(msgspec.Struct, frozen=True):
-    """Attributes:
-    response: as the client got it.
-    messages: the conversation that ends with it.
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """As JSON: the one is shown, the other continued.
+
+    Attributes:
+        response: as the client got it.
+        messages: the conversation that ends with it.
     """
 
-    response: dict[str, Any]
-    messages: tuple[dict[str, Any], ...]
+    response: bytes
+    messages: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.response) + len(self.messages)
+
+
+@dataclass(slots=True)
+class _Of:
+    """What a tenant has here, the oldest first, each until a time in seconds."""
+
+    kept: OrderedDict[str, tuple[float, Kept]] = field(default_factory=OrderedDict)
+    size: int = 0
 
 
 class Shelf:
-    """Those of this process; the oldest go first.
+    """Those of this process. Of whoever has most the oldest go first.
 
     Args:
-        most_bytes: of all of them, as JSON.
+        most_bytes: of all of them.
         clock: seconds, monotonic.
     """
 
@@ -49,34 +74,62 @@ class Shelf:
         self._most_bytes = most_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
-        self._bytes = 0
+        self._of: OrderedDict[str, _Of] = OrderedDict()  # who was looked through last is last
+        self._size = 0
 
-    def get(self, tenant: str, name: str) -> bytes | None:
-        self._drop_old()
-        found = self._kept.get((tenant, name))
-        return None if found is None else found[1]
+    def get(self, tenant: str, name: str) -> Kept | None:
+        of = self._of.get(tenant)
+        found = None if of is None else of.kept.get(name)
+        return found[1] if found is not None and found[0] > self._clock() else None
 
-    def put(self, tenant: str, name: str, data: bytes) -> None:
-        self._kept[tenant, name] = (self._clock() + self._ttl_s, data)
-        self._bytes += len(data)
-        self._drop_old()
+    def put(self, tenant: str, name: str, kept: Kept) -> None:
+        """One that is larger than all may be is not kept."""
+        if self._of:
+            self._drop_old(next(iter(self._of)))
+        if kept.size > self._most_bytes:
+            return
+        of = self._of.setdefault(tenant, _Of())
+        of.kept[name] = (self._clock() + self._ttl_s, kept)
+        of.size += kept.size
+        self._size += kept.size
+        if self._size > self._most_bytes:
+            for one in list(self._of):
+                self._drop_old(one)
+            self._make_room()
 
-    def pop(self, tenant: str, name: str) -> bytes | None:
-        data = self.get(tenant, name)
-        if data is not None:
-            del self._kept[tenant, name]
-            self._bytes -= len(data)
-        return data
+    def pop(self, tenant: str, name: str) -> Kept | None:
+        kept = self.get(tenant, name)
+        if kept is not None:
+            self._drop(tenant, name)
+        return kept
 
-    def _drop_old(self) -> None:
+    def _drop(self, tenant: str, name: str) -> None:
+        of = self._of[tenant]
+        _, kept = of.kept.pop(name)
+        of.size -= kept.size
+        self._size -= kept.size
+        if not of.kept:
+            del self._of[tenant]
+
+    def _make_room(self) -> None:
+        largest = [(-of.size, tenant) for tenant, of in self._of.items()]
+        heapify(largest)
+        while self._size > self._most_bytes - self._most_bytes // _SPARE:
+            tenant = largest[0][1]
+            of = self._of[tenant]
+            self._drop(tenant, next(iter(of.kept)))
+            if of.kept:
+                heapreplace(largest, (-of.size, tenant))
+            else:
+                heappop(largest)
+
+    def _drop_old(self, tenant: str) -> None:
         now_s = self._clock()
-        while self._kept:
-            until_s, data = next(iter(self._kept.values()))
-            if until_s > now_s and self._bytes <= self._most_bytes:
+        for name, (until_s, _) in list(self._of[tenant].kept.items()):
+            if until_s > now_s:
+                self._of.move_to_end(tenant)
                 return
-            self._kept.popitem(last=False)
-            self._bytes -= len(data)
+            self._drop(tenant, name)
 
 
 class KeptResponses:
@@ -93,21 +146,25 @@ class KeptResponses:
         control: aiohttp.ClientSession,
         siblings: Siblings | None,
         keys: Callable[[], KeyRing],
+        counted: Counted,
     ) -> None:
         self._shelf = shelf
         self._control = control
         self._siblings = siblings
         self._keys = keys
+        self._counted = counted
 
     def new_name(self) -> str:
         number = 0 if self._siblings is None else self._siblings.own
         return f"resp_{number:x}_{secrets.token_hex(16)}"
 
-    def keep(self, tenant: str, name: str, kept: Kept) -> None:
-        self._shelf.put(tenant, name, msgspec.json.encode(kept))
+    def keep(self, tenant: str, name: str, response: Mapping[str, Any], messages: Messages) -> None:
+        kept = Kept(msgspec.json.encode(response), msgspec.json.encode(messages))
+        self._shelf.put(tenant, name, kept)
 
-    async def find(self, tenant: str, name: str, param: str | None = None) -> Kept:
-        """
+    async def find(self, tenant: str, name: str, param: str) -> Messages:
+        """What a response ended with.
+
         Args:
             param: of the request, that holds the name.
 
@@ -115,30 +172,42 @@ class KeptResponses:
             RequestError: this tenant has no such response, or not any more.
             WorkerError: the process that may have it does not answer.
         """
-        return _decoded(await self._have("GET", tenant, name), name, param)
+        data = await self._have("GET", tenant, name, "messages")
+        if data is None:
+            raise _unknown(name, param, "previous_response_not_found")
+        return msgspec.json.decode(data, type=tuple[dict[str, Any], ...])
 
-    async def _have(self, method: str, tenant: str, name: str) -> bytes | None:
-        """``GET`` or ``DELETE``; its data."""
-        siblings, number = self._siblings, _number(name)
+    async def _have(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
+        """``GET`` or ``DELETE``; that part of it."""
+        known = _NAME.fullmatch(name)
+        if known is None:
+            return None
+        siblings, number = self._siblings, int(known[1], 16)
         if siblings is None or number == siblings.own or number not in siblings.urls:
-            return self._own(method, tenant, name)
+            return self._own(method, tenant, name, part)
         url = siblings.urls[number]
         try:
             async with self._control.request(
                 method,
                 url + AMONG_SIBLINGS,
-                params={"tenant": tenant, "name": name},
+                params={"tenant": tenant, "name": name, "part": part},
                 headers={SIBLING: siblings.secret},
             ) as answer:
                 if answer.status == 404:
                     return None
-                answer.raise_for_status()
-                return await answer.read()
+                if answer.status == 200:
+                    return await answer.read()
+                why = f"it answers {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise WorkerError(f"the process that has {name} is away: {describe(error)}") from error
+            why = describe(error)
+        logger.warning("%s was not asked for %s: %s", url, name, why)
+        raise WorkerError(f"the process that has {name} is away")
 
-    def _own(self, method: str, tenant: str, name: str) -> bytes | None:
-        return (self._shelf.get if method == "GET" else self._shelf.pop)(tenant, name)
+    def _own(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
+        kept = (self._shelf.get if method == "GET" else self._shelf.pop)(tenant, name)
+        if kept is None:
+            return None
+        return kept.messages if part == "messages" else kept.response
 
     # -- for clients --------------------------------------------------------------------
 
@@ -147,19 +216,24 @@ class KeptResponses:
         app.router.add_delete(BY_NAME, self._delete)
 
     async def _show(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        kept = await self.find(self._tenant(request), name)
-        return _json(msgspec.json.encode(kept.response))
+        return _json(await self._asked(request))
 
     async def _delete(self, request: web.Request) -> web.Response:
+        await self._asked(request)
         name = request.match_info["name"]
-        _decoded(await self._have("DELETE", self._tenant(request), name), name, None)
         told: Mapping[str, object] = {"id": name, "object": "response", "deleted": True}
         return _json(msgspec.json.encode(told))
 
-    def _tenant(self, request: web.Request) -> str:
+    async def _asked(self, request: web.Request) -> bytes:
+        """The response, as the client got it; it is charged and counted that somebody asks."""
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return self._keys().tenant(headers)
+        name = request.match_info["name"]
+        with self._counted.request(BY_NAME, headers):
+            tenant = self._keys().tenant(headers)
+            data = await self._have(request.method, tenant, name, "response")
+            if data is None:
+                raise _unknown(name)
+            return data
 
     # -- for siblings -------------------------------------------------------------------
 
@@ -170,31 +244,15 @@ class KeptResponses:
 
     async def _hand_out(self, request: web.Request) -> web.Response:
         assert self._siblings is not None
-        given = request.headers.get(SIBLING, "")
-        if not hmac.compare_digest(given.encode(), self._siblings.secret.encode()):
-            raise RequestError("only for the other processes on this port", status=401)
-        found = self._own(request.method, request.query["tenant"], request.query["name"])
+        self._siblings.check(request)
+        asked = request.query
+        found = self._own(request.method, asked["tenant"], asked["name"], asked["part"])
         return web.Response(status=404) if found is None else _json(found)
 
 
-def _number(name: str) -> int:
-    """Of the process; -1 if the name is not one of ours."""
-    head, _, rest = name.removeprefix("resp_").partition("_")
-    try:
-        return int(head, 16) if rest else -1
-    except ValueError:
-        return -1
-
-
-def _decoded(data: bytes | None, name: str, param: str | None) -> Kept:
-    if data is None:
-        raise RequestError(
-            f"no response {name!r} is kept here",
-            status=404,
-            param=param,
-            code="previous_response_not_found" if param else None,
-        )
-    return msgspec.json.decode(data, type=Kept)
+def _unknown(name: str, param: str | None = None, code: str | None = None) -> RequestError:
+    told = f"no response {name[:64]!r} is kept here"
+    return RequestError(told, status=404, param=param, code=code)
 
 
 def _json(data: bytes) -> web.Response:

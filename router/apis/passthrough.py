@@ -1,8 +1,7 @@
-"""What is passed on to one worker as it comes: embeddings, and what only a tokenizer answers."""
+"""What is passed on to one worker: embeddings, and what only a tokenizer answers."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
@@ -10,14 +9,18 @@ import aiohttp
 from aiohttp import web
 
 from ppd.contract import Role
-from ppd.errors import Overloaded, WorkerError
+from ppd.errors import WorkerError
 
 from ..intake.keys import KeyRing
+from ..intake.requests import json_bytes, json_object
+from ..intake.scrub import isolate, without_routing
 from ..workers.cluster import WorkerPool
 from ..workers.handshake import describe
+from .counted import Counted
 
 EMBEDDINGS = "/v1/embeddings"
 PASSED_ON = (EMBEDDINGS, "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
+_PASSED_BACK = ("Retry-After",)
 
 
 class Passthrough:
@@ -27,8 +30,6 @@ class Passthrough:
         embedding: base URLs of workers that serve an embedding model; () if none do: what is
             asked of them is a decode worker's to answer, or to refuse.
         keys: those in force.
-        charge: a request with these headers, or refuses it.
-        ended: told of a request's path and outcome.
     """
 
     def __init__(
@@ -37,15 +38,13 @@ class Passthrough:
         pool: WorkerPool,
         embedding: Sequence[str],
         keys: Callable[[], KeyRing],
-        charge: Callable[[Mapping[str, str]], None],
-        ended: Callable[[str, str], None],
+        counted: Counted,
     ) -> None:
         self._client = client
         self._pool = pool
         self._embedding = embedding
         self._keys = keys
-        self._charge = charge
-        self._ended = ended
+        self._counted = counted
         self._turn = count()
 
     def add_routes(self, app: web.Application) -> None:
@@ -53,36 +52,29 @@ class Passthrough:
             app.router.add_post(path, self.pass_on)
 
     async def pass_on(self, request: web.Request) -> web.Response:
-        outcome = "rejected"
-        try:
-            headers = {name.lower(): value for name, value in request.headers.items()}
-            self._charge(headers)
-            outcome = "worker_error"
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        with self._counted.request(request.path, headers) as ending:
             answer = await self._answer(request, headers)
-            outcome = "ok" if answer.status < 400 else "rejected"
+            ending.outcome = _outcome(answer.status)
             return answer
-        except asyncio.CancelledError:
-            outcome = "disconnected"
-            raise
-        except Overloaded:
-            outcome = "overloaded"
-            raise
-        finally:
-            self._ended(request.path, outcome)
 
     async def _answer(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         keys = self._keys()
+        body = _scrubbed(request.path, await request.read(), keys.tenant(headers))
         url = self._worker(request.path)
         try:
             async with self._client.post(
                 url + request.path,
-                data=await request.read(),
+                data=body,
                 headers={**keys.forwarded(headers), "Content-Type": "application/json"},
             ) as answer:
+                if answer.status in (401, 403):  # whose keys these are the router has judged
+                    raise WorkerError(f"a worker refuses the router: {answer.status}")
                 return web.Response(
                     status=answer.status,
                     body=await answer.read(),
                     content_type=answer.content_type,
+                    headers={h: answer.headers[h] for h in _PASSED_BACK if h in answer.headers},
                 )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise WorkerError(f"{url} did not answer: {describe(error)}") from error
@@ -92,3 +84,24 @@ class Passthrough:
             return self._embedding[next(self._turn) % len(self._embedding)]
         replicas = bool(self._pool.of(Role.REPLICA))
         return self._pool.pick(Role.REPLICA if replicas else Role.DECODE, None).url
+
+
+def _scrubbed(path: str, raw: bytes, tenant: str) -> bytes:
+    """The body as a worker may see it; the client's own bytes where nothing had to be done.
+
+    Raises:
+        RequestError: it is no JSON object.
+    """
+    given = json_object(raw)
+    fields = without_routing(given)
+    if path == EMBEDDINGS:
+        isolate(fields, tenant)
+    return raw if fields == given else json_bytes(fields)
+
+
+def _outcome(status: int) -> str:
+    if status < 400:
+        return "ok"
+    if status == 429:
+        return "overloaded"
+    return "rejected" if status < 500 else "worker_error"

@@ -1,6 +1,7 @@
 """Which requests are let in now, which wait, and which are told to come again later.
 
-Waiting requests are let in tenant by tenant in turn, each tenant's in the order they came.
+Waiting requests are let in tenant by tenant in turn, each tenant's in the order they came. Where no
+more may wait, who comes takes the place of one of a tenant that has more of them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ _AGAIN_S = 1.0  # the least that anybody is told to wait
 class _Waiting:
     tokens: int
     since_s: float
-    let_in: asyncio.Future[None] = field(
+    told: asyncio.Future[bool] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    @property
+    def let_in(self) -> bool:
+        return self.told.done() and self.told.result()
 
 
 class Admission:
@@ -69,34 +74,49 @@ class Admission:
             self._in_flight += 1
             return
         limits, now_s = self.limits, self._clock()
-        if self._waiting >= limits.max_waiting:
-            self._metrics.refused_entry.labels("queue_full").inc()
-            message = f"{self._waiting} requests are waiting, which is as many as may"
-            raise Overloaded(message, retry_after_s=self._longest_wait_s(now_s))
+        if self._waiting >= limits.max_waiting and not self._displace(tenant):
+            raise self._full()
         one = _Waiting(tokens, now_s)
         self._queues.setdefault(tenant, deque()).append(one)
         self._waiting += 1
         self.look()  # the room may be too small for those before it only
         try:
             async with asyncio.timeout(limits.max_wait_s):
-                await asyncio.shield(one.let_in)
+                await asyncio.shield(one.told)
         except TimeoutError:
-            if not one.let_in.done():
+            if not one.told.done():
                 self._metrics.refused_entry.labels("deadline").inc()
                 raise Overloaded(
                     f"no room for the request within {limits.max_wait_s:g} s",
                     retry_after_s=limits.max_wait_s,
                 ) from None
         except asyncio.CancelledError:
-            if one.let_in.done():
+            if one.let_in:
                 self.leave()
             raise
         finally:
-            if one.let_in.done():
+            if one.let_in:
                 asyncio.get_running_loop().call_soon(self._placed)
-            else:
+            elif not one.told.done():
                 self._give_up(tenant, one)
             self._metrics.waited.of().observe(self._clock() - one.since_s)
+        if not one.let_in:
+            raise self._full()
+
+    def _displace(self, tenant: str) -> bool:
+        """The newest request of the tenant with most of them makes room for one of ``tenant``, if
+        that one still has no more then: they would only take each other's places."""
+        most = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)
+        if len(self._queues.get(most, ())) <= len(self._queues.get(tenant, ())) + 1:
+            return False
+        self._queues[most].pop().told.set_result(False)
+        self._waiting -= 1
+        return True
+
+    def _full(self) -> Overloaded:
+        self._metrics.refused_entry.labels("queue_full").inc()
+        message = f"{self._waiting} requests are waiting, which is as many as may"
+        return Overloaded(message, retry_after_s=self._longest_wait_s(self._clock()))
 
     def leave(self) -> None:
         """A request that was let in has ended."""
@@ -125,7 +145,7 @@ class Admission:
         self._took(tenant)
         self._in_flight += 1
         self._placing = True
-        one.let_in.set_result(None)
+        one.told.set_result(True)
 
     def _placed(self) -> None:
         """The request that was let in has been sent, or is gone."""

@@ -21,6 +21,7 @@ from .scrub import isolate, without_routing
 _CONTENT = (str, list, type(None))
 _MOST_SAMPLES = 128  # OpenAI's limit
 _DEPTH = 254  # orjson's limit in writing
+_MORE_DEPTH = 4  # of what is put around it
 
 # Fields that change the prompt in front of the messages.
 _PROMPT_FIELDS = {
@@ -76,6 +77,22 @@ def json_bytes(fields: Mapping[str, Any]) -> bytes:
         return orjson.dumps(fields)
     except orjson.JSONEncodeError as error:
         raise RequestError(f"the body is nested too deeply: {error}") from error
+
+
+def check_depth(raw: bytes, shown: Mapping[str, Any]) -> None:
+    """
+    Args:
+        shown: made of ``raw``, to be written later.
+
+    Raises:
+        RequestError: it could not be.
+    """
+    if _may_be_deep(raw):
+        json_bytes(shown)
+
+
+def _may_be_deep(raw: bytes) -> bool:
+    return raw.count(b"[") + raw.count(b"{") > _DEPTH - _MORE_DEPTH
 
 
 def _parse_object(
@@ -145,7 +162,7 @@ def _opened(
     """
     if not given.items() <= fields.items():  # what is untouched is the same object
         return orjson.dumps(fields)[:-1]
-    if raw.count(b"[") + raw.count(b"{") > _DEPTH:  # else it cannot be deep
+    if _may_be_deep(raw):
         orjson.dumps({name: value for name, value in given.items() if name != hashed})
     opened = raw.rstrip()[:-1]
     gained = {name: value for name, value in fields.items() if name not in given}

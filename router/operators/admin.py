@@ -32,6 +32,7 @@ from ..seeing.metrics import Metrics
 from ..serving.turns import TurnServer
 from ..tables import TableFile
 from ..workers.cluster import WorkerPool
+from .others import Others
 
 _MOST_EXPLAINED = 1000
 
@@ -56,6 +57,7 @@ class Admin:
     backlog: Backlog
     forecast: Forecast
     admission: Admission
+    others: Others
     journal: Journal
     metrics: Metrics
     token: str
@@ -87,6 +89,7 @@ class Admin:
 
     async def workers(self, request: web.Request) -> web.Response:
         """Every worker: what it is, and what it said last."""
+        others = await self.others.in_flight(request)
         return _json(
             [
                 {
@@ -96,7 +99,7 @@ class Admin:
                     "alive": worker.alive,
                     "draining": worker.draining,
                     "breaker_open": worker.breaker.open,
-                    "in_flight": worker.in_flight,
+                    "in_flight": None if others is None else worker.in_flight + others[worker.url],
                     "backlog_tokens": self.backlog.of(worker.identity),
                     "handshake": worker.handshake,
                     "announced": worker.said,

@@ -15,6 +15,7 @@ from ..answers import ErrorAnswer, answer_to
 from ..apis.front import PATHS
 from ..apis.kept import AMONG_SIBLINGS, BY_NAME, KeptResponses
 from ..apis.passthrough import PASSED_ON, Passthrough
+from ..siblings import Siblings
 from ..wire.request import Refusal
 from ..workers.cluster import WorkerPool
 from ..workers.membership import Membership
@@ -67,11 +68,12 @@ def complete(
     kept: KeptResponses,
     membership: Membership | None,
     admin_token: str,
+    siblings: Siblings | None,
     max_body_bytes: int,
 ) -> web.Application:
     """That, and all that operators and workers ask."""
     app = public(pool, admin, passthrough, kept, max_body_bytes)
-    app[_GUARD] = Guard(admin_token, _OPEN)
+    app[_GUARD] = Guard(admin_token, siblings, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)
     Dashboard(admin).add_routes(app)

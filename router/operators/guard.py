@@ -14,6 +14,7 @@ from aiohttp import web
 from ppd.errors import RequestError
 
 from ..intake.keys import carries
+from ..siblings import Siblings
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _ASKING = "/explain/"  # a POST that changes nothing
@@ -23,11 +24,13 @@ class Guard:
     """
     Args:
         token: "" if there is none.
+        siblings: they pass on what operators have told them.
         open_to_all: ``METHOD PATH``, the path as its route was added.
     """
 
-    def __init__(self, token: str, open_to_all: Collection[str]) -> None:
+    def __init__(self, token: str, siblings: Siblings | None, open_to_all: Collection[str]) -> None:
         self._token = token
+        self._siblings = siblings
         self._open = frozenset(open_to_all)
 
     def check(self, request: web.Request) -> None:
@@ -38,6 +41,8 @@ class Guard:
         method = "GET" if request.method == "HEAD" else request.method
         if resource is None or f"{method} {resource.canonical}" in self._open:
             return  # who asks for what is not there may be told so
+        if self._siblings is not None and self._siblings.asks(request):
+            return
         if self._token:
             if not carries(request.headers.get("Authorization"), self._token):
                 raise RequestError("operators must carry the admin token", status=401)

@@ -21,6 +21,7 @@ from ..workers.cluster import WorkerPool
 from ..workers.handshake import describe
 from ..workers.meeting import meet
 from ..workers.worker import Worker
+from .others import CHANGES, Changes
 
 logger = logging.getLogger("ppd.router.workers")
 
@@ -34,18 +35,26 @@ class Operations:
     """
     Args:
         roles: of the workers that the router's policy uses.
+        changes: as they were taken over.
     """
 
-    def __init__(self, pool: WorkerPool, roles: Collection[Role]) -> None:
+    def __init__(self, pool: WorkerPool, roles: Collection[Role], changes: Changes) -> None:
         self._pool = pool
         self._roles = roles
+        self._changes = changes
 
     def add_routes(self, app: web.Application) -> None:
         one = PATH + "/{id}"
+        app.router.add_get(CHANGES, self.changed)
         app.router.add_put(PATH, self.add)
         app.router.add_delete(one, self.remove)
         app.router.add_post(f"{one}/drain", self.drain)
         app.router.add_post(f"{one}/resume", self.resume)
+
+    async def changed(self, request: web.Request) -> web.Response:
+        """For a process that is started again."""
+        body = msgspec.json.encode(self._changes.shown(self._pool))
+        return web.Response(body=body, content_type="application/json")
 
     async def add(self, request: web.Request) -> web.Response:
         try:
@@ -69,6 +78,7 @@ class Operations:
             raise RequestError(str(error), status=409) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RequestError(f"{url} does not answer ({describe(error)})", status=409) from error
+        self._changes.was_added(worker)
         logger.info("worker added: %s %s", worker.role, worker.url)
         return _shown(worker)
 
@@ -80,6 +90,7 @@ class Operations:
         """It gets no new work; what it has in hand it finishes."""
         worker = self._asked(request)
         self._pool.leave(worker)
+        self._changes.was_removed(worker)
         logger.info("worker removed: %s %s", worker.role, worker.url)
         return _shown(worker)
 
@@ -87,12 +98,14 @@ class Operations:
         """No new work until its process ends or it is resumed; conversations move."""
         worker = self._asked(request)
         worker.draining = True
+        self._changes.was_drained(worker)
         logger.info("worker draining: %s %s", worker.role, worker.url)
         return _shown(worker)
 
     async def resume(self, request: web.Request) -> web.Response:
         worker = self._asked(request)
         worker.draining = False
+        self._changes.was_resumed(worker)
         logger.info("worker resumed: %s %s", worker.role, worker.url)
         return _shown(worker)
 

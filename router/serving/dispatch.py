@@ -300,7 +300,7 @@ class Dispatcher:
         if failure.cause is Cause.UNCONNECTED:
             pool.mark_dead(worker, failure.error.message)
             return True
-        if course.retried or failure.outcome == "rejected":
+        if course.retried or failure.outcome != "worker_error":
             return False
         match failure.cause:
             case Cause.LOST:

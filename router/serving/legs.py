@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol, assert_never
 
@@ -62,7 +62,9 @@ class LegFailed(Exception):
 
     @property
     def outcome(self) -> str:
-        """In the words of ``ppd_finished``: a 4xx is the client's error."""
+        """In the words of ``ppd_finished``: a 4xx is the client's error, but for 429."""
+        if self.error.status == 429:
+            return "overloaded"
         return "rejected" if 400 <= self.error.status < 500 else "worker_error"
 
 
@@ -118,7 +120,7 @@ class Leg:
         self._told: Callable[[Answer | LegFailed], None] | None = told
         self._failed = False
         self._status = 0
-        self._content_type = ""
+        self._content_type = self._retry_after = ""
         self._body: list[bytes] = []  # of an answer that does not stream
         self._cutter: EventCutter | None = None
         self._streams: bool | None = None  # None: it has not spoken
@@ -165,6 +167,7 @@ class Leg:
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         self._status = status
+        self._retry_after = headers.get("retry-after", "")
         self._content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if status == 200 and self._content_type == "text/event-stream":
             self._cutter = EventCutter()
@@ -237,6 +240,11 @@ class Leg:
     def _fail(self, error: EngineError, cause: Cause = Cause.ANSWERED) -> None:
         if not self._failed:
             self._failed = True
+            if error.status in (401, 403):  # whose keys these are the router has judged
+                told = f"{self.worker.role} worker refuses the router: {error.message}"
+                error = EngineError(502, told, "worker_error")
+            elif error.status == 429 and self._retry_after.isdecimal():
+                error = replace(error, retry_after_s=int(self._retry_after[:9]))
             if error.status >= 500 and any(mark in error.message for mark in _TRANSFER_MARKS):
                 cause = Cause.TRANSFER
             self._tell(LegFailed(self.worker, error, cause))

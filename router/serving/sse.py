@@ -35,9 +35,12 @@ class Usage(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineError:
+    """``retry_after_s``: as a busy worker has told."""
+
     status: int
     message: str
     kind: str
+    retry_after_s: int | None = None
 
 
 def usage_of_openai(answer: Mapping[str, Any]) -> Usage | None:
@@ -90,9 +93,9 @@ def error_of(answer: object, status: int) -> EngineError | None:
 
 
 def _error(message: str, code: object, kind: object, status: int) -> EngineError:
-    is_http = isinstance(code, int) and 400 <= code <= 599
+    told = [one for one in (code, status) if isinstance(one, int) and 400 <= one <= 599]
     return EngineError(
-        status=code if is_http and isinstance(code, int) else max(status, 500),
+        status=told[0] if told else 500,
         message=message,
         kind=kind if isinstance(kind, str) and not kind.isdigit() else "engine_error",
     )

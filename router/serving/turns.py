@@ -44,6 +44,7 @@ class TurnServer:
     """Serves requests of all endpoints.
 
     Args:
+        most_body_bytes: of all samples' requests together.
         clock: seconds, monotonic.
     """
 
@@ -62,6 +63,7 @@ class TurnServer:
         rates: Rates,
         admission: Admission,
         most_resumptions: int,
+        most_body_bytes: int,
         tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
@@ -77,6 +79,7 @@ class TurnServer:
         self.rates = rates
         self._admission = admission
         self._most_resumptions = most_resumptions
+        self._most_body_bytes = most_body_bytes
         self._tracing = tracing
         self._clock = clock
 
@@ -100,6 +103,7 @@ class TurnServer:
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             endpoint = _ENDPOINTS[request.path]
             inbound, query = self._read(endpoint, request.headers, request.body)
+            self._check_samples(inbound.samples, len(request.body))
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, self._begin_trace(request))
             return
@@ -108,6 +112,14 @@ class TurnServer:
         else:
             trace = self._begin_trace(request)
             await self._serve(request, inbound, query, arrived_s, trace, companion)
+
+    def _check_samples(self, count: int, body_bytes: int) -> None:
+        """Raises:
+        RequestError: they are too large together.
+        """
+        if count > 1 and count * body_bytes > self._most_body_bytes:
+            told = f"{count} samples of such a body are more than {self._most_body_bytes} bytes"
+            raise RequestError(told, status=413, param="n")
 
     async def _serve(
         self,
@@ -121,7 +133,7 @@ class TurnServer:
         try:
             course = await self._let_in(request, inbound, query, arrived_s, companion)
         except asyncio.CancelledError:
-            self.undecided(request.path, _left(request), trace)
+            self.undecided(request.path, why_left(request), trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, trace)
@@ -199,7 +211,7 @@ class TurnServer:
             else:
                 relay_body(request, course, answer, self._ledger)
         except asyncio.CancelledError:
-            self._ledger.finished(course, _left(request))
+            self._ledger.finished(course, why_left(request))
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             told = answer_to(error, f"{request.method} {request.path}")
@@ -323,7 +335,7 @@ class TurnServer:
         )
 
 
-def _left(request: Asked) -> str:
+def why_left(request: Asked) -> str:
     """Why nobody waits for an answer any more: the client hung up, unless the router ends it."""
     return STOPPED if request.connection.stopping else "disconnected"
 

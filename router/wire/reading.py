@@ -141,6 +141,8 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         self.in_head = False
         self._check_head(self._head_bytes)
+        if self.deaf:
+            return
         version, headers = self._parser.get_http_version(), self._headers
         if self._parser.get_method() == b"CONNECT":
             self.refuse(400, "this is no proxy")

@@ -38,13 +38,15 @@ class WorkerPool:
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
     that none of them meets one that the worker has closed. ``make_breaker``: one for a
-    worker. ``changed``: there may be room where there was none.
+    worker. ``changed``: there may be room where there was none. ``drained``: processes of workers,
+    by URL, that get no work when they join: operators had drained them before this router began.
     """
 
     control: aiohttp.ClientSession
     make_breaker: Callable[[], Breaker] = Breaker
     changed: Callable[[], None] = lambda: None
     workers: list[Worker] = field(default_factory=list)
+    drained: dict[str, str | None] = field(default_factory=dict)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     _first: Handshake | None = None
     _of: dict[Role, list[Worker]] = field(init=False)
@@ -67,6 +69,8 @@ class WorkerPool:
         _warn_if_unpatched(worker)
         self._first = self._first or worker.handshake
         worker.breaker = self.make_breaker()
+        if worker.url in self.drained:
+            worker.draining = self.drained.pop(worker.url) == worker.handshake.boot_id
         self.workers.append(worker)
         self._of[worker.role].append(worker)
         self.joined.set()
@@ -243,7 +247,7 @@ class WorkerPool:
         async def ask(worker: Worker) -> None:
             try:
                 await self.check(worker)
-            except Exception:  # the others shall be looked at all the same
+            except Exception:  # a bug of ours: the others shall be asked again, and this one too
                 logger.exception("a look at %s failed", worker.url)
             finally:
                 asked.remove(worker)
@@ -288,6 +292,7 @@ async def connect(
     urls: Mapping[Role, Iterable[str]],
     timeout_s: float,
     make_breaker: Callable[[], Breaker] = Breaker,
+    drained: Mapping[str, str | None] | None = None,
 ) -> WorkerPool:
     """Shake hands with all workers, waiting for those that are still starting.
 
@@ -297,7 +302,7 @@ async def connect(
     wanted = [(role, url) for role, of_role in urls.items() for url in of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     shakes = (meet_by(control, role, url, deadline_s) for role, url in wanted)
-    pool = WorkerPool(control, make_breaker)
+    pool = WorkerPool(control, make_breaker, drained=dict(drained or {}))
     for worker in await asyncio.gather(*shakes):
         pool.join(worker)
     return pool

@@ -24,7 +24,7 @@ from ppd.errors import ContractError, RequestError, WorkerError
 from ..config import url_problem
 from ..intake.keys import carries
 from ..operators.guard import is_loopback
-from ..siblings import PASSED_ON
+from ..siblings import PASSED_ON, Siblings
 from .cluster import WorkerPool
 from .handshake import Load, describe
 from .meeting import meet
@@ -43,7 +43,7 @@ class Membership:
         token: announcements must carry it; "": they must come from this host (or through a proxy
             on it).
         networks: they must come from there, and lead there; () if from anywhere.
-        has_siblings: other processes on this host pass on what they are told.
+        siblings: pass on what they are told.
         budget_s: an announced worker that is silent for longer is dropped.
         clock: seconds, monotonic.
     """
@@ -55,14 +55,14 @@ class Membership:
         roles: Collection[Role],
         token: str,
         networks: Collection[str] = (),
-        has_siblings: bool = False,
+        siblings: Siblings | None = None,
         budget_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._roles = roles
         self._token = token
-        self._has_siblings = has_siblings
+        self._siblings = siblings
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._budget_s = budget_s
         self._clock = clock
@@ -102,7 +102,7 @@ class Membership:
 
     def _sender(self, request: web.Request) -> str | None:
         """Whom another process of ours has it from, if it has passed the announcement on."""
-        if self._has_siblings and is_loopback(request.remote):
+        if self._siblings is not None and self._siblings.asks(request):
             return request.headers.get(PASSED_ON, request.remote)
         return request.remote
 

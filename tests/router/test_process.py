@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ import aiohttp
 import orjson
 
 from eval.cluster import free_port
+from router.config import RouterConfig
+from router.processes import share_of
 
 from .conftest import CHAT_BODY
-from .fake_engine import MODEL, FakeEngine, answering
+from .fake_engine import MODEL, FakeEngine, answering, gated
 
 PPD_ROUTER = str(Path(sys.executable).with_name("ppd-router"))
 CHAT = "/v1/chat/completions"
@@ -115,6 +117,17 @@ def two_free_ports() -> int:
             return port
 
 
+def test_processes_share_what_responses_may_take() -> None:
+    config = RouterConfig(
+        prefill=("http://p:1",),
+        decode=("http://d:1",),
+        processes=2,
+        admin_port=1,
+        responses_max_bytes=1001,
+    )
+    assert share_of(config, 0, count=2, first_port=1).responses_max_bytes == 501
+
+
 async def served(http: aiohttp.ClientSession, admin: str) -> float:
     for line in (await get(http, f"{admin}/metrics")).decode().splitlines():
         if line.startswith("ppd_finished_total{") and 'outcome="ok"' in line:
@@ -153,6 +166,73 @@ async def test_two_processes_share_a_port_and_what_operators_say(tmp_path: Path)
             assert "ended with -9: started again" in await both.says("listening on")
             for _ in range(20):
                 assert await ask(http, url, headers=close) == 200
+
+
+async def test_what_operators_say_and_see_is_all_processes(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    late, gone = FakeEngine("decode", answering()), FakeEngine("decode", answering())
+    first = two_free_ports()
+    admins = [f"http://127.0.0.1:{first + i}" for i in range(2)]
+    file = tmp_path / "router.toml"
+    file.write_text(f"admin_port = {first}\nprocesses = 2\nstartup_timeout_s = 5\n")
+    flags = ("--config", str(file), "--port", "0", "--policy", "pd")
+    async with p.serving(), d.serving(), late.serving(), AsyncExitStack() as going:
+        await going.enter_async_context(gone.serving())
+        workers = ("--prefill", p.url, "--decode", d.url, gone.url)
+        async with router(*workers, *flags) as both, aiohttp.ClientSession() as http:
+
+            async def operate(method: str, admin: str, path: str, **body: str) -> dict[str, Any]:
+                async with http.request(method, f"{admin}/workers{path}", json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+                    told: dict[str, Any] = await answer.json()
+                    return told
+
+            async def shown(admin: str) -> dict[str, dict[str, Any]]:
+                listed = orjson.loads(await get(http, f"{admin}/workers"))
+                return {worker["url"]: worker for worker in listed}
+
+            url = await both.url()
+            assert await both.url() == url
+            await operate("DELETE", admins[0], f"/{gone.url.removeprefix('http://')}")
+            await going.aclose()
+            body, close = {**CHAT_BODY, "stream": True}, {"Connection": "close"}
+            asked = [
+                asyncio.create_task(http.post(url + CHAT, json=body, headers=close))
+                for _ in range(20)
+            ]
+            streams = await asyncio.gather(*asked)
+            own = [await in_flight(http, admin, d.url) for admin in admins]
+            assert (sum(own), min(own) > 0) == (20, True)
+            for admin in admins:
+                assert (await shown(admin))[d.url]["in_flight"] == 20
+            one = f"/{d.url.removeprefix('http://')}"
+            assert (await operate("POST", admins[1], f"{one}/drain"))["in_flight"] == 20
+            gate.set()
+            for stream in streams:
+                await stream.read()
+            while (await shown(admins[0]))[d.url]["in_flight"]:
+                pass
+            await operate("PUT", admins[0], "", url=late.url, role="decode")
+            # One of them is killed: it takes over from the other what operators have said.
+            (child, *_) = children(both.process.pid)
+            os.kill(child, signal.SIGKILL)
+            await both.says("started again")
+            await both.url()
+            for admin in admins:
+                known = await shown(admin)
+                assert known.keys() == {p.url, d.url, late.url}
+                assert [one for one in known if known[one]["draining"]] == [d.url]
+            await operate("POST", admins[0], f"{one}/resume")
+            assert not any([(await shown(admin))[d.url]["draining"] for admin in admins])
+
+
+async def in_flight(http: aiohttp.ClientSession, admin: str, worker: str) -> float:
+    """As that process counts it."""
+    for line in (await get(http, f"{admin}/metrics")).decode().splitlines():
+        if line.startswith("ppd_worker_in_flight{") and worker in line:
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
 
 
 async def test_a_response_is_continued_by_another_process(tmp_path: Path) -> None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from router.apis.kept import Shelf
+from eval.cluster import free_port
+from router.apis.kept import Kept, Shelf
+from router.config import RouterConfig
+from router.limits import RateLimit
+from router.server import running
+from router.siblings import Siblings
 
-from ..conftest import Cluster
+from ..conftest import Client, Cluster
 from ..fake_engine import (
     MODEL,
+    FakeEngine,
     failing,
 )
+from ..scene import serving, workers
 from .speaking import TOOL_CALL, by_openai, saying, scene
+
+RESPONSES = "/v1/responses"
 
 
 async def test_a_response_and_the_next_one_by_its_id(cluster: Cluster) -> None:
@@ -141,15 +156,112 @@ async def test_a_response_is_shown_and_deleted(cluster: Cluster) -> None:
                 await speaker.responses.retrieve(odd)
 
 
+def some(size: int) -> Kept:
+    return Kept(b"r" * (size // 2), b"m" * (size - size // 2))
+
+
 def test_what_is_kept_is_bounded_in_bytes_and_time() -> None:
     now_s = 0.0
     shelf = Shelf(10, 5.0, lambda: now_s)
     for name in ("a", "b", "c"):
-        shelf.put("t", name, b"1234")
-    assert [shelf.get("t", name) for name in ("a", "b", "c")] == [None, b"1234", b"1234"]
+        shelf.put("t", name, some(4))
+    assert [shelf.get("t", name) for name in ("a", "b", "c")] == [None, some(4), some(4)]
     assert shelf.get("other", "b") is None
-    assert shelf.pop("t", "b") == b"1234"
-    shelf.put("t", "d", b"123456")
-    assert shelf.get("t", "c") == b"1234"  # what was deleted takes no room
+    assert shelf.pop("t", "b") == some(4)
+    shelf.put("t", "d", some(6))
+    assert shelf.get("t", "c") == some(4)  # what was deleted takes no room
     now_s = 6.0
     assert shelf.get("t", "d") is None
+    shelf.put("other", "e", some(10))  # nor does what nobody can have any more
+    assert shelf.get("other", "e") == some(10)
+
+
+def test_nobody_loses_what_is_kept_to_one_who_keeps_more() -> None:
+    shelf = Shelf(100, 5.0, lambda: 0.0)
+    shelf.put("small", "a", some(10))
+    shelf.put("large", "all", some(101))
+    assert shelf.get("large", "all") is None
+    for i in range(20):
+        shelf.put("large", str(i), some(20))
+    assert shelf.get("small", "a") == some(10)
+    assert [shelf.get("large", str(i)) is None for i in (0, 19)] == [True, False]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["metadata", "text"])
+async def test_what_could_not_be_shown_again_is_refused(
+    cluster: Cluster, field: str, stream: bool
+) -> None:
+    nested = b'{"a":' * 253 + b"1" + b"}" * 253
+    body = b'{"model": "fake", "input": "x", "stream": %b, "%b": %b}'
+    async with scene(cluster, saying("four")) as (client, d):
+        raw = body % (str(stream).lower().encode(), field.encode(), nested)
+        reply = await client.post(RESPONSES, raw)
+        assert (reply.status, b"nested too deeply" in reply.body) == (400, True)
+        assert not d.bodies
+
+
+async def test_a_conversation_does_not_outgrow_what_a_body_may_be(cluster: Cluster) -> None:
+    async with scene(cluster, saying("w" * 1500), max_body_bytes=1000) as (client, d):
+        asked = {"model": MODEL, "input": "x"}
+        first = await client.post(RESPONSES, asked)
+        reply = await client.post(RESPONSES, {**asked, "previous_response_id": first.json["id"]})
+        assert (reply.status, b"larger than 1000 bytes" in reply.body) == (413, True)
+        assert len(d.bodies) == 1
+
+
+async def test_who_asks_for_a_response_is_charged_and_counted(cluster: Cluster) -> None:
+    limits = RateLimit(requests_per_minute=1)
+    async with scene(cluster, saying("four"), rate=limits) as (client, _):
+        made = (await client.post(RESPONSES, {"model": MODEL, "input": "x"})).json
+        one = f"{client.url}{RESPONSES}/{made['id']}"
+        async with client.http.get(one) as answer:  # the first has leaked away a little
+            assert (answer.status, await answer.json()) == (200, made)
+        async with client.http.delete(one) as answer:
+            assert answer.status == 429
+        for outcome in ("ok", "overloaded"):
+            at = {"endpoint": "/v1/responses/{name}", "outcome": outcome}
+            assert await client.metric("ppd_finished_total", **at) == 1
+
+
+@asynccontextmanager
+async def beside(sibling: str, *engines: FakeEngine) -> AsyncIterator[Client]:
+    """A router whose sibling, number 1, has that URL."""
+    async with serving(*engines), aiohttp.ClientSession() as http:
+        urls = {engine.role: (engine.url,) for engine in engines}
+        config = RouterConfig(port=0, policy="full", **urls)  # type: ignore[arg-type]
+        async with running(config, siblings=Siblings(0, {1: sibling}, "secret")) as url:
+            yield Client(url, http)
+
+
+async def test_who_hangs_up_while_another_process_is_asked_is_counted() -> None:
+    asked = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    app = web.Application()
+    app.router.add_get("/kept-responses", hang)
+    async with TestServer(app) as server, beside(str(server.make_url("")), *workers()) as client:
+        for name in ("resp_1_x", "resp_1_", f"resp_1_{'0' * 32}x", "x" * 1000):
+            body = {"model": MODEL, "input": "x", "previous_response_id": name}
+            assert (await client.post(RESPONSES, body)).status == 404
+        assert not asked.is_set()
+        body["previous_response_id"] = f"resp_1_{'0' * 32}"
+        asking = asyncio.create_task(client.post(RESPONSES, body))
+        await asked.wait()
+        asking.cancel()
+        at = {"endpoint": RESPONSES, "outcome": "disconnected"}
+        while await client.metric("ppd_finished_total", **at) < 1:
+            pass
+        assert await client.metric("ppd_finished_total", **at) == 1
+
+
+async def test_clients_are_not_told_where_other_processes_are() -> None:
+    async with beside(f"http://127.0.0.1:{free_port()}", *workers()) as client:
+        body = {"model": MODEL, "input": "x", "previous_response_id": f"resp_1_{'0' * 32}"}
+        reply = await client.post(RESPONSES, body, {"Authorization": "Bearer k"})
+        assert reply.status == 503
+        assert reply.json["error"]["message"] == f"the process that has resp_1_{'0' * 32} is away"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from hashlib import sha256
 from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
-from router.limits import RateLimit
+from router.limits import RateLimit, Tenant
 
 from ..conftest import Cluster
 from ..fake_engine import (
@@ -52,6 +55,14 @@ async def test_a_failed_sample_fails_the_answer(cluster: Cluster) -> None:
             await speaker.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "x"}], n=2
             )
+
+
+async def test_samples_are_no_larger_together_than_a_body_may_be(cluster: Cluster) -> None:
+    async with scene(cluster, saying("four"), max_body_bytes=10_000) as (client, d):
+        assert (await client.chat("x" * 3000, n=3)).status == 200
+        reply = await client.chat("x" * 3000, n=4)
+        assert (reply.status, reply.json["error"]["param"]) == (413, "n")
+        assert len(d.bodies) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -106,3 +117,43 @@ async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) ->
     async with scene(cluster, saying("x"), embedding=(embedder.url,)) as (client, _):
         reply = await client.post("/v1/embeddings", {"model": "e", "input": "abc"})
         assert (reply.status, reply.json["error"]["type"]) == (503, "worker_error")
+
+
+@pytest.mark.parametrize(
+    ("status", "answered", "outcome"),
+    [
+        (400, 400, "rejected"),
+        (401, 503, "worker_error"),
+        (429, 429, "overloaded"),
+        (500, 500, "worker_error"),
+    ],
+)
+async def test_whose_fault_it_is_that_nothing_is_embedded(
+    cluster: Cluster, status: int, answered: int, outcome: str
+) -> None:
+    async def refuse(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        return web.json_response({"message": "no"}, status=status, headers={"Retry-After": "7"})
+
+    embedder = FakeEngine("null", refuse)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(embedder.serving())
+        ours = scene(cluster, saying("x"), embedding=(embedder.url,))
+        client, _ = await stack.enter_async_context(ours)
+        reply = await client.post("/v1/embeddings", {"input": "abc"})
+        assert reply.status == answered
+        assert reply.headers.get("Retry-After") == (None if status == 401 else "7")
+        at = {"endpoint": "/v1/embeddings", "outcome": outcome}
+        assert await client.metric("ppd_finished_total", **at) == 1
+
+
+async def test_what_is_embedded_is_scrubbed_like_all_else(cluster: Cluster) -> None:
+    tenants = {"a": Tenant(keys=(sha256(b"KEY").hexdigest(),))}
+    async with scene(cluster, saying("x"), tenants=tenants) as (client, d):
+        key = {"Authorization": "Bearer KEY"}
+        body = {"input": "abc", "rid": "r", "bootstrap_host": "evil", "routed_dp_rank": 1}
+        assert (await client.post("/v1/embeddings", body, key)).status == 200
+        assert d.bodies[-1] == {"input": "abc", "rid": "a/r/", "cache_salt": "a"}
+        for wrong in (b"[]", b"no JSON"):
+            reply = await client.post("/v1/embeddings", wrong, key)
+            assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+        assert len(d.bodies) == 1

@@ -62,6 +62,31 @@ async def test_a_full_queue_refuses_and_so_does_the_deadline() -> None:
     assert admission.waiting == 0
 
 
+async def test_a_tenant_that_fills_the_queue_makes_room_for_others() -> None:
+    admission = make(max_in_flight=1, max_waiting=4)
+    await admission.enter("a", 1)
+    order: list[str] = []
+
+    async def ask(name: str) -> None:
+        try:
+            await admission.enter(name[0], 1)
+        except Overloaded:
+            order.append(f"no {name}")
+        else:
+            order.append(name)
+            admission.leave()
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("a1", "a2", "a3", "a4", "b1", "a5", "b2", "b3", "c1"):
+            tasks.create_task(ask(name))
+            await turns_of_the_loop()
+        assert admission.waiting == 4
+        assert order == ["no a4", "no a5", "no a3", "no b3", "no a2"]
+        admission.leave()
+    assert order[5:] == ["a1", "b1", "c1", "b2"]
+    assert admission.waiting == 0
+
+
 async def test_who_hangs_up_while_waiting_takes_no_slot() -> None:
     admission = make(max_in_flight=1)
     await admission.enter("a", 1)

@@ -7,12 +7,18 @@ from contextlib import AsyncExitStack
 from itertools import count
 from typing import Any
 
+import aiohttp
 import pytest
 
+from eval.cluster import free_port
+from router.config import RouterConfig
 from router.operators.guard import is_loopback
+from router.server import running
+from router.siblings import Siblings
 
 from ..conftest import Client, Cluster
 from ..fake_engine import FakeEngine, answering, start_stream, token
+from ..scene import serving
 
 SECRET = {"Authorization": "Bearer s3cret"}
 
@@ -127,6 +133,24 @@ async def test_only_operators_change_workers(cluster: Cluster) -> None:
         status, told = await operate(client, "POST", "/x:1/drain", headers=SECRET)
         assert status == 404
         assert ident(d) in told["error"]["message"]
+
+
+async def test_an_operator_is_told_which_process_was_not_told() -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    away = f"http://127.0.0.1:{free_port()}"
+    async with serving(p, d), aiohttp.ClientSession() as http:
+        config = RouterConfig(port=0, policy="full", prefill=(p.url,), decode=(d.url,))
+        async with running(config, siblings=Siblings(0, {1: away}, "secret")) as url:
+            client = Client(url, http)
+            status, told = await operate(client, "POST", f"/{ident(d)}/drain")
+            assert status == 502
+            assert f"{away} was not told POST" in told["error"]["message"]
+            assert (await state(client, d))["draining"]
+            by_sibling = {"X-PPD-Sibling": "secret", "X-PPD-Passed-On": "10.1.2.3"}
+            path = f"/{ident(d)}/resume"
+            assert (await operate(client, "POST", path, headers=by_sibling))[0] == 200
+            by_nobody = {**by_sibling, "X-PPD-Sibling": "a guess"}
+            assert (await operate(client, "POST", path, headers=by_nobody))[0] == 502
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ..conftest import Cluster
 from ..fake_engine import (
     DONE,
     FakeEngine,
+    Script,
     answering,
     event,
     start_stream,
@@ -81,6 +82,54 @@ async def test_a_workers_bare_500_becomes_an_openai_error(cluster: Cluster) -> N
         reply = await client.chat("hello")
         assert reply.status == 500
         assert reply.json["error"]["message"] == "Internal Server Error"
+
+
+def refusing(status: int, body: dict[str, Any], **headers: str) -> Script:
+    async def script(engine: FakeEngine, request: web.Request, _: Any) -> web.StreamResponse:
+        return web.json_response(body, status=status, headers=headers)
+
+    return script
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_worker_that_refuses_the_router_is_at_fault(cluster: Cluster, status: int) -> None:
+    """And not the client: where there is another worker, it does not notice."""
+    p, d = workers(answering(), refusing(status, {"error": "Unauthorized"}))
+    other = FakeEngine("decode", d.script)
+    async with cluster(p, d, other) as client:
+        reply = await client.chat("hello")
+        told = reply.json["error"]
+        assert (reply.status, told["type"]) == (502, "worker_error")
+        assert "decode worker refuses the router" in told["message"]
+        d.script = answering()
+        for i in range(4):
+            assert (await client.chat(f"hello {i}")).status == 200
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "worker_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+async def test_a_workers_429_is_passed_on_with_when_to_come_again(cluster: Cluster) -> None:
+    busy = refusing(429, {"error": {"message": "queue full"}}, **{"Retry-After": "7"})
+    p, d = workers(answering(), busy)
+    async with cluster(p, d) as client:
+        reply = await client.chat("hello")
+        assert (reply.status, reply.json["error"]["type"]) == (429, "rate_limit_error")
+        assert reply.headers["Retry-After"] == "7"
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "overloaded"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [{"detail": "no such adapter"}, {"error": {"message": "no such adapter", "code": "x"}}]
+)
+async def test_a_workers_4xx_stays_one_whatever_its_code(
+    cluster: Cluster, body: dict[str, Any]
+) -> None:
+    p, d = workers(answering(), refusing(404, body))
+    async with cluster(p, d) as client:
+        reply = await client.chat("hello")
+        assert (reply.status, reply.json["error"]["message"]) == (404, "no such adapter")
+        assert reply.json["error"]["type"] == "invalid_request_error"
 
 
 class Broken(Policy):

@@ -81,6 +81,19 @@ async def test_a_large_body_is_not_read_before_its_sender_is_known(framing: byte
         assert bodies(await say(port, post(b"small", LAST))) == [b"small"]  # who serves it asks
 
 
+async def test_a_request_is_refused_once() -> None:
+    asked: list[str] = []
+
+    def screen(path: str, headers: Mapping[str, str]) -> Refusal | None:
+        asked.append(path)
+        return Refusal(401, "who are you?")
+
+    raw = b"POST /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\nContent-Length: 100000\r\n\r\n"
+    async with serving(screen=screen) as (port, _):
+        assert bodies(await say(port, raw)) == [b"host is given twice"]
+    assert not asked
+
+
 async def test_pipelined_requests_are_answered_in_order() -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
     order: list[bytes] = []

@@ -19,7 +19,7 @@ from ppd.contract import Role
 from router.config import RouterConfig
 from router.operators.app import answer_errors
 from router.server import running
-from router.siblings import PASSED_ON
+from router.siblings import PASSED_ON, SIBLING, Siblings
 from router.workers.cluster import WorkerPool
 from router.workers.membership import Membership
 
@@ -278,19 +278,24 @@ def test_a_router_that_takes_nobody_from_elsewhere_says_so(
 
 
 @pytest.mark.parametrize(
-    ("sender", "token", "status"),
-    [("10.1.2.3", "", 401), ("127.0.0.1", "", 200), ("10.1.2.3", "s3cret", 200)],
+    ("sender", "secret", "token", "status"),
+    [
+        ("10.1.2.3", "theirs", "", 401),
+        ("10.1.2.3", "a guess", "", 200),  # who only says that it passes something on is not heard
+        ("127.0.0.1", "theirs", "", 200),
+        ("10.1.2.3", "theirs", "s3cret", 200),
+    ],
 )
 async def test_without_a_token_only_workers_of_this_host_are_let_in(
-    sender: str, token: str, status: int
+    sender: str, secret: str, token: str, status: int
 ) -> None:
     """As another process of the router, which is trusted, tells who announces."""
     newcomer = FakeEngine("decode", answering())
     async with newcomer.serving(), aiohttp.ClientSession() as http:
         app, pool = web.Application(middlewares=[answer_errors]), WorkerPool(http)
-        members_of(pool, token=token, has_siblings=True).add_routes(app)
+        members_of(pool, token=token, siblings=Siblings(0, {}, "theirs")).add_routes(app)
         async with TestServer(app) as server:
-            headers = {**TOKEN, PASSED_ON: sender}
+            headers = {**TOKEN, PASSED_ON: sender, SIBLING: secret}
             async with http.post(
                 server.make_url(PATH), json=said(newcomer), headers=headers
             ) as answer:
