@@ -20,7 +20,7 @@ from ppd.policies import NAMES
 
 from .check import check_everything
 from .config import TABLE_POLICY, RouterConfig, read_config
-from .listening import local
+from .listening import local, trusting
 from .processes import Family, share_of
 from .seeing.logs import log_to_stderr
 from .server import serve
@@ -45,7 +45,7 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", metavar="FILE", help="TOML, see docs/REFERENCE.md; read again on SIGHUP")
+    add("--config", metavar="FILE", help="TOML, see docs/ROUTER.md; read again on SIGHUP")
     add("--check-config", action="store_true", help="say what is wrong with it, and end")
     add("--prefill", nargs="+", metavar="URL", help="prefill workers")
     add("--decode", nargs="+", metavar="URL", help="decode workers")
@@ -110,10 +110,11 @@ def _one_of(
     def mine(config: RouterConfig) -> RouterConfig:
         return msgspec.structs.replace(share_of(config, index, count, first), port=port)
 
-    host = local(config.host)
-    others = {i: f"http://{host}:{first + i}" for i in range(count) if i != index}
-    siblings = Siblings(index, others, secret)
+    host = local(config.operators_host)
+    scheme = "https" if config.tls_certificate else "http"
+    others = {i: f"{scheme}://{host}:{first + i}" for i in range(count) if i != index}
     try:
+        siblings = Siblings(index, others, secret, trusting(config))
         uvloop.run(serve(mine(config), lambda: mine(parse_config(argv)[0]), siblings))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
