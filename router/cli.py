@@ -21,7 +21,7 @@ from ppd.policies import NAMES
 from .check import check_everything
 from .config import TABLE_POLICY, RouterConfig
 from .config_file import read_config
-from .listening import local
+from .listening import local, trusting
 from .processes import Family, share_of
 from .seeing.logs import log_to_stderr
 from .server import serve
@@ -112,10 +112,11 @@ def _one_of(
     def mine(config: RouterConfig) -> RouterConfig:
         return msgspec.structs.replace(share_of(config, index, count, first), port=port)
 
-    host = local(config.host)
-    others = {i: f"http://{host}:{first + i}" for i in range(count) if i != index}
-    siblings = Siblings(index, others, secret)
+    host = local(config.operators_host)
+    scheme = "https" if config.tls_certificate else "http"
+    others = {i: f"{scheme}://{host}:{first + i}" for i in range(count) if i != index}
     try:
+        siblings = Siblings(index, others, secret, trusting(config))
         uvloop.run(serve(mine(config), lambda: mine(parse_config(argv)[0]), siblings))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")

@@ -45,7 +45,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admin_token: what operators must carry; "": $PPD_ADMIN_TOKEN, or none.
     admin_port: all but the API is served there, and only there; None: on ``port`` too. Of
         several processes the next ones have the ports after it.
-    tls_certificate, tls_key: PEM files, for https on ``port``.
+    admin_host: where ``admin_port`` is; "": ``host``.
+    tls_certificate, tls_key: PEM files, for https on ``port`` and ``admin_port``.
     workers_file: a TOML file that lists workers, looked at again and again.
     kubernetes: pods that are workers.
     answer_cache: answers kept for questions that mean the same.
@@ -87,6 +88,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker_api_key: str = ""
     admin_token: str = ""
     admin_port: int | None = None
+    admin_host: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
     workers_file: str = ""
@@ -175,6 +177,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return wrong
 
     @property
+    def operators_host(self) -> str:
+        """Of ``admin_port``."""
+        return self.admin_host or self.host
+
+    @property
     def roles(self) -> tuple[Role, ...]:
         """Of the workers that the policy cannot do without."""
         return (Role.REPLICA,) if self.policy == "replica" else (Role.PREFILL, Role.DECODE)
@@ -240,10 +247,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 yield f"worker_networks: {error}"
         if bool(self.tls_certificate) != bool(self.tls_key):
             yield "tls_certificate and tls_key belong together"
+        if self.admin_host and self.admin_port is None:
+            yield "admin_host is of an admin_port, and there is none"
         if self.admin_port is not None:
             if not 0 <= self.admin_port <= 65535:
                 yield f"admin_port must be 0..65535, got {self.admin_port}"
-            if self.admin_port and self.admin_port == self.port:
+            if self.admin_port and self.admin_port == self.port and not self.admin_host:
                 yield f"admin_port is the port: {self.port}"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from aiohttp import web
 
@@ -17,6 +19,9 @@ from .operators.app import refuse
 from .wire.reading import Limits
 from .wire.request import Request
 from .wire.server import WireServer
+
+# The first one; those that vouch for it may follow.
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -62,13 +67,47 @@ def tls_of(config: RouterConfig) -> ssl.SSLContext | None:
         return None
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.set_alpn_protocols(["http/1.1"])
+    load(tls, config)
+    return tls
+
+
+def load(tls: ssl.SSLContext, config: RouterConfig) -> None:
+    """For connections to come.
+
+    Raises:
+        ConfigError: the files hold no certificate and its key.
+    """
     try:
         tls.load_cert_chain(config.tls_certificate, config.tls_key)
     except OSError as error:  # of files, and ssl.SSLError of what they hold
         raise ConfigError(
             f"tls_certificate {config.tls_certificate}, tls_key {config.tls_key}: {error}"
         ) from error
+
+
+def trusting(config: RouterConfig) -> ssl.SSLContext | None:
+    """For processes on the port, which ask each other by address: their certificate is trusted,
+    whatever name it is for, and nothing else.
+
+    Raises:
+        ConfigError: the file holds no certificate.
+    """
+    if not config.tls_certificate:
+        return None
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname = False
+    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trust(tls, config)
     return tls
+
+
+def trust(tls: ssl.SSLContext, config: RouterConfig) -> None:
+    """As ``trusting``, from now on."""
+    try:
+        held = _CERTIFICATE.search(Path(config.tls_certificate).read_text())
+        tls.load_verify_locations(cadata=held[0] if held else "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tls_certificate {config.tls_certificate}: {error}") from error
 
 
 @asynccontextmanager

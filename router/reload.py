@@ -16,7 +16,7 @@ from .config import RouterConfig, Secrets
 from .intake.admission import Admission
 from .intake.keys import KeyRing
 from .intake.wishes import WishBook
-from .listening import tls_of
+from .listening import tls_of, trust
 from .operators.admin import Admin
 from .seeing.journal import Journal, opened_by
 from .serving.ledger import Ledger
@@ -38,6 +38,7 @@ class Reloader:
     Attributes:
         config: as it is in force.
         tls: of connections to come; None: there is none, and will be none.
+        trusted: what other processes on the port are known by, where they speak https.
     """
 
     config: RouterConfig
@@ -49,6 +50,7 @@ class Reloader:
     admin: Admin
     journal: Journal
     tls: ssl.SSLContext | None = None
+    trusted: ssl.SSLContext | None = None
 
     def reload(self, read: Callable[[], RouterConfig]) -> None:
         """All of what ``read`` gives, or, if anything is wrong with it, nothing."""
@@ -83,6 +85,8 @@ class Reloader:
         self.admission.look()
         if self.tls is not None:  # the files may be others under the same names
             self.tls.load_cert_chain(new.tls_certificate, new.tls_key)
+        if self.trusted is not None:
+            trust(self.trusted, new)
         self.config = new
         taken = [name for name in names if name in RELOADABLE]
         logger.info("configuration reloaded: %s", ", ".join(taken) or "nothing in it has changed")

@@ -80,10 +80,11 @@ async def running(
     async with AsyncExitStack() as stack:
         listener = bind(config.host, config.port, shared=config.processes > 1)
         stack.callback(listener.close)
-        inner = None if config.admin_port is None else bind(config.host, config.admin_port)
-        if inner is not None:
+        inner = None
+        if config.admin_port is not None:
+            inner = bind(config.operators_host, config.admin_port)
             stack.callback(inner.close)
-            logger.info("operators and workers: %s", url_of(inner))
+            logger.info("operators and workers: %s", url_of(inner, tls))
         sources = await open_sources(config)
         control = await stack.enter_async_context(
             _control(secrets.worker_api_key, config.control_timeout_s)
@@ -107,14 +108,17 @@ async def running(
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
-            membership.warn_if_shut(config.host)
+            membership.warn_if_shut(config.host if inner is None else config.operators_host)
         if sources:
             reconciler = Reconciler(pool, config.discovery_interval_s)
             await stack.enter_async_context(owned(reconciler.run(sources)))
         if sources or membership is not None:
-            announced = listener if inner is None else inner
-            tls_there = tls if inner is None else None
-            async with serving(lobby(membership), announced.dup(), config, tls=tls_there):
+            async with AsyncExitStack() as waiting:
+                if inner is not None:
+                    app = lobby(membership)
+                    await waiting.enter_async_context(serving(app, inner.dup(), config, tls=tls))
+                app = lobby(membership if inner is None else None)
+                await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
                 await first_of_each(pool, config.roles)
         table: TableFile | None = None
         if policy is None:
@@ -174,10 +178,11 @@ async def running(
             untold = (*passthrough.PASSED_ON, kept.BY_NAME, kept.AMONG_SIBLINGS)
             app.middlewares.append(telling_siblings(control, siblings, untold))
         if inner is not None:
-            await stack.enter_async_context(serving(app, inner, config))
+            await stack.enter_async_context(serving(app, inner, config, tls=tls))
             app = public(pool, parts.admin, parts.passthrough, parts.kept, limit)
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         parts.reloader.tls = tls
+        parts.reloader.trusted = None if siblings is None else siblings.tls
         if read is not None:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,11 +36,18 @@ class Siblings:
         own: this process's number.
         urls: of the others' operator ports, by their numbers.
         secret: that only these processes know.
+        tls: what is trusted where they speak https.
     """
 
     own: int
     urls: Mapping[int, str]
     secret: str = field(repr=False)
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def ssl(self) -> ssl.SSLContext | bool:
+        """As aiohttp takes it."""
+        return True if self.tls is None else self.tls
 
     def asks(self, request: web.Request) -> bool:
         """Whether it is one of them."""
@@ -76,7 +84,9 @@ def telling_siblings(
         headers = {PASSED_ON: request.remote or "", SIBLING: siblings.secret}
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
-        telling = [_tell(control, url, request, headers, body) for url in siblings.urls.values()]
+        telling = [
+            _tell(control, siblings, url, request, headers, body) for url in siblings.urls.values()
+        ]
         told = await asyncio.gather(*telling)
         wrong = [why for why in told if isinstance(why, str)]
         if request.method == "POST" and path == ANNOUNCEMENTS:  # which come again
@@ -95,6 +105,7 @@ def telling_siblings(
 
 async def _tell(
     control: aiohttp.ClientSession,
+    siblings: Siblings,
     url: str,
     request: web.Request,
     headers: dict[str, str],
@@ -104,7 +115,11 @@ async def _tell(
     told = f"{request.method} {request.path}"
     try:
         async with control.request(
-            request.method, url + request.path_qs, data=body, headers=headers
+            request.method,
+            url + request.path_qs,
+            data=body,
+            headers=headers,
+            ssl=siblings.ssl,
         ) as answer:
             if answer.status < 400:
                 return await answer.read()
@@ -131,8 +146,9 @@ async def ask(
     control: aiohttp.ClientSession, siblings: Siblings, url: str, path: str
 ) -> bytes | None:
     """What the process at ``url`` shows there; None if it does not."""
+    headers = {SIBLING: siblings.secret}
     try:
-        async with control.get(url + path, headers={SIBLING: siblings.secret}) as answer:
+        async with control.get(url + path, headers=headers, ssl=siblings.ssl) as answer:
             if answer.status == 200:
                 return await answer.read()
             why = f"it answers {answer.status}"

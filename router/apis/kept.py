@@ -192,6 +192,7 @@ class KeptResponses:
                 url + AMONG_SIBLINGS,
                 params={"tenant": tenant, "name": name, "part": part},
                 headers={SIBLING: siblings.secret},
+                ssl=siblings.ssl,
             ) as answer:
                 if answer.status == 404:
                     return None

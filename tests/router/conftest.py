@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -125,3 +126,21 @@ def cluster() -> Cluster:
 def table(tmp_path: Path) -> Path:
     """A table in which local turns win unless their input is long."""
     return write_table(tmp_path / "table.json", local_unless_long)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    return new_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+
+def new_certificate(certificate: Path, key: Path) -> tuple[Path, Path]:
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key

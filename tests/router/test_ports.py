@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import ssl
-import subprocess
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from router.config import RouterConfig
 from router.limits import Tenant
 from router.server import running
 
-from .conftest import CHAT_BODY, Cluster
+from .conftest import CHAT_BODY, Cluster, new_certificate
 from .fake_engine import FakeEngine, answering
 from .scene import until
 
@@ -112,24 +111,6 @@ async def test_operators_can_explain_where_clients_need_keys(cluster: Cluster) -
         assert (reply.status, reply.json["tenant"]) == (200, "a")
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    return new_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
-
-
-def new_certificate(certificate: Path, key: Path) -> tuple[Path, Path]:
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
 async def test_tls_for_streams_and_for_what_the_application_answers(
     cluster: Cluster, certificate: tuple[Path, Path]
 ) -> None:
@@ -193,6 +174,24 @@ async def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
             os.kill(os.getpid(), signal.SIGHUP)
             await until(lambda: told("configuration not reloaded: tls_certificate"))
             assert await healthy(after)
+
+
+async def test_operators_have_an_address_of_their_own_and_the_same_certificate(
+    cluster: Cluster, certificate: tuple[Path, Path]
+) -> None:
+    files = {"tls_certificate": str(certificate[0]), "tls_key": str(certificate[1])}
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    trusted.check_hostname = False
+    port = free_port()
+    options = {**files, "admin_port": port, "admin_host": "127.0.0.2"}
+    async with cluster(*workers(), **options) as client:
+        connector = aiohttp.TCPConnector(ssl=trusted)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            assert await status(http, "GET", f"https://127.0.0.2:{port}/workers") == 200
+            assert await status(http, "GET", f"{client.url}/workers") == 404
+    with pytest.raises(ConfigError, match="admin_host is of an admin_port"):
+        async with cluster(*workers(), admin_host="127.0.0.2"):
+            pass
 
 
 async def test_a_certificate_that_is_none_is_told_at_start(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -225,6 +226,35 @@ async def test_what_operators_say_and_see_is_all_processes(tmp_path: Path) -> No
                 assert [one for one in known if known[one]["draining"]] == [d.url]
             await operate("POST", admins[0], f"{one}/resume")
             assert not any([(await shown(admin))[d.url]["draining"] for admin in admins])
+
+
+async def test_processes_speak_https_among_themselves_where_clients_do(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    first = two_free_ports()
+    admins = [f"https://127.0.0.2:{first + i}" for i in range(2)]
+    file = tmp_path / "router.toml"
+    file.write_text(
+        f'admin_port = {first}\nprocesses = 2\nadmin_host = "127.0.0.2"\n'
+        f'tls_certificate = "{certificate[0]}"\ntls_key = "{certificate[1]}"\n'
+    )
+    flags = ("--config", str(file), "--port", "0", "--policy", "pd")
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    trusted.check_hostname = False
+    connector = aiohttp.TCPConnector(ssl=trusted)
+    async with p.serving(), d.serving():
+        workers = ("--prefill", p.url, "--decode", d.url)
+        session = aiohttp.ClientSession(connector=connector)
+        async with router(*workers, *flags) as both, session as http:
+            assert (await both.url()).startswith("https://")
+            await both.url()
+            drain = f"{admins[1]}/workers/{d.url.removeprefix('http://')}/drain"
+            async with http.post(drain) as answer:
+                assert answer.status == 200, await answer.text()
+            for admin in admins:
+                shown = orjson.loads(await get(http, f"{admin}/workers"))
+                assert [one["draining"] for one in shown] == [False, True]
 
 
 async def in_flight(http: aiohttp.ClientSession, admin: str, worker: str) -> float:

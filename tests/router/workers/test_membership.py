@@ -55,9 +55,11 @@ async def listed(client: Client) -> dict[str, Any]:
 OPEN: dict[str, Any] = {"accept_workers": True, "worker_token": "s3cret"}
 
 
-async def test_a_router_that_knows_nobody_waits_for_its_workers() -> None:
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_router_that_knows_nobody_waits_for_its_workers(apart: bool) -> None:
     p, d = workers()
-    config = RouterConfig(port=free_port(), policy="full", **OPEN)
+    admin_port = free_port() if apart else None
+    config = RouterConfig(port=free_port(), policy="full", admin_port=admin_port, **OPEN)
     url = f"http://127.0.0.1:{config.port}"
     done = asyncio.Event()
 
@@ -68,10 +70,12 @@ async def test_a_router_that_knows_nobody_waits_for_its_workers() -> None:
     async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
         router = asyncio.create_task(serve())
         client = Client(url, http)
+        inner = Client(f"http://127.0.0.1:{admin_port}", http) if apart else client
         await until(lambda: answers(client, 503))
-        assert (await announce(client, p)).status == 200
+        assert (await announce(inner, p)).status == 200
         assert (await client.chat("hello")).status == 503, "there is no decode worker yet"
-        assert (await announce(client, d)).status == 200
+        assert (await announce(client, d)).status == (503 if apart else 200)
+        assert (await announce(inner, d)).status == 200
         await until(lambda: answers(client, 200))
         assert (await client.chat("hello")).route == ("remote", "first_turn")
         done.set()
