@@ -25,7 +25,7 @@ class Metrics:
         )
         self.finished = Counts(
             "ppd_finished",
-            "Requests by outcome: ok, rejected (the client's error), overloaded (429), "
+            "Requests by outcome: ok, rejected (the client's error), overloaded (429, 503), "
             "worker_error, truncated, disconnected, stopped (with the router), internal_error, "
             "from_cache",
             ("endpoint", "outcome"),
