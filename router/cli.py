@@ -129,9 +129,9 @@ def _raise_file_limit() -> None:
 
 
 def _spare_time() -> None:
-    """Garbage is looked for every few thousand requests, not every few."""
+    """Garbage is looked for every few thousand requests, not every few; what failed leaves some."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(50_000, 5, 20)
 
 
 if __name__ == "__main__":

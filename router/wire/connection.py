@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
 
 from .reading import Limits, RequestReader
-from .request import STOPPING, Listener, Refusal, Request
+from .request import STOPPING, Connection, Listener, Refusal, Request
 
 logger = logging.getLogger("ppd.router.http")
 
@@ -34,6 +34,14 @@ class Owner(Protocol):
     def came(self, connection: ClientConnection) -> None: ...
 
     def left(self, connection: ClientConnection) -> None: ...
+
+
+def _nobody(*given: object) -> None:
+    """Nothing comes any more."""
+
+
+_GONE = RequestReader(Limits(), cast(Connection, None), _nobody, _nobody, _nobody)
+_GONE.deaf = True
 
 
 class ClientConnection(asyncio.Protocol):
@@ -69,6 +77,7 @@ class ClientConnection(asyncio.Protocol):
         self._lost = True
         self._server.left(self)
         self._ready.clear()
+        self._stop_reading()
         if self.task is not None:
             self.task.cancel()
 
@@ -176,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _hand_over(self, request: Request) -> None:
         """To the application that serves all that is not on the token path."""
-        self._reader.deaf = True  # what was sent behind it is not read: the connection will close
+        self._stop_reading()  # what was sent behind it is not read: the connection will close
         self._ready.clear()
         self._server.left(self)
         self._pause_reading(False)
@@ -186,6 +195,10 @@ class ClientConnection(asyncio.Protocol):
         if self._full:
             protocol.pause_writing()
         protocol.data_received(request.raw())
+
+    def _stop_reading(self) -> None:
+        self._reader.close()
+        self._reader = _GONE  # which does not lead back here
 
     # -- what an answer needs -----------------------------------------------------------
 

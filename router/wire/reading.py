@@ -13,6 +13,7 @@ import httptools
 
 from .request import Connection, Refusal, Request
 
+_NO_PARSER = httptools.HttpRequestParser(object())
 _ONCE = ("host", "authorization", "content-type", "content-encoding")
 _SMALL_BYTES = 64 * 1024  # of a body that may be read before anybody asks whose it is
 _BODY_HEADERS = {"content-length", "transfer-encoding"}
@@ -73,6 +74,11 @@ class RequestReader:
         self._messages = 0
         self._now_s = 0.0
         self._body_bytes = 0
+
+    def close(self) -> None:
+        """The connection is gone. The parser holds us: no cycle of references shall be left."""
+        self.deaf = True
+        self._parser = _NO_PARSER
 
     def feed(self, data: bytes, now_s: float) -> None:
         if self.deaf:

@@ -24,6 +24,9 @@ class Taker(Protocol):
     def failed(self, error: Exception) -> None: ...
 
 
+_NO_PARSER = httptools.HttpResponseParser(object())
+
+
 class Upstream(asyncio.Protocol):
     """One connection to a worker; serves one exchange at a time."""
 
@@ -76,6 +79,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._alive = False
+        self._parser = _NO_PARSER  # which holds us: no cycle shall be left
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from ..conftest import Cluster
+from ..conftest import CHAT_BODY, Client, Cluster
 from ..fake_engine import FakeEngine, answering
 
 
@@ -37,3 +39,36 @@ async def test_a_request_leaves_no_cycles(cluster: Cluster, stream: bool) -> Non
         gc.collect()
         left = Counter(type(one) for one in gc.garbage)
         assert not [kind for kind in left if kind.__module__.startswith("router.")]
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_connections_that_end_leave_none(cluster: Cluster) -> None:
+    """Of clients, whom they ask for, and to workers."""
+
+    async def once(client: Client, i: int) -> None:
+        close = {"Connection": "close"}
+        body = {**CHAT_BODY, "messages": [{"role": "user", "content": f"b{i}"}]}
+        assert (await client.post("/v1/chat/completions", body, close)).status == 200
+        async with client.http.get(f"{client.url}/health", headers=close) as answer:
+            assert answer.status == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"nonsense\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async def closing(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        answer = await answering(cached=96)(engine, request, body)
+        answer.force_close()
+        return answer
+
+    p, d = FakeEngine("prefill", closing), FakeEngine("decode", closing)
+    async with cluster(p, d) as client:
+        await once(client, 0)
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        for i in range(1, 6):
+            await once(client, i)
+        gc.collect()
+        left = Counter(type(one) for one in gc.garbage)
+        wire = ("router.wire.", "httptools.")
+        assert not [kind for kind in left if kind.__module__.startswith(wire)]
