@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ppd.ann.engine import MOST_ITOPK
 from ppd.ann.schedule import Stage
-from ppd.ann.space import Metric, Rows
+from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import RequestError
 
 MOST_VECTORS = 4096  # of one request
@@ -146,7 +146,20 @@ def require_time(timeout_ms: float | None) -> None:
         raise RequestError("timeout_ms must be above 0, and 600000 at most", param="timeout_ms")
 
 
-def require_fit(rows: Rows, dimensions: int, param: str) -> None:
+def require_fit(rows: Rows, space: Space, param: str) -> None:
+    """
+    Raises:
+        RequestError: vectors are of another dimension, not finite, or of no length where directions
+            are compared.
+    """
+    require_dimensions(rows, space.dimensions, param)
+    if space.metric is Metric.COSINE and (zero := np.flatnonzero(~rows.any(1))).size:
+        raise RequestError(
+            f"{param}: number {int(zero[0])} is all zeros, which has no cosine", param=param
+        )
+
+
+def require_dimensions(rows: Rows, dimensions: int, param: str) -> None:
     """
     Raises:
         RequestError: vectors are of another dimension, or not finite.

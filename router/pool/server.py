@@ -135,7 +135,7 @@ class PoolServer:
         vectors = asked.vectors
         if vectors is None:
             vectors = await self._writes.embedded(asked.texts, asked.stage)
-        require_fit(vectors, collection.space.dimensions, "vector")
+        require_fit(vectors, collection.space, "vector")
         return vectors
 
     async def _create(self, request: web.Request) -> web.Response:

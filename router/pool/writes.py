@@ -26,7 +26,16 @@ from .embeddings import Embeddings
 from .filters import Filter
 from .metrics import PoolMetrics
 from .payloads import Payload
-from .requests import MOST_POINTS, CreateBody, DeleteBody, Point, UpsertBody, require_fit, rows_of
+from .requests import (
+    MOST_POINTS,
+    CreateBody,
+    DeleteBody,
+    Point,
+    UpsertBody,
+    require_dimensions,
+    require_fit,
+    rows_of,
+)
 
 _log = logging.getLogger("ppd_router.pool")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -129,7 +138,7 @@ class Writes:
         if len({one.id for one in points}) < len(points):
             raise RequestError("an id comes twice", param="points")
         rows = await self._vectors(points)
-        require_fit(rows, collection.space.dimensions, "points")
+        require_fit(rows, collection.space, "points")
         payloads = [Payload(one.id, one.text, one.metadata) for one in points]
         await self._write(collection.upsert, payloads, rows)
         self._written(collection, "upsert", len(points))
@@ -201,7 +210,7 @@ class Writes:
         rows[~has] = told
         if given:
             listed = rows_of(given, "points")
-            require_fit(listed, told.shape[1], "points")
+            require_dimensions(listed, told.shape[1], "points")
             rows[has] = listed
         return rows
 

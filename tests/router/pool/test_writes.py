@@ -207,6 +207,23 @@ async def test_many_added_rows_need_not_be_added_again(
         assert '"rows":4998' in (await pool.get("/v1/collections/docs"))[1]
 
 
+async def test_what_has_no_direction_has_no_cosine(tmp_path: Path) -> None:
+    path = "/v1/collections/turned"
+    async with running(config_for(tmp_path)) as pool:
+        await pool.put(path, {"dimensions": 2})
+        points = [{"id": "a", "vector": [1.0, 0.0]}, {"id": "b", "vector": [0.0, -0.0]}]
+        status, told = await pool.post(f"{path}/points", {"points": points})
+        assert (status, told["error"]["message"]) == (
+            400,
+            "points: number 1 is all zeros, which has no cosine",
+        )
+        assert (await pool.post(f"{path}/points", {"points": points[:1]}))[0] == 200
+        status, told = await pool.post(f"{path}/search", {"vector": [0.0, 0.0]})
+        assert (status, told["error"]["param"]) == (400, "vector")
+        _, told = await pool.post(f"{path}/search", {"vector": [2.0, 0.0]})
+        assert told["results"][0]["hits"][0]["score"] == pytest.approx(1.0)
+
+
 def indexed(folder: Path) -> set[str]:
     with closing(sqlite3.connect(folder / "rows.sqlite")) as db:
         found = db.execute("select name from sqlite_master where name like 'by %'").fetchall()
