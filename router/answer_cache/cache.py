@@ -89,7 +89,11 @@ class AnswerCache:
         tenant = self._turns.keys.tenant(request.headers)
         question, fields = read(given, tenant, self._config)
         body = json_bytes(fields) if FIELD in given else request.body
-        if question is not None and (kept := await self._found(question)) is not None:
+        kept = None
+        if question is not None:
+            with self._turns.not_served_yet(request):
+                kept = await self._found(question)
+        if question is not None and kept is not None:
             self._turns.charge_request(request)
             now_s = self._wall_clock()
             respond(request, question, kept.answer, kept.score, kept.age_s, now_s)

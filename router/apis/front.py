@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..intake.keys import carries
 from ..intake.requests import check_depth, json_bytes, json_object
 from ..retrieval.stage import RetrievalStage
 from ..serving.inner import Asked, Inner, Taker
-from ..serving.turns import TurnServer, why_left
+from ..serving.turns import TurnServer
 from ..wire.request import Refusal
 from .kept import KeptResponses
 from .messages import MessagesTaker
@@ -105,14 +104,12 @@ class Front:
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
-            fields, taker = await translate(request, json_object(request.body))
+            with self._turns.not_served_yet(request):
+                fields, taker = await translate(request, json_object(request.body))
             body = json_bytes(fields)
             if len(body) > self._most_body_bytes:
                 told = f"as a chat completion it is larger than {self._most_body_bytes} bytes"
                 raise RequestError(told, status=413)
-        except asyncio.CancelledError:
-            self._turns.undecided(request.path, why_left(request))
-            raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._refuse(request, error, error_body)
             return

@@ -88,7 +88,8 @@ class RetrievalStage:
         if asked.fields.get("n", 1) == 1 and (asked.searches or asked.probes):
             await self._turns.serve(_inner(request, asked.with_passages(""), note), going)
         else:  # all samples get the same
-            body = await going.completed(Outlook(0.0, None))
+            with self._turns.not_served_yet(request):
+                body = await going.completed(Outlook(0.0, None))
             await self._turns.serve(_inner(request, body, note))
 
     def _read(self, keys: KeyRing, request: Request) -> Asked | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from ppd.arrivals import ArrivalRate
 from ppd.decision import Policy, Route
@@ -91,6 +92,15 @@ class TurnServer:
     def take_up_policy(self, policy: Policy) -> None:
         self._judge.policy = policy
 
+    @contextmanager
+    def not_served_yet(self, request: Asked) -> Iterator[None]:
+        """For what is done before ``serve``: whoever leaves meanwhile is counted."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.undecided(request.path, _left(request))
+            raise
+
     async def serve(self, request: Asked, companion: Companion | None = None) -> None:
         """Answer one request, whatever it is and whatever becomes of it.
 
@@ -133,7 +143,7 @@ class TurnServer:
         try:
             course = await self._let_in(request, inbound, query, arrived_s, companion)
         except asyncio.CancelledError:
-            self.undecided(request.path, why_left(request), trace)
+            self.undecided(request.path, _left(request), trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._turn_down(request, error, trace)
@@ -211,7 +221,7 @@ class TurnServer:
             else:
                 relay_body(request, course, answer, self._ledger)
         except asyncio.CancelledError:
-            self._ledger.finished(course, why_left(request))
+            self._ledger.finished(course, _left(request))
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             told = answer_to(error, f"{request.method} {request.path}")
@@ -335,7 +345,7 @@ class TurnServer:
         )
 
 
-def why_left(request: Asked) -> str:
+def _left(request: Asked) -> str:
     """Why nobody waits for an answer any more: the client hung up, unless the router ends it."""
     return STOPPED if request.connection.stopping else "disconnected"
 

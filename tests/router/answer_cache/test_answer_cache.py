@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from ppd.ann.space import Rows
 from router.answer_cache.config import AnswerCacheConfig
@@ -85,6 +87,36 @@ async def kept(client: Client, count: int) -> None:
         return await client.metric("ppd_answer_cache_kept_total") == count
 
     await until(are)
+
+
+async def test_who_hangs_up_during_a_look_up_is_counted(cluster: Cluster) -> None:
+    asked = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody wakes it")
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}/search", hang)
+    app.router.add_route("*", "/{path:.*}", _nothing)
+    async with TestServer(app) as server:
+        cached = config(str(server.make_url("")))
+        async with cluster(*workers(Engine()), answer_cache=cached) as client:
+            body = {"answer_cache": True}
+            asking = asyncio.create_task(client.chat("Is it far?", **body))
+            await asked.wait()
+            asking.cancel()
+
+            async def counted() -> bool:
+                labels = {"endpoint": "/v1/chat/completions", "outcome": "disconnected"}
+                return await client.metric("ppd_finished_total", **labels) == 1
+
+            await until(counted)
+
+
+async def _nothing(request: web.Request) -> web.Response:
+    return web.json_response({})
 
 
 async def test_a_question_that_means_the_same_is_answered_at_once(

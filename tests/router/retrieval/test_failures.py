@@ -97,13 +97,14 @@ async def test_a_degraded_search_is_told(
         assert reply.json["retrieval"]["citations"]
 
 
+@pytest.mark.parametrize("samples", [1, 2])
 async def test_a_client_that_hangs_up_meanwhile_leaves_nothing(
-    cluster: Cluster, engines: Engines, pool: FakePool
+    cluster: Cluster, engines: Engines, pool: FakePool, samples: int
 ) -> None:
     pool.script = _hanging
     config = RetrievalConfig(url=pool.url, ttft_budget_ms=60_000.0, most_ms=60_000.0)
     async with cluster(*engines, retrieval=config) as client:
-        asking = asyncio.create_task(client.chat("about cats", retrieval=WISH))
+        asking = asyncio.create_task(client.chat("about cats", retrieval=WISH, n=samples))
         await pool.arrived.wait()
         asking.cancel()
         pool.script = None
