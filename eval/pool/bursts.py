@@ -141,7 +141,7 @@ def run(
     process.settle()
     feed = _Feed(arrivals, target, moved)
     loops: dict[Way, Callable[[], None]] = {
-        Way.OURS: lambda: _ours(feed, scheduler, pace),
+        Way.OURS: lambda: _ours(feed, scheduler, pace, threads),
         Way.FIFO: lambda: _fifo(feed, target),
         Way.FIXED: lambda: _fixed(feed, target),
     }
@@ -159,8 +159,9 @@ def _pinned(core: int, loop: Callable[[], None]) -> None:
     loop()
 
 
-def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace) -> None:
-    engine = Engine(scheduler, pace, time.perf_counter, StepShape(), cpu_backend(), _ITOPK)
+def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace, engines: int) -> None:
+    clock, shape = time.perf_counter, StepShape()
+    engine = Engine(scheduler, pace, clock, shape, cpu_backend(), _ITOPK, engines)
     while True:
         with feed.lock:
             now_s = time.perf_counter()
@@ -234,6 +235,7 @@ def capacity(target: Target, moved: Rows, threads: int, seed: int) -> float:
         Arrival(0.0, one.stage, one.query, one.itopk, one.limit)
         for one in draw(2000.0, 1.0, moved.shape[0], seed)
     ]
+    process.settle()  # not a part of it
     began_s = time.perf_counter()
     run(Way.FIFO, target, moved, arrivals, threads)
     return len(arrivals) / (time.perf_counter() - began_s)

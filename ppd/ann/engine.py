@@ -6,6 +6,7 @@ for each core, may share a scheduler. Time is passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -118,6 +119,8 @@ class Engine:
             call ``choose`` one at a time.
         clock: seconds, for the pace and for deadlines that pass during a step.
         itopk: of the widest search.
+        engines: that share the scheduler. Each begins its share of those that wait, so that none
+            has eight to run in turn while another has nothing to do.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Engine:
         shape: StepShape,
         backend: Backend,
         itopk: int = MOST_ITOPK,
+        engines: int = 1,
     ) -> None:
         self.running: list[Search] = []
         self._scheduler = scheduler
@@ -136,6 +140,7 @@ class Engine:
         self._shape = shape
         self._backend = backend
         self._itopk = itopk
+        self._engines = engines
         self._lane_sets: dict[int, LaneSet] = {}
         self._used_s: dict[int, float] = {}
 
@@ -146,6 +151,7 @@ class Engine:
         free = self._backend.lanes - self._backend.reserve - len(self.running)
         if len(late) == most:
             free = 0  # who would begin may be late as well
+        free = min(free, math.ceil(self._scheduler.all_waiting() / self._engines))
         chosen = self._scheduler.choose(now_s, self._shape.slots, free, self.running)
         return _searches(chosen), _searches(late)
 

@@ -89,8 +89,8 @@ class Scheduler:
     def waiting(self, stage: Stage) -> int:
         return len(self._waiting[stage])
 
-    def anybody_waits(self) -> bool:
-        return any(self._waiting.values())
+    def all_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
     def offer(self, ticket: Ticket) -> None:
         """Let it wait.

@@ -46,7 +46,9 @@ class Workers:
         self._failed = failed
         self._changed = threading.Condition()
         self._stopping = False
-        engines = [Engine(scheduler, pace, clock, shape, backend) for _ in range(count)]
+        engines = [
+            Engine(scheduler, pace, clock, shape, backend, engines=count) for _ in range(count)
+        ]
         self._running = [0] * count
         self._cores = process.own_cores(count)
         self._threads = [
@@ -104,7 +106,7 @@ class Workers:
 
     def _turn(self, number: int, engine: Engine) -> bool:
         with self._changed:
-            while not (self._stopping or engine.running or self._scheduler.anybody_waits()):
+            while not (self._stopping or engine.running or self._scheduler.all_waiting()):
                 self._changed.wait()
             if self._stopping:
                 return False

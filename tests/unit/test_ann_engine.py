@@ -37,10 +37,11 @@ def engine_and_scheduler(
     clock: Clock,
     backend: Backend = CPU,
     shape: StepShape = StepShape(slots=6, expansions=30),  # noqa: B008
+    engines: int = 1,
 ) -> tuple[Engine, Scheduler]:
     pace = Pace()
     scheduler = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
-    return Engine(scheduler, pace, clock, shape, backend, 256), scheduler
+    return Engine(scheduler, pace, clock, shape, backend, 256, engines), scheduler
 
 
 def asked(
@@ -94,6 +95,12 @@ def test_mixed_searches_of_two_targets_find_what_they_find_alone() -> None:
         assert found.nodes.tolist() == nodes[0].tolist()
         assert found.near.tobytes() == near[0].tobytes()
     assert not engine.running
+
+
+def test_an_engine_leaves_the_others_their_share() -> None:
+    engine, scheduler = engine_and_scheduler(Clock(), engines=2)
+    scheduler.offer_all([asked(i, 64, list(Stage)[i % 2]) for i in range(5)])
+    assert [len(engine.choose(0.0)[0]) for _ in range(4)] == [3, 1, 1, 0]
 
 
 def test_looking_at_all_of_some_rows_is_exact() -> None:
