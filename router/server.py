@@ -19,6 +19,7 @@ import aiohttp
 from ppd import __version__
 from ppd.contract import Role
 from ppd.decision import Policy
+from ppd.errors import WorkerError
 
 from .apis import kept, passthrough
 from .config import RouterConfig, Secrets
@@ -120,6 +121,8 @@ async def running(
                 app = lobby(membership if inner is None else None)
                 await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
                 await first_of_each(pool, config.roles)
+        if not pool.workers:
+            raise WorkerError("operators have removed every worker: add one before this can serve")
         table: TableFile | None = None
         if policy is None:
             policy, table = make_policy(config, pool.models, pool.shape)

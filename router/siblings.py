@@ -73,13 +73,15 @@ def telling_siblings(
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        answer = await handler(request)
+        own = await _own(handler, request)
         resource = request.match_info.route.resource
         path = "/explain/" if resource is None else resource.canonical
         asks = path.startswith("/explain/") or path in untold
-        tells = request.method in _TELLING and not asks
-        if not tells or answer.status >= 300 or siblings.asks(request):
-            return answer
+        tells = request.method in _TELLING and not asks and not siblings.asks(request)
+        if isinstance(own, RequestError) and not tells:
+            raise own
+        if isinstance(own, web.StreamResponse) and (not tells or own.status >= 300):
+            return own
         body = await request.read()
         headers = {PASSED_ON: request.remote or "", SIBLING: siblings.secret}
         if "Authorization" in request.headers:
@@ -88,19 +90,35 @@ def telling_siblings(
             _tell(control, siblings, url, request, headers, body) for url in siblings.urls.values()
         ]
         told = await asyncio.gather(*telling)
+        done = [one for one in told if isinstance(one, bytes)]
         wrong = [why for why in told if isinstance(why, str)]
         if request.method == "POST" and path == ANNOUNCEMENTS:  # which come again
-            return answer
-        if not wrong:
-            return _together(answer, told)
-        message = f"this is done here, but {'; '.join(wrong)}"
-        return web.Response(
-            status=502,
-            body=ErrorAnswer(502, message, "router_error").body,
-            content_type="application/json",
-        )
+            wrong.clear()
+        if wrong:
+            message = f"not all processes have done this: {'; '.join(wrong)}"
+            return web.Response(
+                status=502,
+                body=ErrorAnswer(502, message, "router_error").body,
+                content_type="application/json",
+            )
+        if isinstance(own, web.StreamResponse):
+            return _together(own, done)
+        if not done:
+            raise own
+        return _together(web.Response(body=done.pop(), content_type="application/json"), done)
 
     return middleware
+
+
+async def _own(handler: Handler, request: web.Request) -> web.StreamResponse | RequestError:
+    """The answer; or that there is nothing to delete here, which may be different elsewhere: not
+    every process may have been told the first time."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        if request.method == "DELETE" and error.status == 404:
+            return error
+        raise
 
 
 async def _tell(
@@ -110,8 +128,8 @@ async def _tell(
     request: web.Request,
     headers: dict[str, str],
     body: bytes,
-) -> bytes | str:
-    """The other process's answer, or why it does not do it."""
+) -> bytes | str | None:
+    """The other process's answer, or why it does not do it; None: there is nothing to delete."""
     told = f"{request.method} {request.path}"
     try:
         async with control.request(
@@ -123,6 +141,8 @@ async def _tell(
         ) as answer:
             if answer.status < 400:
                 return await answer.read()
+            if request.method == "DELETE" and answer.status == 404:
+                return None
             why = f"{url} did not take {told}: {answer.status} {(await answer.text())[:300]}"
             logger.warning("%s", why)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -131,7 +151,7 @@ async def _tell(
     return why
 
 
-def _together(answer: web.StreamResponse, others: Sequence[bytes | str]) -> web.StreamResponse:
+def _together(answer: web.StreamResponse, others: Sequence[bytes]) -> web.StreamResponse:
     """What a worker has under way is told by each process when it has done what it was told."""
     if not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
         return answer

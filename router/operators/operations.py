@@ -69,10 +69,12 @@ class Operations:
             )
         if problem := url_problem(added.role, url):
             raise RequestError(problem, param="url")
-        self._refuse_known(url)
+        if (known := self._known(url, added.role)) is not None:
+            return _shown(known)
         try:
             worker = await meet(self._pool.control, added.role, url)
-            self._refuse_known(url)  # it may have come meanwhile
+            if (known := self._known(url, added.role)) is not None:  # it has come meanwhile
+                return _shown(known)
             self._pool.join(worker)
         except WorkerError as error:
             raise RequestError(str(error), status=409) from error
@@ -82,9 +84,14 @@ class Operations:
         logger.info("worker added: %s %s", worker.role, worker.url)
         return _shown(worker)
 
-    def _refuse_known(self, url: str) -> None:
-        if self._pool.at(url) is not None:
-            raise RequestError(f"{url} is known already", status=409, param="url")
+    def _known(self, url: str, role: Role) -> Worker | None:
+        """Who is added once more: not every process may have heard it the first time."""
+        known = self._pool.at(url)
+        if known is not None and known.role is not role:
+            raise RequestError(
+                f"{url} is known already, as a {known.role} worker", status=409, param="role"
+            )
+        return known
 
     async def remove(self, request: web.Request) -> web.Response:
         """It gets no new work; what it has in hand it finishes."""

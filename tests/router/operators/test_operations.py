@@ -8,9 +8,11 @@ from itertools import count
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from eval.cluster import free_port
+from ppd.errors import WorkerError
 from router.config import RouterConfig
 from router.operators.guard import is_loopback
 from router.server import running
@@ -91,7 +93,7 @@ async def test_a_worker_is_added(cluster: Cluster) -> None:
         added = {"url": late.url + "/", "role": "decode"}
         status, told = await operate(client, "PUT", "", added)
         assert (status, told["id"]) == (200, ident(late))
-        assert (await operate(client, "PUT", "", added))[0] == 409
+        assert (await operate(client, "PUT", "", added))[0] == 200
         await operate(client, "DELETE", f"/{ident(d)}")
         assert (await client.chat("hello")).status == 200
         assert late.bodies
@@ -104,7 +106,7 @@ async def test_a_worker_is_added(cluster: Cluster) -> None:
         ({"url": "http://x:1", "role": "both"}, 400, "role"),
         ({"url": "x", "role": "decode"}, 400, "must be http"),
         ({"url": "http://127.0.0.1:1", "role": "decode"}, 409, "does not answer"),
-        ({"url": "PREFILL", "role": "decode"}, 409, "known already"),
+        ({"url": "PREFILL", "role": "decode"}, 409, "known already, as a prefill worker"),
     ],
 )
 async def test_who_cannot_be_added_is_told_why(
@@ -151,6 +153,39 @@ async def test_an_operator_is_told_which_process_was_not_told() -> None:
             assert (await operate(client, "POST", path, headers=by_sibling))[0] == 200
             by_nobody = {**by_sibling, "X-PPD-Sibling": "a guess"}
             assert (await operate(client, "POST", path, headers=by_nobody))[0] == 502
+
+
+async def test_what_one_process_was_not_told_is_told_again() -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    late = FakeEngine("decode", answering())
+    port = free_port()
+    async with serving(p, d, late), aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        config = RouterConfig(port=0, policy="full", prefill=(p.url,), decode=(d.url,))
+        siblings = Siblings(0, {1: f"http://127.0.0.1:{port}"}, "secret")
+        url = await stack.enter_async_context(running(config, siblings=siblings))
+        one, added = Client(url, http), {"url": late.url, "role": "decode"}
+        assert (await operate(one, "PUT", "", added))[0] == 502
+        assert (await operate(one, "DELETE", f"/{ident(d)}"))[0] == 502
+        config = msgspec.structs.replace(config, port=port)
+        url = await stack.enter_async_context(running(config, siblings=Siblings(1, {}, "secret")))
+        assert (await operate(one, "PUT", "", added))[0] == 200
+        assert (await operate(one, "DELETE", f"/{ident(d)}"))[1]["id"] == ident(d)
+        _, known = await operate(Client(url, http), "GET", "")
+        assert {worker["url"] for worker in known} == {p.url, late.url}
+        assert (await operate(one, "DELETE", f"/{ident(d)}"))[0] == 404
+
+
+async def test_a_process_needs_a_worker_to_begin_with() -> None:
+    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    port = free_port()
+    async with serving(p, d), aiohttp.ClientSession() as http:
+        config = RouterConfig(port=port, policy="full", prefill=(p.url,), decode=(d.url,))
+        async with running(config, siblings=Siblings(0, {}, "secret")) as url:
+            for engine in (p, d):
+                await operate(Client(url, http), "DELETE", f"/{ident(engine)}")
+            second = running(msgspec.structs.replace(config, port=0), siblings=Siblings(1, {0: url}, "secret"))
+            with pytest.raises(WorkerError, match="operators have removed every worker"):
+                await second.__aenter__()
 
 
 @pytest.mark.parametrize(
