@@ -183,7 +183,8 @@ async def test_a_process_needs_a_worker_to_begin_with() -> None:
         async with running(config, siblings=Siblings(0, {}, "secret")) as url:
             for engine in (p, d):
                 await operate(Client(url, http), "DELETE", f"/{ident(engine)}")
-            second = running(msgspec.structs.replace(config, port=0), siblings=Siblings(1, {0: url}, "secret"))
+            config = msgspec.structs.replace(config, port=0)
+            second = running(config, siblings=Siblings(1, {0: url}, "secret"))
             with pytest.raises(WorkerError, match="operators have removed every worker"):
                 await second.__aenter__()
 
