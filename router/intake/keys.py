@@ -20,6 +20,9 @@ class KeyRing:
         tenants: by name; if any has keys, every request must carry one.
         worker_key: what workers want of whoever asks them; then, as with keys of our own, a
             client's key is not passed on.
+
+    Attributes:
+        judges: whether clients' keys are ours to accept, not the workers'.
     """
 
     def __init__(self, tenants: Mapping[str, Tenant], worker_key: str) -> None:
@@ -28,8 +31,9 @@ class KeyRing:
             bytes.fromhex(digest): name for name, one in tenants.items() for digest in one.keys
         }
         self._worker_headers = {"authorization": f"Bearer {worker_key}"} if worker_key else {}
-        hidden = bool(self._names or worker_key)
-        self._forwarded = [h for h in FORWARDED_HEADERS if not (hidden and h == "authorization")]
+        self.judges = bool(self._names or worker_key)
+        shown = (h for h in FORWARDED_HEADERS if not (self.judges and h == "authorization"))
+        self._forwarded = list(shown)
 
     @property
     def closed(self) -> bool:

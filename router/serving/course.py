@@ -26,6 +26,7 @@ class Course:
         number: of the request, in the decision log.
         kv_tokens: it is expected to need on a decode worker.
         headers: of the client, as the workers get them.
+        clients_key: whether workers are to judge the client's own.
         arrived_s, first_byte_s: by the router's clock.
         judged: what the decision saw, and what it was.
         decision: the route as it now is; a refused local turn becomes a remote one.
@@ -44,6 +45,7 @@ class Course:
     tenant: str
     kv_tokens: int
     headers: dict[str, str]
+    clients_key: bool
     arrived_s: float
     judged: Judgement
     decision: Decision

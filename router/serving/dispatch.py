@@ -219,7 +219,8 @@ class Dispatcher:
         told: Callable[[Answer | LegFailed], None],
     ) -> Leg:
         worker.breaker.sent()
-        return Leg(self._upstreams, worker, course.inbound.endpoint, body, course.headers, told)
+        path, headers, own = course.inbound.endpoint, course.headers, course.clients_key
+        return Leg(self._upstreams, worker, path, body, headers, own, told)
 
     async def _remote(self, course: Course) -> Answer | None:
         """The decode worker's answer after a transfer; None: a worker was lost, try others.

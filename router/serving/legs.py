@@ -101,6 +101,7 @@ class Leg:
     """Posts ``body``; tells when the worker has spoken.
 
     Args:
+        clients_key: whether 401 and 403 are about the client's own, not the router's.
         told: gets an ``Answer``, or why there is none, also for an error that is the first event
             of a stream. Once, and not after ``close``.
     """
@@ -112,12 +113,14 @@ class Leg:
         path: str,
         body: bytes,
         headers: Mapping[str, str],
+        clients_key: bool,
         told: Callable[[Answer | LegFailed], None],
     ) -> None:
         self.worker = worker
         # Forgotten when it has been told: what it closes over leads back here, and a request that
         # leaves a cycle behind is the garbage collector's to find.
         self._told: Callable[[Answer | LegFailed], None] | None = told
+        self._clients_key = clients_key
         self._failed = False
         self._status = 0
         self._content_type = self._retry_after = ""
@@ -240,7 +243,7 @@ class Leg:
     def _fail(self, error: EngineError, cause: Cause = Cause.ANSWERED) -> None:
         if not self._failed:
             self._failed = True
-            if error.status in (401, 403):  # whose keys these are the router has judged
+            if error.status in (401, 403) and not self._clients_key:
                 told = f"{self.worker.role} worker refuses the router: {error.message}"
                 error = EngineError(502, told, "worker_error")
             elif error.status == 429 and self._retry_after.isdecimal():

@@ -339,6 +339,7 @@ class TurnServer:
             tenant=query.tenant,
             kv_tokens=kv_tokens,
             headers=self.keys.forwarded(headers),
+            clients_key=not self.keys.judges,
             arrived_s=arrived_s,
             judged=judged,
             decision=judged.decision,

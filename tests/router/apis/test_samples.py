@@ -120,16 +120,17 @@ async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize(
-    ("status", "answered", "outcome"),
+    ("worker_key", "status", "answered", "outcome"),
     [
-        (400, 400, "rejected"),
-        (401, 503, "worker_error"),
-        (429, 429, "overloaded"),
-        (500, 500, "worker_error"),
+        ("", 400, 400, "rejected"),
+        ("", 401, 401, "rejected"),
+        ("inner", 401, 503, "worker_error"),
+        ("", 429, 429, "overloaded"),
+        ("", 500, 500, "worker_error"),
     ],
 )
 async def test_whose_fault_it_is_that_nothing_is_embedded(
-    cluster: Cluster, status: int, answered: int, outcome: str
+    cluster: Cluster, worker_key: str, status: int, answered: int, outcome: str
 ) -> None:
     async def refuse(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
         return web.json_response({"message": "no"}, status=status, headers={"Retry-After": "7"})
@@ -137,11 +138,12 @@ async def test_whose_fault_it_is_that_nothing_is_embedded(
     embedder = FakeEngine("null", refuse)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(embedder.serving())
-        ours = scene(cluster, saying("x"), embedding=(embedder.url,))
+        options = {"embedding": (embedder.url,), "worker_api_key": worker_key}
+        ours = scene(cluster, saying("x"), **options)
         client, _ = await stack.enter_async_context(ours)
         reply = await client.post("/v1/embeddings", {"input": "abc"})
         assert reply.status == answered
-        assert reply.headers.get("Retry-After") == (None if status == 401 else "7")
+        assert reply.headers.get("Retry-After") == (None if answered == 503 else "7")
         at = {"endpoint": "/v1/embeddings", "outcome": outcome}
         assert await client.metric("ppd_finished_total", **at) == 1
 

@@ -24,6 +24,7 @@ from ..fake_engine import (
     streaming_forever,
     token,
 )
+from ..scene import CHAT, chat
 from .faulty import REMOTE, workers
 
 
@@ -96,7 +97,7 @@ async def test_a_worker_that_refuses_the_router_is_at_fault(cluster: Cluster, st
     """And not the client: where there is another worker, it does not notice."""
     p, d = workers(answering(), refusing(status, {"error": "Unauthorized"}))
     other = FakeEngine("decode", d.script)
-    async with cluster(p, d, other) as client:
+    async with cluster(p, d, other, worker_api_key="inner") as client:
         reply = await client.chat("hello")
         told = reply.json["error"]
         assert (reply.status, told["type"]) == (502, "worker_error")
@@ -106,6 +107,20 @@ async def test_a_worker_that_refuses_the_router_is_at_fault(cluster: Cluster, st
             assert (await client.chat(f"hello {i}")).status == 200
         labels = {"endpoint": "/v1/chat/completions", "outcome": "worker_error"}
         assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_key_that_workers_judge_is_the_clients_own(cluster: Cluster, status: int) -> None:
+    """As often as he likes: who comes after him is served."""
+    p, d = workers(answering(), refusing(status, {"error": "Unauthorized"}))
+    async with cluster(p, d, breaker_failures=2) as client:
+        for _ in range(4):
+            reply = await client.post(CHAT, chat("hello"), {"Authorization": "Bearer guess"})
+            assert (reply.status, reply.json["error"]["type"]) == (status, "invalid_request_error")
+        assert d.headers[-1]["authorization"] == "Bearer guess"
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "rejected"}
+        assert await client.metric("ppd_finished_total", **labels) == 4
+        assert not (await client.workers())[d.url]["breaker_open"]
 
 
 async def test_a_workers_429_is_passed_on_with_when_to_come_again(cluster: Cluster) -> None:
