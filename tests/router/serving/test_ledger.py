@@ -36,6 +36,7 @@ def test_a_request_ends_once() -> None:
         tenant="t",
         kv_tokens=0,
         headers={},
+        clients_key=False,
         arrived_s=0.0,
         judged=Judgement(None, None, decision, 0),
         decision=decision,
