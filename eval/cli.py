@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     thirteen.add_argument(
         "--routers",
         nargs="+",
-        default=bench_router.NAMES,
+        default=bench_router.USUAL,
         choices=bench_router.NAMES,
     )
     thirteen.add_argument(

@@ -5,7 +5,8 @@ another. Each request is a first turn: prefill and decode leg. ``ours`` has its 
 ``ours_everything`` the optional parts as well (``everything.py``). What is counted is CPU time of
 the router's processes, and what it adds to the time to first token of a worker asked directly.
 The floors are no routers: they copy bytes, in Python, ``floor_two_legs`` to both workers
-(``splice.py``), and ``floor_kernel`` in C with three system calls a chunk (``splice.c``).
+(``splice.py``), ``floor_kernel`` in C with three system calls a chunk (``splice.c``), and
+``floor_uring``, for which liburing must be there, with fewer than one (``splice_uring.c``).
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ class Load:
     window: float = 0.6  # of all chunks: counted when all streams are open, and none has ended
 
 
-FLOORS = ("floor_kernel", "floor", "floor_two_legs")
+_IN_C = {"floor_kernel": ("splice", ()), "floor_uring": ("splice_uring", ("-luring",))}
 OURS = ("ours", "ours_everything", "ours_compiled")
+USUAL = (*OURS, *rival_routers.NAMES, "floor_kernel", "floor", "floor_two_legs")
+FLOORS = (*_IN_C, "floor", "floor_two_legs")
 NAMES = (*OURS, *rival_routers.NAMES, *FLOORS)
 LOADS = (
     Load("burst", 32, 512, 0.1, 32),
@@ -305,12 +308,12 @@ def run(
 
 
 def _floor(name: str, folder: Path) -> list[str]:
-    if name != "floor_kernel":
+    if name not in _IN_C:
         return [sys.executable, "-m", f"{__package__}.splice"]
-    source, made = Path(__file__).with_name("splice.c"), folder / "splice"
-    built = subprocess.run(
-        ["cc", "-O2", "-o", str(made), str(source)], capture_output=True, text=True, check=False
-    )
+    program, libraries = _IN_C[name]
+    source, made = Path(__file__).with_name(f"{program}.c"), folder / program
+    command = ["cc", "-O2", "-o", str(made), str(source), *libraries]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode:
         raise ConfigError(f"{source} cannot be compiled: {built.stderr.strip()[-500:]}")
     return [str(made)]

@@ -1,6 +1,6 @@
 /* The floor below the floors of bench-router: copies bytes between a client and the decode worker
    with three system calls a chunk (epoll_wait, recv, write) and nothing else. What it costs is what
-   the kernel takes for these; ways that need fewer (io_uring) are not tried.
+   the kernel takes for these.
 
    cc -O2 -o splice splice.c && ./splice PORT WORKER_PORT */
 
