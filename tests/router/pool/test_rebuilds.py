@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from ppd.errors import IndexFileError
 from router.pool.build import build_collection
 from router.pool.collection import Collection
 
+from ...disks import disk_of
 from ..scene import until
-from .pools import OPTIONS, ROWS, WIDTH, config_for, running
+from .pools import OPTIONS, ROWS, WIDTH, Client, config_for, running
 
 
 async def test_what_one_space_took_the_next_one_takes(tmp_path: Path) -> None:
@@ -48,17 +50,27 @@ async def test_a_rebuild_that_fails_leaves_all_as_it_was(
     def full(*args: object) -> None:
         raise IndexFileError("no space left on device")
 
+    async def rebuilt(pool: Client) -> tuple[int, Any]:
+        return await pool.post("/v1/collections/docs/rebuild", {})
+
+    async def told_and_as_it_was(pool: Client) -> str:
+        status, told = await rebuilt(pool)
+        assert status == 503
+        assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
+        assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000001.ann"]
+        message: str = told["error"]["message"]
+        return message
+
+    size = (data / "docs" / "index-000001.ann").stat().st_size
     async with running(config_for(data)) as pool:
         point = {"id": "new", "vector": [9.0] * WIDTH}
         await pool.post("/v1/collections/docs/points", {"points": [point]})
-        for broken in ("router.pool.payloads.Payloads.adopt", "router.pool.index_file.write"):
-            with monkeypatch.context() as patch:
-                patch.setattr(broken, full)
-                status, told = await pool.post("/v1/collections/docs/rebuild", {})
-            assert (status, told["error"]["message"]) == (503, "no space left on device")
-            assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
-            assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000001.ann"]
-        assert (await pool.post("/v1/collections/docs/rebuild", {}))[0] == 200
+        with disk_of(size // 2):
+            assert "index-000002.ann: cannot be written: " in await told_and_as_it_was(pool)
+        with monkeypatch.context() as patch:
+            patch.setattr("router.pool.payloads.Payloads.adopt", full)
+            assert await told_and_as_it_was(pool) == "no space left on device"
+        assert (await rebuilt(pool))[0] == 200
         assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
 
 
