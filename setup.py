@@ -19,7 +19,8 @@ _COMPILED = {
     "intake": ("admission", "fields", "keys", "rates", "requests", "scrub", "wishes"),
     "seeing": ("counting", "journal", "metrics"),
     "serving": (
-        *("bodies", "course", "dispatch", "holds", "ledger", "left", "legs", "relay", "turns"),
+        *("bodies", "course", "dispatch", "holds", "ledger", "left", "legs", "relay", "telling"),
+        "turns",
     ),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
     "workers": ("breaker", "cluster", "worker"),

@@ -22,11 +22,9 @@ from .course import Course
 from .holds import Promised, Queued, Spoken
 from .left import Left
 from .legs import Answer, Cause, Leg, LegFailed
-from .sse import EngineError
+from .telling import BothLegs, OneLeg
 
 logger = logging.getLogger("ppd.router.turns")
-
-_NO_KV = EngineError(504, "prefill worker did not answer, and no KV came from it", "worker_error")
 
 # How SGLang 0.5.21 refuses what is neither remote nor, for want of the plugin, local. Only at
 # the start of a message: validation errors repeat what a client has sent.
@@ -103,12 +101,8 @@ class Dispatcher:
         if not worker.handshake.local_prefill:
             return
         spoken = Spoken(self._upstreams.loop)
-
-        def told(answer: Answer | LegFailed) -> None:
-            _blame(worker, answer)
-            spoken.told(answer)
-
-        leg = self._open(worker, course, with_terms(primer, _terms(course)), told)
+        body = with_terms(primer, _terms(course))
+        leg = self._open(worker, course, body, OneLeg(worker, spoken).told)
         course.opened.append(leg)
         try:
             await spoken.future
@@ -183,14 +177,8 @@ class Dispatcher:
             return None
 
     async def _spoken(self, worker: Worker, course: Course, body: bytes) -> Answer:
-        spoken = Spoken(self._upstreams.loop)
-
-        def told(answer: Answer | LegFailed) -> None:
-            _blame(worker, answer)
-            promised.spoke()
-            spoken.told(answer)
-
-        promised = Promised(worker, course)
+        spoken, promised = Spoken(self._upstreams.loop), Promised(worker, course)
+        told = OneLeg(worker, spoken, promised).told
         course.opened += (promised, self._open(worker, course, body, told))
         return await spoken.future
 
@@ -242,36 +230,11 @@ class Dispatcher:
         spoken = Spoken(self._upstreams.loop)
         # In the same step as the decision: turns that are decided next shall see it.
         queued = Queued(self._backlog, prefill.identity, course.judged.remote_tokens)
-
-        prefilled = False
-
-        def prefill_told(answer: Answer | LegFailed) -> None:
-            nonlocal prefilled
-            queued.close()
-            if spoken.explains(answer):
-                return
-            prefilled = True
-            _blame(prefill, answer)
-            if isinstance(answer, LegFailed):
-                self._prefill_failed(answer)
-                spoken.told(answer)
-
-        def decode_told(answer: Answer | LegFailed) -> None:
-            if spoken.explains(answer):
-                return
-            if isinstance(answer, LegFailed) and answer.cause is Cause.SILENT and not prefilled:
-                # It waits for KV that never came.
-                prefill_told(LegFailed(prefill, _NO_KV, Cause.SILENT))
-            else:
-                _blame(decode, answer)
-                promised.spoke()
-                spoken.told(answer)
-
         promised = Promised(decode, course)
-
-        prefill_leg = self._open(prefill, course, body, prefill_told)
+        legs = BothLegs(prefill, decode, spoken, queued, promised, self._prefill_failed)
+        prefill_leg = self._open(prefill, course, body, legs.prefill_told)
         prefill_leg.pour_into(None)
-        decode_leg = self._open(decode, course, body, decode_told)
+        decode_leg = self._open(decode, course, body, legs.decode_told)
         course.opened += (queued, promised, prefill_leg, decode_leg)
         try:
             answer = await spoken.future
@@ -322,14 +285,3 @@ class Dispatcher:
 def _terms(course: Course) -> LocalTerms:
     """For what a stream's own worker prefills beside it or behind it."""
     return LocalTerms(0 if course.features is None else course.features.least_cached_tokens)
-
-
-def _blame(worker: Worker, answer: Answer | LegFailed) -> None:
-    if not isinstance(answer, LegFailed):
-        if worker.role is Role.PREFILL or not answer.streams:
-            worker.breaker.succeeded()  # whether a stream does is known when it has ended
-    elif answer.blames_worker:
-        rested = worker.breaker.open
-        worker.breaker.failed()
-        if worker.breaker.open and not rested:
-            logger.error("%s fails request after request: left alone for a while", worker.url)
