@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ppd.errors import RequestError
@@ -135,13 +136,21 @@ class Front:
             before = await self._kept.find(tenant, previous, param="previous_response_id")
         name = self._kept.new_name()
         fields = responses.to_chat(given, before)
-
-        def keep(response: dict[str, Any], said: dict[str, Any]) -> None:
-            if given.get("store") is not False:
-                asked = responses.input_messages(given.get("input"))
-                self._kept.keep(tenant, name, response, (*before, *asked, said))
-
+        keep = partial(self._keep, tenant, name, given, before)
         return fields, ResponseTaker(request, given, name, keep)
+
+    def _keep(
+        self,
+        tenant: str,
+        name: str,
+        given: dict[str, Any],
+        before: Messages,
+        response: dict[str, Any],
+        said: dict[str, Any],
+    ) -> None:
+        if given.get("store") is not False:
+            asked = responses.input_messages(given.get("input"))
+            self._kept.keep(tenant, name, response, (*before, *asked, said))
 
 
 def _as_openai(told: ErrorAnswer) -> bytes:
