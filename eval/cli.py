@@ -243,7 +243,7 @@ def _run(options: argparse.Namespace) -> int:
             return load_router.run(
                 options.requests, options.clients, options.seed, options.out, options.logs
             )
-        case "bench-pool" | "pool-control" | "pool-soak":
+        case "bench-pool" | "pool-control" | "pool-queueing" | "pool-soak":
             return pool_commands.run(options)
         case "interference":
             return interference.run(

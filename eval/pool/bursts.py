@@ -26,7 +26,7 @@ from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.space import Rows
 
 BATCH = 16
-_BATCH_WAIT_S = 0.002
+BATCH_WAIT_S = 0.002
 _BURST, _QUIET_S, _BURST_S = 5.0, 0.45, 0.05  # rate in bursts, and how long each lasts
 _PREFILL_SHARE = 0.3
 KINDS = {  # (itopk, limit), drawn alike
@@ -200,13 +200,13 @@ def _fixed(feed: _Feed, target: Target) -> None:
             _enqueue(feed)
             waited_s = time.perf_counter() - feed.ready[0][0] if feed.ready else 0.0
             batch = []
-            if len(feed.ready) >= BATCH or waited_s >= _BATCH_WAIT_S:
+            if len(feed.ready) >= BATCH or waited_s >= BATCH_WAIT_S:
                 count = min(BATCH, len(feed.ready))
                 batch = [heapq.heappop(feed.ready)[2] for _ in range(count)]
             left = bool(feed.ready)
         if not batch:
             if left:
-                time.sleep(_BATCH_WAIT_S / 20)  # a batch that is not full yet
+                time.sleep(BATCH_WAIT_S / 20)  # a batch that is not full yet
             elif not feed.wait_for_next():
                 return
             continue

@@ -36,6 +36,10 @@ def add_to(commands: Any) -> None:
     control.add_argument("--seed", type=int, default=0)
     control.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     control.add_argument("--plot", type=Path, help="PNG")
+    queueing = commands.add_parser("pool-queueing", help="bursts of searches, in simulated time")
+    queueing.add_argument("--loads", type=float, nargs="+", default=[0.15, 0.2, 0.25, 0.3, 0.7])
+    queueing.add_argument("--seeds", type=int, default=5, help="how many; the medians are told")
+    queueing.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
     soak = commands.add_parser("pool-soak", help="searches without end, and nothing may be wrong")
     soak.add_argument("--searches", type=int, default=10_000_000)
     soak.add_argument("--seed", type=int, default=0)
@@ -48,6 +52,10 @@ def run(options: argparse.Namespace) -> int:
         from . import control as pool_control
 
         return pool_control.run(options.seed, options.out, options.plot)
+    if options.command == "pool-queueing":
+        from . import queueing as pool_queueing
+
+        return pool_queueing.run(options.loads, options.seeds, options.out)
     if options.command == "pool-soak":
         from . import soak as pool_soak
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.pool import ideal, sentences
-from eval.pool.bursts import KINDS, Arrival, Way, draw, run
+from eval.pool import ideal, queueing, sentences
+from eval.pool.bursts import BATCH, BATCH_WAIT_S, KINDS, Arrival, Way, draw, run
 from ppd.ann import batch
 from ppd.ann.schedule import Stage
 from ppd.errors import ConfigError
@@ -53,6 +53,35 @@ def test_without_a_queue_a_search_takes_what_it_costs_and_with_one_it_waits() ->
     assert ideal.p99_us(together, taken, 2, Stage.PREFILL) == pytest.approx(2000.0, rel=0.01)
     behind = [Arrival(0.0, Stage.DECODE, 0, 128, 10), *at(0.001)]
     assert ideal.p99_us(behind, taken, 1, Stage.PREFILL) == pytest.approx(4000.0)
+
+
+def test_in_simulated_time_a_search_alone_takes_what_it_costs_and_a_batch_as_long_as_all() -> None:
+    costs = queueing.Costs(1e-6, 1e-6, 1e-6, step=100e-6, search=10e-6, alone=50e-6)
+    narrow, wide = costs.compiled(32), costs.compiled(256)
+    apart = [Arrival(at_s, Stage.DECODE, 0, 32, 10) for at_s in (0.0, 0.5, 1.0)]
+    took = queueing.ours(apart, costs)[Stage.DECODE]
+    assert took == pytest.approx([100e-6 + 10e-6 + narrow] * 3)
+    assert queueing.fifo(apart, costs)[Stage.DECODE] == pytest.approx([50e-6 + narrow] * 3)
+    waits = BATCH_WAIT_S + 100e-6 + 10e-6 + narrow
+    assert queueing.fixed(apart, costs)[Stage.DECODE] == pytest.approx([waits] * 3)
+
+    full = [Arrival(0.0, Stage.PREFILL, 0, 32, 10)] * (BATCH - 1)
+    full.append(Arrival(0.0, Stage.DECODE, 0, 256, 10))
+    waits = 100e-6 + BATCH * 10e-6 + (BATCH - 1) * narrow + wide
+    assert queueing.fixed(full, costs)[Stage.PREFILL] == pytest.approx([waits] * (BATCH - 1))
+    assert max(queueing.ours(full, costs)[Stage.PREFILL]) < waits  # they leave as they finish
+
+
+def test_in_simulated_time_all_are_answered_and_python_costs_what_it_is_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert queueing.run([0.3], 1, tmp_path / "rows.jsonl", seconds=2.0) == 0
+    told = json.loads(capsys.readouterr().out)["load0.3"]
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 5
+    assert told["ours_without_python_decode_p99_us"] < told["ours_decode_p99_us"]
+    arrivals = draw(1000.0, 1.0, 1, 0)
+    for way in (queueing.ours, queueing.fifo, queueing.fixed):
+        assert sum(map(len, way(arrivals, queueing.Costs()).values())) == len(arrivals)
 
 
 def test_costs_are_of_every_kind_that_is_drawn() -> None:
