@@ -38,6 +38,9 @@ class _Cluster:
     def prefill(self, identity: str | None) -> str:
         return identity or "p0"
 
+    def evicted(self, identity: str | None, session: int) -> int:
+        return 0
+
     def opening(self, root: bytes | None) -> None:
         return None
 

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     BATCH = "batch"  # several prompts in one request have no one home
     SHORT_PREFIX = "short_prefix"  # too little is known of it to be worth a home
     HOME_GONE = "home_gone"  # the worker with the KV is down, has restarted, or dropped the turn
+    EVICTED = "evicted"  # its KV events say that it has dropped the prefix
     HOME_UNPATCHED = "home_unpatched"  # its handshake does not offer local prefill
     HOME_REPLICA = "home_replica"  # it does both, beside workers that do not
     RESUMED = "resumed"  # the worker was lost in mid-stream: the rest comes from another
@@ -72,7 +73,8 @@ class Features:
     Attributes:
         session: names the conversation.
         turn: from 1.
-        context_tokens: KV of the conversation that the home worker is believed to hold.
+        context_tokens: KV of the conversation that the home worker was left with.
+        evicted_tokens: the part of it that the home is known to have dropped since.
         earlier_prompt_tokens: the part of it that was the last turn's prompt.
         new_tokens: estimate of the input that follows.
         output_tokens: forecast of the reply (``ppd.forecast``).
@@ -100,6 +102,12 @@ class Features:
     home_running: int
     home_append_tokens: int
     home_free_tokens: int | None
+    evicted_tokens: int = 0
+
+    @property
+    def held_tokens(self) -> int:
+        """KV of the conversation that the home is believed to hold."""
+        return self.context_tokens - self.evicted_tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -108,7 +116,7 @@ class Features:
     @property
     def uncached_at_home(self) -> int:
         """Tokens of the prompt that a local turn computes."""
-        return self.prompt_tokens - predicted_cached_tokens(self.context_tokens, self.page_size)
+        return self.prompt_tokens - predicted_cached_tokens(self.held_tokens, self.page_size)
 
     @property
     def uncached_at_prefill(self) -> int:
@@ -196,6 +204,8 @@ def decide(
                 # "Hello" begins thousands of prompts. Without a precondition a local turn could
                 # be a whole first prefill, and all of them would meet on one worker.
                 return Decision(opening, Reason.SHORT_PREFIX)
+            if features.held_tokens < features.least_cached_tokens:
+                return Decision(opening, Reason.EVICTED)  # it would be refused
             return policy.choose(features, objective)
         case _:
             assert_never(features.home)

@@ -46,6 +46,10 @@ class ClusterView(Protocol):
         """That worker, if it lives and has not restarted."""
         ...
 
+    def evicted(self, identity: str | None, session: int) -> int:
+        """Tokens that the worker is known to have dropped from the conversation's end."""
+        ...
+
     def prefill(self, identity: str | None) -> str | None:
         """The prefill worker that a remote turn would take: that one, if it lives."""
         ...
@@ -155,16 +159,22 @@ class Judge:
             context_tokens, new_tokens = turn.prompt_tokens, tokens_after
         else:
             context_tokens, new_tokens = turn.kv_tokens, tokens_after - turn.completion_tokens
+        held_tokens = max(0, turn.kv_tokens - self._cluster.evicted(turn.home, turn.session))
+        prefill_cached = 0
+        if prefill == turn.prefill_worker:
+            evicted = self._cluster.evicted(prefill, turn.session)
+            prefill_cached = max(0, turn.prefill_tokens - evicted)
         return Features(
             session=turn.session_name,
             turn=hit.next_turn,
             context_tokens=context_tokens,
+            evicted_tokens=max(0, context_tokens - held_tokens),
             earlier_prompt_tokens=turn.prompt_tokens,
             new_tokens=max(1, new_tokens),
             output_tokens=self._forecast.reply_tokens(
                 query.tenant, turn.usual_reply_tokens, query.most_tokens
             ),
-            prefill_cached_tokens=turn.prefill_tokens if prefill == turn.prefill_worker else 0,
+            prefill_cached_tokens=prefill_cached,
             prefill_queue_tokens=0 if prefill is None else self._backlog.of(prefill),
             qps=self._arrivals.per_second(now_s) / max(1, self._cluster.decode_workers),
             home=state,

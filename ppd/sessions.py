@@ -48,12 +48,17 @@ class Turn(msgspec.Struct, gc=False):
     @property
     def session_name(self) -> str:
         """The conversation's, in logs."""
-        return f"{self.session:012x}"
+        return session_name(self.session)
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose KV is on ``home``. The last generated token was never fed back."""
         return self.prompt_tokens + max(0, self.completion_tokens - 1)
+
+
+def session_name(session: int) -> str:
+    """In logs, and to workers."""
+    return f"{session:012x}"
 
 
 class Hit(msgspec.Struct, frozen=True):

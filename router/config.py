@@ -65,6 +65,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     control_timeout_s: of a handshake, a probe, and what processes on the port ask of each other.
     breaker_failures: so many in a row, and a worker is left alone for breaker_rest_s; 0: never.
     resume_streams: how often a stream may go on elsewhere after its decode worker was lost.
+    kv_events: hear those of workers that publish them, for what they have dropped.
     escape_to_decode: without prefill worker, whole prompts go to decode workers.
     """
 
@@ -124,6 +125,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     breaker_failures: int = 5
     breaker_rest_s: float = 10.0
     resume_streams: int = 0
+    kv_events: bool = True
     escape_to_decode: bool = False
     probe_interval_s: float = 2.0
 

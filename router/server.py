@@ -36,6 +36,7 @@ from .wire.client import Upstreams
 from .workers.breaker import Breaker
 from .workers.cluster import connect
 from .workers.discovery import Reconciler, first_of_each, open_sources
+from .workers.kv_events import listening
 from .workers.membership import Membership
 
 logger = logging.getLogger("ppd.router")
@@ -157,6 +158,8 @@ async def running(
             siblings,
             changes,
         )
+        if config.kv_events:
+            await stack.enter_async_context(listening(pool, parts.admin.metrics))
         if membership is not None:
             await stack.enter_async_context(owned(membership.watch_forever()))
         if parts.retriever is not None:

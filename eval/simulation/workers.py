@@ -137,6 +137,9 @@ class Cluster:
     def opening(self, root: bytes | None) -> None:
         """Homes are given by ``place``, replicas among them."""
 
+    def evicted(self, identity: str | None, session: int) -> int:
+        return 0  # whoever is there keeps all
+
     def is_replica(self, worker: str) -> bool:
         return worker in self._replicas
 

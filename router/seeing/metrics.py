@@ -163,6 +163,24 @@ class Metrics:
             "Prefill legs that failed by no fault of the client",
             registry=self.registry,
         )
+        self.kv_evicted = Counter(
+            "ppd_kv_evicted_tokens",
+            "Tokens of known conversations that workers dropped, by their KV events",
+            ["role", "worker"],
+            registry=self.registry,
+        )
+        self.kv_events_missed = Counter(
+            "ppd_kv_events_missed",
+            "Times that KV events of a worker were missed, or could not be read",
+            ["role", "worker"],
+            registry=self.registry,
+        )
+        self.kv_events_connected = Gauge(
+            "ppd_kv_events_connected",
+            "1 while the KV events of a worker that publishes them are heard",
+            ["role", "worker"],
+            registry=self.registry,
+        )
         self.sessions = Gauge(
             "ppd_known_turns", "Finished turns that can be continued", registry=self.registry
         )

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppd.contract import LocalTerms
+from ppd.sessions import session_name
 
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.worker import Worker
+from .course import Course
+
+Name = Mapping[str, str]  # of the conversation, or nothing
 
 
-def with_terms(inbound: Inbound, terms: LocalTerms) -> bytes:
+def name_for(course: Course, *workers: Worker) -> Name:
+    """What has the blocks named that one of these workers stores for a request."""
+    if course.inbound.chain is None or all(worker.evictions is None for worker in workers):
+        return {}
+    return {"session_id": session_name(course.session)}
+
+
+def with_terms(inbound: Inbound, terms: LocalTerms, name: Name) -> bytes:
     """The body of a local leg. ``/generate`` carries the marker in its sampling parameters."""
     if inbound.endpoint is not Endpoint.GENERATE:
         custom = (inbound.fields.get("custom_params") or {}) | terms.to_custom_params()
-        return inbound.with_fields({"custom_params": custom})
+        return inbound.with_fields({"custom_params": custom, **name})
     sampling = inbound.fields.get("sampling_params") or {}
     custom = (sampling.get("custom_params") or {}) | terms.to_custom_params()
-    return inbound.with_fields({"sampling_params": {**sampling, "custom_params": custom}})
+    sampling = {**sampling, "custom_params": custom}
+    return inbound.with_fields({"sampling_params": sampling, **name})
 
 
-def with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) -> bytes:
+def with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int], name: Name) -> bytes:
     """The body of both legs of a remote turn."""
     host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
     address: dict[str, Any]
@@ -34,4 +46,4 @@ def with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int]) ->
             "bootstrap_port": [port] * n,
             "bootstrap_room": [new_room() for _ in range(n)],
         }
-    return inbound.with_fields(address)
+    return inbound.with_fields({**address, **name})

@@ -24,6 +24,7 @@ class Course:
 
     Attributes:
         number: of the request, in the decision log.
+        session: the number of its conversation.
         kv_tokens: it is expected to need on a decode worker.
         headers: of the client, as the workers get them.
         clients_key: whether workers are to judge the client's own.
@@ -41,6 +42,7 @@ class Course:
     """
 
     number: int
+    session: int
     inbound: Inbound
     tenant: str
     kv_tokens: int

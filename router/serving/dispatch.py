@@ -17,7 +17,7 @@ from ..seeing.metrics import Metrics
 from ..wire.client import Upstreams
 from ..workers.cluster import WorkerPool
 from ..workers.worker import Worker
-from .bodies import with_room, with_terms
+from .bodies import name_for, with_room, with_terms
 from .course import Course
 from .holds import Promised, Queued, Spoken
 from .left import Left
@@ -101,7 +101,7 @@ class Dispatcher:
         if not worker.handshake.local_prefill:
             return
         spoken = Spoken(self._upstreams.loop)
-        body = with_terms(primer, _terms(course))
+        body = with_terms(primer, _terms(course), name_for(course, worker))
         leg = self._open(worker, course, body, OneLeg(worker, spoken).told)
         course.opened.append(leg)
         try:
@@ -122,7 +122,8 @@ class Dispatcher:
         course.inbound = continued
         course.decision = Decision(Route.LOCAL, Reason.APPENDED)
         try:
-            return await self._spoken(worker, course, with_terms(continued, _terms(course)))
+            body = with_terms(continued, _terms(course), name_for(course, worker))
+            return await self._spoken(worker, course, body)
         except LegFailed as failure:
             logger.warning("%s takes no more of the stream: %s", worker.url, failure)
             return await self.go_on(course, continued)
@@ -133,7 +134,8 @@ class Dispatcher:
         assert course.features is not None
         home = self._pool.by_identity(course.hit.turn.home)
         assert home is not None, "it was ready when this was decided, and nothing has been awaited"
-        body = with_terms(course.inbound, LocalTerms(course.features.least_cached_tokens))
+        terms = LocalTerms(course.features.least_cached_tokens)
+        body = with_terms(course.inbound, terms, name_for(course, home))
         # In the same step as the decision, which counted on it: nothing has been awaited since.
         queued = Queued(self._backlog, home.identity, course.features.uncached_at_home)
         course.opened.append(queued)
@@ -169,7 +171,8 @@ class Dispatcher:
         home, root = self._left.home(course, Role.REPLICA), course.inbound.root
         replica = self._pool.pick(Role.REPLICA, home, course.failed, course.kv_tokens, root)
         try:
-            return await self._spoken(replica, course, course.inbound.with_fields({}))
+            body = course.inbound.with_fields(name_for(course, replica))
+            return await self._spoken(replica, course, body)
         except LegFailed as failure:
             course.close()
             if not await self._may_retry(course, failure):
@@ -189,7 +192,8 @@ class Dispatcher:
         queued = Queued(self._backlog, decode.identity, course.judged.remote_tokens)
         course.opened.append(queued)
         try:
-            answer = await self._spoken(decode, course, with_terms(course.inbound, LocalTerms(0)))
+            body = with_terms(course.inbound, LocalTerms(0), name_for(course, decode))
+            answer = await self._spoken(decode, course, body)
         except LegFailed as failure:
             course.close()
             course.decision = wanted
@@ -226,7 +230,8 @@ class Dispatcher:
         if course.decision.reason is Reason.HOME_FULL and home is not None:
             avoided = [*avoided, home]
         decode = self._pool.pick(Role.DECODE, home, avoided, course.kv_tokens, root)
-        body = with_room(course.inbound, prefill, self._new_room)
+        name = name_for(course, prefill, decode)
+        body = with_room(course.inbound, prefill, self._new_room, name)
         spoken = Spoken(self._upstreams.loop)
         # In the same step as the decision: turns that are decided next shall see it.
         queued = Queued(self._backlog, prefill.identity, course.judged.remote_tokens)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ppd.decision import Policy, Reason, Route, predicted_cached_tokens
 from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
-from ppd.sessions import SessionIndex, Turn
+from ppd.sessions import Hit, SessionIndex, Turn
 
 from ..seeing.counting import Observed
 from ..seeing.journal import Journal
@@ -56,6 +56,10 @@ class Ledger:
     def take_up_policy(self, policy: Policy, since: int) -> None:
         """Another policy decides about requests from that number on; it learns of no others."""
         self._policy, self._since = policy, since
+
+    def session(self, hit: Hit | None) -> int:
+        """The number of a request's conversation, a new one where it has none."""
+        return self._new_session() if hit is None else hit.turn.session
 
     def answered(self, course: Course) -> None:
         """A worker has spoken."""
@@ -132,7 +136,7 @@ class Ledger:
             features, held = course.features, 0
             if features is not None and course.hit is not None:
                 there = course.hit.turn.home == home.identity
-                held = min(features.context_tokens, usage.prompt_tokens) if there else 0
+                held = min(features.held_tokens, usage.prompt_tokens) if there else 0
             self._metrics.bytes_sent.add(more=(usage.prompt_tokens - held) * token_bytes)
 
     def _observe(self, course: Course, usage: Usage, now_s: float) -> None:
@@ -183,7 +187,7 @@ class Ledger:
         else:
             prefill_worker, prefill_tokens = None, 0  # a replica's first turn
         return Turn(
-            session=before.session if before else self._new_session(),
+            session=course.session,
             number=course.turn,
             home=home.identity,
             prompt_tokens=usage.prompt_tokens,
@@ -199,7 +203,7 @@ class Ledger:
     def _compare(self, course: Course, turn: Turn, usage: Usage) -> None:
         assert course.features is not None
         # The last prompt token is always computed: its logits are the first new token.
-        held = min(course.features.context_tokens, usage.prompt_tokens - 1)
+        held = min(course.features.held_tokens, usage.prompt_tokens - 1)
         predicted = predicted_cached_tokens(held, course.features.page_size)
         self._metrics.cached_predicted.inc(predicted)
         self._metrics.cached_actual.inc(usage.cached_tokens)

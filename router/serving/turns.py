@@ -335,6 +335,7 @@ class TurnServer:
         )
         return Course(
             number=number,
+            session=self._ledger.session(judged.hit),
             inbound=inbound,
             tenant=query.tenant,
             kv_tokens=kv_tokens,

@@ -38,13 +38,16 @@ class WorkerPool:
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
     that none of them meets one that the worker has closed. ``make_breaker``: one for a
-    worker. ``changed``: there may be room where there was none. ``drained``: processes of workers,
+    worker. ``changed``: there may be room where there was none. ``met``, ``parted``: a worker has
+    joined or come back, or left. ``drained``: processes of workers,
     by URL, that get no work when they join: operators had drained them before this router began.
     """
 
     control: aiohttp.ClientSession
     make_breaker: Callable[[], Breaker] = Breaker
     changed: Callable[[], None] = lambda: None
+    met: Callable[[Worker], None] = lambda _worker: None
+    parted: Callable[[Worker], None] = lambda _worker: None
     workers: list[Worker] = field(default_factory=list)
     drained: dict[str, str | None] = field(default_factory=dict)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,6 +77,7 @@ class WorkerPool:
         self.workers.append(worker)
         self._of[worker.role].append(worker)
         self.joined.set()
+        self.met(worker)
         self.changed()
 
     def _check_process(self, worker: Worker) -> None:
@@ -94,6 +98,7 @@ class WorkerPool:
         worker.alive = False
         self.workers.remove(worker)
         self._of[worker.role].remove(worker)
+        self.parted(worker)
 
     def tell(self, worker: Worker, load: Load | None) -> None:
         """It has said how busy it is."""
@@ -171,6 +176,12 @@ class WorkerPool:
             free_tokens=worker.load.free_tokens if worker.load else None,
             replica=worker.role is Role.REPLICA,
         )
+
+    def evicted(self, identity: str | None, session: int) -> int:
+        worker = self.by_identity(identity)
+        if worker is None or worker.evictions is None:
+            return 0
+        return worker.evictions.lost(session)
 
     def prefill(self, identity: str | None) -> str | None:
         try:
@@ -279,6 +290,7 @@ class WorkerPool:
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
             worker.met_again(handshake, restarted=restarted)
             worker.breaker, worker.headroom = self.make_breaker(), Headroom()
+            self.met(worker)
             logger.info(
                 "worker up again: %s %s (%s)",
                 worker.role,

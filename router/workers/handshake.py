@@ -15,6 +15,16 @@ logger = logging.getLogger("ppd.router.workers")
 
 
 @dataclass(frozen=True, slots=True)
+class Publisher:
+    """Where a worker publishes KV events: a port of its host, and as many behind it as it has
+    data-parallel ranks."""
+
+    port: int
+    topic: str
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Handshake:
     """What a worker says of itself (``/server_info`` and ``/v1/models``)."""
 
@@ -29,6 +39,7 @@ class Handshake:
     flushes: int = 0  # of its whole KV cache
     kv_token_bytes: int | None = None  # of a token's KV in a transfer, if the plugin tells
     special_tokens: tuple[str, ...] = ()  # of unusual form, if the plugin tells
+    publisher: Publisher | None = None  # of KV events that name conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +87,18 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
             flushes=plugin.get("flushes") or 0,
             kv_token_bytes=plugin.get("kv_token_bytes"),
             special_tokens=tuple(map(str, plugin.get("special_tokens") or ())),
+            publisher=_publisher(info),
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
+
+
+def _publisher(info: dict[str, Any]) -> Publisher | None:
+    told = info.get("kv_events")
+    # Where SGLang keeps sessions in its radix cache their names are not the router's to give.
+    if not told or told["publisher"] != "zmq" or info.get("enable_session_radix_cache"):
+        return None
+    return Publisher(int(told["endpoint_port_base"]), str(told["topic"]), int(told["dp_size"]))
 
 
 async def check_ready(client: aiohttp.ClientSession, url: str) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from ppd.announcement import Announcement
 from ppd.contract import Role
+from ppd.evictions import Evictions
 from ppd.headroom import Headroom
 
 from .breaker import Breaker
@@ -31,6 +32,8 @@ class Worker:
         load: what it said when it was last asked.
         heard_at_s: when it last announced itself; None for one that was given, added or found.
         said: its last announcement.
+        evictions: what its cache has dropped, as far as its KV events are heard; None: they are
+            not.
     """
 
     url: str
@@ -44,6 +47,7 @@ class Worker:
     load: Load | None = None
     heard_at_s: float | None = None
     said: Announcement | None = None
+    evictions: Evictions | None = None
     breaker: Breaker = field(default_factory=Breaker)
     headroom: Headroom = field(default_factory=Headroom)
     identity: str = field(init=False)

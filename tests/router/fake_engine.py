@@ -29,7 +29,9 @@ class FakeEngine:
     ready: bool = True
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     kv_token_bytes: int | None = None
+    kv_events: dict[str, object] | None = None
     special_tokens: tuple[str, ...] = ()
+    keeps_sessions: bool = False
     free_tokens: int | None = None
     probes_hang: bool = False
     running: int = 0
@@ -67,6 +69,8 @@ class FakeEngine:
                 "disaggregation_bootstrap_port": 4321,
                 "page_size": PAGE,
                 "version": "0.5.21",
+                "kv_events": self.kv_events,
+                "enable_session_radix_cache": self.keeps_sessions,
                 "internal_states": [state],
             }
         )

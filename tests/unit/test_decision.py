@@ -43,6 +43,18 @@ def test_no_policy_is_asked_what_it_cannot_choose(spec: str) -> None:
     assert decide(features, policy, Weights()) == Decision(opening, Reason.SHORT_PREFIX)
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_home_that_has_dropped_the_prefix_is_not_asked(spec: str) -> None:
+    policy = static_policy(spec)
+    least = FEATURES.least_cached_tokens
+    gone = replace(FEATURES, evicted_tokens=FEATURES.context_tokens - least + 1)
+    assert decide(gone, policy, Weights()) == Decision(policy.opening, Reason.EVICTED)
+    reply_gone = replace(FEATURES, evicted_tokens=FEATURES.context_tokens - least)
+    assert decide(reply_gone, policy, Weights()).reason is not Reason.EVICTED
+    assert reply_gone.uncached_at_home == FEATURES.prompt_tokens - least
+    assert reply_gone.uncached_at_prefill == FEATURES.uncached_at_prefill
+
+
 def choose(spec: str, **changes: Any) -> Route:
     return static_policy(spec).choose(replace(FEATURES, **changes), Weights()).route
 

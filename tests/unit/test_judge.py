@@ -37,6 +37,7 @@ class Cluster:
     homes: dict[str, HomeView] = field(default_factory=dict)
     prefill_workers: tuple[str, ...] = ("q", "p")
     decode_workers: int = 4
+    dropped: dict[tuple[str | None, int], int] = field(default_factory=dict)
 
     def home(self, identity: str) -> HomeView | None:
         return self.homes.get(identity)
@@ -45,6 +46,9 @@ class Cluster:
         if identity in self.prefill_workers:
             return identity
         return next(iter(self.prefill_workers), None)
+
+    def evicted(self, identity: str | None, session: int) -> int:
+        return self.dropped.get((identity, session), 0)
 
     def opening(self, root: bytes | None) -> None:
         return None
@@ -112,6 +116,26 @@ def test_a_later_turn() -> None:
     assert seen.uncached_at_prefill == world.remote_tokens == 1130 - 400
     assert seen.missed_tokens == 600
     assert seen.least_cached_tokens == 960
+
+
+def test_what_workers_have_dropped_is_not_counted_on() -> None:
+    world = World()
+    world.cluster.dropped = {("d", 1): 112, ("p", 1): 64, ("d", 2): 999}
+    seen = world.judge(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.evicted_tokens, seen.held_tokens) == (1100, 112, 988)
+    assert seen.prefill_cached_tokens == 400 - 64
+    world.cluster.dropped = {("d", 1): 9999, ("p", 1): 9999}
+    seen = world.judge(NEXT)
+    assert seen is not None
+    assert (seen.held_tokens, seen.prefill_cached_tokens) == (0, 0)
+    assert world.remote_tokens == seen.prompt_tokens
+    # The reply is gone, and it would not have been found: nothing is missing.
+    world = World(known=structs.replace(TURN, loses_replies=True))
+    world.cluster.dropped = {("d", 1): 96}
+    seen = world.judge(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.evicted_tokens) == (1000, 0)
 
 
 def test_the_same_input_again() -> None:

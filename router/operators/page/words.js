@@ -5,6 +5,7 @@ export const REASONS = {
   batch: "several prompts in one request have no one home",
   short_prefix: "too little of it is known to be worth a home",
   home_gone: "the worker with the KV is down, draining, left alone, has restarted or flushed its cache, or failed with the turn",
+  evicted: "the home worker has dropped the prefix, by its KV events",
   home_unpatched: "the home worker does not offer local prefill",
   resumed: "the worker was lost in mid-stream: the rest comes from another",
   appended: "a passage was found in mid-stream: the stream goes on behind it, where it is",

@@ -33,6 +33,7 @@ def test_a_request_ends_once() -> None:
     course = Course(
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
         number=1,
+        session=1,
         tenant="t",
         kv_tokens=0,
         headers={},

@@ -1,0 +1,288 @@
+"""KV events over real ZeroMQ sockets: what a worker has dropped is not asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from ..conftest import Client, Cluster
+from ..fake_engine import FakeEngine, answering
+from ..scene import until
+
+TOKENS = 96  # of the prompt, cached whole
+
+
+@dataclass(slots=True)
+class Published:
+    """Stands for SGLang's publisher; knows when somebody has subscribed."""
+
+    socket: zmq.asyncio.Socket
+    port: int
+    numbers: count[int] = field(default_factory=count)
+
+    async def subscribed(self) -> None:
+        assert (await self.socket.recv())[:1] == b"\1"
+
+    async def send(self, *events: dict[str, Any], number: int | None = None) -> None:
+        payload = msgspec.msgpack.encode([1.0, events])
+        await self.send_bytes(payload, next(self.numbers) if number is None else number)
+
+    async def send_bytes(self, payload: bytes, number: int) -> None:
+        await self.socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
+
+
+@asynccontextmanager
+async def published(port: int = 0) -> AsyncIterator[Published]:
+    with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.XPUB_VERBOSER, 1)
+        socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        yield Published(socket, int(bound.rsplit(":", 1)[1]))
+
+
+def told_of(port: int, **others: object) -> dict[str, object]:
+    return {
+        "publisher": "zmq",
+        "endpoint_host": "*",
+        "endpoint_port_base": port,
+        "topic": "",
+        "block_size": 16,
+        "dp_size": 1,
+        **others,
+    }
+
+
+def stored(session: str | None, *blocks: int, **others: object) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": blocks,
+        "parent_block_hash": None,
+        "token_ids": [1] * 16 * len(blocks),
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        **({} if session is None else {"session_id": session}),
+        **others,
+    }
+
+
+def removed(*blocks: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": blocks, "medium": "GPU"}
+
+
+BLOCKS = (-5, 2**62, 3, 4, 5, 6)
+
+
+def workers(port: int, **others: object) -> tuple[FakeEngine, FakeEngine]:
+    events = told_of(port, **others)
+    decode = FakeEngine("decode", answering(prompt=100, cached=TOKENS), kv_events=events)
+    return FakeEngine("prefill", answering()), decode
+
+
+async def hears(client: Client, worker: FakeEngine, there: bool = True) -> None:
+    labels = {"role": worker.role, "worker": worker.url}
+
+    async def holds() -> bool:
+        return await client.metric("ppd_kv_events_connected", **labels) == there
+
+    await until(holds)
+
+
+async def counts(client: Client, name: str, worker: FakeEngine, value: float) -> None:
+    labels = {"role": worker.role, "worker": worker.url}
+
+    async def holds() -> bool:
+        return await client.metric(name, **labels) == value
+
+    await until(holds)
+
+
+async def test_what_was_dropped_goes_remote_at_once(cluster: Cluster) -> None:
+    async with published() as events:
+        p, d = workers(events.port)
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            await client.chat("hello")
+            session = d.bodies[0]["session_id"]
+            assert p.bodies[0]["session_id"] == session
+            await events.send(stored(session, *BLOCKS), stored(None, 77), stored("a client's", 78))
+            await events.send(removed(77, 6))
+            await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+            # A page of 6 is missing, and the precondition names four of them.
+            second = await client.chat("hello", "www", "and")
+            assert second.route == ("local", "policy_full")
+            assert d.bodies[1]["session_id"] == session
+            await events.send(removed(78, *BLOCKS[:5]))
+            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
+            third = await client.chat("hello", "www", "and", "www", "so")
+            assert third.route == ("remote", "evicted")
+            assert len(d.bodies) == len(p.bodies) + 1 == 3, "it was not asked first"
+            await events.send(stored(session, *BLOCKS, 7))
+            await events.send({"type": "AllBlocksCleared"}, stored(session, *BLOCKS, 7, 8))
+            await events.send(stored("1", 9), removed(9))
+            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
+            assert (await client.chat("hello", "www", "and", "www", "so", "www", "!")).route == (
+                "local",
+                "policy_full",
+            )
+
+
+async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster: Cluster) -> None:
+    async with published() as events:
+        p, d = workers(events.port)
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            mine = {"model": "fake", "prompt": "so " * 99, "session_id": "theirs"}
+            await client.post("/v1/completions", mine)
+            native = {"text": "no " * 99, "sampling_params": {}}
+            await client.post("/generate", native)
+            await client.post("/v1/completions", {"model": "fake", "prompt": ["a", "b"]})
+    names = [body.get("session_id") for body in d.bodies]
+    assert len(set(names[:2])) == 2
+    assert all(name is not None and len(name) == 12 for name in names[:2])
+    assert names[2] is None, "several prompts are no conversation"
+
+
+@pytest.mark.parametrize(
+    ("number", "payload"),
+    [
+        (5, msgspec.msgpack.encode([1.0, []])),  # 1 was next
+        (1, b"no msgpack"),
+        (1, msgspec.msgpack.encode([1.0, [{"type": "BlockMoved"}]])),
+        (1, msgspec.msgpack.encode([1.0, [removed("six")]])),  # type: ignore[arg-type]
+        (1, msgspec.msgpack.encode([1.0, [stored("1", 2**63)]])),
+    ],
+)
+async def test_who_has_missed_something_knows_nothing_and_says_so_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, number: int, payload: bytes
+) -> None:
+    async with published() as events:
+        p, d = workers(events.port)
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            await client.chat("hello")
+            session = d.bodies[0]["session_id"]
+            await events.send(stored(session, *BLOCKS), removed(*BLOCKS))
+            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
+            await events.send_bytes(payload, number)
+            await counts(client, "ppd_kv_events_missed_total", d, 1)
+            assert (await client.chat("hello", "www", "and")).route[0] == "local"
+            await events.send_bytes(b"worse", number + 1)
+            await counts(client, "ppd_kv_events_missed_total", d, 2)
+            assert caplog.text.count("were missed") == 1
+            await events.send(stored("1", 9), removed(9), number=number + 2)
+            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
+            await events.send_bytes(b"bad again", number + 3)
+            await counts(client, "ppd_kv_events_missed_total", d, 3)
+            assert caplog.text.count("were missed") == 2
+
+
+async def test_kv_that_is_kept_elsewhere_too_is_not_lost(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with published() as events:
+        p, d = workers(events.port)
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            await client.chat("hello")
+            session = d.bodies[0]["session_id"]
+            await events.send(stored(session, *BLOCKS))
+            await events.send(stored(None, 6, medium="CPU_PINNED"))
+            assert (await events.socket.recv())[:1] == b"\0", "nobody listens any more"
+            assert (await client.chat("hello", "www", "and")).route[0] == "local"
+            assert caplog.text.count("keeps KV in CPU_PINNED, too") == 1
+            assert "session_id" not in d.bodies[1]
+
+
+async def test_a_publisher_that_stops_is_told_and_heard_again_when_it_is_back(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with published() as events:
+        port = events.port
+        p, d = workers(port)
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            await hears(client, d)
+            events.socket.close()
+            await hears(client, d, there=False)
+            assert f"the KV events of {d.url} have stopped" in caplog.text
+            assert (await client.chat("hello")).status == 200
+            async with published(port) as again:
+                await again.subscribed()
+                await hears(client, d)
+                await again.send(stored("1", 9), removed(9))
+                await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+
+
+async def test_who_comes_later_or_comes_back_is_heard(cluster: Cluster) -> None:
+    async with published() as events, published() as others:
+        p, d = workers(events.port)
+        _, late = workers(others.port)
+        async with cluster(p, d) as client, late.serving():
+            await events.subscribed()
+            async with client.http.put(
+                f"{client.url}/workers", json={"url": late.url, "role": "decode"}
+            ) as answer:
+                assert answer.status < 300, await answer.text()
+            await others.subscribed()
+            async with client.http.delete(
+                f"{client.url}/workers/{late.url.removeprefix('http://')}"
+            ) as answer:
+                assert answer.status < 300, await answer.text()
+            assert (await others.socket.recv())[:1] == b"\0", "nobody listens any more"
+            d.ready = False
+            await client_sees(client, d, alive=False)
+            d.ready = True
+            told = {(await events.socket.recv())[:1] for _ in range(2)}
+            assert told == {b"\0", b"\1"}, "anew, and once"
+
+
+async def client_sees(client: Client, worker: FakeEngine, *, alive: bool) -> None:
+    async def holds() -> bool:
+        return bool((await client.workers())[worker.url]["alive"]) == alive
+
+    await until(holds)
+
+
+@pytest.mark.parametrize(
+    ("others", "keeps_sessions", "options", "said"),
+    [
+        ({"dp_size": 2}, False, {}, "publishes the KV events of 2 data-parallel caches"),
+        ({}, True, {}, ""),
+        ({"publisher": "null"}, False, {}, ""),
+        ({}, False, {"kv_events": False}, ""),
+    ],
+)
+async def test_who_cannot_be_heard_gets_requests_as_they_are(
+    cluster: Cluster,
+    caplog: pytest.LogCaptureFixture,
+    others: dict[str, object],
+    keeps_sessions: bool,
+    options: dict[str, Any],
+    said: str,
+) -> None:
+    p, d = workers(1, **others)
+    d.keeps_sessions = keeps_sessions
+    async with cluster(p, d, **options) as client:
+        await client.chat("hello")
+        assert "session_id" not in d.bodies[0]
+    assert said in caplog.text
+
+
+async def test_without_the_library_the_router_says_what_to_install(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "zmq.asyncio", None)
+    p, d = workers(1)
+    async with cluster(p, d) as client:
+        assert (await client.chat("hello")).status == 200
+    assert "pip install 'sglang-ppd[kv-events]'" in caplog.text
