@@ -35,9 +35,14 @@ class Evictions:
         """Tokens that have been dropped from the conversation's end since its last request."""
         return self._lost.get(session, 0)
 
+    def served(self, session: int) -> None:
+        """A request of the conversation has ended there: all of it is there, whether or not the
+        cache has said so yet."""
+        self._lost.pop(session, None)
+
     def stored(self, session: int, blocks: Sequence[int], block_tokens: int) -> None:
         """A request of the conversation has stored these, in order: all before them is there."""
-        self._lost.pop(session, None)
+        self.served(session)
         if blocks:
             self._chains[blocks[-1]] = _Chain(session, array("q", blocks), block_tokens)
 

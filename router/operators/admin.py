@@ -113,7 +113,8 @@ class Admin:
         metrics.sessions.set(len(self.index))
         metrics.qps.set(self._qps())
         metrics.waiting.set(self.admission.waiting)
-        for gauge in (metrics.in_flight, metrics.alive, metrics.resting, metrics.backlog):
+        of_workers = (metrics.in_flight, metrics.alive, metrics.resting, metrics.backlog)
+        for gauge in (*of_workers, metrics.kv_events_connected):
             gauge.clear()  # of workers that have left
         for worker in self.pool.workers:
             labels = (worker.role, worker.url)
@@ -121,6 +122,8 @@ class Admin:
             metrics.alive.labels(*labels).set(worker.alive)
             metrics.resting.labels(*labels).set(worker.breaker.open)
             metrics.backlog.labels(*labels).set(self.backlog.of(worker.identity))
+            if worker.publishes is not None:
+                metrics.kv_events_connected.labels(*labels).set(worker.publishes)
         metrics.observed_factor.clear()
         for factor in self._factors():
             for value in ("ttft", "tpot"):

@@ -114,6 +114,9 @@ class Ledger:
         now_s = self._clock()
         turn = self._turn(course, home, usage)
         self._index.record(chain, turn, now_s, course.hit.digest if course.hit else None)
+        for worker in (home, course.prefill):
+            if worker is not None and worker.evictions is not None:
+                worker.evictions.served(turn.session)
         if course.decision.route is Route.LOCAL and course.decision.reason not in _UNPREDICTED:
             self._compare(course, turn, usage)
         self._count_transfer(course, home, usage)

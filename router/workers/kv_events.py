@@ -140,10 +140,11 @@ class _Listeners:
         publisher = worker.handshake.publisher
         if publisher is None or not self._can_hear(worker, publisher):
             return
+        worker.publishes = False
         self._tasks[worker] = asyncio.create_task(self._listen(worker, publisher))
 
     def leave(self, worker: Worker) -> None:
-        worker.evictions = None
+        worker.evictions = worker.publishes = None
         if (task := self._tasks.pop(worker, None)) is not None:
             task.cancel()
             self._ending.add(task)
@@ -185,15 +186,20 @@ class _Listeners:
             socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
             socket.subscribe(publisher.topic)
-            watching = asyncio.create_task(self._watch(worker, socket))
+            told = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            monitor = socket.get_monitor_socket(told)  # before it can connect
+            watching = asyncio.create_task(self._watch(worker, monitor))
             try:
                 socket.connect(f"{address}:{publisher.port}")
                 hearing = Hearing(worker, self._metrics)
                 while True:
                     frames = await socket.recv_multipart()
                     hearing.heard(int.from_bytes(frames[-2]), frames[-1])
-            except _ElsewhereToo as tier:
+            except zmq.ZMQError as error:
+                logger.warning("the KV events of %s cannot be heard: %s", worker.url, error)
                 worker.evictions = None
+            except _ElsewhereToo as tier:
+                worker.evictions = worker.publishes = None
                 logger.warning(
                     "%s keeps KV in %s, too: what its device drops may still be there, so "
                     "evictions are not learned from it",
@@ -202,24 +208,17 @@ class _Listeners:
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
+                socket.disable_monitor()
 
-    async def _watch(self, worker: Worker, socket: Any) -> None:
+    async def _watch(self, worker: Worker, monitor: Any) -> None:
         """Say when events stop coming, and when they come."""
         import zmq
         from zmq.utils.monitor import recv_monitor_message
 
-        connected = self._metrics.kv_events_connected.labels(worker.role, worker.url)
-        connected.set(0)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        try:
-            while True:
-                told = await recv_monitor_message(monitor)
-                is_there = told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                connected.set(is_there)
-                if is_there:
-                    logger.info("hearing the KV events of %s", worker.url)
-                else:
-                    logger.warning("the KV events of %s have stopped", worker.url)
-        finally:
-            socket.disable_monitor()
-            self._metrics.kv_events_connected.remove(worker.role, worker.url)
+        while True:
+            told = await recv_monitor_message(monitor)
+            worker.publishes = told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if worker.publishes:
+                logger.info("hearing the KV events of %s", worker.url)
+            else:
+                logger.warning("the KV events of %s have stopped", worker.url)

@@ -34,6 +34,7 @@ class Worker:
         said: its last announcement.
         evictions: what its cache has dropped, as far as its KV events are heard; None: they are
             not.
+        publishes: whether its KV events come; None: nobody listens.
     """
 
     url: str
@@ -48,6 +49,7 @@ class Worker:
     heard_at_s: float | None = None
     said: Announcement | None = None
     evictions: Evictions | None = None
+    publishes: bool | None = None
     breaker: Breaker = field(default_factory=Breaker)
     headroom: Headroom = field(default_factory=Headroom)
     identity: str = field(init=False)

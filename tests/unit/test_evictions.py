@@ -42,6 +42,8 @@ def test_a_cache_that_is_emptied_or_not_understood() -> None:
     cache.stored(2, [20], PAGE)
     cache.cleared()
     assert (cache.lost(1), cache.lost(2)) == (2 * PAGE, PAGE)
+    cache.served(2)
+    assert (cache.lost(1), cache.lost(2)) == (2 * PAGE, 0)
     cache.forget()
     assert (cache.lost(1), cache.lost(2)) == (0, 0)
 

@@ -126,14 +126,17 @@ async def test_what_was_dropped_goes_remote_at_once(cluster: Cluster) -> None:
             third = await client.chat("hello", "www", "and", "www", "so")
             assert third.route == ("remote", "evicted")
             assert len(d.bodies) == len(p.bodies) + 1 == 3, "it was not asked first"
-            await events.send(stored(session, *BLOCKS, 7))
+            fourth = await client.chat("hello", "www", "and", "www", "so", "www", "now")
+            assert fourth.route[0] == "local", "the cache need not have said that it has it again"
             await events.send({"type": "AllBlocksCleared"}, stored(session, *BLOCKS, 7, 8))
             await events.send(stored("1", 9), removed(9))
             await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
-            assert (await client.chat("hello", "www", "and", "www", "so", "www", "!")).route == (
-                "local",
-                "policy_full",
-            )
+            fifth = await client.chat("hello", "www", "and", "www", "so", "www", "!")
+            assert fifth.route[0] == "local"
+            await events.send({"type": "AllBlocksCleared"}, stored("1", 9), removed(9))
+            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 32)
+            last = await client.chat("hello", "www", "and", "www", "so", "www", "and so")
+            assert last.route == ("remote", "evicted")
 
 
 async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster: Cluster) -> None:
