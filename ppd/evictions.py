@@ -1,7 +1,8 @@
 """What a worker's KV cache has dropped of each conversation, by the blocks it says it removed.
 
 A radix cache drops leaves first, so a conversation loses its end first: what counts is how many
-of its last tokens are gone.
+of its last tokens are gone. What it left behind (reasoning that did not come back, a reply that
+was made anew) hangs beside its path, and is nobody's.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MOST_SESSIONS = 65_536  # that have lost something and not come back
+_MOST_BLOCKS = 8_000_000  # 64 MB of names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Chain:
     """Blocks that were stored together, one behind the other."""
 
-    session: int
     blocks: array[int]
     block_tokens: int
 
@@ -26,9 +27,14 @@ class _Chain:
 class Evictions:
     """Of one cache. Blocks are named by signed 64-bit hashes of all tokens up to their end."""
 
-    def __init__(self, most_sessions: int = _MOST_SESSIONS) -> None:
+    def __init__(
+        self, most_sessions: int = _MOST_SESSIONS, most_blocks: int = _MOST_BLOCKS
+    ) -> None:
         self._most_sessions = most_sessions
-        self._chains: dict[int, _Chain] = {}  # by the last block that is still there
+        self._most_blocks = most_blocks
+        self._blocks = 0
+        self._paths: dict[int, list[_Chain]] = {}  # what a session's last request was stored as
+        self._ends: dict[int, int] = {}  # sessions by the last blocks of their chains
         self._lost: OrderedDict[int, int] = OrderedDict()
 
     def lost(self, session: int) -> int:
@@ -40,43 +46,88 @@ class Evictions:
         cache has said so yet."""
         self._lost.pop(session, None)
 
-    def stored(self, session: int, blocks: Sequence[int], block_tokens: int) -> None:
-        """A request of the conversation has stored these, in order: all before them is there."""
+    def stored(
+        self, session: int, parent: int | None, blocks: Sequence[int], block_tokens: int
+    ) -> None:
+        """A request of the conversation has stored these behind ``parent``, in order: all before
+        them is there."""
+        names = array("q", blocks)
         self.served(session)
-        if blocks:
-            self._chains[blocks[-1]] = _Chain(session, array("q", blocks), block_tokens)
+        if not names:
+            return
+        if names[-1] in self._ends:  # it was not there any more, and that was not heard
+            self.forget()
+        if self._blocks + len(names) > self._most_blocks:
+            self.forget()
+        self._leave(session, parent)
+        self._paths.setdefault(session, []).append(_Chain(names, block_tokens))
+        self._ends[names[-1]] = session
+        self._blocks += len(names)
 
     def removed(self, blocks: Sequence[int]) -> int:
         """Those of one node are in order, nodes as they come. Gives the tokens of known
         conversations among them."""
         tokens = 0
         for at, block in enumerate(blocks):
-            chain = self._chains.pop(block, None)
-            if chain is None:
+            session = self._ends.get(block)
+            if session is None:
                 continue
+            path = self._paths[session]
+            number = next(i for i, chain in enumerate(path) if chain.blocks[-1] == block)
+            names = path[number].blocks
             gone = 1  # a node may be the end of a chain only
-            while (
-                gone <= at
-                and gone < len(chain.blocks)
-                and blocks[at - gone] == chain.blocks[-1 - gone]
-            ):
+            while gone <= at and gone < len(names) and blocks[at - gone] == names[-1 - gone]:
                 gone += 1
-            if left := chain.blocks[:-gone]:
-                self._chains[left[-1]] = _Chain(chain.session, left, chain.block_tokens)
-            self._lose(chain.session, gone * chain.block_tokens)
-            tokens += gone * chain.block_tokens
+            gone_tokens = gone * path[number].block_tokens
+            self._cut(session, number, len(names) - gone)
+            self._lose(session, gone_tokens)
+            tokens += gone_tokens
         return tokens
 
     def cleared(self) -> None:
         """The whole cache was emptied."""
-        for chain in self._chains.values():
-            self._lose(chain.session, len(chain.blocks) * chain.block_tokens)
-        self._chains.clear()
+        for session, path in self._paths.items():
+            self._lose(session, sum(len(chain.blocks) * chain.block_tokens for chain in path))
+        self._forget_paths()
 
     def forget(self) -> None:
         """Something was missed: nothing is known to be lost."""
-        self._chains.clear()
+        self._forget_paths()
         self._lost.clear()
+
+    def _forget_paths(self) -> None:
+        self._paths.clear()
+        self._ends.clear()
+        self._blocks = 0
+
+    def _leave(self, session: int, parent: int | None) -> None:
+        """The conversation goes on behind ``parent``: what it had behind that is not its any
+        more, nor is anything if it was not its own."""
+        path = self._paths.get(session, [])
+        for number in reversed(range(len(path))):
+            names = path[number].blocks
+            if names[-1] == parent:
+                return
+            kept = 0
+            if parent is not None and parent in names:
+                kept = names.index(parent) + 1
+            self._cut(session, number, kept)
+            if kept:
+                return
+
+    def _cut(self, session: int, number: int, kept: int) -> None:
+        """Of a chain, so many blocks are left."""
+        path = self._paths[session]
+        chain = path[number]
+        del self._ends[chain.blocks[-1]]
+        self._blocks -= len(chain.blocks) - kept
+        if kept:
+            chain.blocks = chain.blocks[:kept]
+            self._ends[chain.blocks[-1]] = session
+            return
+        del path[number]
+        if not path:
+            del self._paths[session]
 
     def _lose(self, session: int, tokens: int) -> None:
         self._lost[session] = self._lost.pop(session, 0) + tokens

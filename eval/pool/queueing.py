@@ -156,13 +156,15 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
     mix = draw(2000.0, seconds, 1, seeds)
     capacity = _CORES / statistics.mean(_alone(one, costs) for one in mix)
     half = replace(costs, step=costs.step / 2, search=costs.search / 2)
-    free = replace(costs, step=0.0, search=0.0)
+    free = replace(costs, step=0.0, search=0.0, alone=0.0)
     ways: dict[str, Callable[[Sequence[Arrival]], Waits]] = {
         "ours": lambda given: ours(given, costs),
         "ours_half_python": lambda given: ours(given, half),
         "ours_without_python": lambda given: ours(given, free),
         "fifo": lambda given: fifo(given, costs),
+        "fifo_without_python": lambda given: fifo(given, free),
         "fixed": lambda given: fixed(given, costs),
+        "fixed_without_python": lambda given: fixed(given, free),
     }
     told: dict[str, dict[str, float]] = {}
     with appending(out) as write:

@@ -236,7 +236,8 @@ def _loses_replies(course: Course, home: Worker, usage: Usage) -> bool:
     least = predicted_cached_tokens(
         hit.turn.prompt_tokens + hit.turn.completion_tokens // 2, seen.page_size
     )
-    if usage.cached_tokens < seen.least_cached_tokens:  # evicted: that says nothing of replies
+    evicted = seen.evicted_tokens or usage.cached_tokens < seen.least_cached_tokens
+    if evicted:  # that says nothing of replies
         return hit.turn.loses_replies
     return usage.cached_tokens < least
 

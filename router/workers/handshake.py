@@ -13,6 +13,8 @@ from ppd.errors import WorkerError
 
 logger = logging.getLogger("ppd.router.workers")
 
+_ANY_HOST = ("*", "0.0.0.0", "::", "[::]")  # as SGLang tells of where it publishes
+
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
@@ -39,7 +41,8 @@ class Handshake:
     flushes: int = 0  # of its whole KV cache
     kv_token_bytes: int | None = None  # of a token's KV in a transfer, if the plugin tells
     special_tokens: tuple[str, ...] = ()  # of unusual form, if the plugin tells
-    publisher: Publisher | None = None  # of KV events that name conversations
+    publisher: Publisher | None = None  # of KV events
+    keeps_sessions: bool = False  # in its radix cache: their names are not the router's to give
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +90,27 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
             flushes=plugin.get("flushes") or 0,
             kv_token_bytes=plugin.get("kv_token_bytes"),
             special_tokens=tuple(map(str, plugin.get("special_tokens") or ())),
-            publisher=_publisher(info),
+            publisher=_publisher(info, url),
+            keeps_sessions=bool(info.get("enable_session_radix_cache")),
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
 
 
-def _publisher(info: dict[str, Any]) -> Publisher | None:
+def _publisher(info: dict[str, Any], url: str) -> Publisher | None:
+    """Only a hint is lost where this cannot be read."""
     told = info.get("kv_events")
-    # Where SGLang keeps sessions in its radix cache their names are not the router's to give.
-    if not told or told["publisher"] != "zmq" or info.get("enable_session_radix_cache"):
+    if not told:
         return None
-    return Publisher(int(told["endpoint_port_base"]), str(told["topic"]), int(told["dp_size"]))
+    try:
+        if told["publisher"] != "zmq":
+            return None
+        if told["endpoint_host"] not in _ANY_HOST:  # there SGLang connects, and waits for nobody
+            raise ValueError(f"it must bind to *, not to {told['endpoint_host']}")
+        return Publisher(int(told["endpoint_port_base"]), str(told["topic"]), int(told["dp_size"]))
+    except (ValueError, LookupError, TypeError) as error:
+        logger.warning("the KV events that %s tells of cannot be heard: %r", url, error)
+        return None
 
 
 async def check_ready(client: aiohttp.ClientSession, url: str) -> None:

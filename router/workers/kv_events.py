@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,11 +28,14 @@ logger = logging.getLogger("ppd.router.workers")
 
 _DEVICE = ("GPU", None)  # SGLang's name of the tier that is searched first, on a CPU too
 _HEARTBEAT_MS, _SILENCE_MS = 5_000, 15_000  # a host that has vanished is found out
+_PATIENCE_S = 15.0  # for a publisher that was told of and does not answer
+_MOST_BYTES = 64 * 1024 * 1024  # of a message
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
     block_hashes: list[int]
-    block_size: int
+    parent_block_hash: int | None
+    block_size: Annotated[int, msgspec.Meta(gt=0)]
     medium: str | None = None
     session_id: str | None = None
 
@@ -51,6 +54,8 @@ class _Batch(msgspec.Struct, array_like=True, gc=False):
     events: list[_Stored | _Removed | _Cleared]
 
 
+# Too few frames, no UTF-8, hashes above 64 bits, fields within fields without end.
+_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _BATCHES = msgspec.msgpack.Decoder(_Batch)
 
 
@@ -69,21 +74,25 @@ class Hearing:
         self._next: int | None = None
         self._is_well = True
 
-    def heard(self, number: int, payload: bytes) -> None:
-        """One batch. What cannot be read is as good as missed.
+    def heard(self, frames: Sequence[bytes]) -> None:
+        """One batch: topic, number, payload. What cannot be read is as good as missed.
 
         Raises:
             _ElsewhereToo: the worker has a lower tier.
         """
-        missed = "" if self._next in (None, number) else f"{self._next} was next, {number} came"
-        self._next = number + 1
-        if missed:
-            self._missed(missed)
         try:
+            _, number_bytes, payload = frames
+            number = int.from_bytes(number_bytes)
+            missed = self._next not in (None, number)
+            if missed:
+                self._missed(f"{self._next} was next, {number} came")
+            self._next = number + 1
             for event in _BATCHES.decode(payload).events:
                 self._take(event)
-        except (msgspec.MsgspecError, OverflowError) as error:  # hashes have 64 bits
-            self._missed(str(error))
+        except _ElsewhereToo:
+            raise
+        except _UNREADABLE as error:
+            self._missed(repr(error))
         else:
             self._is_well = self._is_well or not missed
 
@@ -96,7 +105,8 @@ class Hearing:
             tokens = self._evictions.removed(event.block_hashes)
             self._metrics.kv_evicted.labels(*self._labels).inc(tokens)
         elif (session := _session(event.session_id)) is not None:
-            self._evictions.stored(session, event.block_hashes, event.block_size)
+            blocks, parent = event.block_hashes, event.parent_block_hash
+            self._evictions.stored(session, parent, blocks, event.block_size)
 
     def _missed(self, why: str) -> None:
         self._evictions.forget()
@@ -124,6 +134,7 @@ async def listening(pool: WorkerPool, metrics: Metrics) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        pool.met = pool.parted = lambda _worker: None
         await listeners.close()
 
 
@@ -138,10 +149,13 @@ class _Listeners:
         """From now on; anew, if it was heard before."""
         self.leave(worker)
         publisher = worker.handshake.publisher
-        if publisher is None or not self._can_hear(worker, publisher):
+        if publisher is None or worker.handshake.keeps_sessions:
+            return
+        if not self._can_hear(worker, publisher):
             return
         worker.publishes = False
-        self._tasks[worker] = asyncio.create_task(self._listen(worker, publisher))
+        task = self._tasks[worker] = asyncio.create_task(self._listen(worker, publisher))
+        task.add_done_callback(lambda task: self._ended(worker, task))
 
     def leave(self, worker: Worker) -> None:
         worker.evictions = worker.publishes = None
@@ -156,6 +170,12 @@ class _Listeners:
         await asyncio.gather(*self._ending, return_exceptions=True)
         if self._context is not None:
             self._context.destroy(linger=0)
+
+    def _ended(self, worker: Worker, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(worker) is task:  # of itself
+            self.leave(worker)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the KV events of %s are heard no more", worker.url, exc_info=error)
 
     def _can_hear(self, worker: Worker, publisher: Publisher) -> bool:
         if publisher.ranks != 1:
@@ -180,35 +200,36 @@ class _Listeners:
         import zmq
 
         host = urlsplit(worker.url).hostname or ""
-        address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
         with self._context.socket(zmq.SUB) as socket:
-            socket.setsockopt(zmq.IPV6, 1)
+            # A name is looked up as SGLang's publisher binds: it never asks for IPv6.
+            socket.setsockopt(zmq.IPV6, ":" in host)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
             socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
             socket.subscribe(publisher.topic)
             told = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             monitor = socket.get_monitor_socket(told)  # before it can connect
             watching = asyncio.create_task(self._watch(worker, monitor))
+            address = f"tcp://{f'[{host}]' if ':' in host else host}:{publisher.port}"
+            waiting = asyncio.get_running_loop().call_later(_PATIENCE_S, _unheard, worker, address)
             try:
-                socket.connect(f"{address}:{publisher.port}")
+                socket.connect(address)
                 hearing = Hearing(worker, self._metrics)
                 while True:
-                    frames = await socket.recv_multipart()
-                    hearing.heard(int.from_bytes(frames[-2]), frames[-1])
-            except zmq.ZMQError as error:
-                logger.warning("the KV events of %s cannot be heard: %s", worker.url, error)
-                worker.evictions = None
+                    hearing.heard(await socket.recv_multipart())
+                    await asyncio.sleep(0)  # what is there already is given without a pause
             except _ElsewhereToo as tier:
-                worker.evictions = worker.publishes = None
                 logger.warning(
                     "%s keeps KV in %s, too: what its device drops may still be there, so "
                     "evictions are not learned from it",
                     *(worker.url, tier),
                 )
             finally:
+                waiting.cancel()
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 socket.disable_monitor()
+                monitor.close(linger=0)  # which its reader would keep
 
     async def _watch(self, worker: Worker, monitor: Any) -> None:
         """Say when events stop coming, and when they come."""
@@ -222,3 +243,10 @@ class _Listeners:
                 logger.info("hearing the KV events of %s", worker.url)
             else:
                 logger.warning("the KV events of %s have stopped", worker.url)
+
+
+def _unheard(worker: Worker, address: str) -> None:
+    if worker.publishes is False:
+        logger.warning(
+            "%s says it publishes KV events, but nothing answers at %s", worker.url, address
+        )

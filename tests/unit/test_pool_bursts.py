@@ -77,7 +77,7 @@ def test_in_simulated_time_all_are_answered_and_python_costs_what_it_is_said_to(
 ) -> None:
     assert queueing.run([0.3], 1, tmp_path / "rows.jsonl", seconds=2.0) == 0
     told = json.loads(capsys.readouterr().out)["load0.3"]
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 5
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 7
     assert told["ours_without_python_decode_p99_us"] < told["ours_decode_p99_us"]
     arrivals = draw(1000.0, 1.0, 1, 0)
     for way in (queueing.ours, queueing.fifo, queueing.fixed):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from ppd.decision import Decision, Reason, Route
 from ppd.forecast import Forecast
 from ppd.judge import Judgement
 from ppd.policies import static_policy
-from ppd.sessions import SessionIndex
+from ppd.sessions import Hit, SessionIndex, Turn
 from router.config import RouterConfig
 from router.intake.inbound import Endpoint, Served
 from router.intake.requests import parse
@@ -14,12 +18,34 @@ from router.seeing.journal import Journal, opened_by
 from router.seeing.metrics import Metrics
 from router.serving.course import Course
 from router.serving.ledger import Ledger
+from router.serving.sse import Usage
+from tests.unit.making import FEATURES
+
+from ..scene import pool_of
 
 
-def test_a_request_ends_once() -> None:
-    metrics = Metrics()
-    index = SessionIndex(capacity=1, ttl_s=1.0)
-    ledger = Ledger(
+@pytest.mark.parametrize(("evicted", "learned"), [(0, True), (208, False)])
+def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, learned: bool) -> None:
+    index = SessionIndex(capacity=9, ttl_s=9.0)
+    ledger = ledger_of(Metrics(), index)
+    before = Turn(1, 1, "", 900, 200, None, 0, 200.0)
+    seen = replace(FEATURES, evicted_tokens=evicted)
+    course = course_of(Judgement(Hit(before, b"", 9), seen, LOCAL, 0))
+    home = pool_of(decode=1).workers[0]
+    before.home = home.identity
+    course.first_byte_s = 0.0
+    ledger.learn(course, home, Usage(prompt_tokens=1120, completion_tokens=9, cached_tokens=896))
+    assert course.inbound.chain is not None
+    found = index.find(course.inbound.chain, 0.0)
+    assert found is not None
+    assert found.turn.loses_replies == learned
+
+
+LOCAL = Decision(Route.LOCAL, Reason.POLICY_FULL)
+
+
+def ledger_of(metrics: Metrics, index: SessionIndex) -> Ledger:
+    return Ledger(
         index=index,
         policy=static_policy("full"),
         forecast=Forecast(),
@@ -28,9 +54,11 @@ def test_a_request_ends_once() -> None:
         clock=lambda: 0.0,
         new_session=lambda: 1,
     )
-    decision = Decision(Route.REMOTE, Reason.FIRST_TURN)
+
+
+def course_of(judged: Judgement) -> Course:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
-    course = Course(
+    return Course(
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
         number=1,
         session=1,
@@ -39,9 +67,15 @@ def test_a_request_ends_once() -> None:
         headers={},
         clients_key=False,
         arrived_s=0.0,
-        judged=Judgement(None, None, decision, 0),
-        decision=decision,
+        judged=judged,
+        decision=judged.decision,
     )
+
+
+def test_a_request_ends_once() -> None:
+    metrics = Metrics()
+    ledger = ledger_of(metrics, SessionIndex(capacity=1, ttl_s=1.0))
+    course = course_of(Judgement(None, None, Decision(Route.REMOTE, Reason.FIRST_TURN), 0))
     ledger.finished(course, "ok")
     ledger.finished(course, "disconnected")  # hung up on the last byte
     counts = {

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,7 +37,10 @@ class Published:
         await self.send_bytes(payload, next(self.numbers) if number is None else number)
 
     async def send_bytes(self, payload: bytes, number: int) -> None:
-        await self.socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
+        await self.send_frames(b"", number.to_bytes(8, "big"), payload)
+
+    async def send_frames(self, *frames: bytes) -> None:
+        await self.socket.send_multipart(frames)
 
 
 @asynccontextmanager
@@ -61,11 +65,13 @@ def told_of(port: int, **others: object) -> dict[str, object]:
     }
 
 
-def stored(session: str | None, *blocks: int, **others: object) -> dict[str, Any]:
+def stored(
+    session: str | None, *blocks: int, parent: int | None = None, **others: object
+) -> dict[str, Any]:
     return {
         "type": "BlockStored",
         "block_hashes": blocks,
-        "parent_block_hash": None,
+        "parent_block_hash": parent,
         "token_ids": [1] * 16 * len(blocks),
         "block_size": 16,
         "lora_id": None,
@@ -163,10 +169,14 @@ async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster
         (1, msgspec.msgpack.encode([1.0, [{"type": "BlockMoved"}]])),
         (1, msgspec.msgpack.encode([1.0, [removed("six")]])),  # type: ignore[arg-type]
         (1, msgspec.msgpack.encode([1.0, [stored("1", 2**63)]])),
+        (1, msgspec.msgpack.encode([1.0, [stored("1", 9, block_size=-16)]])),
+        (1, msgspec.msgpack.encode([1.0, [stored("ab", 9)]]).replace(b"ab", b"\xff\xff")),
+        (1, msgspec.msgpack.encode([1.0, [removed()]]).replace(b"\x90", b"\x91" * 9999 + b"\1")),
+        (0, None),  # a message of one frame, before the next one
     ],
 )
 async def test_who_has_missed_something_knows_nothing_and_says_so_once(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, number: int, payload: bytes
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, number: int, payload: bytes | None
 ) -> None:
     async with published() as events:
         p, d = workers(events.port)
@@ -176,7 +186,10 @@ async def test_who_has_missed_something_knows_nothing_and_says_so_once(
             session = d.bodies[0]["session_id"]
             await events.send(stored(session, *BLOCKS), removed(*BLOCKS))
             await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
-            await events.send_bytes(payload, number)
+            if payload is None:
+                await events.send_frames(b"hello")
+            else:
+                await events.send_bytes(payload, number)
             await counts(client, "ppd_kv_events_missed_total", d, 1)
             assert (await client.chat("hello", "www", "and")).route[0] == "local"
             await events.send_bytes(b"worse", number + 1)
@@ -204,6 +217,20 @@ async def test_kv_that_is_kept_elsewhere_too_is_not_lost(
             assert (await client.chat("hello", "www", "and")).route[0] == "local"
             assert caplog.text.count("keeps KV in CPU_PINNED, too") == 1
             assert "session_id" not in d.bodies[1]
+
+
+async def test_reasoning_that_is_not_sent_back_is_not_missed(cluster: Cluster) -> None:
+    async with published() as events:
+        p, d = workers(events.port)
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            await client.chat("hello")
+            session = d.bodies[0]["session_id"]
+            await events.send(stored(session, *BLOCKS, 20, 21, 22, 23))
+            await events.send(stored(session, 30, parent=BLOCKS[-1]), removed(20, 21, 22, 23))
+            await events.send(stored("1", 9), removed(9))
+            await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+            assert (await client.chat("hello", "www", "and")).route[0] == "local"
 
 
 async def test_a_publisher_that_stops_is_told_and_heard_again_when_it_is_back(
@@ -242,11 +269,28 @@ async def test_who_comes_later_or_comes_back_is_heard(cluster: Cluster) -> None:
             ) as answer:
                 assert answer.status < 300, await answer.text()
             assert (await others.socket.recv())[:1] == b"\0", "nobody listens any more"
-            d.ready = False
-            await client_sees(client, d, alive=False)
-            d.ready = True
-            told = {(await events.socket.recv())[:1] for _ in range(2)}
-            assert told == {b"\0", b"\1"}, "anew, and once"
+            open_now = []
+            for _ in range(3):
+                d.ready = False
+                await client_sees(client, d, alive=False)
+                d.ready = True
+                told = {(await events.socket.recv())[:1] for _ in range(2)}
+                assert told == {b"\0", b"\1"}, "anew, and once"
+                await hears(client, d)
+                open_now.append(_open_eventfds())
+            assert open_now[0] == open_now[-1], "what was heard before is closed"
+
+
+def _open_eventfds() -> int:
+    """ZeroMQ has one for each socket."""
+
+    def kind(descriptor: Path) -> str:
+        try:
+            return str(descriptor.readlink())
+        except FileNotFoundError:  # that of the listing itself
+            return ""
+
+    return sum("eventfd" in kind(descriptor) for descriptor in Path("/proc/self/fd").iterdir())
 
 
 async def client_sees(client: Client, worker: FakeEngine, *, alive: bool) -> None:
@@ -262,6 +306,8 @@ async def client_sees(client: Client, worker: FakeEngine, *, alive: bool) -> Non
         ({"dp_size": 2}, False, {}, "publishes the KV events of 2 data-parallel caches"),
         ({}, True, {}, ""),
         ({"publisher": "null"}, False, {}, ""),
+        ({"endpoint_host": "10.0.0.1"}, False, {}, "it must bind to *, not to 10.0.0.1"),
+        ({"dp_size": None}, False, {}, "cannot be heard"),
         ({}, False, {"kv_events": False}, ""),
     ],
 )
@@ -279,6 +325,38 @@ async def test_who_cannot_be_heard_gets_requests_as_they_are(
         await client.chat("hello")
         assert "session_id" not in d.bodies[0]
     assert said in caplog.text
+
+
+async def test_where_a_name_means_more_none_is_given(cluster: Cluster) -> None:
+    async with published() as events:
+        p, d = workers(events.port)
+        p.keeps_sessions = True
+        r = FakeEngine("null", answering(), kv_events=told_of(events.port))
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            await client.chat("hello")
+        assert "session_id" not in d.bodies[0]
+        assert (await events.socket.recv())[:1] == b"\0"
+        async with cluster(r, policy="replica") as client:
+            await events.subscribed()
+            await client.chat("hello")
+            beams = {"text": "so " * 99, "sampling_params": {"beam_width": 2}}
+            await client.post("/generate", beams)
+        assert ["session_id" in body for body in r.bodies] == [True, False]
+
+
+async def test_a_publisher_that_never_answers_is_told(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.workers.kv_events._PATIENCE_S", 0.01)
+    p, d = workers(1)
+    async with cluster(p, d) as client:
+
+        async def told() -> bool:
+            assert (await client.chat("hello")).status == 200
+            return "nothing answers at tcp://127.0.0.1:1" in caplog.text
+
+        await until(told)
 
 
 async def test_without_the_library_the_router_says_what_to_install(
