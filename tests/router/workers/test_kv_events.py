@@ -94,6 +94,22 @@ def workers(port: int, **others: object) -> tuple[FakeEngine, FakeEngine]:
     return FakeEngine("prefill", answering()), decode
 
 
+Begun = tuple[Published, Client, FakeEngine, FakeEngine, str]
+
+
+@asynccontextmanager
+async def begun(cluster: Cluster) -> AsyncIterator[Begun]:
+    """A router that hears a decode worker, and a conversation's name after its first turn."""
+    async with published() as events:
+        p, d = workers(events.port)
+        async with cluster(p, d) as client:
+            await events.subscribed()
+            await client.chat("hello")
+            session = d.bodies[0]["session_id"]
+            assert p.bodies[0]["session_id"] == session
+            yield events, client, p, d, session
+
+
 async def hears(client: Client, worker: FakeEngine, there: bool = True) -> None:
     labels = {"role": worker.role, "worker": worker.url}
 
@@ -113,36 +129,30 @@ async def counts(client: Client, name: str, worker: FakeEngine, value: float) ->
 
 
 async def test_what_was_dropped_goes_remote_at_once(cluster: Cluster) -> None:
-    async with published() as events:
-        p, d = workers(events.port)
-        async with cluster(p, d) as client:
-            await events.subscribed()
-            await client.chat("hello")
-            session = d.bodies[0]["session_id"]
-            assert p.bodies[0]["session_id"] == session
-            await events.send(stored(session, *BLOCKS), stored(None, 77), stored("a client's", 78))
-            await events.send(removed(77, 6))
-            await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
-            # A page of 6 is missing, and the precondition names four of them.
-            second = await client.chat("hello", "www", "and")
-            assert second.route == ("local", "policy_full")
-            assert d.bodies[1]["session_id"] == session
-            await events.send(removed(78, *BLOCKS[:5]))
-            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
-            third = await client.chat("hello", "www", "and", "www", "so")
-            assert third.route == ("remote", "evicted")
-            assert len(d.bodies) == len(p.bodies) + 1 == 3, "it was not asked first"
-            fourth = await client.chat("hello", "www", "and", "www", "so", "www", "now")
-            assert fourth.route[0] == "local", "the cache need not have said that it has it again"
-            await events.send({"type": "AllBlocksCleared"}, stored(session, *BLOCKS, 7, 8))
-            await events.send(stored("1", 9), removed(9))
-            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
-            fifth = await client.chat("hello", "www", "and", "www", "so", "www", "!")
-            assert fifth.route[0] == "local"
-            await events.send({"type": "AllBlocksCleared"}, stored("1", 9), removed(9))
-            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 32)
-            last = await client.chat("hello", "www", "and", "www", "so", "www", "and so")
-            assert last.route == ("remote", "evicted")
+    async with begun(cluster) as (events, client, p, d, session):
+        await events.send(stored(session, *BLOCKS), stored(None, 77), stored("a client's", 78))
+        await events.send(removed(77, 6))
+        await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+        # A page of 6 is missing, and the precondition names four of them.
+        second = await client.chat("hello", "www", "and")
+        assert second.route == ("local", "policy_full")
+        assert d.bodies[1]["session_id"] == session
+        await events.send(removed(78, *BLOCKS[:5]))
+        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
+        third = await client.chat("hello", "www", "and", "www", "so")
+        assert third.route == ("remote", "evicted")
+        assert len(d.bodies) == len(p.bodies) + 1 == 3, "it was not asked first"
+        fourth = await client.chat("hello", "www", "and", "www", "so", "www", "now")
+        assert fourth.route[0] == "local", "the cache need not have said that it has it again"
+        await events.send({"type": "AllBlocksCleared"}, stored(session, *BLOCKS, 7, 8))
+        await events.send(stored("1", 9), removed(9))
+        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
+        fifth = await client.chat("hello", "www", "and", "www", "so", "www", "!")
+        assert fifth.route[0] == "local"
+        await events.send({"type": "AllBlocksCleared"}, stored("1", 9), removed(9))
+        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 32)
+        last = await client.chat("hello", "www", "and", "www", "so", "www", "and so")
+        assert last.route == ("remote", "evicted")
 
 
 async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster: Cluster) -> None:
@@ -178,59 +188,44 @@ async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster
 async def test_who_has_missed_something_knows_nothing_and_says_so_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, number: int, payload: bytes | None
 ) -> None:
-    async with published() as events:
-        p, d = workers(events.port)
-        async with cluster(p, d) as client:
-            await events.subscribed()
-            await client.chat("hello")
-            session = d.bodies[0]["session_id"]
-            await events.send(stored(session, *BLOCKS), removed(*BLOCKS))
-            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
-            if payload is None:
-                await events.send_frames(b"hello")
-            else:
-                await events.send_bytes(payload, number)
-            await counts(client, "ppd_kv_events_missed_total", d, 1)
-            assert (await client.chat("hello", "www", "and")).route[0] == "local"
-            await events.send_bytes(b"worse", number + 1)
-            await counts(client, "ppd_kv_events_missed_total", d, 2)
-            assert caplog.text.count("were missed") == 1
-            await events.send(stored("1", 9), removed(9), number=number + 2)
-            await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
-            await events.send_bytes(b"bad again", number + 3)
-            await counts(client, "ppd_kv_events_missed_total", d, 3)
-            assert caplog.text.count("were missed") == 2
+    async with begun(cluster) as (events, client, _, d, session):
+        await events.send(stored(session, *BLOCKS), removed(*BLOCKS))
+        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
+        if payload is None:
+            await events.send_frames(b"hello")
+        else:
+            await events.send_bytes(payload, number)
+        await counts(client, "ppd_kv_events_missed_total", d, 1)
+        assert (await client.chat("hello", "www", "and")).route[0] == "local"
+        await events.send_bytes(b"worse", number + 1)
+        await counts(client, "ppd_kv_events_missed_total", d, 2)
+        assert caplog.text.count("were missed") == 1
+        await events.send(stored("1", 9), removed(9), number=number + 2)
+        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
+        await events.send_bytes(b"bad again", number + 3)
+        await counts(client, "ppd_kv_events_missed_total", d, 3)
+        assert caplog.text.count("were missed") == 2
 
 
 async def test_kv_that_is_kept_elsewhere_too_is_not_lost(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with published() as events:
-        p, d = workers(events.port)
-        async with cluster(p, d) as client:
-            await events.subscribed()
-            await client.chat("hello")
-            session = d.bodies[0]["session_id"]
-            await events.send(stored(session, *BLOCKS))
-            await events.send(stored(None, 6, medium="CPU_PINNED"))
-            assert (await events.socket.recv())[:1] == b"\0", "nobody listens any more"
-            assert (await client.chat("hello", "www", "and")).route[0] == "local"
-            assert caplog.text.count("keeps KV in CPU_PINNED, too") == 1
-            assert "session_id" not in d.bodies[1]
+    async with begun(cluster) as (events, client, _, d, session):
+        await events.send(stored(session, *BLOCKS))
+        await events.send(stored(None, 6, medium="CPU_PINNED"))
+        assert (await events.socket.recv())[:1] == b"\0", "nobody listens any more"
+        assert (await client.chat("hello", "www", "and")).route[0] == "local"
+        assert caplog.text.count("keeps KV in CPU_PINNED, too") == 1
+        assert "session_id" not in d.bodies[1]
 
 
 async def test_reasoning_that_is_not_sent_back_is_not_missed(cluster: Cluster) -> None:
-    async with published() as events:
-        p, d = workers(events.port)
-        async with cluster(p, d) as client:
-            await events.subscribed()
-            await client.chat("hello")
-            session = d.bodies[0]["session_id"]
-            await events.send(stored(session, *BLOCKS, 20, 21, 22, 23))
-            await events.send(stored(session, 30, parent=BLOCKS[-1]), removed(20, 21, 22, 23))
-            await events.send(stored("1", 9), removed(9))
-            await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
-            assert (await client.chat("hello", "www", "and")).route[0] == "local"
+    async with begun(cluster) as (events, client, _, d, session):
+        await events.send(stored(session, *BLOCKS, 20, 21, 22, 23))
+        await events.send(stored(session, 30, parent=BLOCKS[-1]), removed(20, 21, 22, 23))
+        await events.send(stored("1", 9), removed(9))
+        await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+        assert (await client.chat("hello", "www", "and")).route[0] == "local"
 
 
 async def test_a_publisher_that_stops_is_told_and_heard_again_when_it_is_back(
