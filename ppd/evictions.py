@@ -119,7 +119,8 @@ class Evictions:
         """Of a chain, so many blocks are left."""
         path = self._paths[session]
         chain = path[number]
-        del self._ends[chain.blocks[-1]]
+        if self._ends.get(chain.blocks[-1]) == session:  # no cache has a block twice; a liar may
+            del self._ends[chain.blocks[-1]]
         self._blocks -= len(chain.blocks) - kept
         if kept:
             chain.blocks = chain.blocks[:kept]

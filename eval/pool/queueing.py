@@ -155,16 +155,16 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
     costs = Costs()
     mix = draw(2000.0, seconds, 1, seeds)
     capacity = _CORES / statistics.mean(_alone(one, costs) for one in mix)
-    half = replace(costs, step=costs.step / 2, search=costs.search / 2)
+    half = replace(costs, step=costs.step / 2, search=costs.search / 2, alone=costs.alone / 2)
     free = replace(costs, step=0.0, search=0.0, alone=0.0)
-    ways: dict[str, Callable[[Sequence[Arrival]], Waits]] = {
-        "ours": lambda given: ours(given, costs),
-        "ours_half_python": lambda given: ours(given, half),
-        "ours_without_python": lambda given: ours(given, free),
-        "fifo": lambda given: fifo(given, costs),
-        "fifo_without_python": lambda given: fifo(given, free),
-        "fixed": lambda given: fixed(given, costs),
-        "fixed_without_python": lambda given: fixed(given, free),
+    ways: dict[str, tuple[Callable[[Sequence[Arrival], Costs], Waits], Costs]] = {
+        "ours": (ours, costs),
+        "ours_half_python": (ours, half),
+        "ours_without_python": (ours, free),
+        "fifo": (fifo, costs),
+        "fifo_without_python": (fifo, free),
+        "fixed": (fixed, costs),
+        "fixed_without_python": (fixed, free),
     }
     told: dict[str, dict[str, float]] = {}
     with appending(out) as write:
@@ -172,14 +172,14 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
             p99_us: dict[str, list[float]] = {}
             for seed in range(seeds):
                 given = draw(capacity * load, seconds, 1, seed)
-                for way, answer in ways.items():
-                    waits = answer(given)
+                for way, (answer, its) in ways.items():
+                    waits = answer(given, its)
                     row: dict[str, Any] = {"load": load, "way": way, "capacity": capacity}
                     for stage in Stage:
                         value = float(np.percentile(waits[stage], 99)) * 1e6
                         row[f"{stage}_p99_us"] = value
                         p99_us.setdefault(f"{way}_{stage}_p99_us", []).append(value)
-                    write({**row, **asdict(costs), **provenance(seed)})
+                    write({**row, **asdict(its), **provenance(seed)})
             told[f"load{load}"] = {
                 name: round(statistics.median(values), 1) for name, values in p99_us.items()
             }

@@ -147,3 +147,17 @@ def test_it_agrees_with_a_cache_that_drops_leaves(
     assert {session: cache.lost(session) for session in truth} == {
         session: kept.lost for session, kept in truth.items()
     }
+
+
+BLOCK_NAMES = st.lists(st.integers(1, 5), max_size=4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), BLOCK_NAMES)))
+def test_whatever_is_said_nothing_breaks(events: list[tuple[int, int, list[int]]]) -> None:
+    cache = Evictions()
+    for session, parent, blocks in events:
+        if session:
+            cache.stored(session, parent, blocks, PAGE)
+        else:
+            cache.removed(blocks)
+    assert min(cache.lost(1), cache.lost(2)) >= 0
