@@ -16,14 +16,14 @@ from setuptools import setup
 
 _COMPILED = {
     "apis": ("front",),
-    "intake": ("admission", "fields", "keys", "rates", "requests", "scrub", "wishes"),
-    "seeing": ("counting", "journal", "metrics"),
+    "intake": ("admission", "fields", "keys", "objectives", "rates", "requests", "scrub"),
+    "observability": ("counting", "journal", "metrics"),
     "serving": (
-        *("bodies", "course", "dispatch", "holds", "ledger", "left", "legs", "relay", "telling"),
-        "turns",
+        *("bodies", "context", "dispatch", "handler", "holds", "ledger", "left", "legs", "relay"),
+        "telling",
     ),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
-    "workers": ("breaker", "cluster", "worker"),
+    "workers": ("breaker", "registry", "worker"),
 }
 
 

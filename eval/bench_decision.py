@@ -16,7 +16,7 @@ from pathlib import Path
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.forecast import Forecast
-from ppd.judge import HomeView, Judge, Query
+from ppd.planning import HomeView, Planner, Query
 from ppd.prefix import PrefixChain, hash_messages
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
@@ -66,8 +66,8 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     for i in range(1000):
         arrivals.note(i * 0.01)
     forecast.learn_reply("t", None, 100)
-    judges = {
-        name: Judge(
+    planners = {
+        name: Planner(
             policy=TablePolicy(table, corrections),
             cluster=_Cluster(),
             index=index,
@@ -95,14 +95,14 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
         for _ in range(rounds)
     ]
     lookups = [_us(partial(table.find, *at)) for at in workloads]
-    times: dict[str, list[float]] = {name: [] for name in judges}
+    times: dict[str, list[float]] = {name: [] for name in planners}
     hits = 0
-    in_turn = cycle(permutations(judges.items()))
+    in_turn = cycle(permutations(planners.items()))
     for query in queries:
         # Interleaved, and each as often first, when nothing of the conversation is in a cache.
-        for name, judge in next(in_turn):
-            times[name].append(_us(partial(judge.judge, query, 10.0)))
-        hits += judges["decide_us"].judge(query, 10.0).hit is not None
+        for name, planner in next(in_turn):
+            times[name].append(_us(partial(planner.plan, query, 10.0)))
+        hits += planners["decide_us"].plan(query, 10.0).hit is not None
     assert hits == rounds, "every query continues a known conversation"
     print(
         json.dumps(

@@ -36,7 +36,7 @@ async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None
     return None
 
 
-async def most_tokens_of(http: aiohttp.ClientSession, url: str) -> int | None:
+async def max_context_of(http: aiohttp.ClientSession, url: str) -> int | None:
     """What the model at ``url`` can hold of one conversation; None if it does not say.
 
     Raises:

@@ -22,7 +22,7 @@ import uvloop
 from ppd.errors import ConfigError, WorkerError
 
 from .client import hold
-from .endpoints import ANY_VOCABULARY, find_vocabulary, most_tokens_of
+from .endpoints import ANY_VOCABULARY, find_vocabulary, max_context_of
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import Sample
@@ -149,7 +149,7 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         try:
-            most = await most_tokens_of(http, target.url)
+            most = await max_context_of(http, target.url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             told = str(error) or type(error).__name__
             raise WorkerError(f"{target.url}: nobody answers: {told}") from error
@@ -161,7 +161,7 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
     if most is not None and longest > most:
         raise ConfigError(
             f"conversation {number} grows to {longest} tokens, the model takes {most}: "
-            f"--scale {scale * most / longest:.3g} or less, or a workload with ?most_tokens={most}"
+            f"--scale {scale * most / longest:.3g} or less, or a workload with ?max_context={most}"
         )
     return vocabulary or ANY_VOCABULARY
 

@@ -28,7 +28,7 @@ class Changes:
     objective: Objective | None
 
 
-def run(log: Path, changes: Changes, most_shown: int) -> int:
+def run(log: Path, changes: Changes, max_shown: int) -> int:
     """Print what would have changed; the last line is one JSON object.
 
     Raises:
@@ -43,10 +43,10 @@ def run(log: Path, changes: Changes, most_shown: int) -> int:
     except ConfigError as error:
         raise ConfigError(f"{log}: {error}") from error
     changed = [one for one in result if one.changed]
-    for one in changed[:most_shown]:
+    for one in changed[:max_shown]:
         print(_line(one))
-    if len(changed) > most_shown:
-        print(f"... and {len(changed) - most_shown} more")
+    if len(changed) > max_shown:
+        print(f"... and {len(changed) - max_shown} more")
     print(json.dumps(summary(result)))
     return 0
 

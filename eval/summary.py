@@ -17,9 +17,9 @@ from ppd.decision import Route
 from .samples import Sample, gap_bound_ms, sum_gaps
 from .traffic.conversations import Conversation
 
-LEAST_SUCCESS = 0.95  # the paper's: a point with less is no measurement
-LEAST_CONVERSATIONS, LEAST_WALL_S = 200, 60.0  # of a result that is reported
-MOST_LATE_MS = 20.0
+MIN_SUCCESS = 0.95  # the paper's: a point with less is no measurement
+MIN_CONVERSATIONS, MIN_WALL_S = 200, 60.0  # of a result that is reported
+MAX_LATE_MS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def summarize(
         failed=len(samples) - len(fine),
         failures=dict(failures),
         success_rate=round(success_rate, 4),
-        valid=success_rate >= LEAST_SUCCESS,
+        valid=success_rate >= MIN_SUCCESS,
         wall_s=round(wall_s, 3),
         turns_per_s=_rate(len(fine), wall_s),
         output_tokens_per_s=_rate(sum(sample.output_tokens for sample in fine), wall_s),
@@ -205,19 +205,19 @@ def _notes(
     success_rate: float, late: Spread | None, conversations: int, wall_s: float
 ) -> list[str]:
     notes = []
-    if success_rate < LEAST_SUCCESS:
+    if success_rate < MIN_SUCCESS:
         notes.append(
             f"{success_rate:.1%} of the turns succeeded; latencies of fewer than "
-            f"{LEAST_SUCCESS:.0%} are those of survivors"
+            f"{MIN_SUCCESS:.0%} are those of survivors"
         )
-    if late is not None and late.p99 > MOST_LATE_MS:
+    if late is not None and late.p99 > MAX_LATE_MS:
         notes.append(
             f"the client fell behind: sends were {late.p99:g} ms late at the 99th percentile; "
             "less came than was planned, and what came was read late"
         )
-    if conversations < LEAST_CONVERSATIONS or wall_s < LEAST_WALL_S:
+    if conversations < MIN_CONVERSATIONS or wall_s < MIN_WALL_S:
         notes.append(
             f"{conversations} conversations in {wall_s:.0f} s; reported results take "
-            f"{LEAST_CONVERSATIONS} and {LEAST_WALL_S:.0f} s, and several seeds"
+            f"{MIN_CONVERSATIONS} and {MIN_WALL_S:.0f} s, and several seeds"
         )
     return notes

@@ -20,8 +20,8 @@ from ppd.table_file import Axes
 Array = NDArray[np.float64]
 Cell = tuple[int, int, int, int]
 
-_LEAST_NOISE = 0.01**2  # nothing is measured better than to 1 %
-_MOST_NOISE = 0.5**2
+_MIN_NOISE = 0.01**2  # nothing is measured better than to 1 %
+_MAX_NOISE = 0.5**2
 
 
 def cells_of(axes: Axes) -> list[Cell]:
@@ -65,7 +65,7 @@ class Surface:
         if like is None:
             trend = ConstantKernel(0.1, (1e-4, 1e2)) * DotProduct(1.0, sigma_0_bounds="fixed")
             departures = ConstantKernel(0.1, (1e-4, 1e2)) * RBF(lengths, (0.2, 5.0))
-            noise = WhiteKernel(0.03**2, (_LEAST_NOISE, _MOST_NOISE))
+            noise = WhiteKernel(0.03**2, (_MIN_NOISE, _MAX_NOISE))
             process = GaussianProcessRegressor(trend + departures + noise, random_state=0)
         else:
             process = GaussianProcessRegressor(like.process.kernel_, optimizer=None)

@@ -139,9 +139,9 @@ class Features:
         return max(0, self.earlier_prompt_tokens - self.prefill_cached_tokens)
 
     @property
-    def least_cached_tokens(self) -> int:
+    def min_cached_tokens(self) -> int:
         """What the home must still hold for a local turn."""
-        return least_cached_tokens(self.earlier_prompt_tokens, self.page_size)
+        return min_cached_tokens(self.earlier_prompt_tokens, self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +200,11 @@ def decide(
         case HomeState.REPLICA:
             return Decision(Route.REPLICA, Reason.HOME_REPLICA)
         case HomeState.READY:
-            if features.least_cached_tokens == 0:
+            if features.min_cached_tokens == 0:
                 # "Hello" begins thousands of prompts. Without a precondition a local turn could
                 # be a whole first prefill, and all of them would meet on one worker.
                 return Decision(opening, Reason.SHORT_PREFIX)
-            if features.held_tokens < features.least_cached_tokens:
+            if features.held_tokens < features.min_cached_tokens:
                 return Decision(opening, Reason.EVICTED)  # it would be refused
             return policy.choose(features, objective)
         case _:
@@ -221,7 +221,7 @@ def predicted_cached_tokens(context_tokens: int, page_size: int) -> int:
     return context_tokens // page_size * page_size
 
 
-def least_cached_tokens(prompt_tokens: int, page_size: int) -> int:
+def min_cached_tokens(prompt_tokens: int, page_size: int) -> int:
     """The precondition of a local turn: the earlier prompt, less what a seam may cost.
 
     The reply is not part of it. Its text may come back edited, or tokenized otherwise,

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_MOST_SESSIONS = 65_536  # that have lost something and not come back
-_MOST_BLOCKS = 8_000_000  # 64 MB of names
+_MAX_SESSIONS = 65_536  # that have lost something and not come back
+_MAX_BLOCKS = 8_000_000  # 64 MB of names
 
 
 @dataclass(slots=True)
@@ -27,11 +27,9 @@ class _Chain:
 class Evictions:
     """Of one cache. Blocks are named by signed 64-bit hashes of all tokens up to their end."""
 
-    def __init__(
-        self, most_sessions: int = _MOST_SESSIONS, most_blocks: int = _MOST_BLOCKS
-    ) -> None:
-        self._most_sessions = most_sessions
-        self._most_blocks = most_blocks
+    def __init__(self, max_sessions: int = _MAX_SESSIONS, max_blocks: int = _MAX_BLOCKS) -> None:
+        self._max_sessions = max_sessions
+        self._max_blocks = max_blocks
         self._blocks = 0
         self._paths: dict[int, list[_Chain]] = {}  # what a session's last request was stored as
         self._ends: dict[int, int] = {}  # sessions by the last blocks of their chains
@@ -57,7 +55,7 @@ class Evictions:
             return
         if names[-1] in self._ends:  # it was not there any more, and that was not heard
             self.forget()
-        if self._blocks + len(names) > self._most_blocks:
+        if self._blocks + len(names) > self._max_blocks:
             self.forget()
         self._leave(session, parent)
         self._paths.setdefault(session, []).append(_Chain(names, block_tokens))
@@ -132,5 +130,5 @@ class Evictions:
 
     def _lose(self, session: int, tokens: int) -> None:
         self._lost[session] = self._lost.pop(session, 0) + tokens
-        if len(self._lost) > self._most_sessions:
+        if len(self._lost) > self._max_sessions:
             self._lost.popitem(last=False)

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 
 _RECENT = 0.3  # weight of the newest reply in a mean
-_MOST_TENANTS = 10_000
+_MAX_TENANTS = 10_000
 _UNKNOWN = 256.0  # tokens of a reply, before anything has been seen
 _TOKENS_PER_BYTE = 0.25
 
@@ -42,12 +42,14 @@ class Forecast:
         old = self._tokens_per_byte.get(kind, seen)
         self._tokens_per_byte[kind] = old + 0.1 * (seen - old)
 
-    def reply_tokens(self, tenant: str, usual_tokens: float | None, most_tokens: int | None) -> int:
+    def reply_tokens(
+        self, tenant: str, usual_tokens: float | None, max_reply_tokens: int | None
+    ) -> int:
         """Tokens of the next reply.
 
         Args:
             usual_tokens: running mean of the conversation's replies; None: it has none.
-            most_tokens: the request's own limit, if it has one.
+            max_reply_tokens: the request's own limit, if it has one.
         """
         of_tenant = self._tenants.get(tenant)
         match usual_tokens, of_tenant:
@@ -61,8 +63,8 @@ class Forecast:
             case own, known:  # a conversation's few replies are worth as much as its tenant's many
                 assert known is not None
                 tokens = math.sqrt(own * known)
-        if most_tokens is not None:
-            tokens = min(tokens, most_tokens)
+        if max_reply_tokens is not None:
+            tokens = min(tokens, max_reply_tokens)
         return max(1, round(tokens))
 
     def learn_reply(self, tenant: str, predicted: int | None, tokens: int) -> float | None:
@@ -70,7 +72,7 @@ class Forecast:
         without one."""
         self._tenants[tenant] = blend(self._tenants.get(tenant), tokens)
         self._tenants.move_to_end(tenant)
-        if len(self._tenants) > _MOST_TENANTS:
+        if len(self._tenants) > _MAX_TENANTS:
             self._tenants.popitem(last=False)
         if predicted is None:
             return None

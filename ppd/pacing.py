@@ -14,14 +14,14 @@ from operator import mul
 
 # Decodes that miss the target anyway are not slowed by more than this, nor those of a server
 # without a target.
-LEAST_SLOWDOWN = 1.5
+MIN_SLOWDOWN = 1.5
 # The target holds over a chunk and the decode steps after it; one token's gap may be planned so
 # many targets long. A chunk has a price whatever its size (it reads its context's KV): many small
 # ones would cost decodes more than few with steps between.
 _LONGEST_GAP = 1.75
 _LAST_CHUNK = 1.5  # it may be so much longer, if that makes it the last: no gap reaches 3 targets
-_LEAST_USE = 1.5  # nor does a chunk cost less than so many times that price
-_MOST_DECODE_STEPS = 16  # from chunk to chunk: append-prefill must not starve either
+_MIN_USE = 1.5  # nor does a chunk cost less than so many times that price
+_MAX_DECODE_STEPS = 16  # from chunk to chunk: append-prefill must not starve either
 _FIRST_TOKENS = 32  # of the first chunk beside decodes; later ones at most twice the largest tried
 _PROBE_EVERY = 16  # chunks: then two steps of decodes alone, or their own time would be unknown
 _DECODE_WEIGHT = 0.1  # of a new decode step in its moving average
@@ -82,7 +82,7 @@ class ChunkCost:
         """Of a chunk however small."""
         return self.ms(0, context)
 
-    def most_tokens(self, budget_ms: float, context: float, limit: int) -> int:
+    def max_reply_tokens(self, budget_ms: float, context: float, limit: int) -> int:
         """The largest chunk within a budget; 0 if there is none."""
         fixed = self.fixed_ms(context)
         each = self.ms(1, context) - fixed
@@ -105,7 +105,7 @@ class Pacer:
         full_chunk: tokens of a chunk when nothing decodes, and never more.
         page_size: chunks are whole pages.
         mixed: a chunk runs in one forward with a decode step, not between two of them.
-        target_ms: TPOT that running decodes shall keep; None: LEAST_SLOWDOWN of their own.
+        target_ms: TPOT that running decodes shall keep; None: MIN_SLOWDOWN of their own.
         fixed_chunk: tokens of every chunk beside decodes; then nothing is estimated.
     """
 
@@ -173,17 +173,17 @@ class Pacer:
             return Chunk(self._pages(self.fixed_chunk), 0 if self.mixed else 1)
         if self.decode_ms is None:
             return Chunk(self._pages(_FIRST_TOKENS), 0 if self.mixed else 1)
-        target_ms = max(self.target_ms or 0.0, LEAST_SLOWDOWN * self.decode_ms)
+        target_ms = max(self.target_ms or 0.0, MIN_SLOWDOWN * self.decode_ms)
         budget_ms = target_ms - self.decode_ms
         gap_ms = max(
-            _LONGEST_GAP * target_ms - self.decode_ms, _LEAST_USE * self.cost.fixed_ms(context)
+            _LONGEST_GAP * target_ms - self.decode_ms, _MIN_USE * self.cost.fixed_ms(context)
         )
         limit = min(self.full_chunk, max(_FIRST_TOKENS, 2 * self._largest_tried))
-        tokens = self._pages(self.cost.most_tokens(gap_ms, context, limit))
+        tokens = self._pages(self.cost.max_reply_tokens(gap_ms, context, limit))
         if tokens < rest <= min(_LAST_CHUNK * tokens, limit):
             tokens = self._pages(rest + self.page_size - 1)
         added_ms = self.cost.ms(min(tokens, rest), context)
-        steps = max(1, min(_MOST_DECODE_STEPS, math.ceil(added_ms / budget_ms - 0.01)))
+        steps = max(1, min(_MAX_DECODE_STEPS, math.ceil(added_ms / budget_ms - 0.01)))
         if self.mixed:  # its own step is one of them
             steps -= 1
         if self._since_probe >= _PROBE_EVERY:

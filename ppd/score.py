@@ -15,7 +15,7 @@ import msgspec
 
 from ppd.table import Costs, Noise
 
-_MOST_WEIGHT = 1e6
+_MAX_WEIGHT = 1e6
 _TARGETS_MS = (0.001, 1e9)
 _Z99 = 2.3263478740408408  # of the normal distribution: where its 99th percentile lies
 
@@ -27,9 +27,9 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="weig
     tpot: float = 1.0
 
     def problem(self) -> str | None:
-        if not (0 <= self.ttft <= _MOST_WEIGHT and 0 <= self.tpot <= _MOST_WEIGHT):
+        if not (0 <= self.ttft <= _MAX_WEIGHT and 0 <= self.tpot <= _MAX_WEIGHT):
             got = f"got ttft={self.ttft}, tpot={self.tpot}"
-            return f"weights must be numbers from 0 to {_MOST_WEIGHT:g}, {got}"
+            return f"weights must be numbers from 0 to {_MAX_WEIGHT:g}, {got}"
         if self.ttft == self.tpot == 0:
             return "one of the weights must be above 0"
         return None

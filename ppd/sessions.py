@@ -16,7 +16,7 @@ import msgspec
 from ppd.prefix import Anchor, Digest, PrefixChain
 
 # Bounds a lookup: a prompt has a candidate for each length at which known prompts end.
-_MOST_CANDIDATES = 1024
+_MAX_CANDIDATES = 1024
 
 
 # Not tracked by the garbage collector: a million of them cost it a second, and they hold no cycles.
@@ -104,7 +104,7 @@ class SessionIndex:
 
     def find(self, chain: PrefixChain, now_s: float) -> Hit | None:
         """The longest known prefix of ``chain``."""
-        for candidate in islice(chain.candidates(self._tails_of), _MOST_CANDIDATES):
+        for candidate in islice(chain.candidates(self._tails_of), _MAX_CANDIDATES):
             entries = self._newest
             entry = entries.get(candidate.digest)
             if entry is None:

@@ -13,17 +13,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from ppd.errors import TableError
-from ppd.table_file import (
-    Axes,
-    CellRecord,
-    Measured,
-    Statistic,
-    TableRecord,
-    decode,
-    problems,
-)
+from ppd.table_file import Axes, CellRecord, Measured, Statistic, TableRecord, decode, problems
 
-_MOST_PROBLEMS = 20  # in one message
+_MAX_PROBLEMS = 20  # in one message
 # From the range of n values to their standard deviation: mean of the range of n normal ones.
 _RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
 _UNKNOWN_NOISE = 0.05  # relative; one seed tells none
@@ -78,8 +70,8 @@ class Table:
 
     def __init__(self, record: TableRecord) -> None:
         if wrong := list(problems(record)):
-            more = len(wrong) - _MOST_PROBLEMS
-            shown = wrong[:_MOST_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
+            more = len(wrong) - _MAX_PROBLEMS
+            shown = wrong[:_MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
             raise TableError("; ".join(shown))
         self.record = record
         axes = [bins for _, bins in record.axes.each()]

@@ -45,7 +45,7 @@ DEFAULT_CORRECTIONS = frozenset(
     {Correction.STALE_PREFIX, Correction.LOAD, Correction.RESERVATION, Correction.NOISE}
 )
 
-_MOST_CROWDING = 2.0  # how far TPOT losses are carried beyond the batch they were measured with
+_MAX_CROWDING = 2.0  # how far TPOT losses are carried beyond the batch they were measured with
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class TablePolicy(Policy):
             lost_ms = local.tpot_ms - remote.tpot_ms
             crowding = (features.home_running + 1) / (cell.running + 1)
             if lost_ms > 0 and crowding > 1:
-                lost_ms *= min(_MOST_CROWDING, crowding)
+                lost_ms *= min(_MAX_CROWDING, crowding)
                 local = replace(local, tpot_ms=remote.tpot_ms + lost_ms)
             yield _Step(Reason.LOAD, remote, local)
         if Correction.SHRINKAGE in self.corrections:

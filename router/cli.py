@@ -18,14 +18,14 @@ from ppd import __version__
 from ppd.errors import PpdError
 from ppd.policies import NAMES
 
-from .check import check_everything
-from .config import TABLE_POLICY, RouterConfig
-from .config_file import read_config
-from .listening import local, trusting
-from .processes import Family, share_of
-from .seeing.logs import log_to_stderr
-from .server import serve
-from .siblings import Siblings
+from .config.file import read_config
+from .config.options import TABLE_POLICY, RouterConfig
+from .observability.logs import log_to_stderr
+from .peers import Peers
+from .server.check import check_everything
+from .server.listening import local, trusting
+from .server.run import serve
+from .server.supervisor import Supervisor, share_of
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             secret = secrets.token_hex(16)
             run = partial(_one_of, config, argv, secret)
-            sys.exit(Family(config, run).supervise())
+            sys.exit(Supervisor(config, run).supervise())
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
     except KeyboardInterrupt:
@@ -116,8 +116,8 @@ def _one_of(
     scheme = "https" if config.tls_certificate else "http"
     others = {i: f"{scheme}://{host}:{first + i}" for i in range(count) if i != index}
     try:
-        siblings = Siblings(index, others, secret, trusting(config))
-        uvloop.run(serve(mine(config), lambda: mine(parse_config(argv)[0]), siblings))
+        peers = Peers(index, others, secret, trusting(config))
+        uvloop.run(serve(mine(config), lambda: mine(parse_config(argv)[0]), peers))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
 

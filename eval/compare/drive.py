@@ -22,7 +22,7 @@ from ppd.errors import ConfigError, WorkerError
 from .. import raw_rows, tiny_model
 from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
-from ..endpoints import empty_caches, is_ready, most_tokens_of, vocabulary_of
+from ..endpoints import empty_caches, is_ready, max_context_of, vocabulary_of
 from ..metrics_text import read_metrics
 from ..provenance import provenance
 from ..raw_rows import append_whole, end_last_line
@@ -182,7 +182,7 @@ async def _measure(
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         vocabulary = await vocabulary_of(http, workers.decode.url)
-        most = await most_tokens_of(http, workers.decode.url)
+        most = await max_context_of(http, workers.decode.url)
         _check_lengths(windows, most)
         first = next(iter(windows.values()))[:_WARM]
         for router in routers.values():  # kernels warm up, connections open: not measured
@@ -241,7 +241,7 @@ def _check_lengths(windows: Mapping[tuple[str, int], list[Conversation]], most: 
         if most is not None and longest > most:
             raise ConfigError(
                 f"trace {name}, seed {seed}: a conversation grows to {longest} tokens, the model "
-                f"takes {most}: scale it, or end it with ?most_tokens={most}"
+                f"takes {most}: scale it, or end it with ?max_context={most}"
             )
 
 

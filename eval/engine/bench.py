@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 
 from ppd.contract import Role
-from ppd.pacing import LEAST_SLOWDOWN
+from ppd.pacing import MIN_SLOWDOWN
 
 from .. import tiny_model
 from ..client import hold
@@ -161,7 +161,7 @@ async def _quiet(decoding: list[Reply]) -> float | None:
 async def _send(client: EngineClient, way: str, prompt: list[int], context: int) -> Reply:
     if way == "local":
         # Of the context all but the last generated token, which was never an input.
-        return await client.local(prompt, _OUTPUT, least_cached=context - 1)
+        return await client.local(prompt, _OUTPUT, min_cached=context - 1)
     return await client.remote(prompt, _OUTPUT, whole=way == "full")
 
 
@@ -222,7 +222,7 @@ def summarize(rows: Sequence[Row], target_ms: float | None = None) -> Iterator[d
         local = [row for row in measured if row.way == "local"]
         cell["max_decode_gap_ms"] = median([r.max_gap_ms for r in local if r.max_gap_ms])
         cell["decode_step_ms"] = step = median([r.quiet_tpot_ms for r in local if r.quiet_tpot_ms])
-        own_ms = None if step is None else round(LEAST_SLOWDOWN * step, 2)
+        own_ms = None if step is None else round(MIN_SLOWDOWN * step, 2)
         cell["tpot_target_ms"] = target_ms if bounded and target_ms else own_ms
         yield cell
 

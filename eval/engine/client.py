@@ -87,13 +87,13 @@ class EngineClient:
             prefill.cancel()
         return reply
 
-    async def local(self, ids: list[int], output: int, least_cached: int = 0) -> Reply:
+    async def local(self, ids: list[int], output: int, min_cached: int = 0) -> Reply:
         """An append-prefill on the decode worker.
 
         Raises:
             WorkerError: it refused, or failed.
         """
-        return await _stream(self.http, self.decode_url, _local_body(ids, output, least_cached))
+        return await _stream(self.http, self.decode_url, _local_body(ids, output, min_cached))
 
     @asynccontextmanager
     async def decoding(self, prompts: list[list[int]], most: int) -> AsyncIterator[list[Reply]]:
@@ -146,9 +146,9 @@ def _body(ids: list[int], output: int) -> dict[str, Any]:
     return {"input_ids": ids, "sampling_params": sampling, "stream": True}
 
 
-def _local_body(ids: list[int], output: int, least_cached: int) -> dict[str, Any]:
+def _local_body(ids: list[int], output: int, min_cached: int) -> dict[str, Any]:
     body = _body(ids, output)
-    body["sampling_params"]["custom_params"] = LocalTerms(least_cached).to_custom_params()
+    body["sampling_params"]["custom_params"] = LocalTerms(min_cached).to_custom_params()
     return body
 
 

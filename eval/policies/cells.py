@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..summary import LEAST_SUCCESS
+from ..summary import MIN_SUCCESS
 
 BASE = "pd"
 TTFT, TPOT, BOTH, THROUGHPUT = "ttft_p50_ms", "tpot_p50_ms", "both", "tokens_per_s"
@@ -50,7 +50,7 @@ class Cell:
     @property
     def failed(self) -> bool:
         """Fewer turns succeeded than the paper asks of a measurement, in any of the runs."""
-        return min(self.values("success_rate")) < LEAST_SUCCESS
+        return min(self.values("success_rate")) < MIN_SUCCESS
 
 
 def summarize(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:

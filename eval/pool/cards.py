@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ppd.ann.cuda.backend import backend_on
-from ppd.ann.engine import MOST_ITOPK
+from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.lanes import Target
 from ppd.ann.space import Rows
 
@@ -21,7 +21,7 @@ Find = Callable[[Rows, int, int], NDArray[np.int64]]
 
 def graph_search(target: Target, limit: int, device: torch.device, most: int = _LANES) -> Find:
     """``most`` at a time, each to its end."""
-    lanes = backend_on(device, most).make(target.snapshot, most, MOST_ITOPK)
+    lanes = backend_on(device, most).make(target.snapshot, most, MAX_ITOPK)
     space = target.snapshot.space
 
     def find(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:

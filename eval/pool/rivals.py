@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from usearch.index import Index as UsearchIndex
 
 from ppd.ann.batch import Searcher
-from ppd.ann.engine import MOST_ITOPK
+from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.lanes import Target
 from ppd.ann.snapshot import Precision, Shape, Snapshot, build, seed_rows
 from ppd.ann.space import Metric, Rows
@@ -79,9 +79,7 @@ def _ours(precision: Precision) -> Callable[[Given], Find]:
         target = given.target
         if precision is Precision.FP32:
             target = Target(_in_fp32(target.snapshot), target.hidden)
-        searchers = {
-            each: Searcher(target, MOST_ITOPK, threads=each) for each in {1, given.threads}
-        }
+        searchers = {each: Searcher(target, MAX_ITOPK, threads=each) for each in {1, given.threads}}
 
         def find(queries: Rows, width: int, threads: int) -> Ids:
             return searchers[threads].search(queries, LIMIT, width)[1].astype(np.int64)

@@ -18,7 +18,7 @@ from pathlib import Path
 from ppd.errors import ConfigError
 
 _END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*•]\s+")
-_LEAST_WORDS, _MOST_WORDS = 5, 20
+_MIN_WORDS, _MAX_WORDS = 5, 20
 
 
 def collect(files: Sequence[Path], count: int, seed: int) -> tuple[list[str], int]:
@@ -82,7 +82,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
         for part in _END.split(text):
             sentence = " ".join(part.split())
             words = sentence.count(" ") + 1
-            if _LEAST_WORDS <= words <= _MOST_WORDS and sum(
+            if _MIN_WORDS <= words <= _MAX_WORDS and sum(
                 c.isalpha() or c == " " for c in sentence
             ) > 0.8 * len(sentence):
                 yield sentence

@@ -43,7 +43,7 @@ _WRITTEN = 200  # rows that come, and that go, at once
 _PAUSE_S = 2.0  # between two such writes
 _SWAP_S, _KILL_S = 30.0, 45.0
 _THERE, _GONE = 0.999, 0.95  # scores of a row that is there, and of the nearest other
-_LEAST_RECALL = 0.999
+_MIN_RECALL = 0.999
 _GROWTH = 1.15  # of memory after a swap, from the first third to the last
 _PATH = "/v1/collections/soak"
 _QUERY = struct.Struct("<4sIIIIIf")
@@ -301,7 +301,7 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
         row["seconds"] = took_s
         append_whole(out, [{**row, **provenance(seed)}])
     print(json.dumps(told))
-    return int(recall < _LEAST_RECALL or growth > _GROWTH)
+    return int(recall < _MIN_RECALL or growth > _GROWTH)
 
 
 async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soak:

@@ -127,7 +127,7 @@ def run(
             "feedback_interval_s = 0.25",
             f"link_bytes_per_s = {_LINK_BYTES_PER_S}",
             f"ttft_budget_ms = {_DEADLINE_MS}",
-            f"most_ms = {_DEADLINE_MS}",
+            f"max_ms = {_DEADLINE_MS}",
         )
         routers = [start_router(launch, prefill, decode, one, data, "full", *told) for one in pools]
         wait_all(routers)
@@ -162,10 +162,10 @@ def summarize(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
                 sum(one.stalled_s for one in some) / sum(one.decoding_s for one in some), 4
             ),
             "others_per_s": round(statistics.median(one.others_per_s for one in some)),
-            "reserved_least": min(reserved),
-            "reserved_most": max(reserved),
-            "flush_ms_least": min(flush),
-            "flush_ms_most": max(flush),
+            "reserved_min": min(reserved),
+            "reserved_max": max(reserved),
+            "flush_ms_min": min(flush),
+            "flush_ms_max": max(flush),
         }
     return told
 

@@ -109,7 +109,7 @@ def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) ->
     prefill = launch.worker(Role.PREFILL, model, *gpu_flags(0, 2))
     decode = launch.worker(Role.DECODE, model, *gpu_flags(1, 2))
     wait_all([prefill, decode, pool])
-    patient = ("ttft_budget_ms = 5e3", "most_ms = 5e3")
+    patient = ("ttft_budget_ms = 5e3", "max_ms = 5e3")
     router = start_router(launch, prefill, decode, pool, data, policy, *patient)
     wait_all([router])
     return Scene(prefill, decode, pool, router)

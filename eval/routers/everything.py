@@ -25,7 +25,7 @@ log_format = "json"
 decision_log = "{folder / "everything.decisions.jsonl"}"
 otlp_endpoint = "{traces}"
 resume_streams = 2
-escape_to_decode = true
+decode_fallback = true
 corrections = [
     "interpolation", "stale_prefix", "load", "reservation", "noise", "shrinkage",
 ]

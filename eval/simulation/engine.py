@@ -36,7 +36,7 @@ class Job:
         output_tokens: 0: it ends with its prefill.
         has_kv: its KV has come from elsewhere; else it is prefilled here.
         keeps_reply: what it generates stays cached, too.
-        least_cached_tokens: a precondition; ``refused`` is called if it is not met.
+        min_cached_tokens: a precondition; ``refused`` is called if it is not met.
     """
 
     session: int
@@ -46,7 +46,7 @@ class Job:
     done: Then
     first: Then | None = None
     refused: Then | None = None
-    least_cached_tokens: int = 0
+    min_cached_tokens: int = 0
     keeps_reply: bool = True
     cached_tokens: int = field(default=0, init=False)
     left_tokens: int = field(default=0, init=False)
@@ -152,7 +152,7 @@ class Engine:
         while self._waiting:
             job = self._waiting[0]
             found = self.cache.cached_tokens(job.session)
-            if found < job.least_cached_tokens:
+            if found < job.min_cached_tokens:
                 assert job.refused is not None
                 self._waiting.popleft()
                 job.refused(now_ms)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from .cost_model import Serving
 
 _NUDGE = 0.04  # how far it looks around: medians of few turns are steps
-_MOST_CHANGE = 0.3  # of a parameter in a round
+_MAX_CHANGE = 0.3  # of a parameter in a round
 _RIDGE = 1e-6
 _ROUNDS = 8
 
@@ -32,7 +32,7 @@ def fit(start: Serving, free: Sequence[str], errors: Callable[[Serving], list[fl
             row[i] += _RIDGE
         change = _solve(normal, [-_dot(a, now) for a in slopes])
         changed = {
-            name: getattr(serving, name) * (1 + max(-_MOST_CHANGE, min(_MOST_CHANGE, by)))
+            name: getattr(serving, name) * (1 + max(-_MAX_CHANGE, min(_MAX_CHANGE, by)))
             for name, by in zip(free, change, strict=True)
         }
         serving = replace(serving, **changed)

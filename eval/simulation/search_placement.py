@@ -65,13 +65,13 @@ class SearchCost:
     def bytes(self, index: Index) -> float:
         return float(self.expansions * index.degree * index.row_bytes)
 
-    def most_per_s(self, index: Index, gpu: Gpu) -> float:
+    def max_per_s(self, index: Index, gpu: Gpu) -> float:
         """What the memory lets through."""
         return gpu.memory_bytes_per_s * self.memory_share / self.bytes(index)
 
     def saturation(self, index: Index, gpu: Gpu) -> float:
         """Searches at once that fill the memory: fewer leave it idle, more wait."""
-        return self.most_per_s(index, gpu) * self.alone_ms / 1e3
+        return self.max_per_s(index, gpu) * self.alone_ms / 1e3
 
     def utilisation(self, at_once: float, index: Index, gpu: Gpu) -> float:
         return min(1.0, at_once / self.saturation(index, gpu))
@@ -150,7 +150,7 @@ def outcome(
     # One by one: a search that has the GPU is most often alone there.
     prefill_use = (turns * chunk_ms + on_prefill * alone_ms) / 1e3
     decoding = _decoding(gpus, traffic, costs, kv_tokens, on_decode * alone_ms / 1e3)
-    pool_use = on_pool / search.most_per_s(index, costs.gpu)
+    pool_use = on_pool / search.max_per_s(index, costs.gpu)
     if prefill_use >= 1 or decoding is None or pool_use >= 1 or kv_tokens <= 0:
         return None
     step_ms, sequences, stolen = decoding

@@ -1,4 +1,4 @@
-"""A simulated cluster under load, routed by the real ``ppd.judge.Judge`` and its policies.
+"""A simulated cluster under load, routed by the real ``ppd.planning.Planner`` and its policies.
 
 Owns the clock, the clients, and what happens to a turn from its arrival to its record, as
 ``router`` does it. What a step takes is ``cost_model``'s; what a worker does, ``sim_engine``'s.
@@ -16,7 +16,7 @@ from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.decision import Policy, Reason, Route
 from ppd.forecast import Forecast, blend
-from ppd.judge import Judge, Judgement, Query
+from ppd.planning import Judgement, Planner, Query
 from ppd.prefix import MessageChain
 from ppd.score import Objective, Weights
 from ppd.sessions import SessionIndex, Turn
@@ -28,7 +28,7 @@ from .rows import Result, TurnRow
 from .traffic import Clients, Conversation
 from .workers import Chunking, Cluster, Placement, Shape
 
-_BYTES_PER_TOKEN = 4  # the judge sees bytes, and tells tokens from them exactly
+_BYTES_PER_TOKEN = 4  # the planner sees bytes, and tells tokens from them exactly
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Simulation:
         source = random.Random(seed)
         chunking = chunking or Chunking()
         self.cluster = Cluster(costs, shape, self.clock.at, source, chunking, placement)
-        self.judge = Judge(
+        self.planner = Planner(
             policy=policy,
             cluster=self.cluster,
             index=(index := SessionIndex(capacity=1_000_000, ttl_s=1e9)),
@@ -127,7 +127,7 @@ class Simulation:
         chain = _chain(plan, talk.turn)
         tokens = plan.turns[talk.turn].out
         query = Query("chat", chain, chain.total_bytes, "t", tokens, self._objective)
-        judged = self.judge.judge(query, now_s)
+        judged = self.planner.plan(query, now_s)
         course = _Course(talk, judged, judged.decision.route, judged.decision.reason, clock_ms)
         if talk.home is None:
             talk.home = self.cluster.place(plan.session)
@@ -138,7 +138,7 @@ class Simulation:
         if course.route is Route.LOCAL:
             assert features is not None
             self._reserve(course, talk.home, features.uncached_at_home)
-            least = features.least_cached_tokens
+            least = features.min_cached_tokens
         elif course.route is Route.REMOTE:
             course.prefill = self._prefill_of(judged)
             self._reserve(course, course.prefill, judged.remote_tokens)
@@ -147,7 +147,7 @@ class Simulation:
             least = 0
         self._later(self._costs.serving.request_ms, partial(self._send, course, least))
 
-    def _send(self, course: _Course, least_cached_tokens: int, now_ms: float) -> None:
+    def _send(self, course: _Course, min_cached_tokens: int, now_ms: float) -> None:
         talk = course.talk
         assert talk.home is not None
         if course.route is Route.REMOTE:
@@ -157,7 +157,7 @@ class Simulation:
             self.cluster.engines[course.prefill].submit(job, now_ms)
             return
         job = self._decoding(course, has_kv=False)
-        job.least_cached_tokens = least_cached_tokens
+        job.min_cached_tokens = min_cached_tokens
         job.refused = partial(self._refused, course)
         self.cluster.engines[talk.home].submit(job, now_ms)
 
@@ -266,7 +266,7 @@ class Simulation:
         after = None if judged.hit is None else judged.hit.digest
         self._index.record(_chain(talk.plan, talk.turn), turn, now_s, after)
         if judged.features is not None:
-            self.judge.policy.observe(judged.features, course.route, ttft_ms, tpot_ms)
+            self.planner.policy.observe(judged.features, course.route, ttft_ms, tpot_ms)
 
     def _leave(self, now_ms: float) -> None:
         """A connection is free: whoever waits longest takes it."""

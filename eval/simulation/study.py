@@ -192,13 +192,13 @@ def plan(
     traffic: Traffic,
     targets: Targets,
     share: float,
-    most_workers: int,
+    max_workers: int,
     seed: int,
 ) -> tuple[list[StudyRow], StudyRow | None]:
     """All that was tried, and the cluster of the fewest workers with which ``share`` of all turns
     meet ``targets``: of several the one with most room."""
     tried: list[StudyRow] = []
-    for workers in range(1, most_workers + 1):
+    for workers in range(1, max_workers + 1):
         rows = [
             study(costs, shape, policy, traffic, seed, targets)
             for shape, policy in candidates(workers)
@@ -213,7 +213,7 @@ def plan(
 def _used(targets: Targets, row: StudyRow) -> float:
     """The share of its targets that the slowest turns take, of both on the mean."""
     shares = ((row.t2_ttft_p99_ms, targets.ttft_ms), (row.tpot_p99_ms, targets.tpot_ms))
-    return statistics.mean(took_ms / most_ms for took_ms, most_ms in shares if most_ms is not None)
+    return statistics.mean(took_ms / max_ms for took_ms, max_ms in shares if max_ms is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     wanted.add_argument("--slo-ttft-ms", type=float)
     wanted.add_argument("--slo-tpot-ms", type=float)
     wanted.add_argument("--share", type=float, default=0.95, help="of turns that must meet them")
-    wanted.add_argument("--most-workers", type=int, default=8)
+    wanted.add_argument("--max-workers", type=int, default=8)
 
 
 def run_cluster(options: argparse.Namespace) -> int:
@@ -100,11 +100,11 @@ def run_plan(options: argparse.Namespace) -> int:
     targets = Targets(options.slo_ttft_ms, options.slo_tpot_ms)
     if problem := targets.problem():
         raise ConfigError(problem)
-    if not (0 < options.share <= 1 and options.most_workers >= 1):
-        raise ConfigError("--share must be above 0, at most 1; --most-workers at least 1")
+    if not (0 < options.share <= 1 and options.max_workers >= 1):
+        raise ConfigError("--share must be above 0, at most 1; --max-workers at least 1")
     traffic = replace(_traffic(options), think_s=options.think_s)
     costs = paper_model()
-    tried, best = plan(costs, traffic, targets, options.share, options.most_workers, options.seed)
+    tried, best = plan(costs, traffic, targets, options.share, options.max_workers, options.seed)
     for row in tried:
         print(
             f"{row.shape:12} {row.policy:8} {row.ok_share or 0:7.1%}  TTFT p99 "

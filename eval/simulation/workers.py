@@ -13,14 +13,14 @@ from xxhash import xxh3_64_intdigest
 
 from ppd.backlog import Backlog
 from ppd.errors import ConfigError
-from ppd.judge import HomeView
 from ppd.pacing import Pacer
+from ppd.planning import HomeView
 
 from .cost_model import CostModel
 from .engine import Engine, Timer
 from .link import Link
 
-_MOST_LOAD = 1.25  # as router.workers: of a worker, against the mean
+_MAX_LOAD = 1.25  # as router.workers: of a worker, against the mean
 
 
 class Placement(StrEnum):
@@ -34,7 +34,7 @@ class Placement(StrEnum):
 
     CHANCE = "chance"
     BOUNDED_HASH = "bounded-hash"
-    LEAST_LOADED = "least-loaded"
+    MIN_LOADED = "least-loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Shape:
 
 
 class Cluster:
-    """A ``ppd.judge.ClusterView``."""
+    """A ``ppd.planning.ClusterView``."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class Cluster:
         match self._placement:
             case Placement.CHANCE:
                 return self._source.choice(self.homes)
-            case Placement.LEAST_LOADED:
+            case Placement.MIN_LOADED:
                 return min(self.homes, key=self.under_way.__getitem__)
             case Placement.BOUNDED_HASH:
-                bound = _MOST_LOAD * (1 + self.under_way.total()) / len(self.homes)
+                bound = _MAX_LOAD * (1 + self.under_way.total()) / len(self.homes)
                 fit = [home for home in self.homes if self.under_way[home] < bound]
                 return max(fit, key=lambda home: xxh3_64_intdigest(home.encode(), session))
             case _:

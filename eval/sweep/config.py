@@ -28,7 +28,7 @@ Workload = tuple[int, int, int]  # bins of context, new and output tokens
 
 REMOTE, LOCAL = "pd", "full"  # the policies whose later turns are all remote, all local
 _ROUTES = {REMOTE: Route.REMOTE, LOCAL: Route.LOCAL}
-_LEAST_FIRST = 64  # tokens of a first turn: less is no context to make
+_MIN_FIRST = 64  # tokens of a first turn: less is no context to make
 REPLICAS = "replica"  # the policy of a cluster of nothing else
 _SHAPE = re.compile(r"(?=.)(?:([1-9]\d?)P([1-9]\d?)D)?(?:([1-9]\d?)R)?")
 
@@ -257,10 +257,10 @@ def _size_problems(config: SweepConfig) -> Iterator[str]:
     for workload in config.workloads():
         first, *later = config.contexts(workload)
         held = config.axes.context_tokens[workload[0]]
-        if first < _LEAST_FIRST or not all(held.low <= one < held.high for one in later):
+        if first < _MIN_FIRST or not all(held.low <= one < held.high for one in later):
             yield (
                 f"context {held.at:g} with {config.axes.new_tokens[workload[1]].at:g} new tokens: "
-                f"the first turn would have {first} tokens (at least {_LEAST_FIRST}), the later "
+                f"the first turn would have {first} tokens (at least {_MIN_FIRST}), the later "
                 f"ones a context of {later}, which must stay in [{held.low:g}, {held.high:g})"
             )
 

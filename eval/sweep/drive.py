@@ -23,7 +23,7 @@ from .clusters import Cluster, Fleet, fleet
 from .config import Place, Run, SweepConfig, plan
 from .rows import Told, Writer, read_runs
 
-_MOST_DEATHS = 3  # of one cluster of ours, before it is not started again
+_MAX_DEATHS = 3  # of one cluster of ours, before it is not started again
 
 
 def sweep(config: SweepConfig, model: str | None, out: Path, logs: Path) -> None:
@@ -118,7 +118,7 @@ class Driver:
                 deaths += 1
                 told = f"cluster {mine.name}: {error or type(error).__name__}"
                 print(f"\n{told}", file=sys.stderr, flush=True)
-                if mine.number is None or deaths == _MOST_DEATHS:
+                if mine.number is None or deaths == _MAX_DEATHS:
                     return told
             try:
                 mine = await asyncio.to_thread(all_of.again, mine)

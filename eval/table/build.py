@@ -20,14 +20,7 @@ from ppd.decision import Route
 from ppd.errors import ConfigError
 from ppd.score import Weights
 from ppd.table import Table
-from ppd.table_file import (
-    VERSION,
-    CellRecord,
-    Measured,
-    Provenance,
-    Statistic,
-    TableRecord,
-)
+from ppd.table_file import VERSION, CellRecord, Measured, Provenance, Statistic, TableRecord
 
 from ..surface import Cell, Surface, cells_of, places
 from ..sweep.config import LOCAL, REMOTE, Place, SweepConfig
@@ -35,8 +28,8 @@ from ..sweep.rows import Told, read_runs
 from .lint import decisions
 
 _POLICIES = {Route.REMOTE: REMOTE, Route.LOCAL: LOCAL}
-_MOST_LOST = 0.05  # share of turns that failed or strayed, beyond which a median flatters
-_LEAST_MEASURED = 8  # cells, before others are filled from them
+_MAX_LOST = 0.05  # share of turns that failed or strayed, beyond which a median flatters
+_MIN_MEASURED = 8  # cells, before others are filled from them
 
 Runs = dict[tuple[Place, str], list[Told]]
 
@@ -164,7 +157,7 @@ def _measured(
 
 def _check_lost(runs: Sequence[Told], where: str) -> None:
     lost = sum(told.summary["failed"] + told.summary["strayed"] for told in runs)
-    if lost > _MOST_LOST * sum(told.summary["turns"] for told in runs):
+    if lost > _MAX_LOST * sum(told.summary["turns"] for told in runs):
         raise ConfigError(f"{where}: {lost} turns failed, or took another route")
 
 
@@ -205,9 +198,9 @@ def _filled(config: SweepConfig, measured: dict[Cell, CellRecord]) -> Iterator[C
     if len(measured) == len(cells):
         yield from (measured[cell] for cell in cells)
         return
-    if len(measured) < _LEAST_MEASURED:
+    if len(measured) < _MIN_MEASURED:
         raise ConfigError(
-            f"{len(measured)} of {len(cells)} cells were measured: at least {_LEAST_MEASURED} "
+            f"{len(measured)} of {len(cells)} cells were measured: at least {_MIN_MEASURED} "
             "must be, before others can be filled from them"
         )
     made = {route: _around(config, measured, route) for route in ("remote", "local")}

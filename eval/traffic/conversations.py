@@ -132,12 +132,12 @@ def scaled(conversation: Conversation, scale: float) -> Conversation:
     return replace(conversation, exchanges=exchanges, shared_tokens=shared)
 
 
-def cut(conversation: Conversation, most_tokens: int) -> Conversation | None:
-    """Without the turns from the first on that a model of ``most_tokens`` could not hold; None
+def cut(conversation: Conversation, max_context: int) -> Conversation | None:
+    """Without the turns from the first on that a model of ``max_context`` could not hold; None
     if that is all of them."""
     kept: list[Exchange] = []
     for context, exchange in zip(conversation.contexts(), conversation.exchanges, strict=True):
-        if context + exchange.new_tokens + exchange.output_tokens > most_tokens:
+        if context + exchange.new_tokens + exchange.output_tokens > max_context:
             break
         kept.append(exchange)
     return replace(conversation, exchanges=tuple(kept)) if kept else None

@@ -54,10 +54,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What may follow ``?`` for every kind.
 
     Attributes:
-        most_tokens: conversations end before the turn that would need more.
+        max_context: conversations end before the turn that would need more.
     """
 
-    most_tokens: Tokens | None = None
+    max_context: Tokens | None = None
 
 
 class Thinking(Settings, frozen=True):
@@ -107,7 +107,7 @@ class Workload:
     endless: bool = True
     timed: bool = False
     think_s: float = 0.0
-    most_tokens: int | None = None
+    max_context: int | None = None
 
 
 def load(spec: str, tokenizer: Path | None = None) -> Workload:
@@ -144,7 +144,10 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             told = _settings(spec, query, Thinking)
             found = read_dialogues(_path(spec, what), _count(spec, tokenizer))
             return Workload(
-                found, endless=False, think_s=told.think_s, most_tokens=told.most_tokens
+                found,
+                endless=False,
+                think_s=told.think_s,
+                max_context=told.max_context,
             )
         case "mini-swe":
             told_times = _settings(spec, query, Told)
@@ -158,12 +161,12 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
 
 
 def _made(told: Thinking, kinds: Sequence[Conversation]) -> Workload:
-    return Workload(kinds, think_s=told.think_s, most_tokens=told.most_tokens)
+    return Workload(kinds, think_s=told.think_s, max_context=told.max_context)
 
 
 def _read(told: Told, found: Sequence[Conversation], *, timed: bool = True) -> Workload:
     kinds = [hastened(one, told.faster) for one in found]
-    return Workload(kinds, endless=False, timed=timed, most_tokens=told.most_tokens)
+    return Workload(kinds, endless=False, timed=timed, max_context=told.max_context)
 
 
 def _settings(spec: str, query: str, kind: type[S]) -> S:

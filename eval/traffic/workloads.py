@@ -75,16 +75,16 @@ def _check(demand: Demand) -> None:
 
 
 def _fitting(spec: str, workload: Workload) -> Sequence[Conversation]:
-    if workload.most_tokens is None:
+    if workload.max_context is None:
         return workload.kinds
-    fitting = [cut(one, workload.most_tokens) for one in workload.kinds]
+    fitting = [cut(one, workload.max_context) for one in workload.kinds]
     if kinds := [one for one in fitting if one is not None]:
         return kinds
     shortest = min(
         one.exchanges[0].new_tokens + one.exchanges[0].output_tokens for one in workload.kinds
     )
     raise ConfigError(
-        f"{spec}: most_tokens must be at least {shortest}, the shortest first turn with its reply"
+        f"{spec}: max_context must be at least {shortest}, the shortest first turn with its reply"
     )
 
 

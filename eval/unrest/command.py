@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {
     "session_capacity": 20_000,
     "breaker_rest_s": 1.0,
     "resume_streams": 2,
-    "escape_to_decode": True,
+    "decode_fallback": True,
 }
 ROLES = ("prefill", "prefill", "decode", "decode", "decode")
 _BROKEN_OFF, _LEFT_ALONE = "truncated stream from", "fails request after request"

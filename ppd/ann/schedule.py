@@ -17,7 +17,7 @@ from itertools import count
 
 from ppd.errors import Overloaded
 
-MOST_RESERVED = 0.9  # decode keeps the rest, whatever is flushed
+MAX_RESERVED = 0.9  # decode keeps the rest, whatever is flushed
 _ROUNDING = 1e-9  # ten tenths are a slot
 
 
@@ -36,7 +36,7 @@ class Controls:
     """What the control loop moves.
 
     Attributes:
-        reserved: share of slots that is prefill's, 0 to ``MOST_RESERVED``.
+        reserved: share of slots that is prefill's, 0 to ``MAX_RESERVED``.
         flush_s: a prefill search that has been there for longer goes before any decode.
     """
 
@@ -181,9 +181,9 @@ class Scheduler:
         of_decode: int,
     ) -> tuple[int, int]:
         """Slots of each, when both could use some. Fractions are kept for the next step."""
-        reserved = min(self.controls.reserved, MOST_RESERVED)
+        reserved = min(self.controls.reserved, MAX_RESERVED)
         self._prefill_credit += reserved * slots
-        self._decode_credit += (1.0 - MOST_RESERVED) * slots
+        self._decode_credit += (1.0 - MAX_RESERVED) * slots
         owed = int(self._prefill_credit + _ROUNDING)
         least = min(int(self._decode_credit + _ROUNDING), of_decode)
         flushed = self._flushed(now_s, prefill, of_prefill)

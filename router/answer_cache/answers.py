@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from ..serving.inner import Asked, chunks_of, parsed
+from ..serving.internal import Asked, chunks_of, parsed
 from ..serving.sse import DONE
 from .question import FIELD, Question
 

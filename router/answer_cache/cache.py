@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ppd.errors import RequestError, WorkerError
 
+from ..config.answer_cache import AnswerCacheConfig
 from ..intake.inbound import Endpoint
 from ..intake.requests import json_bytes, json_object
-from ..serving.inner import Asked, Inner
-from ..serving.turns import TurnServer
+from ..serving.handler import RequestHandler
+from ..serving.internal import Asked, InternalRequest
 from .answers import Answer, Listening, respond
-from .config import AnswerCacheConfig
 from .question import FIELD, Question, read
-from .store import AnswerStore, Kept
+from .store import AnswerStore, StoredResponse
 
 logger = logging.getLogger("ppd.router.answer_cache")
 
@@ -42,7 +42,7 @@ class AnswerCache:
         *,
         config: AnswerCacheConfig,
         store: AnswerStore,
-        turns: TurnServer,
+        turns: RequestHandler,
         registry: CollectorRegistry,
         wall_clock: Callable[[], float],
         clock: Callable[[], float],
@@ -100,15 +100,17 @@ class AnswerCache:
             return
 
         def heard(answer: Answer) -> None:
-            if question is not None and len(answer.text) <= self._config.most_characters:
+            if question is not None and len(answer.text) <= self._config.max_characters:
                 task = asyncio.get_running_loop().create_task(self._keep(question, answer))
                 self._keeping.add(task)
                 task.add_done_callback(self._keeping.discard)
 
         taker = Listening(request, heard)
-        await serve(Inner(Endpoint.CHAT, request.headers, body, request.connection, taker))
+        await serve(
+            InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, taker)
+        )
 
-    async def _found(self, question: Question) -> Kept | None:
+    async def _found(self, question: Question) -> StoredResponse | None:
         began_s = self._clock()
         try:
             kept = await self._store.find(question, self._wall_clock(), self._config.timeout_ms)

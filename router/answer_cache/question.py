@@ -12,8 +12,8 @@ import orjson
 
 from ppd.errors import RequestError
 
+from ..config.answer_cache import AnswerCacheConfig, CacheWish
 from ..intake.fields import kind_of
-from .config import AnswerCacheConfig, CacheWish
 
 FIELD = "answer_cache"
 # What says how an answer is sent, or who asks, and not what it is.
@@ -52,7 +52,7 @@ def read(
     if wish is None:
         return None, fields
     text = _asked(fields)
-    if text is None or len(text) > config.most_characters:
+    if text is None or len(text) > config.max_characters:
         return None, fields
     *before, last = fields["messages"]
     beside = {name: value for name, value in fields.items() if name not in _ASIDE}

@@ -20,7 +20,7 @@ _WRITE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """Attributes:
     score: cosine of both questions.
     """
@@ -61,7 +61,9 @@ class AnswerStore:
         self._url = f"{url.rstrip('/')}/v1/collections/{collection}"
         self._client = client
 
-    async def find(self, question: Question, now_s: float, timeout_ms: float) -> Kept | None:
+    async def find(
+        self, question: Question, now_s: float, timeout_ms: float
+    ) -> StoredResponse | None:
         """The answer to the nearest question that is near enough and not too old.
 
         Args:
@@ -92,7 +94,7 @@ class AnswerStore:
             its = hit.metadata
             if its.scope == question.scope and its.until > now_s:
                 near = hit.score >= question.threshold
-                return Kept(its.answer, hit.score, now_s - its.at) if near else None
+                return StoredResponse(its.answer, hit.score, now_s - its.at) if near else None
         return None
 
     async def keep(self, question: Question, answer: Answer, now_s: float) -> None:

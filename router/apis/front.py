@@ -10,18 +10,18 @@ from ppd.errors import RequestError
 
 from ..answer_cache.cache import AnswerCache
 from ..answers import INVALID, ErrorAnswer, answer_to
-from ..apis import messages, responses
 from ..intake.fields import typed
 from ..intake.inbound import Endpoint
-from ..intake.keys import carries
 from ..intake.requests import check_depth, json_bytes, json_object
 from ..retrieval.stage import RetrievalStage
-from ..serving.inner import Asked, Inner, Taker
-from ..serving.turns import TurnServer
+from ..serving.handler import RequestHandler
+from ..serving.internal import Asked, InternalRequest, Taker
+from ..wire.access import carries_token
 from ..wire.request import Refusal
-from .kept import KeptResponses
-from .messages import MessagesTaker
-from .response_answers import ResponseTaker
+from . import messages, responses
+from .messages import MessagesWriter
+from .response_answers import ResponsesWriter
+from .response_store import StoredResponses
 from .responses import Messages
 
 _ErrorBody = Callable[[ErrorAnswer], bytes]
@@ -34,17 +34,17 @@ class Front:
     Args:
         retrieval, answers: None: none is configured.
         admin_token: whoever carries it may send large bodies, too.
-        most_body_bytes: of what other APIs' requests become.
+        max_body_bytes: of what other APIs' requests become.
     """
 
     def __init__(
         self,
-        turns: TurnServer,
-        kept: KeptResponses,
+        turns: RequestHandler,
+        kept: StoredResponses,
         retrieval: RetrievalStage | None,
         answers: AnswerCache | None,
         admin_token: str,
-        most_body_bytes: int,
+        max_body_bytes: int,
     ) -> None:
         self._turns = turns
         self._retrieval = retrieval
@@ -52,12 +52,12 @@ class Front:
         self._plain = retrieval is None and answers is None
         self._kept = kept
         self._admin_token = admin_token
-        self._most_body_bytes = most_body_bytes
+        self._max_body_bytes = max_body_bytes
 
     def screen(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         """Why a large body shall not be read: nobody knows whose it is."""
         token = self._admin_token
-        if token and carries(headers.get("authorization"), token):
+        if token and carries_token(headers.get("authorization"), token):
             return None
         try:
             self._turns.keys.tenant(headers)
@@ -108,13 +108,13 @@ class Front:
             with self._turns.not_served_yet(request):
                 fields, taker = await translate(request, json_object(request.body))
             body = json_bytes(fields)
-            if len(body) > self._most_body_bytes:
-                told = f"as a chat completion it is larger than {self._most_body_bytes} bytes"
+            if len(body) > self._max_body_bytes:
+                told = f"as a chat completion it is larger than {self._max_body_bytes} bytes"
                 raise RequestError(told, status=413)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._refuse(request, error, error_body)
             return
-        inner = Inner(Endpoint.CHAT, request.headers, body, request.connection, taker)
+        inner = InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, taker)
         await self._chat(inner)
 
     def _refuse(self, request: Asked, error: Exception, error_body: _ErrorBody) -> None:
@@ -124,7 +124,7 @@ class Front:
         request.respond(told.status, error_body(told), headers)
 
     async def _message(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
-        return messages.to_chat(given), MessagesTaker(request, given)
+        return messages.to_chat(given), MessagesWriter(request, given)
 
     async def _response(
         self, request: Asked, given: dict[str, Any]
@@ -137,7 +137,7 @@ class Front:
         name = self._kept.new_name()
         fields = responses.to_chat(given, before)
         keep = partial(self._keep, tenant, name, given, before)
-        return fields, ResponseTaker(request, given, name, keep)
+        return fields, ResponsesWriter(request, given, name, keep)
 
     def _keep(
         self,

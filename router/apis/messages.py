@@ -14,7 +14,7 @@ import orjson
 from ppd.errors import RequestError
 
 from ..intake.fields import kind_of, typed
-from ..serving.inner import Asked, chunks_of, parsed
+from ..serving.internal import Asked, chunks_of, parsed
 from .extensions import extensions
 
 PATH = "/v1/messages"
@@ -143,7 +143,7 @@ def error_body(status: int, message: str) -> bytes:
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
 
-class MessagesTaker:
+class MessagesWriter:
     """``inner.Taker``: a chat completion's answer, as Anthropic's clients expect it."""
 
     def __init__(self, request: Asked, given: Mapping[str, Any]) -> None:

@@ -14,9 +14,9 @@ from ppd.errors import WorkerError
 from ..intake.keys import KeyRing
 from ..intake.requests import json_bytes, json_object
 from ..intake.scrub import isolate, without_routing
-from ..workers.cluster import WorkerPool
-from ..workers.handshake import describe
-from .counted import Counted
+from ..wire.errors import describe
+from ..workers.registry import WorkerRegistry
+from .request_meter import RequestMeter
 
 EMBEDDINGS = "/v1/embeddings"
 PASSED_ON = (EMBEDDINGS, "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
@@ -35,10 +35,10 @@ class Passthrough:
     def __init__(
         self,
         client: aiohttp.ClientSession,
-        pool: WorkerPool,
+        pool: WorkerRegistry,
         embedding: Sequence[str],
         keys: Callable[[], KeyRing],
-        counted: Counted,
+        counted: RequestMeter,
     ) -> None:
         self._client = client
         self._pool = pool

@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from ..serving.inner import Asked, chunks_of, parsed
+from ..serving.internal import Asked, chunks_of, parsed
 from .extensions import extensions
 
 
-class ResponseTaker:
+class ResponsesWriter:
     """``inner.Taker``: a chat completion's answer, as a response.
 
     Args:

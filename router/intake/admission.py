@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from ppd.errors import Overloaded
 
-from ..limits import AdmissionLimits
-from ..seeing.metrics import Metrics
+from ..config.limits import AdmissionLimits
+from ..observability.metrics import Metrics
 
 _PATIENCE = 0.5  # of the longest wait
 _AGAIN_S = 1.0  # the least that anybody is told to wait

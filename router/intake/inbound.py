@@ -40,7 +40,7 @@ class Inbound(msgspec.Struct, frozen=True):
         samples: how many replies it asks for (``samples.py``).
         hint: the conversation's name with its sender; b"" if it has none.
         asks_usage: the client wants the usage event of a stream.
-        most_tokens: its limit on the reply, SGLang's own default where it gives none.
+        max_reply_tokens: its limit on the reply, SGLang's own default where it gives none.
     """
 
     endpoint: Endpoint
@@ -52,7 +52,7 @@ class Inbound(msgspec.Struct, frozen=True):
     prompts: int
     samples: int
     hint: bytes
-    most_tokens: int | None
+    max_reply_tokens: int | None
 
     @property
     def root(self) -> bytes | None:

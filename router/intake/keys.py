@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Mapping
 
 from ppd.errors import RequestError
 
-from ..limits import Tenant
+from ..config.limits import Tenant
 from .scrub import FORWARDED_HEADERS, tenant_of
 
 _BEARER = "bearer "
@@ -68,9 +67,3 @@ class KeyRing:
         """What a worker gets to see."""
         seen = {name: headers[name] for name in self._forwarded if name in headers}
         return seen | self._worker_headers if self._worker_headers else seen
-
-
-def carries(authorization: str | None, token: str) -> bool:
-    """Whether an ``Authorization`` header carries ``token``."""
-    given = (authorization or "").encode(errors="surrogateescape")
-    return hmac.compare_digest(given, f"Bearer {token}".encode())

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ppd.errors import Overloaded
 
-from ..limits import RateLimit, Tenant
-from ..seeing.metrics import Metrics
+from ..config.limits import RateLimit, Tenant
+from ..observability.metrics import Metrics
 
 _MINUTE_S = 60.0
 
@@ -62,7 +62,7 @@ class Rates:
         self._clock = clock
         self._buckets: dict[str, _Buckets] = {}
 
-    def take_up(self, everyone: RateLimit, tenants: Mapping[str, Tenant], *, named: bool) -> None:
+    def reload(self, everyone: RateLimit, tenants: Mapping[str, Tenant], *, named: bool) -> None:
         """Limits as they are now; what has been asked for stays asked for."""
         if named != self._named:
             self._buckets.clear()

@@ -19,7 +19,7 @@ from .inbound import Endpoint, Inbound, Served
 from .scrub import isolate, without_routing
 
 _CONTENT = (str, list, type(None))
-_MOST_SAMPLES = 128  # OpenAI's limit
+_MAX_SAMPLES = 128  # OpenAI's limit
 _DEPTH = 254  # orjson's limit in writing
 _MORE_DEPTH = 4  # of what is put around it
 
@@ -145,7 +145,7 @@ def _parse_object(
         prompts=prompts,
         samples=samples,
         hint=f"{tenant}/{key}".encode(errors="surrogatepass") if key else b"",
-        most_tokens=_most_tokens(endpoint, body),
+        max_reply_tokens=_max_reply_tokens(endpoint, body),
     )
 
 
@@ -169,7 +169,7 @@ def _opened(
     return b"%b,%b" % (opened, orjson.dumps(gained)[1:-1]) if gained else opened
 
 
-def _most_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:
+def _max_reply_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:
     """The limit on a reply; whether it is a sensible one the engine judges."""
     match endpoint:
         case Endpoint.CHAT:
@@ -315,8 +315,8 @@ def _unwrap_sampling(body: dict[str, Any]) -> None:
 
 def _samples(body: Mapping[str, Any]) -> int:
     count: int = typed(body, "n", int, 1)
-    if not 1 <= count <= _MOST_SAMPLES:
-        raise RequestError(f"n must be 1..{_MOST_SAMPLES}, got {count}", param="n")
+    if not 1 <= count <= _MAX_SAMPLES:
+        raise RequestError(f"n must be 1..{_MAX_SAMPLES}, got {count}", param="n")
     if typed(body, "best_of", int, count) != count:
         message = f"best_of must be n, got {body['best_of']}: samples are not chosen among"
         raise RequestError(message, param="best_of")

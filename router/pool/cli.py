@@ -15,7 +15,8 @@ import uvloop
 from ppd import __version__
 from ppd.errors import PpdError
 
-from ..seeing.logs import LogFormat, log_to_stderr
+from ..config.options import LogFormat
+from ..observability.logs import log_to_stderr
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import MOST_ITOPK
+from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
@@ -31,7 +31,7 @@ from .payloads import Payload, Payloads
 _FILTERS_KEPT = 32
 _UNDISTURBED = 3  # scans for a filter that a write may disturb; then writes wait for one
 _SEEN_PER_ITOPK = 20  # rows that a search looks at for each it keeps
-_LEAST_CHANGED = 4096  # rows, for an index to be made anew because of them
+_MIN_CHANGED = 4096  # rows, for an index to be made anew because of them
 ROWS_FILE = "rows.sqlite"
 
 
@@ -102,7 +102,7 @@ class Collection:
         filled = self._filled()
         gone = filled - self._living
         changed = filled - self._built + gone
-        return filled > gone and changed >= max(_LEAST_CHANGED, share * self._built)
+        return filled > gone and changed >= max(_MIN_CHANGED, share * self._built)
 
     def plan(self, itopk: int, wanted: Filter | None) -> Plan:
         """What a filter leaves out, or was deleted, is made up for by searching wider, or row by
@@ -118,7 +118,7 @@ class Collection:
         wider = itopk * filled / max(findable, 1)
         if (
             target.snapshot.has_graph
-            and wider <= MOST_ITOPK
+            and wider <= MAX_ITOPK
             and (among is None or findable > wider * _SEEN_PER_ITOPK)
         ):
             return Plan(target, int(wider), None, filled, findable)
@@ -131,8 +131,8 @@ class Collection:
         not be found. As wide as can be; if that is no less work, or was not enough, row by row.
         """
         among = _shown(plan.target, plan.filled)
-        if plan.itopk < MOST_ITOPK and among.size > MOST_ITOPK * _SEEN_PER_ITOPK:
-            return replace(plan, itopk=MOST_ITOPK)
+        if plan.itopk < MAX_ITOPK and among.size > MAX_ITOPK * _SEEN_PER_ITOPK:
+            return replace(plan, itopk=MAX_ITOPK)
         return replace(plan, among=among)
 
     def payloads_of(self, target: Target, nodes: NDArray[np.int32]) -> list[Payload | None]:
@@ -229,7 +229,7 @@ class Collection:
         try:
             with self._rebuilding, self._writing:
                 rows = self._rows
-                many = isinstance(rows, Growth) and rows.count - self._built >= _LEAST_CHANGED
+                many = isinstance(rows, Growth) and rows.count - self._built >= _MIN_CHANGED
                 if many and self.target.snapshot.has_graph:
                     assert isinstance(rows, Growth)
                     self._replace_file(rows.snapshot())

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from ppd.ann.control import Aims
-from ppd.ann.engine import MOST_ITOPK, StepShape
-from ppd.ann.schedule import MOST_RESERVED, Bounds, Controls
+from ppd.ann.engine import MAX_ITOPK, StepShape
+from ppd.ann.schedule import MAX_RESERVED, Bounds, Controls
 from ppd.errors import ConfigError
 
 _CPU_STEP = StepShape()
@@ -103,10 +103,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             wrong.append(f"port must be 0..65535, got {self.port}")
         if self.threads < 0:
             wrong.append(f"threads must be 0 or more, got {self.threads}")
-        if not 1 <= self.default_itopk <= MOST_ITOPK:
-            wrong.append(f"default_itopk must be 1..{MOST_ITOPK}, got {self.default_itopk}")
-        if not 0 <= self.controls.reserved <= MOST_RESERVED:
-            wrong.append(f"controls.reserved must be 0..{MOST_RESERVED}")
+        if not 1 <= self.default_itopk <= MAX_ITOPK:
+            wrong.append(f"default_itopk must be 1..{MAX_ITOPK}, got {self.default_itopk}")
+        if not 0 <= self.controls.reserved <= MAX_RESERVED:
+            wrong.append(f"controls.reserved must be 0..{MAX_RESERVED}")
         positive = {
             "step.slots": self.step_shape.slots,
             "step.expansions": self.step_shape.expansions,

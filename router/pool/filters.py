@@ -13,9 +13,9 @@ from ppd.errors import RequestError
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<=", "ne": "is not"}
-_MOST_CONDITIONS = 16
-_MOST_VALUES = 256
-_MOST_INT = 2**63 - 1
+_MAX_CONDITIONS = 16
+_MAX_VALUES = 256
+_MAX_INT = 2**63 - 1
 
 Scalar = str | int | float | bool
 
@@ -45,8 +45,8 @@ class Filter:
                 continue
             for operator, value in wanted.items():
                 if operator == "in" and isinstance(value, list):
-                    if not 0 < len(value) <= _MOST_VALUES:
-                        raise _wrong(f"{name}: 'in' takes 1 to {_MOST_VALUES} values")
+                    if not 0 < len(value) <= _MAX_VALUES:
+                        raise _wrong(f"{name}: 'in' takes 1 to {_MAX_VALUES} values")
                     conditions.append((name, "in", tuple(_scalar(name, one) for one in value)))
                 elif operator in _COMPARISONS:
                     value = _scalar(name, value)
@@ -54,8 +54,8 @@ class Filter:
                 else:
                     known = ", ".join((*_COMPARISONS, "in"))
                     raise _wrong(f"{name}: {operator!r} is none of {known}")
-        if len(conditions) > _MOST_CONDITIONS:
-            raise _wrong(f"a filter has at most {_MOST_CONDITIONS} conditions")
+        if len(conditions) > _MAX_CONDITIONS:
+            raise _wrong(f"a filter has at most {_MAX_CONDITIONS} conditions")
         return cls(tuple(sorted(conditions, key=repr))) if conditions else None
 
     def sql(self) -> tuple[str, list[Any]]:
@@ -85,7 +85,7 @@ def field_sql(name: str) -> str:
 def _scalar(name: str, value: Any) -> Scalar:
     if not isinstance(value, str | int | float | bool):
         raise _wrong(f"{name}: a filter compares with a string, number or boolean")
-    if isinstance(value, int) and not -_MOST_INT - 1 <= value <= _MOST_INT:
+    if isinstance(value, int) and not -_MAX_INT - 1 <= value <= _MAX_INT:
         raise _wrong(f"{name}: {value} has more than 64 bits")
     return value
 

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import MOST_ITOPK
+from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.schedule import Stage
 from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import RequestError
 
-MOST_VECTORS = 4096  # of one request
-MOST_POINTS = 10_000
+MAX_VECTORS = 4096  # of one request
+MAX_POINTS = 10_000
 BINARY = "application/octet-stream"
 _QUERY, _ANSWER = struct.Struct("<4sIIIIIf"), struct.Struct("<4sII")
 _STAGES = (Stage.PREFILL, Stage.DECODE)
@@ -227,12 +227,12 @@ def _binary(body: bytes) -> Asked:
 
 
 def _checked(asked: Asked) -> Asked:
-    if not 0 < asked.count <= MOST_VECTORS:
-        raise RequestError(f"a request has 1 to {MOST_VECTORS} queries, this one {asked.count}")
-    if not 1 <= asked.limit <= MOST_ITOPK:
-        raise RequestError(f"limit must be 1 to {MOST_ITOPK}", param="limit")
-    if asked.itopk is not None and not 1 <= asked.itopk <= MOST_ITOPK:
-        raise RequestError(f"params.itopk must be 1 to {MOST_ITOPK}", param="params.itopk")
+    if not 0 < asked.count <= MAX_VECTORS:
+        raise RequestError(f"a request has 1 to {MAX_VECTORS} queries, this one {asked.count}")
+    if not 1 <= asked.limit <= MAX_ITOPK:
+        raise RequestError(f"limit must be 1 to {MAX_ITOPK}", param="limit")
+    if asked.itopk is not None and not 1 <= asked.itopk <= MAX_ITOPK:
+        raise RequestError(f"params.itopk must be 1 to {MAX_ITOPK}", param="params.itopk")
     if asked.itopk is not None and asked.limit > asked.itopk:
         raise RequestError(
             f"limit {asked.limit} is above params.itopk {asked.itopk}: a search finds at most "

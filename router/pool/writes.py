@@ -27,7 +27,7 @@ from .filters import Filter
 from .metrics import PoolMetrics
 from .payloads import Payload
 from .requests import (
-    MOST_POINTS,
+    MAX_POINTS,
     CreateBody,
     DeleteBody,
     Point,
@@ -39,9 +39,9 @@ from .requests import (
 
 _log = logging.getLogger("ppd_router.pool")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-_MOST_DIMENSIONS = 16_384
+_MAX_DIMENSIONS = 16_384
 _REBUILD_REST_S = 60.0  # after one that failed
-MOST_WRITES = 64  # that wait or run: each holds its rows
+MAX_WRITES = 64  # that wait or run: each holds its rows
 _Result = TypeVar("_Result")
 
 
@@ -104,8 +104,8 @@ class Writes:
         if dimensions is None:
             one = await self.embedded(["how many dimensions?"], Stage.DECODE)
             dimensions = one.shape[1]
-        if not 1 <= dimensions <= _MOST_DIMENSIONS:
-            raise RequestError(f"dimensions must be 1 to {_MOST_DIMENSIONS}", param="dimensions")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise RequestError(f"dimensions must be 1 to {_MAX_DIMENSIONS}", param="dimensions")
         async with self._creating:
             if (there := self._collections.get(name)) is not None:
                 space = there.space
@@ -133,8 +133,8 @@ class Writes:
             RequestError: a point makes no sense; then none is written.
         """
         points = body.points
-        if not 0 < len(points) <= MOST_POINTS:
-            raise RequestError(f"a request has 1 to {MOST_POINTS} points, this one {len(points)}")
+        if not 0 < len(points) <= MAX_POINTS:
+            raise RequestError(f"a request has 1 to {MAX_POINTS} points, this one {len(points)}")
         if len({one.id for one in points}) < len(points):
             raise RequestError("an id comes twice", param="points")
         rows = await self._vectors(points)
@@ -164,7 +164,7 @@ class Writes:
         Raises:
             Overloaded: as many writes wait as may.
         """
-        if self._waiting >= MOST_WRITES:
+        if self._waiting >= MAX_WRITES:
             raise Overloaded(
                 f"{self._waiting} writes are waiting", retry_after_s=1.0, code="queue_full"
             )

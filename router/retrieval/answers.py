@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from ..serving.inner import Asked
+from ..serving.internal import Asked
 from .memory import Citation
 
 _DONE = b"data: [DONE]"
@@ -51,7 +51,7 @@ class Note:
         return told
 
 
-class NotingTaker:
+class AnnotatingWriter:
     """``inner.Taker``: the answer as it is, with a ``retrieval`` object: in a whole answer beside
     ``choices``; in a stream as one event of its own, the last."""
 

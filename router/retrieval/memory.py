@@ -15,8 +15,8 @@ from xxhash import xxh3_128_digest
 
 from ppd.prefix import Digest
 
-from ..serving.resume import Aside, with_appended
-from .config import Wish
+from ..config.retrieval import Wish
+from ..serving.resume import Insertion, with_appended
 
 _OVERHEAD_BYTES = 512  # of an entry, beside its text
 
@@ -46,7 +46,7 @@ class Injection:
     wish: Wish | None
     text: str
     citations: tuple[Citation, ...]
-    asides: tuple[Aside, ...] = ()
+    asides: tuple[Insertion, ...] = ()
     reply: Digest = b""
 
     def put_back(self, reply: str) -> str:
@@ -67,14 +67,14 @@ Injection.NOTHING = Injection(None, "", ())
 
 class Memory:
     """Args:
-    most_bytes: all told; the least recently used are forgotten.
+    max_bytes: all told; the least recently used are forgotten.
     ttl_s: after this time unused.
     clock: seconds, monotonic.
     """
 
-    def __init__(self, most_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
         self._kept: OrderedDict[Digest, tuple[float, Injection]] = OrderedDict()
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
         self.size_bytes = 0
@@ -100,7 +100,7 @@ class Memory:
         self.forget(turn)
         self._kept[turn] = (self._clock(), injection)
         self.size_bytes += _bytes_of(injection)
-        while self.size_bytes > self._most_bytes and len(self._kept) > 1:
+        while self.size_bytes > self._max_bytes and len(self._kept) > 1:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, turn: Digest) -> None:

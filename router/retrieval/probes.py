@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from ppd.errors import WorkerError
 from ppd.marks import Marks
 
-from ..serving.inner import chunks_of
-from ..serving.resume import Aside
+from ..config.retrieval import Stage, Wish
+from ..serving.internal import chunks_of
+from ..serving.resume import Insertion
 from .answers import Note, Status
-from .config import Stage, Wish
 from .memory import Citation
 from .metrics import RetrievalMetrics
 from .passages import aside
@@ -27,7 +27,7 @@ logger = logging.getLogger("ppd.router.retrieval")
 
 _TAIL_CHARACTERS = 600  # of the reply, that are searched for
 
-Remember = Callable[[Sequence[Aside], str], None]
+Remember = Callable[[Sequence[Insertion], str], None]
 
 
 class Probes:
@@ -37,7 +37,7 @@ class Probes:
         earlier: passages that the conversation has.
         note: gets what is found.
         remember: gets what the model has read in its reply, and the reply so far.
-        most_ms: of a search.
+        max_ms: of a search.
         clock: seconds, monotonic.
     """
 
@@ -53,7 +53,7 @@ class Probes:
         marks: Marks,
         metrics: RetrievalMetrics,
         remember: Remember,
-        most_ms: float,
+        max_ms: float,
         room_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -66,7 +66,7 @@ class Probes:
         self._marks = marks
         self._metrics = metrics
         self._remember = remember
-        self._most_ms = most_ms
+        self._max_ms = max_ms
         self.room_s = room_s
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class Probes:
         self._text = ""
         self._tokens = 0  # since the last probe
         self._doubts = False
-        self._left = wish.most_additions
+        self._left = wish.max_additions
         self._probe: asyncio.Task[None] | None = None
         self._offered: Citation | None = None
 
@@ -91,7 +91,7 @@ class Probes:
             self._tokens, self._doubts = 0, False
             self._probe = self._loop.create_task(self._search())
 
-    def appended(self, appended: tuple[Aside, ...], stalled_s: float) -> None:
+    def appended(self, appended: tuple[Insertion, ...], stalled_s: float) -> None:
         self._metrics.stalled_for(stalled_s)
         assert self._offered is not None
         self._note.found = (*self._note.found, self._offered)
@@ -136,7 +136,7 @@ class Probes:
             limit=1 + len(known),
             filter=self._wish.filter,
             stage=Stage.DECODE,
-            timeout_ms=self._most_ms,
+            timeout_ms=self._max_ms,
         )
         began_s = self._clock()
         try:

@@ -12,9 +12,9 @@ import orjson
 from ppd.errors import RequestError
 from ppd.prefix import Digest, hash_messages
 
+from ..config.retrieval import RetrievalConfig, Stage, Wish
 from ..intake.fields import kind_of
 from ..intake.requests import json_bytes
-from .config import RetrievalConfig, Stage, Wish
 from .memory import Citation, Injection, Memory
 from .passages import inserted, text_of
 

@@ -12,7 +12,7 @@ import orjson
 
 from ppd.errors import WorkerError
 
-from .config import Stage
+from ..config.retrieval import Stage
 
 _SLACK_S = 0.05  # beyond the search's own deadline, for the way there and back
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from ppd.errors import RequestError, WorkerError
 from ppd.marks import Marks
 
+from ..config.retrieval import Failure, RetrievalConfig, Stage, Wish
 from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
 from ..intake.requests import json_object
-from ..serving.companion import Outlook
-from ..serving.inner import Asked as Request
-from ..serving.inner import Inner
+from ..serving.handler import RequestHandler
+from ..serving.hooks import LatencyEstimate
+from ..serving.internal import Asked as Request
+from ..serving.internal import InternalRequest
 from ..serving.onward import Reader
-from ..serving.resume import Aside
-from ..serving.turns import TurnServer
-from .answers import Note, NotingTaker, Status
-from .config import Failure, RetrievalConfig, Stage, Wish
+from ..serving.resume import Insertion
+from .answers import AnnotatingWriter, Note, Status
 from .memory import Citation, Injection, Memory, digest_of
 from .metrics import RetrievalMetrics
 from .passages import block
@@ -47,7 +47,7 @@ class RetrievalStage:
     def __init__(
         self,
         *,
-        turns: TurnServer,
+        turns: RequestHandler,
         config: RetrievalConfig,
         retriever: Retriever,
         memory: Memory,
@@ -89,7 +89,7 @@ class RetrievalStage:
             await self._turns.serve(_inner(request, asked.with_passages(""), note), going)
         else:  # all samples get the same
             with self._turns.not_served_yet(request):
-                body = await going.completed(Outlook(0.0, None))
+                body = await going.completed(LatencyEstimate(0.0, None))
             await self._turns.serve(_inner(request, body, note))
 
     def _read(self, keys: KeyRing, request: Request) -> Asked | None:
@@ -100,7 +100,7 @@ class RetrievalStage:
         tenant = keys.tenant(request.headers)
         return read(given, tenant, self._config, self._memory, self._private)
 
-    async def found(self, asked: Asked, outlook: Outlook, note: Note) -> Injection:
+    async def found(self, asked: Asked, outlook: LatencyEstimate, note: Note) -> Injection:
         """What the new turn gets; it is remembered before the turn is served, for it shall be
         in the prefix of the next one.
 
@@ -143,11 +143,11 @@ class RetrievalStage:
         self._memory.put(asked.turn, injection)
         return injection
 
-    def _deadline_ms(self, outlook: Outlook) -> float:
+    def _deadline_ms(self, outlook: LatencyEstimate) -> float:
         config = self._config
         budget_ms = outlook.ttft_target_ms or config.ttft_budget_ms
         left_ms = budget_ms - outlook.prefill_ms
-        return min(config.most_ms, max(config.least_ms, left_ms))
+        return min(config.max_ms, max(config.min_ms, left_ms))
 
     def _searched(self, note: Note, began_s: float, status: Status) -> None:
         took_s = self._clock() - began_s
@@ -158,7 +158,7 @@ class RetrievalStage:
     def probes(self, asked: Asked, note: Note) -> Probes:
         assert asked.wish is not None
 
-        def remember(asides: Sequence[Aside], reply: str) -> None:
+        def remember(asides: Sequence[Insertion], reply: str) -> None:
             injection = self._memory.get(asked.turn) or Injection(asked.wish, "", ())
             kept = replace(
                 injection,
@@ -178,7 +178,7 @@ class RetrievalStage:
             marks=self._marks(),
             metrics=self._metrics,
             remember=remember,
-            most_ms=self._config.decode_most_ms,
+            max_ms=self._config.decode_max_ms,
             room_s=self._config.room_timeout_s,
             clock=self._clock,
         )
@@ -186,13 +186,13 @@ class RetrievalStage:
 
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """``companion.Companion`` of one request."""
+    """``companion.RequestHook`` of one request."""
 
     stage: RetrievalStage
     asked: Asked
     note: Note
 
-    async def completed(self, outlook: Outlook) -> bytes:
+    async def completed(self, outlook: LatencyEstimate) -> bytes:
         found = await self.stage.found(self.asked, outlook, self.note)
         return self.asked.with_passages(found.text)
 
@@ -211,6 +211,6 @@ def _chosen(found: Found, wish: Wish, earlier: tuple[Citation, ...]) -> list[Pas
     return good[: wish.k]
 
 
-def _inner(request: Request, body: bytes, note: Note) -> Inner:
-    taker = NotingTaker(request, note)
-    return Inner(Endpoint.CHAT, request.headers, body, request.connection, taker)
+def _inner(request: Request, body: bytes, note: Note) -> InternalRequest:
+    taker = AnnotatingWriter(request, note)
+    return InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, taker)

@@ -10,24 +10,24 @@ from ppd.sessions import session_name
 
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.worker import Worker
-from .course import Course
+from .context import RequestContext
 
 Name = Mapping[str, str]  # of the conversation, or nothing
 
 
-def name_for(course: Course, *workers: Worker) -> Name:
+def name_for(context: RequestContext, *workers: Worker) -> Name:
     """What has the blocks named that one of these workers stores for a request.
 
     Not where a name means more: workers that keep sessions, and SGLang's beam search, which
     refuses it.
     """
-    inbound = course.inbound
+    inbound = context.inbound
     heard = any(worker.evictions is not None for worker in workers)
     if not heard or inbound.chain is None or any(w.handshake.keeps_sessions for w in workers):
         return {}
     if (inbound.fields.get("sampling_params") or {}).get("beam_width") is not None:
         return {}
-    return {"session_id": session_name(course.session)}
+    return {"session_id": session_name(context.session)}
 
 
 def with_terms(inbound: Inbound, terms: LocalTerms, name: Name) -> bytes:

@@ -7,7 +7,7 @@ import asyncio
 from ppd.backlog import Backlog
 
 from ..workers.worker import Worker
-from .course import Course
+from .context import RequestContext
 from .legs import Answer, Cause, LegFailed
 
 
@@ -29,9 +29,9 @@ class Queued:
 class Promised:
     """KV that a request will need on the worker that decodes it."""
 
-    def __init__(self, worker: Worker, course: Course) -> None:
-        self._headroom, self._number = worker.headroom, course.number
-        self._headroom.sent(course.number, course.kv_tokens)
+    def __init__(self, worker: Worker, context: RequestContext) -> None:
+        self._headroom, self._number = worker.headroom, context.number
+        self._headroom.sent(context.number, context.kv_tokens)
 
     def spoke(self) -> None:
         self._headroom.spoke(self._number)

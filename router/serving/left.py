@@ -7,58 +7,62 @@ from dataclasses import dataclass
 from ppd.contract import Role
 from ppd.decision import Decision, Route
 
-from ..workers.cluster import WorkerPool
+from ..workers.registry import WorkerRegistry
 from ..workers.worker import Worker
-from .course import Course
+from .context import RequestContext
 
 
 @dataclass(frozen=True)
 class Left:
-    """``escapes``: without prefill worker, decode workers prefill whole prompts."""
+    """``decode_fallback``: without prefill worker, decode workers prefill whole prompts."""
 
-    pool: WorkerPool
-    escapes: bool
+    pool: WorkerRegistry
+    decode_fallback: bool
 
-    def on_replica(self, course: Course) -> bool:
+    def on_replica(self, context: RequestContext) -> bool:
         """Whether a replica takes the turn now: as decided, unless only replicas are left, or only
         the others; then the decision becomes that."""
-        decided = course.decision.route is Route.REPLICA
+        decided = context.decision.route is Route.REPLICA
         if not self.pool.of(Role.REPLICA):
             return decided
-        replicas, apart = self._any(course, Role.REPLICA), self._apart(course)
+        replicas, apart = self._any(context, Role.REPLICA), self._apart(context)
         if replicas is apart or replicas is decided:
             return decided
         route = Route.REPLICA if replicas else Route.REMOTE
-        course.decision = Decision(route, course.decision.reason)
+        context.decision = Decision(route, context.decision.reason)
         return replicas
 
-    def beside(self, course: Course, worker: Worker) -> bool:
+    def beside(self, context: RequestContext, worker: Worker) -> bool:
         """Whether someone else can do what ``worker`` did not."""
-        if self._any(course, worker.role) or self.way_out(course) is not None:
+        if self._any(context, worker.role) or self.way_out(context) is not None:
             return True
         if worker.role is Role.REPLICA:
-            return self._apart(course)
-        return self._any(course, Role.REPLICA)
+            return self._apart(context)
+        return self._any(context, Role.REPLICA)
 
-    def home(self, course: Course, role: Role) -> Worker | None:
+    def home(self, context: RequestContext, role: Role) -> Worker | None:
         """The conversation's home, if it is of that role and may be given work."""
-        home = self.pool.by_identity(course.hit.turn.home) if course.hit else None
+        home = self.pool.by_identity(context.hit.turn.home) if context.hit else None
         return home if home is not None and home.role is role else None
 
-    def way_out(self, course: Course) -> Worker | None:
+    def way_out(self, context: RequestContext) -> Worker | None:
         """A decode worker that can prefill the whole prompt, where no prefill worker is left."""
-        if not self.escapes or course.inbound.chain is None or self._any(course, Role.PREFILL):
+        if (
+            not self.decode_fallback
+            or context.inbound.chain is None
+            or self._any(context, Role.PREFILL)
+        ):
             return None
         able = [
             worker
             for worker in self.pool.ready(Role.DECODE)
-            if worker.handshake.local_prefill and worker not in course.failed
+            if worker.handshake.local_prefill and worker not in context.failed
         ]
-        home = self.home(course, Role.DECODE)
+        home = self.home(context, Role.DECODE)
         return min(able, key=lambda worker: (worker is not home, worker.in_flight), default=None)
 
-    def _apart(self, course: Course) -> bool:
-        return self._any(course, Role.PREFILL) and self._any(course, Role.DECODE)
+    def _apart(self, context: RequestContext) -> bool:
+        return self._any(context, Role.PREFILL) and self._any(context, Role.DECODE)
 
-    def _any(self, course: Course, role: Role) -> bool:
-        return any(worker not in course.failed for worker in self.pool.ready(role))
+    def _any(self, context: RequestContext, role: Role) -> bool:
+        return any(worker not in context.failed for worker in self.pool.ready(role))

@@ -15,8 +15,7 @@ from typing import Any, Protocol, assert_never
 import orjson
 
 from ..wire.client import Exchange, Upstreams
-from ..wire.errors import ConnectError
-from ..workers.handshake import describe
+from ..wire.errors import ConnectError, describe
 from ..workers.worker import Worker
 from .sse import EngineError, EventCutter, error_of, parse_event, split_events
 
@@ -135,7 +134,7 @@ class Leg:
         worker.in_flight += 1
         self._exchange: Exchange = upstreams.post(worker.url, path, headers, body, self)
 
-    def pour_into(self, sink: Sink | None) -> None:
+    def set_sink(self, sink: Sink | None) -> None:
         """What follows the first events goes there; None: nowhere."""
         self._sink, self._heeded = sink, sink is not None
         if sink is None:

@@ -7,26 +7,26 @@ from typing import Protocol
 
 from ..intake.inbound import Inbound
 from ..workers.worker import Worker
-from .course import Course
+from .context import RequestContext
 from .legs import Answer
-from .resume import Aside
+from .resume import Insertion
 
 
-class Onward(Protocol):
+class StreamContinuation(Protocol):
     """Ways on for a stream; all raise LegFailed or WorkerError where there is none."""
 
-    async def go_on(self, course: Course, continued: Inbound) -> Answer:
+    async def go_on(self, context: RequestContext, continued: Inbound) -> Answer:
         """The rest, from another worker."""
         ...
 
-    async def prime(self, course: Course, primer: Inbound, worker: Worker) -> None:
+    async def prime(self, context: RequestContext, primer: Inbound, worker: Worker) -> None:
         """Have the stream's worker prefill what it shall go on behind, while it runs on.
 
         One that offers no local prefill is not asked.
         """
         ...
 
-    async def append(self, course: Course, continued: Inbound, worker: Worker) -> Answer:
+    async def append(self, context: RequestContext, continued: Inbound, worker: Worker) -> Answer:
         """The rest, from the same worker."""
         ...
 
@@ -46,7 +46,7 @@ class Reader(Protocol):
         """The client has got it."""
         ...
 
-    def appended(self, appended: tuple[Aside, ...], stalled_s: float) -> None:
+    def appended(self, appended: tuple[Insertion, ...], stalled_s: float) -> None:
         """The model goes on behind what was found.
 
         Args:

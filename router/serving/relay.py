@@ -12,14 +12,14 @@ from ppd.errors import WorkerError
 
 from ..answers import LAST_WORDS, ErrorAnswer
 from ..intake.inbound import Endpoint, Inbound
-from ..workers.handshake import describe
+from ..wire.errors import describe
 from ..workers.worker import Worker
-from .course import Course
-from .inner import Asked
+from .context import RequestContext
+from .internal import Asked
 from .ledger import Ledger
 from .legs import Answer, LegFailed
-from .onward import Onward, Reader
-from .resume import Aside, Resumption
+from .onward import Reader, StreamContinuation
+from .resume import Insertion, Resumption
 from .sse import DONE, Tail, usage_of_generate, usage_of_openai
 
 logger = logging.getLogger("ppd.router.turns")
@@ -28,52 +28,52 @@ STOPPED = "stopped"  # an outcome, in the words of ``ppd_finished``
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
-def relay_body(request: Asked, course: Course, answer: Answer, ledger: Ledger) -> None:
+def relay_body(request: Asked, context: RequestContext, answer: Answer, ledger: Ledger) -> None:
     """A whole answer, as the worker gave it."""
     try:
         parsed = orjson.loads(answer.head)
     except orjson.JSONDecodeError:
         parsed = None
-    if course.inbound.endpoint is Endpoint.GENERATE:
-        ledger.learn(course, answer.worker, usage_of_generate(parsed))
+    if context.inbound.endpoint is Endpoint.GENERATE:
+        ledger.learn(context, answer.worker, usage_of_generate(parsed))
     elif isinstance(parsed, dict):
-        ledger.learn(course, answer.worker, usage_of_openai(parsed))
-    ledger.finished(course, "ok")
-    headers = {"Content-Type": answer.content_type, **course.answer_headers()}
+        ledger.learn(context, answer.worker, usage_of_openai(parsed))
+    ledger.finished(context, "ok")
+    headers = {"Content-Type": answer.content_type, **context.answer_headers()}
     request.respond(200, answer.head, headers)
 
 
 async def relay_stream(
     request: Asked,
-    course: Course,
+    context: RequestContext,
     answer: Answer,
     ledger: Ledger,
-    onward: Onward,
-    most_resumptions: int,
+    onward: StreamContinuation,
+    max_resumptions: int,
     reader: Reader | None = None,
 ) -> None:
     """A stream, block by block; one that breaks off gets one error event and an end.
 
     Args:
-        most_resumptions: how often another worker may be asked for the rest; 0: never.
+        max_resumptions: how often another worker may be asked for the rest; 0: never.
         reader: of a stream that can be continued.
     """
     resumption = None
-    if (most_resumptions or reader) and Resumption.possible(course.inbound):
-        resumption = Resumption(course.inbound)
-    relay = _Relay(request, course, answer, ledger, onward, resumption, reader)
-    request.connection.heed(relay)
-    answer.leg.pour_into(relay)
+    if (max_resumptions or reader) and Resumption.possible(context.inbound):
+        resumption = Resumption(context.inbound)
+    relay = _Relay(request, context, answer, ledger, onward, resumption, reader)
+    request.connection.set_listener(relay)
+    answer.leg.set_sink(relay)
     try:
         outcome = await relay.outcome
         while outcome is None:
             if relay.continued is not None:
-                rest = await _appended(course, relay.continued, relay.worker, onward)
+                rest = await _appended(context, relay.continued, relay.worker, onward)
                 if rest is None and (without := relay.without_aside()) is not None:
-                    rest = await _appended(course, without, relay.worker, onward)
+                    rest = await _appended(context, without, relay.worker, onward)
             else:
-                most_resumptions -= 1
-                rest = await _rest(course, resumption, onward) if most_resumptions >= 0 else None
+                max_resumptions -= 1
+                rest = await _rest(context, resumption, onward) if max_resumptions >= 0 else None
                 ledger.resumed(rest is not None)
             if relay.stopped:
                 if rest is not None:
@@ -86,28 +86,30 @@ async def relay_stream(
                 outcome = await relay.outcome
     finally:
         relay.close()
-    ledger.finished(course, outcome)
+    ledger.finished(context, outcome)
     request.end()
 
 
 async def _appended(
-    course: Course, continued: Inbound, worker: Worker, onward: Onward
+    context: RequestContext, continued: Inbound, worker: Worker, onward: StreamContinuation
 ) -> Answer | None:
     """The rest behind something more; None if there is no way to it."""
     try:
-        return await onward.append(course, continued, worker)
+        return await onward.append(context, continued, worker)
     except (LegFailed, WorkerError) as error:
         logger.warning("the stream cannot go on behind what was found: %s", error)
         return None
 
 
-async def _rest(course: Course, resumption: Resumption | None, onward: Onward) -> Answer | None:
+async def _rest(
+    context: RequestContext, resumption: Resumption | None, onward: StreamContinuation
+) -> Answer | None:
     """The rest of a stream that was lost; None if there is no way to it."""
     continued = None if resumption is None else resumption.continued()
     if continued is None:
         return None
     try:
-        return await onward.go_on(course, continued)
+        return await onward.go_on(context, continued)
     except (LegFailed, WorkerError) as error:
         logger.warning("the stream cannot go on elsewhere: %s", error)
         return None
@@ -125,17 +127,17 @@ class _Relay:
     def __init__(
         self,
         request: Asked,
-        course: Course,
+        context: RequestContext,
         answer: Answer,
         ledger: Ledger,
-        onward: Onward,
+        onward: StreamContinuation,
         resumption: Resumption | None,
         reader: Reader | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[str | None] = self._loop.create_future()
         self._request = request
-        self._course = course
+        self._course = context
         self._leg = answer.leg
         self._ledger = ledger
         self._onward = onward
@@ -150,7 +152,7 @@ class _Relay:
         self._trouble = "the stream could not go on behind what was found"
         self._waits_since_s: float | None = None
         self._paused = False
-        inbound = course.inbound
+        inbound = context.inbound
         self._tail = Tail(
             hide_usage=not inbound.asks_usage,
             native=inbound.endpoint is Endpoint.GENERATE,
@@ -158,8 +160,8 @@ class _Relay:
         )
         if reader is not None and resumption is not None:
             reader.found.add_done_callback(self._found)
-        self._times, self._last_s = ledger.passing_on(course), time.perf_counter()
-        headers = {**_EVENT_STREAM, **course.answer_headers()}
+        self._times, self._last_s = ledger.passing_on(context), time.perf_counter()
+        headers = {**_EVENT_STREAM, **context.answer_headers()}
         request.start(200, headers, self._pass_on(answer.head))
 
     @property
@@ -182,7 +184,7 @@ class _Relay:
         self.outcome = self._loop.create_future()
         self.block(answer.head)
         self._leg.hold(self._paused)
-        self._leg.pour_into(self)
+        self._leg.set_sink(self)
         if reader is not None and reader.found.done():  # but the worker was lost meanwhile
             self._found(reader.found)
 
@@ -210,7 +212,7 @@ class _Relay:
                 self._priming.cancel()
             self._priming = self._loop.create_task(self._leave_for(*primer))
 
-    async def _leave_for(self, primer: Inbound, aside: Aside) -> None:
+    async def _leave_for(self, primer: Inbound, aside: Insertion) -> None:
         """Leave the stream where it is once there is KV for it to go on behind ``aside``."""
         assert self._reader is not None
         assert self._resumption is not None

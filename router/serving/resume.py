@@ -23,7 +23,9 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 # Of a request that is sent for its KV alone.
 _UNWANTED = (*_LIMITS, "min_tokens", "stream_options", "logprobs", "top_logprobs")
 
-Aside = tuple[int, str]  # what a model reads in the midst of its reply, after how many characters
+Insertion = tuple[
+    int, str
+]  # what a model reads in the midst of its reply, after how many characters
 
 
 class Resumption:
@@ -35,7 +37,7 @@ class Resumption:
         self._sent_tokens = 0
         self._first: dict[str, Any] = {}  # what all chunks of a stream have in common
         self._begins = False  # the next chunk is the first one of a new stream
-        self._appended: list[Aside] = []
+        self._appended: list[Insertion] = []
 
     @staticmethod
     def possible(inbound: Inbound) -> bool:
@@ -52,11 +54,11 @@ class Resumption:
         self._blocks.append(block)
 
     @property
-    def appended(self) -> tuple[Aside, ...]:
+    def appended(self) -> tuple[Insertion, ...]:
         """What the model has read in the midst of its reply, in order."""
         return tuple(self._appended)
 
-    def primer(self, more: str) -> tuple[Inbound, Aside] | None:
+    def primer(self, more: str) -> tuple[Inbound, Insertion] | None:
         """A request that has a worker prefill the reply so far and ``more`` behind it.
 
         Returns:
@@ -75,7 +77,7 @@ class Resumption:
         """The model has not read the last of ``appended`` after all."""
         self._appended.pop()
 
-    def continued(self, aside: Aside | None = None) -> Inbound | None:
+    def continued(self, aside: Insertion | None = None) -> Inbound | None:
         """The request for the rest; None if there is none, or it would not be the same reply.
 
         Args:
@@ -116,7 +118,7 @@ class Resumption:
         """The request's fields with what is left of its limits; None: nothing is."""
         fields = dict(self._inbound.fields)
         if self._inbound.endpoint is Endpoint.COMPLETIONS:  # which has a default
-            fields["max_tokens"] = self._inbound.most_tokens
+            fields["max_tokens"] = self._inbound.max_reply_tokens
         for name in _LIMITS:
             if isinstance(limit := fields.get(name), int):
                 if limit <= tokens:
@@ -163,7 +165,7 @@ class Resumption:
         return b"data: %b\n\n" % orjson.dumps(chunk)
 
 
-def with_appended(text: str, appended: Iterable[Aside]) -> str:
+def with_appended(text: str, appended: Iterable[Insertion]) -> str:
     """A reply as its model read it; ``appended`` in order."""
     parts: list[str] = []
     at = 0

@@ -14,7 +14,7 @@ import orjson
 
 from ..answers import LAST_WORDS
 from ..wire.request import Listener
-from .inner import Asked, Inner, chunks_of, parsed
+from .internal import Asked, InternalRequest, chunks_of, parsed
 from .sse import DONE
 
 _Serve = Callable[[Asked], Coroutine[Any, Any, None]]
@@ -80,7 +80,7 @@ class _Merge:
         self.samples = [_Sample(self, index) for index in range(count)]
         self.first: dict[str, Any] = {}  # what all chunks have in common
 
-    def request(self, index: int, fields: dict[str, Any]) -> Inner:
+    def request(self, index: int, fields: dict[str, Any]) -> InternalRequest:
         fields["n"] = 1
         fields.pop("best_of", None)
         if index and isinstance(rid := fields.get("rid"), str):
@@ -92,7 +92,7 @@ class _Merge:
             fields["stream_options"]["include_usage"] = True
         request, body = self._request, orjson.dumps(fields)
         sample = self.samples[index]
-        return Inner(request.path, request.headers, body, sample, sample)
+        return InternalRequest(request.path, request.headers, body, sample, sample)
 
     # -- the client's connection, for all samples ----------------------------------------
 
@@ -100,8 +100,8 @@ class _Merge:
     def stopping(self) -> bool:
         return self._connection.stopping
 
-    def heed(self) -> None:
-        self._connection.heed(self)
+    def set_listener(self) -> None:
+        self._connection.set_listener(self)
 
     def pause(self) -> None:
         for listener in self._listeners:
@@ -195,10 +195,10 @@ class _Sample:
     def write(self, data: bytes) -> None:
         raise AssertionError("a sample's answer is merged")
 
-    def heed(self, listener: Listener | None) -> None:
+    def set_listener(self, listener: Listener | None) -> None:
         if listener is not None:
             self.listener = listener
-            self._merge.heed()
+            self._merge.set_listener()
             if self.stopping:
                 listener.stop()
 

@@ -13,8 +13,8 @@ from .request import STOPPING, Connection, Listener, Refusal, Request
 
 logger = logging.getLogger("ppd.router.http")
 
-_MOST_READY = 16  # requests that a client may send ahead
-_MOST_READY_BYTES = 1024 * 1024  # of their bodies; the last one may be larger
+_MAX_READY = 16  # requests that a client may send ahead
+_MAX_READY_BYTES = 1024 * 1024  # of their bodies; the last one may be larger
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -116,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def _has_enough(self) -> bool:
-        return len(self._ready) >= _MOST_READY or self._ready_bytes >= _MOST_READY_BYTES
+        return len(self._ready) >= _MAX_READY or self._ready_bytes >= _MAX_READY_BYTES
 
     def _serve(self, request: Request | Refusal) -> None:
         if isinstance(request, Refusal):
@@ -207,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
             self._written += len(data)
             self._transport.write(data)
 
-    def heed(self, listener: Listener | None) -> None:
+    def set_listener(self, listener: Listener | None) -> None:
         self._listener = listener
         if listener is not None and self._full:
             listener.pause()

@@ -38,7 +38,7 @@ class Connection(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def heed(self, listener: Listener | None) -> None:
+    def set_listener(self, listener: Listener | None) -> None:
         """Tell ``listener`` when the client is too slow, and when it has caught up."""
         ...
 

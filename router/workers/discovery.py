@@ -18,11 +18,11 @@ import aiohttp
 from ppd.contract import Role
 from ppd.errors import WorkerError
 
-from ..config import RouterConfig
-from .cluster import WorkerPool
-from .handshake import describe
+from ..config.options import RouterConfig
+from ..wire.errors import describe
 from .kubernetes import Pods
 from .meeting import meet
+from .registry import WorkerRegistry
 from .worker import Worker
 from .workers_file import WorkersFile
 
@@ -50,7 +50,7 @@ async def open_sources(config: RouterConfig) -> list[Source]:
     return sources
 
 
-async def first_of_each(pool: WorkerPool, roles: Collection[Role]) -> None:
+async def first_of_each(pool: WorkerRegistry, roles: Collection[Role]) -> None:
     """Wait until there is a worker of each role."""
     while missing := [role for role in roles if not pool.of(role)]:
         logger.info("waiting for a %s worker", " and a ".join(missing))
@@ -65,7 +65,7 @@ class Reconciler:
             whether those that shall leave have finished.
     """
 
-    def __init__(self, pool: WorkerPool, interval_s: float) -> None:
+    def __init__(self, pool: WorkerRegistry, interval_s: float) -> None:
         self._pool = pool
         self._interval_s = interval_s
         self._wanted: dict[str, Mapping[str, Role]] = {}  # by source

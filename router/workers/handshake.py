@@ -11,6 +11,8 @@ import orjson
 
 from ppd.errors import WorkerError
 
+from ..wire.errors import describe
+
 logger = logging.getLogger("ppd.router.workers")
 
 _ANY_HOST = ("*", "0.0.0.0", "::", "[::]")  # as SGLang tells of where it publishes
@@ -58,11 +60,6 @@ class Load:
     running: int
     free_tokens: int
     written_at: float
-
-
-def describe(error: BaseException) -> str:
-    """An error in words; many of aiohttp's and asyncio's have an empty message."""
-    return str(error) or type(error).__name__
 
 
 async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:

@@ -22,8 +22,9 @@ import msgspec
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
-from .handshake import describe
-from .pods import Event, Failure, Kubernetes, Pod, PodList
+from ..config.kubernetes import Kubernetes
+from ..wire.errors import describe
+from .pods import Event, Failure, Pod, PodList
 
 logger = logging.getLogger("ppd.router.workers")
 

@@ -19,9 +19,9 @@ import msgspec
 
 from ppd.evictions import Evictions
 
-from ..seeing.metrics import Metrics
-from .cluster import WorkerPool
+from ..observability.metrics import Metrics
 from .handshake import Publisher
+from .registry import WorkerRegistry
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
@@ -29,7 +29,7 @@ logger = logging.getLogger("ppd.router.workers")
 _DEVICE = ("GPU", None)  # SGLang's name of the tier that is searched first, on a CPU too
 _HEARTBEAT_MS, _SILENCE_MS = 5_000, 15_000  # a host that has vanished is found out
 _PATIENCE_S = 15.0  # for a publisher that was told of and does not answer
-_MOST_BYTES = 64 * 1024 * 1024  # of a message
+_MAX_BYTES = 64 * 1024 * 1024  # of a message
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
@@ -63,7 +63,7 @@ class _ElsewhereToo(Exception):
     """KV that is dropped may be kept in another tier: there is nothing to learn."""
 
 
-class Hearing:
+class KvEventSubscriber:
     """What one worker publishes, put into its ``evictions``."""
 
     def __init__(self, worker: Worker, metrics: Metrics) -> None:
@@ -125,7 +125,7 @@ def _session(name: str | None) -> int | None:
 
 
 @asynccontextmanager
-async def listening(pool: WorkerPool, metrics: Metrics) -> AsyncIterator[None]:
+async def listening(pool: WorkerRegistry, metrics: Metrics) -> AsyncIterator[None]:
     """All workers of the pool that publish are heard while the context is open."""
     listeners = _Listeners(metrics)
     for worker in pool.workers:
@@ -203,7 +203,7 @@ class _Listeners:
         with self._context.socket(zmq.SUB) as socket:
             # A name is looked up as SGLang's publisher binds: it never asks for IPv6.
             socket.setsockopt(zmq.IPV6, ":" in host)
-            socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
             socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
             socket.subscribe(publisher.topic)
@@ -214,7 +214,7 @@ class _Listeners:
             waiting = asyncio.get_running_loop().call_later(_PATIENCE_S, _unheard, worker, address)
             try:
                 socket.connect(address)
-                hearing = Hearing(worker, self._metrics)
+                hearing = KvEventSubscriber(worker, self._metrics)
                 while True:
                     hearing.heard(await socket.recv_multipart())
                     await asyncio.sleep(0)  # what is there already is given without a pause

@@ -9,7 +9,8 @@ import aiohttp
 from ppd.contract import Role
 from ppd.errors import WorkerError
 
-from .handshake import Handshake, describe, shake_hands
+from ..wire.errors import describe
+from .handshake import Handshake, shake_hands
 from .worker import Worker
 
 _SAYS = {role: role.value for role in Role} | {Role.REPLICA: "null"}  # --disaggregation-mode

@@ -21,13 +21,13 @@ from ppd.announcement import PATH, Announcement, parse
 from ppd.contract import Role
 from ppd.errors import ContractError, RequestError, WorkerError
 
-from ..config import url_problem
-from ..intake.keys import carries
-from ..operators.guard import is_loopback
-from ..siblings import PASSED_ON, Siblings
-from .cluster import WorkerPool
-from .handshake import Load, describe
+from ..config.options import url_problem
+from ..peers import PASSED_ON, Peers
+from ..wire.access import carries_token, is_loopback
+from ..wire.errors import describe
+from .handshake import Load
 from .meeting import meet
+from .registry import WorkerRegistry
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
@@ -50,19 +50,19 @@ class Membership:
 
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: WorkerRegistry,
         *,
         roles: Collection[Role],
         token: str,
         networks: Collection[str] = (),
-        siblings: Siblings | None = None,
+        peers: Peers | None = None,
         budget_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._roles = roles
         self._token = token
-        self._siblings = siblings
+        self._peers = peers
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._budget_s = budget_s
         self._clock = clock
@@ -81,7 +81,7 @@ class Membership:
         app.router.add_post(PATH, self.receive)
 
     async def receive(self, request: web.Request) -> web.Response:
-        if self._token and not carries(request.headers.get("Authorization"), self._token):
+        if self._token and not carries_token(request.headers.get("Authorization"), self._token):
             raise RequestError("announcements must carry the worker token", status=401)
         if not self._token and not self._is_of_this_host(request):
             raise RequestError(f"announcements from other hosts: {_NO_TOKEN}", status=401)
@@ -102,7 +102,7 @@ class Membership:
 
     def _sender(self, request: web.Request) -> str | None:
         """Whom another process of ours has it from, if it has passed the announcement on."""
-        if self._siblings is not None and self._siblings.asks(request):
+        if self._peers is not None and self._peers.asks(request):
             return request.headers.get(PASSED_ON, request.remote)
         return request.remote
 

@@ -16,7 +16,7 @@ import msgspec
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
-from ..config import url_problem
+from ..config.options import url_problem
 
 logger = logging.getLogger("ppd.router.workers")
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_MOST_BLOCKS = 512  # a call; several rooms may be sent at a time
+_MAX_BLOCKS = 512  # a call; several rooms may be sent at a time
 
 
 def install() -> None:
@@ -33,8 +33,8 @@ def install() -> None:
     send = MooncakeKVManager._transfer_data
 
     def send_in_slices(self: Any, mooncake_session_id: str, blocks: Sequence[Any]) -> int:
-        for begin in range(0, len(blocks), _MOST_BLOCKS):
-            failed: int = send(self, mooncake_session_id, blocks[begin : begin + _MOST_BLOCKS])
+        for begin in range(0, len(blocks), _MAX_BLOCKS):
+            failed: int = send(self, mooncake_session_id, blocks[begin : begin + _MAX_BLOCKS])
             if failed:
                 return failed
         return 0

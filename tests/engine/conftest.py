@@ -22,9 +22,9 @@ from eval.cluster import Launcher, Process, launching, wait_all
 from eval.tiny_model import Family, ModelSpec, Vocabulary
 from ppd.contract import Role
 from ppd.decision import Policy
-from router.config import RouterConfig
-from router.limits import AdmissionLimits
-from router.server import running
+from router.config.limits import AdmissionLimits
+from router.config.options import RouterConfig
+from router.server.run import running
 
 BPE = ModelSpec(vocabulary=Vocabulary.BPE)
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}

@@ -15,8 +15,8 @@ import pytest
 
 from eval.cluster import Launcher, Process, wait_all
 from ppd.contract import Role
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 from .conftest import Workers, load_of
 
@@ -44,7 +44,7 @@ async def routed(prefill: Process, decode: list[Process]) -> AsyncIterator[str]:
         port=0,
         policy="full",
         resume_streams=1,
-        escape_to_decode=True,
+        decode_fallback=True,
     )
     async with running(config) as url:
         yield url

@@ -18,8 +18,8 @@ from eval import tiny_model
 from eval.cluster import Launcher, Process, wait_all
 from ppd.contract import Role
 from ppd.policies import static_policy
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 from .conftest import BPE, Workers, plugin_state
 from .talk import Talk

@@ -18,8 +18,8 @@ from eval.engine.client import EngineClient, bootstrap_port_of
 from eval.tiny_model import ModelSpec, ensure
 from ppd.contract import LocalTerms, Role
 from ppd.errors import WorkerError
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 from sglang_patches.worker import plan_launch
 
 from .conftest import STRICT, Workers, plugin_state
@@ -129,9 +129,9 @@ async def test_the_engines_metrics_tell_of_local_prefills(
     before = await plugin_state(http, odd.decode)
     ids = random.Random(3).choices(await vocabulary_of(http, odd.decode.url), k=700)
     await client.local(ids[:600], 2)
-    await client.local(ids, 2, least_cached=512)
+    await client.local(ids, 2, min_cached=512)
     with pytest.raises(WorkerError, match="too_few_cached_tokens"):
-        await client.local(ids[::-1], 2, least_cached=512)
+        await client.local(ids[::-1], 2, min_cached=512)
     await odd.settle(http)
     after = await plugin_state(http, odd.decode)
     grown = {name: after[name] - before[name] for name in ("accepted", "prefilled", "chunks")}

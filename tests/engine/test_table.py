@@ -16,8 +16,8 @@ from ppd.errors import TableError
 from ppd.journal import Decided, Finished, Opened, read, replay
 from ppd.table import Table
 from ppd.table_policy import TablePolicy
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 from tests.unit.making import CostsOf, table_record
 
 from .conftest import Workers

@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from ppd.decision import Policy
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 from .fake_engine import DONE, MODEL, FakeEngine
 from .scene import local_unless_long, write_table

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ppd.contract import Role
-from router.workers.cluster import WorkerPool
 from router.workers.handshake import Handshake
+from router.workers.registry import WorkerRegistry
 from router.workers.worker import Worker
 from tests.unit.making import table_record
 
@@ -54,7 +54,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             pass  # each look is a round trip
 
 
-def pool_of(**counts: int) -> WorkerPool:
+def pool_of(**counts: int) -> WorkerRegistry:
     """So many workers of each role, which nobody has to reach."""
     shake = Handshake("decode", ("m",), None, 16, 1, True, None, None)
     workers = [
@@ -62,7 +62,7 @@ def pool_of(**counts: int) -> WorkerPool:
         for role, count in counts.items()
         for i in range(count)
     ]
-    return WorkerPool(control=None, workers=workers)  # type: ignore[arg-type]
+    return WorkerRegistry(control=None, workers=workers)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

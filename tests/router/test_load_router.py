@@ -18,8 +18,8 @@ from eval.unrest.account import Account, Books, Event, Trouble, differences, exp
 from eval.unrest.command import OPTIONS, ROLES
 from eval.unrest.drive import Target, drive
 from eval.unrest.schedule import Workers
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield some
 
 
-@pytest.mark.parametrize("more", [{}, {"resume_streams": 0, "escape_to_decode": False}])
+@pytest.mark.parametrize("more", [{}, {"resume_streams": 0, "decode_fallback": False}])
 async def test_nothing_is_lost_under_load_and_unrest(
     workers: Workers, caplog: pytest.LogCaptureFixture, more: dict[str, Any]
 ) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from eval.cluster import free_port
 from ppd.errors import ConfigError
-from router.config import RouterConfig
-from router.limits import Tenant
-from router.server import running
+from router.config.limits import Tenant
+from router.config.options import RouterConfig
+from router.server.run import running
 
 from .conftest import CHAT_BODY, Cluster, new_certificate
 from .fake_engine import FakeEngine, answering

@@ -17,8 +17,8 @@ import aiohttp
 import orjson
 
 from eval.cluster import free_port
-from router.config import RouterConfig
-from router.processes import share_of
+from router.config.options import RouterConfig
+from router.server.supervisor import share_of
 
 from .conftest import CHAT_BODY
 from .fake_engine import MODEL, FakeEngine, answering, gated

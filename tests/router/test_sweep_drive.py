@@ -19,8 +19,8 @@ from eval.sweep.drive import Driver, Progress
 from eval.sweep.rows import Told, Writer, read_runs
 from ppd.errors import ConfigError, WorkerError
 from ppd.table_file import Axes, Bin
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 from .fake_engine import FakeEngine, Script
 from .test_load_command import Body, whole

@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ppd.ann.cuda import kernels
-from ppd.ann.cuda.lanes import LEAST_KEPT, OPTIONS
+from ppd.ann.cuda.lanes import MIN_KEPT, OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_they_compile_for_cards(capability: int, codes: str, kept: int) -> None:
         kernels.extend: {"PART": 128, "DEGREE": 32, "NEW": 32, "KEPT": kept, "SEEN": 8192},
         kernels.measure_again: {"PART": 128, "KEPT": kept, "AT_ONCE": 32},
     }
-    options = {**OPTIONS, "num_warps": kept // LEAST_KEPT}
+    options = {**OPTIONS, "num_warps": kept // MIN_KEPT}
     for kernel, some in constants.items():
         fixed = {"DIM": 384, "ITOPK": 1024, **some}
         signature = {name: types.get(name, "*i32") for name in kernel.arg_names}

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppd.ann.control import Aims, ControlLoop, Feedback, Move
-from ppd.ann.schedule import MOST_RESERVED, Bounds, Controls, Scheduler, Stage, Ticket
+from ppd.ann.schedule import MAX_RESERVED, Bounds, Controls, Scheduler, Stage, Ticket
 from ppd.errors import Overloaded
 
 PLENTY = 10_000
@@ -60,7 +60,7 @@ def test_unit_searches_meet_their_deadlines_whenever_any_order_does(
     ),
     slots=st.integers(1, 5),
     lanes=st.integers(1, 8),
-    reserved=st.floats(0, MOST_RESERVED),
+    reserved=st.floats(0, MAX_RESERVED),
     flush_s=st.floats(0, 30),
 )
 @example(  # a prefill that begins takes the last lane before one that runs, and decode has none
@@ -107,7 +107,7 @@ def test_no_slot_is_idle_and_everybody_is_served(
         assert now < 20 + sum(steps for _, _, steps in arrivals), "somebody starves"
 
 
-@given(reserved=st.floats(0.05, MOST_RESERVED), slots=st.integers(1, 16))
+@given(reserved=st.floats(0.05, MAX_RESERVED), slots=st.integers(1, 16))
 def test_the_reservation_is_kept_to_within_a_slot(reserved: float, slots: int) -> None:
     one = scheduler(reserved)
     steps = 50
@@ -197,8 +197,8 @@ def test_controls_stay_within_their_bounds(history: list[Feedback]) -> None:
         before = loop.controls
         move = loop.step(seen)
         now = loop.controls
-        assert aims.least_reserved <= now.reserved <= aims.most_reserved
-        assert aims.least_flush_s <= now.flush_s <= aims.most_flush_s
+        assert aims.min_reserved <= now.reserved <= aims.max_reserved
+        assert aims.min_flush_s <= now.flush_s <= aims.max_flush_s
         match move:
             case Move.STEADY:
                 assert now == before

@@ -13,10 +13,10 @@ from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.cli import main, parse_config
-from router.config import RouterConfig
-from router.limits import AdmissionLimits, RateLimit, Tenant
-from router.processes import share_of
-from router.workers.pods import Kubernetes
+from router.config.kubernetes import Kubernetes
+from router.config.limits import AdmissionLimits, RateLimit, Tenant
+from router.config.options import RouterConfig
+from router.server.supervisor import share_of
 from sglang_patches.settings import Settings, read_settings
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"

@@ -15,7 +15,7 @@ from ppd.decision import (
     Reason,
     Route,
     decide,
-    least_cached_tokens,
+    min_cached_tokens,
     predicted_cached_tokens,
 )
 from ppd.errors import ConfigError
@@ -46,7 +46,7 @@ def test_no_policy_is_asked_what_it_cannot_choose(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_home_that_has_dropped_the_prefix_is_not_asked(spec: str) -> None:
     policy = static_policy(spec)
-    least = FEATURES.least_cached_tokens
+    least = FEATURES.min_cached_tokens
     gone = replace(FEATURES, evicted_tokens=FEATURES.context_tokens - least + 1)
     assert decide(gone, policy, Weights()) == Decision(policy.opening, Reason.EVICTED)
     reply_gone = replace(FEATURES, evicted_tokens=FEATURES.context_tokens - least)
@@ -104,6 +104,6 @@ def test_wrong_specs_are_refused(spec: str) -> None:
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 16, 64]))
 def test_the_precondition_never_asks_for_more_than_is_predicted(tokens: int, page: int) -> None:
-    least = least_cached_tokens(tokens, page)
+    least = min_cached_tokens(tokens, page)
     assert 0 <= least <= predicted_cached_tokens(tokens, page) <= tokens
     assert least % page == 0

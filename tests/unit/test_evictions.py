@@ -77,7 +77,7 @@ def test_a_cache_that_is_emptied_or_not_understood() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    cache = Evictions(most_sessions=2, most_blocks=4)
+    cache = Evictions(max_sessions=2, max_blocks=4)
     for session in (1, 2, 3):
         cache.stored(session, None, [session], PAGE)
         cache.removed([session])

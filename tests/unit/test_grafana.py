@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sglang_patches.telemetry
-from router.seeing.metrics import Metrics
+from router.observability.metrics import Metrics
 
 FILE = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 _SUFFIXES = {

@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 
 from ppd.decision import Decision, Features, Reason, Route, decide
 from ppd.errors import ConfigError
-from ppd.journal import (
-    VERSION,
-    Decided,
-    Event,
-    Finished,
-    Opened,
-    Reset,
-    read,
-    replay,
-    to_line,
-)
+from ppd.journal import VERSION, Decided, Event, Finished, Opened, Reset, read, replay, to_line
 from ppd.policies import static_policy
 from ppd.score import Objective, Weights
 from ppd.table_policy import Correction, TablePolicy

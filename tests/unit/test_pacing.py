@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.pacing import LEAST_SLOWDOWN, ChunkCost, Pacer
+from ppd.pacing import MIN_SLOWDOWN, ChunkCost, Pacer
 
 
 def cost_ms(tokens: int, context: float) -> float:
@@ -43,7 +43,7 @@ def run(pacer: Pacer, steps: int, *, decode_ms: float = 10.0, context: int = 400
 def test_decodes_keep_the_target(mixed: bool, target_ms: float | None) -> None:
     pacer = Pacer(full_chunk=2048, page_size=1, mixed=mixed, target_ms=target_ms)
     gaps = run(pacer, 400)[200:]
-    target = max(target_ms or 0.0, LEAST_SLOWDOWN * 10.0)
+    target = max(target_ms or 0.0, MIN_SLOWDOWN * 10.0)
     assert sum(gaps) / len(gaps) <= 1.02 * target
     assert max(gaps) <= 2.05 * target
 
@@ -70,7 +70,7 @@ def test_a_longer_context_gives_smaller_chunks() -> None:
 def test_decodes_that_miss_the_target_anyway_are_slowed_by_a_quarter() -> None:
     pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, target_ms=5.0)
     gaps = run(pacer, 300, decode_ms=40.0)[150:]
-    assert 40.0 < sum(gaps) / len(gaps) <= 1.02 * LEAST_SLOWDOWN * 40.0
+    assert 40.0 < sum(gaps) / len(gaps) <= 1.02 * MIN_SLOWDOWN * 40.0
 
 
 def test_the_first_chunks_feel_their_way() -> None:

@@ -68,6 +68,6 @@ def test_what_both_pools_showed_is_told_side_by_side() -> None:
     assert told["stages"]["stall"] == 0.04
     assert told["stages"]["prefill_search_p50_ms"] == 2.5
     assert (told["stages"]["turns"], told["stages"]["late"]) == (4, 1)
-    assert (told["stages"]["reserved_least"], told["stages"]["reserved_most"]) == (0.5, 0.8)
-    assert (told["stages"]["flush_ms_least"], told["stages"]["flush_ms_most"]) == (1.0, 4.0)
+    assert (told["stages"]["reserved_min"], told["stages"]["reserved_max"]) == (0.5, 0.8)
+    assert (told["stages"]["flush_ms_min"], told["stages"]["flush_ms_max"]) == (1.0, 4.0)
     assert told["single_queue"]["stall"] == 0.5

@@ -32,7 +32,7 @@ def test_as_many_as_fill_the_memory_take_no_longer_than_one() -> None:
     assert SEARCH.utilisation(full, INDEX, COSTS.gpu) == pytest.approx(1.0)
     assert SEARCH.utilisation(full / 4, INDEX, COSTS.gpu) == pytest.approx(0.25)
     through = full / SEARCH.alone_ms * 1e3
-    assert through == pytest.approx(SEARCH.most_per_s(INDEX, COSTS.gpu))
+    assert through == pytest.approx(SEARCH.max_per_s(INDEX, COSTS.gpu))
 
 
 @pytest.mark.parametrize("where", Architecture)

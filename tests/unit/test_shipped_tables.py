@@ -9,8 +9,8 @@ import pytest
 
 from eval.tiny_model import ModelSpec
 from ppd.table import Table
-from router.config import RouterConfig
-from router.tables import make_policy
+from router.config.options import RouterConfig
+from router.config.tables import make_policy
 
 TABLES = sorted((Path(__file__).parents[2] / "tables").glob("*.json"))
 

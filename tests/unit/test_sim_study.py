@@ -67,7 +67,7 @@ def test_placement_evens_out_what_chance_does_not() -> None:
         return row.tpot_p99_ms
 
     by = {placement: slowest_tpot_ms(placement) for placement in Placement}
-    assert by[Placement.LEAST_LOADED] < by[Placement.CHANCE]
+    assert by[Placement.MIN_LOADED] < by[Placement.CHANCE]
     assert by[Placement.BOUNDED_HASH] < by[Placement.CHANCE]
 
 
@@ -199,7 +199,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["placement"] for line in lines] == ["chance", "least-loaded"]
     assert all(line["local_share"] == 1.0 for line in lines)
-    assert run("plan", *mine, "--slo-ttft-ms", "200", "--most-workers", "2") == 0
+    assert run("plan", *mine, "--slo-ttft-ms", "200", "--max-workers", "2") == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["best"]["shape"] == "1R"
     assert "w_tpot" not in summary  # replicas decide nothing

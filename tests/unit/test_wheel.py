@@ -44,14 +44,14 @@ def test_names_that_would_collide_are_not_taken(site: Path) -> None:
     packages = {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")}
     assert packages == {"ppd", "sglang_patches", "ppd_router", "ppd_eval", "ppd_tables"}
     assert (site / "sglang_patches/cpu/requirements.txt").is_file()
-    page = {path.name for path in (ROOT / "router/operators/page").iterdir()}
-    assert {path.name for path in (site / "ppd_router/operators/page").iterdir()} == page
+    page = {path.name for path in (ROOT / "router/admin/page").iterdir()}
+    assert {path.name for path in (site / "ppd_router/admin/page").iterdir()} == page
 
 
 def test_an_installed_router_finds_the_shipped_tables(site: Path) -> None:
     code = (
-        "from ppd_router.config import RouterConfig\n"
-        "from ppd_router.tables import make_policy\n"
+        "from ppd_router.config.options import RouterConfig\n"
+        "from ppd_router.config.tables import make_policy\n"
         f"print(make_policy(RouterConfig(), [{ModelSpec().name!r}], '1P1D')[1].path)"
     )
     told = subprocess.run(

@@ -81,12 +81,12 @@ def test_scaling_keeps_the_shape(one: Conversation, scale: float) -> None:
 
 
 @given(conversations, st.integers(1, 30_000))
-def test_what_is_cut_fits(one: Conversation, most_tokens: int) -> None:
-    less = cut(one, most_tokens)
+def test_what_is_cut_fits(one: Conversation, max_context: int) -> None:
+    less = cut(one, max_context)
     if less is None:
-        assert one.exchanges[0].new_tokens + one.exchanges[0].output_tokens > most_tokens
+        assert one.exchanges[0].new_tokens + one.exchanges[0].output_tokens > max_context
         return
-    assert less.longest_tokens <= most_tokens
+    assert less.longest_tokens <= max_context
     assert less.exchanges == one.exchanges[: len(less.exchanges)]
 
 
@@ -141,19 +141,25 @@ def test_arrivals_are_the_traces_or_those_of_another(tmp_path: Path) -> None:
         (Demand("nix", qps=1), "no such kind; allowed: paper:NAME turns:N grid mooncake:FILE"),
         (Demand("turns:8"), "tells no arrivals: give --qps"),
         (Demand("turns:0", qps=1), "turns must be 1 to 1000"),
-        (Demand("turns:8?think=1", qps=1), r"unknown field `think`; allowed: most_tokens, think_s"),
+        (
+            Demand("turns:8?think=1", qps=1),
+            r"unknown field `think`; allowed: max_context, think_s",
+        ),
         (Demand("turns:8?think_s=inf", qps=1), r"think_s"),
         (Demand("turns:8?new=0", qps=1), r">= 1.*new"),
         (Demand("turns:8?new", qps=1), r"\$.new"),
         (Demand("turns:8?new=1&new=2", qps=1), "KEY=VALUE, each once"),
-        (Demand("turns:8?most_tokens=10", qps=1), "most_tokens must be at least 256"),
+        (Demand("turns:8?max_context=10", qps=1), "max_context must be at least 256"),
         (Demand("grid?context=100&new=300", qps=1), "leaves the first turn -146 tokens"),
         (Demand("grid?context=1e3", qps=1), "context must be numbers of tokens with commas"),
         (Demand("paper:small_tiny", qps=0), "qps must be above 0, got 0"),
         (Demand("paper:small_tiny", qps=1, scale=0), "scale must be above 0 and at most 1"),
         (Demand("paper:small_tiny", qps=1, conversations=0), "conversations must be at least 1"),
         (Demand("paper:small_tiny", arrivals="turns:2"), "turns:2: tells no times of arrival"),
-        (Demand("mooncake:/x?faster=0"), r"> 0.*faster.*; allowed: most_tokens, faster, block"),
+        (
+            Demand("mooncake:/x?faster=0"),
+            r"> 0.*faster.*; allowed: max_context, faster, block",
+        ),
         (Demand("mooncake"), "must name its file, as mooncake:FILE"),
         (Demand("mooncake:/nowhere"), "/nowhere: cannot be read"),
         (Demand("tau-bench:/x", qps=1), "is text, its lengths are the model's: give --tokenizer"),

@@ -8,10 +8,10 @@ import torch
 
 from ppd.errors import ConfigError, IndexFileError
 
-from ..engine import MOST_ITOPK
+from ..engine import MAX_ITOPK
 from ..lanes import Backend
 from ..snapshot import Snapshot
-from .lanes import LEAST_KEPT, CudaLaneSet
+from .lanes import MIN_KEPT, CudaLaneSet
 from .mirror import Mirror
 
 _LANES = 1024
@@ -43,7 +43,7 @@ def backend_on(device: torch.device, lanes: int) -> Backend:
         except torch.OutOfMemoryError as error:
             raise IndexFileError(f"the card is full: {error}") from error
 
-    widths = [LEAST_KEPT]
-    while widths[-1] < MOST_ITOPK:
+    widths = [MIN_KEPT]
+    while widths[-1] < MAX_ITOPK:
         widths.append(2 * widths[-1])
     return Backend(lanes, max(1, lanes // 16), True, tuple(widths), make)

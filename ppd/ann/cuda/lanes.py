@@ -19,11 +19,11 @@ from .launch import Launch
 from .mirror import Mirror
 
 SIZES = (64, 256, 1024, 2048)  # programs of a launch
-LEAST_KEPT = 64
-_MOST_SEEN = 8192  # slots; a wider search forgets more, and measures some nodes again
+MIN_KEPT = 64
+_MAX_SEEN = 8192  # slots; a wider search forgets more, and measures some nodes again
 _SEEDS_AT_ONCE = 128
 _VALUES = 4096  # of rows, that a program holds at once
-_MOST_PART = 128
+_MAX_PART = 128
 _AGAIN_AT_ONCE = 32  # kept nodes that a program measures again
 OPTIONS = {"enable_fp_fusion": True}  # said, as Triton's default is about to change
 
@@ -181,7 +181,7 @@ class CudaLaneSet:
             KEPT=kept,
             ITOPK=self._itopk,
             SEEN=self._seen.shape[1],
-            num_warps=kept // LEAST_KEPT,
+            num_warps=kept // MIN_KEPT,
             **OPTIONS,
         )
 
@@ -191,15 +191,15 @@ class CudaLaneSet:
         return [(int(each), np.flatnonzero(kept == each)) for each in np.unique(kept)]
 
     def _kept_for(self, widths: NDArray[np.int32]) -> NDArray[np.int64]:
-        return np.maximum(_powers_of_2(widths), max(LEAST_KEPT, self._edges))
+        return np.maximum(_powers_of_2(widths), max(MIN_KEPT, self._edges))
 
     def _seen_for(self, widths: NDArray[np.int32]) -> NDArray[np.int32]:
         slots = cpu.SEEN_PER_ITOPK * _powers_of_2(widths)
-        return np.clip(slots, cpu.LEAST_SEEN, _MOST_SEEN).astype(np.int32)
+        return np.clip(slots, cpu.MIN_SEEN, _MAX_SEEN).astype(np.int32)
 
     def _part(self, rows: int) -> int:
         """Dimensions of ``rows`` rows that are read at once."""
-        part = _MOST_PART
+        part = _MAX_PART
         while self._dimensions % part or part * rows > _VALUES:
             part //= 2
         return part

@@ -14,9 +14,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ppd.ann.space import Rows
-from router.answer_cache.config import AnswerCacheConfig
-from router.limits import RateLimit, Tenant
-from router.retrieval.config import RetrievalConfig
+from router.config.answer_cache import AnswerCacheConfig
+from router.config.limits import RateLimit, Tenant
+from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Client, Cluster, Reply
 from ..fake_engine import DONE, MODEL, FakeEngine, event, failing, start_stream, usage
@@ -222,7 +222,7 @@ async def test_nobody_searches_other_peoples_questions(
 ) -> None:
     options = {
         "answer_cache": config(pool, always=True),
-        "retrieval": RetrievalConfig(url=pool, least_ms=60_000.0, most_ms=60_000.0),
+        "retrieval": RetrievalConfig(url=pool, min_ms=60_000.0, max_ms=60_000.0),
     }
     async with cluster(*workers(Engine()), **options) as client:
         await client.chat("what is the secret?")

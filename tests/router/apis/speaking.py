@@ -10,15 +10,7 @@ import anthropic
 import openai
 
 from ..conftest import Client, Cluster
-from ..fake_engine import (
-    DONE,
-    FakeEngine,
-    Script,
-    answering,
-    event,
-    start_stream,
-    usage,
-)
+from ..fake_engine import DONE, FakeEngine, Script, answering, event, start_stream, usage
 
 TOOL_CALL = {
     "index": 0,

@@ -8,10 +8,7 @@ import anthropic
 import pytest
 
 from ..conftest import Cluster
-from ..fake_engine import (
-    MODEL,
-    failing,
-)
+from ..fake_engine import MODEL, failing
 from .speaking import TOOL_CALL, by_anthropic, saying, scene
 
 

@@ -14,18 +14,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from eval.cluster import free_port
-from router.apis.kept import Kept, Shelf
-from router.config import RouterConfig
-from router.limits import RateLimit
-from router.server import running
-from router.siblings import Siblings
+from router.apis.response_store import ResponseStore, StoredResponse
+from router.config.limits import RateLimit
+from router.config.options import RouterConfig
+from router.peers import Peers
+from router.server.run import running
 
 from ..conftest import Client, Cluster
-from ..fake_engine import (
-    MODEL,
-    FakeEngine,
-    failing,
-)
+from ..fake_engine import MODEL, FakeEngine, failing
 from ..scene import serving, workers
 from .speaking import TOOL_CALL, by_openai, saying, scene
 
@@ -156,35 +152,35 @@ async def test_a_response_is_shown_and_deleted(cluster: Cluster) -> None:
                 await speaker.responses.retrieve(odd)
 
 
-def some(size: int) -> Kept:
-    return Kept(b"r" * (size // 2), b"m" * (size - size // 2))
+def some(size: int) -> StoredResponse:
+    return StoredResponse(b"r" * (size // 2), b"m" * (size - size // 2))
 
 
 def test_what_is_kept_is_bounded_in_bytes_and_time() -> None:
     now_s = 0.0
-    shelf = Shelf(10, 5.0, lambda: now_s)
+    store = ResponseStore(10, 5.0, lambda: now_s)
     for name in ("a", "b", "c"):
-        shelf.put("t", name, some(4))
-    assert [shelf.get("t", name) for name in ("a", "b", "c")] == [None, some(4), some(4)]
-    assert shelf.get("other", "b") is None
-    assert shelf.pop("t", "b") == some(4)
-    shelf.put("t", "d", some(6))
-    assert shelf.get("t", "c") == some(4)  # what was deleted takes no room
+        store.put("t", name, some(4))
+    assert [store.get("t", name) for name in ("a", "b", "c")] == [None, some(4), some(4)]
+    assert store.get("other", "b") is None
+    assert store.pop("t", "b") == some(4)
+    store.put("t", "d", some(6))
+    assert store.get("t", "c") == some(4)  # what was deleted takes no room
     now_s = 6.0
-    assert shelf.get("t", "d") is None
-    shelf.put("other", "e", some(10))  # nor does what nobody can have any more
-    assert shelf.get("other", "e") == some(10)
+    assert store.get("t", "d") is None
+    store.put("other", "e", some(10))  # nor does what nobody can have any more
+    assert store.get("other", "e") == some(10)
 
 
 def test_nobody_loses_what_is_kept_to_one_who_keeps_more() -> None:
-    shelf = Shelf(100, 5.0, lambda: 0.0)
-    shelf.put("small", "a", some(10))
-    shelf.put("large", "all", some(101))
-    assert shelf.get("large", "all") is None
+    store = ResponseStore(100, 5.0, lambda: 0.0)
+    store.put("small", "a", some(10))
+    store.put("large", "all", some(101))
+    assert store.get("large", "all") is None
     for i in range(20):
-        shelf.put("large", str(i), some(20))
-    assert shelf.get("small", "a") == some(10)
-    assert [shelf.get("large", str(i)) is None for i in (0, 19)] == [True, False]
+        store.put("large", str(i), some(20))
+    assert store.get("small", "a") == some(10)
+    assert [store.get("large", str(i)) is None for i in (0, 19)] == [True, False]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -230,7 +226,7 @@ async def beside(sibling: str, *engines: FakeEngine) -> AsyncIterator[Client]:
     async with serving(*engines), aiohttp.ClientSession() as http:
         urls = {engine.role: (engine.url,) for engine in engines}
         config = RouterConfig(port=0, policy="full", **urls)  # type: ignore[arg-type]
-        async with running(config, siblings=Siblings(0, {1: sibling}, "secret")) as url:
+        async with running(config, peers=Peers(0, {1: sibling}, "secret")) as url:
             yield Client(url, http)
 
 

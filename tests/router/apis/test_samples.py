@@ -11,16 +11,10 @@ import openai
 import pytest
 from aiohttp import web
 
-from router.limits import RateLimit, Tenant
+from router.config.limits import RateLimit, Tenant
 
 from ..conftest import Cluster
-from ..fake_engine import (
-    MODEL,
-    FakeEngine,
-    answering,
-    failing,
-    hanging,
-)
+from ..fake_engine import MODEL, FakeEngine, answering, failing, hanging
 from .speaking import by_openai, saying, scene, web_json
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.limits import AdmissionLimits, RateLimit, Tenant
+from router.config.limits import AdmissionLimits, RateLimit, Tenant
 
 from ..conftest import CHAT_BODY, Client, Cluster
 from ..fake_engine import FakeEngine, answering, event, failing, gated, hanging, start_stream

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ppd.errors import Overloaded, RequestError
+from router.config.limits import AdmissionLimits, RateLimit, Tenant
 from router.intake.admission import Admission
 from router.intake.keys import KeyRing
 from router.intake.rates import Rates
-from router.limits import AdmissionLimits, RateLimit, Tenant
-from router.seeing.metrics import Metrics
+from router.observability.metrics import Metrics
 
 from ..conftest import CHAT_BODY, Client, Cluster
 from ..fake_engine import FakeEngine, answering, gated
@@ -168,17 +168,17 @@ def test_a_changed_limit_forgets_nothing_that_was_asked_for() -> None:
     rates, now = limited(RateLimit(requests_per_minute=60), t=Tenant())
     for _ in range(60):
         rates.charge("t", 1)
-    rates.take_up(RateLimit(requests_per_minute=60), {"other": Tenant()}, named=True)
+    rates.reload(RateLimit(requests_per_minute=60), {"other": Tenant()}, named=True)
     with pytest.raises(Overloaded):  # others' changes are no way to ask anew
         rates.charge("t", 1)
-    rates.take_up(RateLimit(requests_per_minute=120), {}, named=True)
+    rates.reload(RateLimit(requests_per_minute=120), {}, named=True)
     for _ in range(60):
         rates.charge("t", 1)
     with pytest.raises(Overloaded, match="more than 120"):
         rates.charge("t", 1)
     now[0] += 0.5
     rates.charge("t", 1)
-    rates.take_up(RateLimit(), {}, named=True)
+    rates.reload(RateLimit(), {}, named=True)
     rates.charge("t", 10**9)
 
 

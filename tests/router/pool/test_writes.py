@@ -15,7 +15,7 @@ import pytest
 
 from ppd.ann.growth import Growth
 from ppd.ann.space import Rows
-from router.pool.writes import MOST_WRITES
+from router.pool.writes import MAX_WRITES
 
 from ...disks import disk_of
 from .pools import COUNT, ROWS, WIDTH, Client, config_for, embedding, running
@@ -145,7 +145,7 @@ async def test_writes_that_are_too_many_are_told_to_come_again(
             point = {"id": f"w{number}", "vector": [9.0] * WIDTH}
             return await pool.post("/v1/collections/docs/points", {"points": [point]})
 
-        first = [asyncio.create_task(write(i)) for i in range(MOST_WRITES + 5)]
+        first = [asyncio.create_task(write(i)) for i in range(MAX_WRITES + 5)]
         try:
             done, _ = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             while len(done) < 5:
@@ -154,7 +154,7 @@ async def test_writes_that_are_too_many_are_told_to_come_again(
         finally:
             gate.set()
         statuses = [status for status, _ in await asyncio.gather(*first)]
-        assert (statuses.count(200), statuses.count(429)) == (MOST_WRITES, 5)
+        assert (statuses.count(200), statuses.count(429)) == (MAX_WRITES, 5)
 
 
 async def test_a_collection_begins_empty_and_takes_text(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.limits import AdmissionLimits, RateLimit
-from router.retrieval.config import RetrievalConfig
+from router.config.limits import AdmissionLimits, RateLimit
+from router.config.retrieval import RetrievalConfig
 from router.retrieval.requests import Asked
 
 from ..conftest import Cluster

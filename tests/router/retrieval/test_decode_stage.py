@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.retrieval.config import RetrievalConfig
+from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Cluster
 from ..fake_engine import DONE, FakeEngine, Script, answering, event, failing, start_stream, usage
@@ -203,7 +203,7 @@ async def test_at_most_so_many_and_none_twice(cluster: Cluster, pool: FakePool) 
     """The second search finds only what is there already."""
     workers, _ = scene(begins("a ", "b "), PRIMED, rest(2, *("c " for _ in range(20))))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
-        wish = {**WISH, "most_additions": 5}
+        wish = {**WISH, "max_additions": 5}
         reply = await client.chat("what?", retrieval=wish, stream=True)
         assert text_of(reply) == "a b " + "c " * 20
         assert len(workers[1].bodies) == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.retrieval.config import RetrievalConfig
+from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Client, Cluster
 from ..fake_engine import MODEL
@@ -77,7 +77,7 @@ async def test_a_pool_that_is_not_there_costs_only_the_passages(
 async def test_the_deadline_is_what_the_target_leaves(
     cluster: Cluster, engines: Engines, pool: FakePool
 ) -> None:
-    config = RetrievalConfig(url=pool.url, ttft_budget_ms=800.0, most_ms=600.0)
+    config = RetrievalConfig(url=pool.url, ttft_budget_ms=800.0, max_ms=600.0)
     async with cluster(*engines, retrieval=config) as client:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "retrieval": WISH}
         path = "/v1/chat/completions"
@@ -102,7 +102,7 @@ async def test_a_client_that_hangs_up_meanwhile_leaves_nothing(
     cluster: Cluster, engines: Engines, pool: FakePool, samples: int
 ) -> None:
     pool.script = _hanging
-    config = RetrievalConfig(url=pool.url, ttft_budget_ms=60_000.0, most_ms=60_000.0)
+    config = RetrievalConfig(url=pool.url, ttft_budget_ms=60_000.0, max_ms=60_000.0)
     async with cluster(*engines, retrieval=config) as client:
         asking = asyncio.create_task(client.chat("about cats", retrieval=WISH, n=samples))
         await pool.arrived.wait()

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.retrieval.config import Milvus, RetrievalConfig
+from router.config.retrieval import Milvus, RetrievalConfig
 
 from ..conftest import Cluster
 from ..fake_engine import FakeEngine, answering

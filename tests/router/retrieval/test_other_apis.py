@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.retrieval.config import RetrievalConfig
+from router.config.retrieval import RetrievalConfig
 
 from ..apis.speaking import by_anthropic, by_openai, saying, scene
 from ..conftest import Cluster

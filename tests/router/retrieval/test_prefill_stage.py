@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.retrieval.config import RetrievalConfig
+from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Cluster
 from .chats import WISH, Engines, block, sent

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.limits import Tenant
-from router.retrieval.config import RetrievalConfig, TenantRetrieval, Wish
+from router.config.limits import Tenant
+from router.config.retrieval import RetrievalConfig, TenantRetrieval, Wish
 
 from ..conftest import Cluster
 from ..fake_engine import MODEL
@@ -134,8 +134,8 @@ async def test_other_apis_get_defaults(cluster: Cluster, engines: Engines, pool:
 
 def test_wrong_configurations_are_named() -> None:
     wrong = RetrievalConfig(
-        url="pool:1", least_ms=0.0, memory_s=0.0, defaults={"m": Wish(collection="", k=99)}
+        url="pool:1", min_ms=0.0, memory_s=0.0, defaults={"m": Wish(collection="", k=99)}
     )
     told = "; ".join(wrong.problems())
-    for part in ("url must begin", "least_ms", "memory_s", "collection is empty", "k must be"):
+    for part in ("url must begin", "min_ms", "memory_s", "collection is empty", "k must be"):
         assert part in told

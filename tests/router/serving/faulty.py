@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from ..conftest import Client
-from ..fake_engine import (
-    FakeEngine,
-    Script,
-)
+from ..fake_engine import FakeEngine, Script
 
 REMOTE = {"endpoint": "/v1/chat/completions", "route": "remote", "reason": "first_turn"}
 

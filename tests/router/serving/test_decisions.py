@@ -11,7 +11,7 @@ import pytest
 from ppd.errors import TableError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
-from router.limits import Tenant
+from router.config.limits import Tenant
 
 from ..conftest import Cluster
 from ..fake_engine import FakeEngine, answering, stoppable

@@ -10,15 +10,7 @@ import pytest
 from router.workers.breaker import Breaker
 
 from ..conftest import Cluster
-from ..fake_engine import (
-    FakeEngine,
-    Script,
-    answering,
-    ending_early,
-    failing,
-    hanging,
-    resetting,
-)
+from ..fake_engine import FakeEngine, Script, answering, ending_early, failing, hanging, resetting
 from ..in_turn import InTurn
 from .test_lost_workers import dropping
 
@@ -143,7 +135,7 @@ async def test_without_prefill_worker_whole_prompts_go_to_decode_if_allowed(
 ) -> None:
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
     async with p.serving():
-        serving = cluster(p, d, escape_to_decode=True)
+        serving = cluster(p, d, decode_fallback=True)
         client = await serving.__aenter__()
     try:
         first = await client.chat("hello", stream=True)
@@ -163,7 +155,7 @@ async def test_the_way_out_is_opt_in_and_needs_the_plugin(cluster: Cluster, patc
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
     d.local_prefill = patched
     async with p.serving():
-        serving = cluster(p, d, escape_to_decode=not patched)
+        serving = cluster(p, d, decode_fallback=not patched)
         client = await serving.__aenter__()
     try:
         reply = await client.chat("hello")
@@ -175,7 +167,7 @@ async def test_the_way_out_is_opt_in_and_needs_the_plugin(cluster: Cluster, patc
 
 async def test_a_prefill_worker_that_drops_requests_is_a_way_out_too(cluster: Cluster) -> None:
     p, d = FakeEngine("prefill", dropping), FakeEngine("decode", hanging_first())
-    async with cluster(p, d, escape_to_decode=True) as client:
+    async with cluster(p, d, decode_fallback=True) as client:
         reply = await asyncio.wait_for(client.chat("hello"), 10.0)
         assert (reply.status, reply.route) == (200, ("local", "no_prefill"))
 

@@ -12,8 +12,8 @@ from eval.faults.rows import ROWS, Row
 from eval.faults.scene import Scene
 from eval.faults.workers import FaultyWorker
 from ppd.contract import LOCAL_MARKER
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 CELLS = [
     pytest.param(row, local, id=f"{row.name}, {'local' if local else 'remote'}")

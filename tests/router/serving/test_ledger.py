@@ -8,15 +8,15 @@ import pytest
 
 from ppd.decision import Decision, Reason, Route
 from ppd.forecast import Forecast
-from ppd.judge import Judgement
+from ppd.planning import Judgement
 from ppd.policies import static_policy
 from ppd.sessions import Hit, SessionIndex, Turn
-from router.config import RouterConfig
+from router.config.options import RouterConfig
 from router.intake.inbound import Endpoint, Served
 from router.intake.requests import parse
-from router.seeing.journal import Journal, opened_by
-from router.seeing.metrics import Metrics
-from router.serving.course import Course
+from router.observability.journal import Journal, opened_by
+from router.observability.metrics import Metrics
+from router.serving.context import RequestContext
 from router.serving.ledger import Ledger
 from router.serving.sse import Usage
 from tests.unit.making import FEATURES
@@ -30,13 +30,13 @@ def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, lear
     ledger = ledger_of(Metrics(), index)
     before = Turn(1, 1, "", 900, 200, None, 0, 200.0)
     seen = replace(FEATURES, evicted_tokens=evicted)
-    course = course_of(Judgement(Hit(before, b"", 9), seen, LOCAL, 0))
+    context = course_of(Judgement(Hit(before, b"", 9), seen, LOCAL, 0))
     home = pool_of(decode=1).workers[0]
     before.home = home.identity
-    course.first_byte_s = 0.0
-    ledger.learn(course, home, Usage(prompt_tokens=1120, completion_tokens=9, cached_tokens=896))
-    assert course.inbound.chain is not None
-    found = index.find(course.inbound.chain, 0.0)
+    context.first_byte_s = 0.0
+    ledger.learn(context, home, Usage(prompt_tokens=1120, completion_tokens=9, cached_tokens=896))
+    assert context.inbound.chain is not None
+    found = index.find(context.inbound.chain, 0.0)
     assert found is not None
     assert found.turn.loses_replies == learned
 
@@ -56,9 +56,9 @@ def ledger_of(metrics: Metrics, index: SessionIndex) -> Ledger:
     )
 
 
-def course_of(judged: Judgement) -> Course:
+def course_of(judged: Judgement) -> RequestContext:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
-    return Course(
+    return RequestContext(
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
         number=1,
         session=1,
@@ -75,9 +75,9 @@ def course_of(judged: Judgement) -> Course:
 def test_a_request_ends_once() -> None:
     metrics = Metrics()
     ledger = ledger_of(metrics, SessionIndex(capacity=1, ttl_s=1.0))
-    course = course_of(Judgement(None, None, Decision(Route.REMOTE, Reason.FIRST_TURN), 0))
-    ledger.finished(course, "ok")
-    ledger.finished(course, "disconnected")  # hung up on the last byte
+    context = course_of(Judgement(None, None, Decision(Route.REMOTE, Reason.FIRST_TURN), 0))
+    ledger.finished(context, "ok")
+    ledger.finished(context, "disconnected")  # hung up on the last byte
     counts = {
         outcome: metrics.registry.get_sample_value(
             "ppd_finished_total", {"endpoint": Endpoint.CHAT.value, "outcome": outcome}

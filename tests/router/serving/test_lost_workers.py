@@ -10,12 +10,7 @@ import pytest
 from aiohttp import web
 
 from ..conftest import Client, Cluster
-from ..fake_engine import (
-    FakeEngine,
-    answering,
-    hanging,
-    stoppable,
-)
+from ..fake_engine import FakeEngine, answering, hanging, stoppable
 from .faulty import workers
 
 

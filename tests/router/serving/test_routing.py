@@ -286,8 +286,8 @@ async def test_models_and_health(cluster: Cluster) -> None:
 async def test_workers_that_do_not_fit_are_named(
     cluster: Cluster, p: FakeEngine, d: FakeEngine, named: str
 ) -> None:
-    from router.config import RouterConfig
-    from router.server import running
+    from router.config.options import RouterConfig
+    from router.server.run import running
 
     async with p.serving(), d.serving():
         config = RouterConfig(prefill=(p.url,), decode=(d.url,), port=0)

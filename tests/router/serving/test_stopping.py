@@ -15,8 +15,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 from ..conftest import CHAT_BODY
 from ..fake_engine import (

@@ -42,7 +42,7 @@ async def test_a_server_that_waits_no_longer_gives_last_words() -> None:
     class Stream:
         def __init__(self, request: Request) -> None:
             self.told = asyncio.Event()
-            request.connection.heed(self)
+            request.connection.set_listener(self)
             request.start(200, TEXT, b"begun ")
 
         def pause(self) -> None: ...

@@ -73,7 +73,7 @@ class Flow:
         raise AssertionError("no server stops here")
 
     async def pour(self, request: Request) -> None:
-        request.connection.heed(self)
+        request.connection.set_listener(self)
         request.start(200, TEXT, b"x")
         while not self.paused.is_set():
             request.write(b"x" * 65_536)

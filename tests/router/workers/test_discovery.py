@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from eval.cluster import free_port
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 
 from ..conftest import Client, Cluster
 from ..fake_engine import DONE, FakeEngine, answering, start_stream, token

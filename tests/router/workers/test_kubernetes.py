@@ -16,10 +16,11 @@ import pytest
 
 from ppd.contract import Role
 from ppd.errors import ConfigError
-from router.config import RouterConfig
-from router.server import running
+from router.config.kubernetes import Kubernetes
+from router.config.options import RouterConfig
+from router.server.run import running
 from router.workers.kubernetes import Pods, access
-from router.workers.pods import Kubernetes, Pod
+from router.workers.pods import Pod
 
 from ..conftest import Client, Cluster
 from ..fake_engine import FakeEngine, answering

@@ -16,12 +16,12 @@ from aiohttp.test_utils import TestServer
 from eval.cluster import free_port
 from ppd.announcement import PATH, Announcement
 from ppd.contract import Role
-from router.config import RouterConfig
-from router.operators.app import answer_errors
-from router.server import running
-from router.siblings import PASSED_ON, SIBLING, Siblings
-from router.workers.cluster import WorkerPool
+from router.admin.app import answer_errors
+from router.config.options import RouterConfig
+from router.peers import PASSED_ON, PEER_HEADER, Peers
+from router.server.run import running
 from router.workers.membership import Membership
+from router.workers.registry import WorkerRegistry
 
 from ..conftest import Client, Cluster, Reply
 from ..fake_engine import FakeEngine, answering
@@ -243,7 +243,7 @@ async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() ->
         given.serving(),
         aiohttp.ClientSession() as control,
     ):
-        pool = WorkerPool(control)
+        pool = WorkerRegistry(control)
         members = Membership(
             pool,
             roles=(Role.PREFILL, Role.DECODE),
@@ -296,10 +296,10 @@ async def test_without_a_token_only_workers_of_this_host_are_let_in(
     """As another process of the router, which is trusted, tells who announces."""
     newcomer = FakeEngine("decode", answering())
     async with newcomer.serving(), aiohttp.ClientSession() as http:
-        app, pool = web.Application(middlewares=[answer_errors]), WorkerPool(http)
-        members_of(pool, token=token, siblings=Siblings(0, {}, "theirs")).add_routes(app)
+        app, pool = web.Application(middlewares=[answer_errors]), WorkerRegistry(http)
+        members_of(pool, token=token, peers=Peers(0, {}, "theirs")).add_routes(app)
         async with TestServer(app) as server:
-            headers = {**TOKEN, PASSED_ON: sender, SIBLING: secret}
+            headers = {**TOKEN, PASSED_ON: sender, PEER_HEADER: secret}
             async with http.post(
                 server.make_url(PATH), json=said(newcomer), headers=headers
             ) as answer:

@@ -11,10 +11,10 @@ import pytest
 
 from ppd.announcement import Announcement
 from ppd.contract import Role
-from router.workers.cluster import WorkerPool
 from router.workers.discovery import Reconciler
 from router.workers.meeting import meet
 from router.workers.membership import Membership
+from router.workers.registry import WorkerRegistry
 
 from ..scene import serving, workers
 
@@ -22,9 +22,9 @@ D = "http://127.0.0.1:2"
 
 
 @asynccontextmanager
-async def reconciling() -> AsyncIterator[tuple[WorkerPool, Reconciler]]:
+async def reconciling() -> AsyncIterator[tuple[WorkerRegistry, Reconciler]]:
     async with aiohttp.ClientSession() as control:
-        pool = WorkerPool(control)
+        pool = WorkerRegistry(control)
         yield pool, Reconciler(pool, 1.0)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from ppd.contract import Role
 from ppd.errors import ConfigError
-from router.config import RouterConfig
-from router.server import running
+from router.config.options import RouterConfig
+from router.server.run import running
 from router.workers.workers_file import WorkersFile, parse
 
 ROLES = (Role.PREFILL, Role.DECODE)

@@ -1,0 +1,212 @@
+"""What operators look at: health, metrics, decisions explained, the table and what was observed.
+
+Like ``/metrics``, these show no content of requests, but sessions of all tenants: keep them
+from clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from ppd.arrivals import ArrivalRate
+from ppd.backlog import Backlog
+from ppd.contract import Role
+from ppd.decision import Policy
+from ppd.errors import RequestError
+from ppd.forecast import Forecast
+from ppd.journal import Reset
+from ppd.sessions import SessionIndex
+from ppd.table_policy import TablePolicy
+
+from ..config.tables import TableFile
+from ..intake.admission import Admission
+from ..intake.inbound import Endpoint
+from ..observability.journal import Journal
+from ..observability.metrics import Metrics
+from ..serving.handler import RequestHandler
+from ..wire.access import carries_token
+from ..workers.registry import WorkerRegistry
+from .peer_state import PeerLoads
+
+_MAX_EXPLAINED = 1000
+
+
+@dataclass(slots=True)
+class Admin:
+    """Answers operators; reads what the rest of the router keeps.
+
+    Attributes:
+        token: that operators carry, if there is one.
+        stopping: the router will soon take no more requests.
+    """
+
+    policy_spec: str
+    roles: frozenset[Role]
+    policy: Policy
+    table: TableFile | None
+    pool: WorkerRegistry
+    turns: RequestHandler
+    index: SessionIndex
+    arrivals: ArrivalRate
+    backlog: Backlog
+    forecast: Forecast
+    admission: Admission
+    others: PeerLoads
+    journal: Journal
+    metrics: Metrics
+    token: str
+    clock: Callable[[], float]
+    stopping: bool = False
+
+    def set_policy(self, spec: str, policy: Policy, table: TableFile | None) -> None:
+        self.policy_spec, self.policy, self.table = spec, policy, table
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/workers", self.workers)
+        app.router.add_get("/metrics", self.show_metrics)
+        app.router.add_get("/explain", self.recent)
+        for endpoint in Endpoint:
+            app.router.add_post(f"/explain{endpoint}", self._explainer(endpoint))
+        app.router.add_get("/table", self.show_table)
+        app.router.add_post("/table/reset", self.reset)
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 if a worker of each role lives, or one that does both, and the router stays."""
+        workers = self.pool.workers
+        living = {w.role for w in workers if w.alive}
+        healthy = living >= self.roles or Role.REPLICA in living
+        states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
+        status = "stopping" if self.stopping else "ok" if healthy else "degraded"
+        return web.json_response(
+            {"status": status, "workers": states}, status=200 if status == "ok" else 503
+        )
+
+    async def workers(self, request: web.Request) -> web.Response:
+        """Every worker: what it is, and what it said last."""
+        others = await self.others.in_flight(request)
+        return _json(
+            [
+                {
+                    "id": worker.id,
+                    "url": worker.url,
+                    "role": worker.role,
+                    "alive": worker.alive,
+                    "draining": worker.draining,
+                    "breaker_open": worker.breaker.open,
+                    "in_flight": None if others is None else worker.in_flight + others[worker.url],
+                    "backlog_tokens": self.backlog.of(worker.identity),
+                    "handshake": worker.handshake,
+                    "announced": worker.said,
+                }
+                for worker in self.pool.workers
+            ]
+        )
+
+    async def show_metrics(self, request: web.Request) -> web.Response:
+        metrics = self.metrics
+        metrics.sessions.set(len(self.index))
+        metrics.qps.set(self._qps())
+        metrics.waiting.set(self.admission.waiting)
+        of_workers = (metrics.in_flight, metrics.alive, metrics.breaker_open, metrics.backlog)
+        for gauge in (*of_workers, metrics.kv_events_connected):
+            gauge.clear()  # of workers that have left
+        for worker in self.pool.workers:
+            labels = (worker.role, worker.url)
+            metrics.in_flight.labels(*labels).set(worker.in_flight)
+            metrics.alive.labels(*labels).set(worker.alive)
+            metrics.breaker_open.labels(*labels).set(worker.breaker.open)
+            metrics.backlog.labels(*labels).set(self.backlog.of(worker.identity))
+            if worker.publishes is not None:
+                metrics.kv_events_connected.labels(*labels).set(worker.publishes)
+        metrics.observed_factor.clear()
+        for factor in self._factors():
+            for value in ("ttft", "tpot"):
+                gauge = metrics.observed_factor.labels(factor["cell"], factor["route"], value)
+                gauge.set(factor[value])
+        return web.Response(
+            body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def recent(self, request: web.Request) -> web.Response:
+        """The newest decisions and what came of them; ``?session=`` and ``?limit=``."""
+        text = request.query.get("limit", "20")
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _MAX_EXPLAINED):
+            raise RequestError(f"limit must be 1..{_MAX_EXPLAINED}, got {text!r}", param="limit")
+        decisions = [
+            {"decided": one.decided, "finished": one.finished}
+            for one in self.journal.recent(int(text), request.query.get("session"))
+        ]
+        return _json({"policy": self.policy_spec, "decisions": decisions})
+
+    def _explainer(
+        self, endpoint: Endpoint
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def explain(request: web.Request) -> web.Response:
+            """What would be decided about this request now. It is not sent."""
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            if self.token and carries_token(headers.get("authorization"), self.token):
+                del headers["authorization"]  # it is the operator's, not the client's
+            query, judged = self.turns.explain(endpoint, headers, await request.read())
+            return _json(
+                {
+                    "policy": self.policy_spec,
+                    "tenant": query.tenant,
+                    "objective": query.objective,
+                    "features": judged.features,
+                    "decision": judged.decision,
+                }
+            )
+
+        return explain
+
+    async def show_table(self, request: web.Request) -> web.Response:
+        """Which table decides, with which corrections, and what has been observed since."""
+        policy, file = self.policy, self.table
+        corrections = sorted(policy.corrections) if isinstance(policy, TablePolicy) else []
+        record = file.table.record if file else None
+        return _json(
+            {
+                "policy": self.policy_spec,
+                "corrections": corrections,
+                "path": str(file.path) if file else None,
+                "digest": file.digest if file else None,
+                "model": record.model if record else None,
+                "shape": record.shape if record else None,
+                "provenance": record.provenance if record else None,
+                "qps": self._qps(),
+                "output_prediction_factor": self.forecast.typically_off,
+                "observed": self._factors(),
+            }
+        )
+
+    async def reset(self, request: web.Request) -> web.Response:
+        """Forget what was observed: from now on the table's values again."""
+        if not isinstance(self.policy, TablePolicy):
+            raise RequestError(f"policy {self.policy_spec} observes nothing")
+        forgotten = len(self._factors())
+        self.policy.observed.reset()
+        self.journal.reset(Reset(at_s=self.clock()))
+        return _json({"forgotten": forgotten})
+
+    def _qps(self) -> float:
+        return self.arrivals.per_second(self.clock()) / max(1, self.pool.decode_workers)
+
+    def _factors(self) -> list[dict[str, Any]]:
+        policy = self.policy
+        if not isinstance(policy, TablePolicy) or policy.table is None:
+            return []
+        cells = policy.table.cells
+        return [
+            {**msgspec.structs.asdict(factor), "cell": cells[factor.cell].label}
+            for factor in policy.observed.factors()
+        ]
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

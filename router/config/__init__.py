@@ -1,0 +1,1 @@
+"""The router's options: types, files, checks."""

@@ -1,0 +1,114 @@
+"""A span for every request, as OpenTelemetry names things (its HTTP and GenAI conventions).
+
+Optional: the SDK is the extra ``otel``. What a worker is sent carries our span as its parent, so
+that SGLang's own (``--enable-trace``) hang below it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ppd import __version__
+from ppd.errors import ConfigError
+
+from ..serving.context import RequestContext
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+_ERRORS = ("worker_error", "truncated", "internal_error")
+
+
+class Tracing:
+    """
+    Args:
+        endpoint: where spans go by OTLP over HTTP, as ``http://HOST:4318/v1/traces``.
+        exporter: takes them instead.
+
+    Raises:
+        ConfigError: the SDK is not installed.
+    """
+
+    def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise ConfigError(
+                "otlp_endpoint needs the extra otel: pip install 'sglang-ppd[otel]'"
+            ) from error
+        resource = Resource.create({"service.name": "ppd-router", "service.version": __version__})
+        self._provider = TracerProvider(resource=resource)
+        exporter = exporter or OTLPSpanExporter(endpoint=endpoint)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("ppd.router", __version__)
+        self._context = TraceContextTextMapPropagator()
+
+    def begin(self, path: str, headers: Mapping[str, str]) -> Trace:
+        """
+        Args:
+            headers: of the client, by lower-case name.
+        """
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        parent = self._context.extract(headers)
+        span = self._tracer.start_span(f"POST {path}", parent, SpanKind.SERVER)
+        carried: dict[str, str] = {}
+        self._context.inject(carried, set_span_in_context(span, parent))
+        return Trace(span, carried)
+
+    def close(self) -> None:
+        """Waits for what is still to be sent."""
+        self._provider.shutdown()
+
+
+class Trace:
+    """One request's span."""
+
+    def __init__(self, span: Span, headers: dict[str, str]) -> None:
+        self._span = span
+        self._headers = headers
+        self._course: RequestContext | None = None
+
+    def follow(self, context: RequestContext) -> None:
+        """The workers shall hang their spans below this one."""
+        context.headers.update(self._headers)
+        self._course = context
+
+    def end(self, outcome: str) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        span, context = self._span, self._course
+        span.set_attribute("ppd.outcome", outcome)
+        if context is not None:
+            span.set_attributes(_attributes(context))
+            if context.first_byte_s is not None:
+                ago_s = time.monotonic() - context.first_byte_s
+                span.add_event("first event", timestamp=time.time_ns() - round(1e9 * ago_s))
+        if outcome in _ERRORS:
+            span.set_status(Status(StatusCode.ERROR, outcome))
+        span.end()
+
+
+def _attributes(context: RequestContext) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "ppd.route": context.decision.route.value,
+        "ppd.reason": context.decision.reason.value,
+        "ppd.turn": context.turn,
+        "ppd.tenant": context.tenant,
+        "ppd.retried": context.retried,
+        "gen_ai.request.model": str(context.inbound.fields.get("model", "default")),
+    }
+    if context.hit is not None:
+        attributes["ppd.session"] = context.hit.turn.session_name
+    if context.usage is not None:
+        attributes["gen_ai.usage.input_tokens"] = context.usage.prompt_tokens
+        attributes["gen_ai.usage.output_tokens"] = context.usage.completion_tokens
+        attributes["ppd.cached_tokens"] = context.usage.cached_tokens
+    return attributes

@@ -1,0 +1,1 @@
+"""The router's processes: their parts, ports, start, reload and stop."""

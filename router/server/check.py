@@ -1,0 +1,62 @@
+"""``--check-config``: everything that a start would stumble over, but for the workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from ppd.errors import ConfigError, PpdError
+
+from ..config.options import RouterConfig, Secrets
+from ..config.tables import read_table
+from ..workers.workers_file import WorkersFile
+from .listening import tls_of
+
+
+def check_everything(config: RouterConfig) -> None:
+    """
+    Raises:
+        ConfigError: listing all that is wrong.
+    """
+    wrong: list[str] = []
+    for one in _checks(config):
+        try:
+            one()
+        except PpdError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+def _checks(config: RouterConfig) -> Iterator[Callable[[], object]]:
+    yield config.check
+    yield lambda: Secrets.of(config).check(config)
+    yield lambda: tls_of(config)
+    if config.table:
+        path = Path(config.table)
+        yield lambda: read_table(path)
+    if config.workers_file:
+        roles, interval_s = config.all_roles, config.discovery_interval_s
+        yield lambda: WorkersFile(config.workers_file, roles, interval_s)
+    if config.decision_log:
+        yield lambda: _require_writable(Path(config.decision_log))
+    if config.otlp_endpoint:
+        yield lambda: _require("opentelemetry.sdk", "otlp_endpoint", "otel")
+    if config.kubernetes is not None:
+        yield lambda: _require("kubernetes_asyncio", "kubernetes", "k8s")
+
+
+def _require_writable(log: Path) -> None:
+    if not os.access(log if log.exists() else log.parent, os.W_OK):
+        raise ConfigError(f"decision_log: {log} cannot be written")
+
+
+def _require(module: str, option: str, extra: str) -> None:
+    try:
+        there = find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        there = False
+    if not there:
+        raise ConfigError(f"{option} needs more packages: pip install 'sglang-ppd[{extra}]'")

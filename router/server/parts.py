@@ -1,0 +1,245 @@
+"""The router's parts, put together around its workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import aiohttp
+
+from ppd.arrivals import ArrivalRate
+from ppd.backlog import Backlog
+from ppd.decision import Policy
+from ppd.forecast import Forecast
+from ppd.marks import Marks
+from ppd.planning import Planner
+from ppd.sessions import SessionIndex
+
+from ..admin.admin import Admin
+from ..admin.operations import Operations
+from ..admin.peer_state import Changes, PeerLoads
+from ..answer_cache.cache import AnswerCache
+from ..answer_cache.store import AnswerStore
+from ..apis.front import Front
+from ..apis.passthrough import Passthrough
+from ..apis.request_meter import RequestMeter
+from ..apis.response_store import ResponseStore, StoredResponses
+from ..config.options import RouterConfig, Secrets
+from ..config.retrieval import RetrievalConfig
+from ..config.tables import TableFile
+from ..embedder import Embedder
+from ..intake.admission import Admission
+from ..intake.keys import KeyRing
+from ..intake.objectives import Objectives
+from ..intake.rates import Rates
+from ..observability.journal import Journal
+from ..observability.metrics import Metrics
+from ..observability.tracing import Tracing
+from ..peers import Peers
+from ..retrieval import milvus
+from ..retrieval.feedback import Feedback, Totals
+from ..retrieval.memory import Memory
+from ..retrieval.metrics import RetrievalMetrics
+from ..retrieval.milvus import MilvusRetriever
+from ..retrieval.retriever import PoolRetriever, Retriever
+from ..retrieval.stage import RetrievalStage
+from ..serving.dispatch import Dispatcher
+from ..serving.handler import RequestHandler
+from ..serving.ledger import Ledger
+from ..wire.client import Upstreams
+from ..workers.registry import WorkerRegistry
+from .reload import Reloader
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What clients and operators talk to."""
+
+    front: Front
+    admin: Admin
+    operations: Operations
+    passthrough: Passthrough
+    kept: StoredResponses
+    reloader: Reloader
+    retriever: Retriever | None
+    feedback: Feedback | None
+    answers: AnswerCache | None
+
+
+def make_parts(
+    config: RouterConfig,
+    policy: Policy,
+    table: TableFile | None,
+    pool: WorkerRegistry,
+    journal: Journal,
+    upstreams: Upstreams,
+    secrets: Secrets,
+    tracing: Tracing | None,
+    client: aiohttp.ClientSession,
+    control: aiohttp.ClientSession,
+    peers: Peers | None,
+    changes: Changes,
+) -> Parts:
+    """
+    Args:
+        changes: of operators, before this process was started.
+        client: for what is passed on to a worker as it comes.
+        control: with short timeouts.
+    """
+    clock = time.monotonic
+    metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
+    index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
+    keys = KeyRing(config.tenants, secrets.worker_api_key)
+    admission = Admission(config.admission, pool.has_room, metrics, clock)
+    pool.changed = admission.look
+    ledger = Ledger(
+        index=index,
+        policy=policy,
+        forecast=forecast,
+        journal=journal,
+        metrics=metrics,
+        clock=clock,
+        new_session=lambda: random.getrandbits(48),
+    )
+
+    turns = RequestHandler(
+        pool=pool,
+        planner=Planner(
+            policy=policy,
+            cluster=pool,
+            index=index,
+            arrivals=arrivals,
+            forecast=forecast,
+            backlog=backlog,
+        ),
+        arrivals=arrivals,
+        objectives=Objectives(config),
+        dispatcher=Dispatcher(
+            upstreams=upstreams,
+            pool=pool,
+            backlog=backlog,
+            metrics=metrics,
+            clock=clock,
+            new_room=lambda: random.getrandbits(63),
+            decode_fallback=config.decode_fallback,
+        ),
+        ledger=ledger,
+        journal=journal,
+        metrics=metrics,
+        keys=keys,
+        rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
+        admission=admission,
+        max_resumptions=config.resume_streams,
+        max_body_bytes=config.max_body_bytes,
+        tracing=tracing,
+        clock=clock,
+    )
+    admin = Admin(
+        policy_spec=config.policy,
+        roles=frozenset(config.roles),
+        policy=policy,
+        table=table,
+        pool=pool,
+        turns=turns,
+        index=index,
+        arrivals=arrivals,
+        backlog=backlog,
+        forecast=forecast,
+        admission=admission,
+        others=PeerLoads(control, peers),
+        journal=journal,
+        metrics=metrics,
+        token=secrets.admin_token,
+        clock=clock,
+    )
+    reloader = Reloader(
+        config=config,
+        secrets=secrets,
+        pool=pool,
+        turns=turns,
+        admission=admission,
+        ledger=ledger,
+        admin=admin,
+        journal=journal,
+    )
+    counted = RequestMeter(turns.charge, turns.undecided)
+    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys, counted)
+    store = ResponseStore(config.responses_max_bytes, config.session_ttl_s, clock)
+    kept = StoredResponses(store, control, peers, lambda: turns.keys, counted)
+    retriever = retrieval = feedback = None
+    if config.retrieval is not None:
+        retriever = _retriever(config.retrieval, client)
+        # Questions of all tenants are in it.
+        private = frozenset({config.answer_cache.collection} if config.answer_cache else ())
+        retrieval, feedback = _retrieval(
+            config.retrieval, retriever, turns, client, metrics, private, pool
+        )
+    answers = None
+    if (cached := config.answer_cache) is not None:
+        answers = AnswerCache(
+            config=cached,
+            store=AnswerStore(cached.url, cached.collection, client),
+            turns=turns,
+            registry=metrics.registry,
+            wall_clock=time.time,
+            clock=clock,
+        )
+    front = Front(turns, kept, retrieval, answers, secrets.admin_token, config.max_body_bytes)
+    operations = Operations(pool, config.all_roles, changes)
+    return Parts(
+        front, admin, operations, passthrough, kept, reloader, retriever, feedback, answers
+    )
+
+
+def _retrieval(
+    config: RetrievalConfig,
+    retriever: Retriever,
+    turns: RequestHandler,
+    client: aiohttp.ClientSession,
+    metrics: Metrics,
+    private: frozenset[str],
+    pool: WorkerRegistry,
+) -> tuple[RetrievalStage, Feedback | None]:
+    counted = RetrievalMetrics(metrics.registry)
+    marks = lru_cache(maxsize=1)(Marks)
+    stage = RetrievalStage(
+        turns=turns,
+        config=config,
+        retriever=retriever,
+        memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
+        marks=lambda: marks(pool.special_tokens),
+        metrics=counted,
+        private=private,
+        clock=time.monotonic,
+    )
+
+    if config.milvus is not None:  # which has no control loop
+        return stage, None
+
+    def totals() -> Totals:
+        return Totals(metrics.bytes_sent.get() or 0, metrics.decode_s, counted.stalled_s)
+
+    feedback = Feedback(
+        url=config.url,
+        interval_s=config.feedback_interval_s,
+        link_bytes_per_s=config.link_bytes_per_s,
+        totals=totals,
+        client=client,
+        clock=time.monotonic,
+    )
+    return stage, feedback
+
+
+def _retriever(config: RetrievalConfig, client: aiohttp.ClientSession) -> Retriever:
+    """Raises:
+    WorkerError: the vector database cannot be used.
+    """
+    if config.milvus is None:
+        return PoolRetriever(config.url, client)
+    its = config.milvus
+    token = its.token or os.environ.get("PPD_MILVUS_TOKEN", "")
+    embedder = Embedder(its.embeddings_url, its.embeddings_model, client)
+    return MilvusRetriever(milvus.connect(its.uri, token), embedder, its.text_field)

@@ -1,0 +1,94 @@
+"""Taking up a changed configuration while requests are served.
+
+What a socket, a connection or a worker has been set up with stays as it is until a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppd.errors import PpdError
+
+from ..admin.admin import Admin
+from ..config.options import RouterConfig, Secrets
+from ..config.tables import make_policy
+from ..intake.admission import Admission
+from ..intake.keys import KeyRing
+from ..intake.objectives import Objectives
+from ..observability.journal import Journal, opened_by
+from ..serving.handler import RequestHandler
+from ..serving.ledger import Ledger
+from ..workers.registry import WorkerRegistry
+from .listening import tls_of, trust
+
+logger = logging.getLogger("ppd.router")
+
+_TLS = ("tls_certificate", "tls_key")
+_POLICY = ("policy", "table", "corrections", "append_budget_tokens")
+_TENANTS = ("weights", "targets", "tenants", "rate")
+RELOADABLE = (*_POLICY, *_TENANTS, *_TLS, "admission", "resume_streams")
+
+
+@dataclass(slots=True)
+class Reloader:
+    """
+    Attributes:
+        config: as it is in force.
+        tls: of connections to come; None: there is none, and will be none.
+        trusted: what other processes on the port are known by, where they speak https.
+    """
+
+    config: RouterConfig
+    secrets: Secrets
+    pool: WorkerRegistry
+    turns: RequestHandler
+    admission: Admission
+    ledger: Ledger
+    admin: Admin
+    journal: Journal
+    tls: ssl.SSLContext | None = None
+    trusted: ssl.SSLContext | None = None
+
+    def reload(self, read: Callable[[], RouterConfig]) -> None:
+        """All of what ``read`` gives, or, if anything is wrong with it, nothing."""
+        try:
+            new = read()
+            new.check()
+            self._take_up(new)
+        except PpdError as error:
+            logger.error("configuration not reloaded: %s", error)
+
+    def _take_up(self, new: RouterConfig) -> None:
+        old = self.config
+        names = [name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)]
+        later = [name for name in names if name not in RELOADABLE]
+        if new.roles != old.roles:
+            raise PpdError(f"policy {new.policy} uses other workers than {old.policy}: restart")
+        if (tls_of(new) is None) is not (self.tls is None):
+            raise PpdError("tls_certificate: with TLS or without is for a restart")
+        policy, table = make_policy(new, self.pool.models, self.pool.shape)
+        known = self.admin.table
+        if any(name in _POLICY for name in names) or (table and table.digest) != (
+            known and known.digest
+        ):
+            self.journal.opened(opened_by(new, table))
+            self.turns.set_policy(policy)
+            self.ledger.set_policy(policy, since=self.journal.next_number())
+            self.admin.set_policy(new.policy, policy, table)
+        keys = KeyRing(new.tenants, self.secrets.worker_api_key)
+        self.turns.reload(keys, Objectives(new), new.resume_streams)
+        self.turns.rates.reload(new.rate, new.tenants, named=keys.closed)
+        self.admission.limits = new.admission
+        self.admission.look()
+        if self.tls is not None:  # the files may be others under the same names
+            self.tls.load_cert_chain(new.tls_certificate, new.tls_key)
+        if self.trusted is not None:
+            trust(self.trusted, new)
+        self.config = new
+        taken = [name for name in names if name in RELOADABLE]
+        logger.info("configuration reloaded: %s", ", ".join(taken) or "nothing in it has changed")
+        if later:
+            logger.warning("only a restart takes up: %s", ", ".join(later))

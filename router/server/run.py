@@ -1,0 +1,230 @@
+"""The router from start to stop.
+
+The token path has a server of its own (``router.wire``); all else that is asked on the same
+address is answered by an aiohttp application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from ppd import __version__
+from ppd.contract import Role
+from ppd.decision import Policy
+from ppd.errors import WorkerError
+
+from ..admin.admin import Admin
+from ..admin.app import complete, lobby, public
+from ..admin.peer_state import take_over
+from ..apis import passthrough
+from ..apis import response_store as kept
+from ..config.options import RouterConfig, Secrets
+from ..config.tables import TableFile, make_policy
+from ..observability.journal import Journal, opened_by
+from ..observability.tracing import Tracing
+from ..peers import Peers, forwarding_to_peers
+from ..wire.client import Upstreams
+from ..workers.breaker import Breaker
+from ..workers.discovery import Reconciler, first_of_each, open_sources
+from ..workers.kv_events import listening
+from ..workers.membership import Membership
+from ..workers.registry import connect
+from .listening import bind, serving, tls_of, url_of
+from .parts import make_parts
+
+logger = logging.getLogger("ppd.router")
+
+
+async def serve(
+    config: RouterConfig, read: Callable[[], RouterConfig], peers: Peers | None = None
+) -> None:
+    """Run until SIGTERM or SIGINT; arguments and what is raised are as of ``running``."""
+    stop = asyncio.Event()
+    async with running(config, read=read, peers=peers) as url:
+        # Not before: a signal while workers are waited for ends the process at once.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        logger.info("sglang-ppd %s: policy %s, listening on %s", __version__, config.policy, url)
+        await stop.wait()
+        logger.info("stopping")
+
+
+@asynccontextmanager
+async def running(
+    config: RouterConfig,
+    policy: Policy | None = None,
+    read: Callable[[], RouterConfig] | None = None,
+    peers: Peers | None = None,
+) -> AsyncIterator[str]:
+    """A router that serves while the context is open; gives its base URL.
+
+    Args:
+        policy: in place of the one that ``config`` names.
+        read: the configuration as it is now; on SIGHUP it is taken up.
+        siblings: the other processes on the port.
+
+    Raises:
+        ConfigError: the options are wrong, or the address is taken.
+        TableError: the decision table is.
+        WorkerError: a worker does not answer, or is not what it was given as.
+    """
+    config.check()
+    secrets = Secrets.of(config)
+    secrets.check(config)
+    tls = tls_of(config)
+    async with AsyncExitStack() as stack:
+        listener = bind(config.host, config.port, shared=config.processes > 1)
+        stack.callback(listener.close)
+        inner = None
+        if config.admin_port is not None:
+            inner = bind(config.operators_host, config.admin_port)
+            stack.callback(inner.close)
+            logger.info("operators and workers: %s", url_of(inner, tls))
+        sources = await open_sources(config)
+        control = await stack.enter_async_context(
+            _control(secrets.worker_api_key, config.control_timeout_s)
+        )
+        changes = await take_over(control, peers)
+        pool = await connect(
+            control,
+            {role: changes.urls(role, getattr(config, role)) for role in Role},
+            config.startup_timeout_s,
+            lambda: Breaker(config.breaker_failures, config.breaker_rest_s),
+            changes.drained,
+        )
+        membership = None
+        if config.accept_workers:
+            membership = Membership(
+                pool,
+                roles=config.roles,
+                token=secrets.worker_token,
+                networks=config.worker_networks,
+                peers=peers,
+                budget_s=config.heartbeat_budget_s,
+                clock=time.monotonic,
+            )
+            membership.warn_if_shut(config.host if inner is None else config.operators_host)
+        if sources:
+            reconciler = Reconciler(pool, config.discovery_interval_s)
+            await stack.enter_async_context(owned(reconciler.run(sources)))
+        if sources or membership is not None:
+            async with AsyncExitStack() as waiting:
+                if inner is not None:
+                    app = lobby(membership)
+                    await waiting.enter_async_context(serving(app, inner.dup(), config, tls=tls))
+                app = lobby(membership if inner is None else None)
+                await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
+                await first_of_each(pool, config.roles)
+        if not pool.workers:
+            raise WorkerError("operators have removed every worker: add one before this can serve")
+        table: TableFile | None = None
+        if policy is None:
+            policy, table = make_policy(config, pool.models, pool.shape)
+        journal = Journal(config.decision_log, opened_by(config, table))
+        stack.callback(journal.close)
+        await stack.enter_async_context(owned(pool.probe_forever(config.probe_interval_s)))
+        upstreams = Upstreams(
+            connect_s=config.connect_timeout_s,
+            answer_s=config.answer_timeout_s,
+            silence_s=config.idle_timeout_s,
+            keep_s=config.worker_idle_timeout_s,
+        )
+        stack.push_async_callback(upstreams.close)
+        tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        times = aiohttp.ClientTimeout(
+            total=config.answer_timeout_s, connect=config.connect_timeout_s
+        )
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=times))
+        parts = make_parts(
+            config,
+            policy,
+            table,
+            pool,
+            journal,
+            upstreams,
+            secrets,
+            tracing,
+            client,
+            control,
+            peers,
+            changes,
+        )
+        if config.kv_events:
+            await stack.enter_async_context(listening(pool, parts.admin.metrics))
+        if membership is not None:
+            await stack.enter_async_context(owned(membership.watch_forever()))
+        if parts.retriever is not None:
+            stack.push_async_callback(parts.retriever.close)
+        if parts.feedback is not None:
+            await stack.enter_async_context(owned(parts.feedback.run_forever()))
+        if parts.answers is not None:
+            await stack.enter_async_context(owned(parts.answers.run_forever()))
+        limit = config.max_body_bytes
+        app = complete(
+            pool,
+            parts.admin,
+            parts.operations,
+            parts.passthrough,
+            parts.kept,
+            membership,
+            secrets.admin_token,
+            peers,
+            limit,
+        )
+        if peers is not None:
+            untold = (*passthrough.PASSED_ON, kept.BY_NAME, kept.PEER_PATH)
+            app.middlewares.append(forwarding_to_peers(control, peers, untold))
+        if inner is not None:
+            await stack.enter_async_context(serving(app, inner, config, tls=tls))
+            app = public(pool, parts.admin, parts.passthrough, parts.kept, limit)
+        await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
+        parts.reloader.tls = tls
+        parts.reloader.trusted = None if peers is None else peers.tls
+        if read is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+        stack.push_async_callback(_take_leave, parts.admin, config.shutdown_delay_s)
+        yield url_of(listener, tls)
+
+
+async def _take_leave(admin: Admin, delay_s: float) -> None:
+    """Still serving: load balancers shall see it, and send nothing more."""
+    admin.stopping = True
+    await asyncio.sleep(delay_s)
+
+
+def _control(api_key: str, timeout_s: float) -> aiohttp.ClientSession:
+    """For handshakes and probes."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(force_close=True),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+    )
+
+
+@asynccontextmanager
+async def owned(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """``work`` goes on while the context is open."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_tell_of_bug)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _tell_of_bug(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a bug of ours: %s has ended", task.get_coro(), exc_info=error)

@@ -1,0 +1,215 @@
+"""What a turn's features are, for each kind of turn; also on a simulated cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec import structs
+
+from ppd.arrivals import ArrivalRate
+from ppd.backlog import Backlog
+from ppd.decision import Features, HomeState, Policy, Reason, Route
+from ppd.forecast import Forecast
+from ppd.planning import HomeView, Planner, Query
+from ppd.policies import static_policy
+from ppd.prefix import hash_ids
+from ppd.score import Weights
+from ppd.sessions import SessionIndex, Turn
+
+PROMPT = list(range(1000))
+TURN = Turn(
+    session=1,
+    number=3,
+    home="d",
+    prompt_tokens=1000,
+    completion_tokens=101,
+    prefill_worker="p",
+    prefill_tokens=400,
+    usual_reply_tokens=100.0,
+)
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Two prefill workers and whichever homes are put into it."""
+
+    homes: dict[str, HomeView] = field(default_factory=dict)
+    prefill_workers: tuple[str, ...] = ("q", "p")
+    decode_workers: int = 4
+    dropped: dict[tuple[str | None, int], int] = field(default_factory=dict)
+
+    def home(self, identity: str) -> HomeView | None:
+        return self.homes.get(identity)
+
+    def prefill(self, identity: str | None) -> str | None:
+        if identity in self.prefill_workers:
+            return identity
+        return next(iter(self.prefill_workers), None)
+
+    def evicted(self, identity: str | None, session: int) -> int:
+        return self.dropped.get((identity, session), 0)
+
+    def opening(self, root: bytes | None) -> None:
+        return None
+
+
+HOME = HomeView(takes_appends=True, page_size=16, running=7, free_tokens=5000)
+REPLICA = structs.replace(HOME, takes_appends=False, replica=True)
+
+
+@dataclass(slots=True)
+class World:
+    policy: Policy = field(default_factory=lambda: static_policy("full"))
+    cluster: Cluster = field(default_factory=lambda: Cluster({"d": HOME}))
+    arrivals: ArrivalRate = field(default_factory=ArrivalRate)
+    forecast: Forecast = field(default_factory=Forecast)
+    backlog: Backlog = field(default_factory=Backlog)
+    known: Turn = TURN
+    remote_tokens: int = -1  # of the last plan
+
+    def plan(self, ids: list[int], max_reply_tokens: int | None = None) -> Features | None:
+        index = SessionIndex(capacity=10, ttl_s=100.0)
+        index.record(hash_ids(b"", PROMPT), self.known, 0.0)
+        planner = Planner(
+            policy=self.policy,
+            cluster=self.cluster,
+            index=index,
+            arrivals=self.arrivals,
+            forecast=self.forecast,
+            backlog=self.backlog,
+        )
+        query = Query("ids", hash_ids(b"", ids), 0, "t", max_reply_tokens, Weights())
+        judged = planner.plan(query, 10.0)
+        assert planner.plan(query, 10.0) == judged, "to plan twice changes nothing"
+        self.remote_tokens = judged.remote_tokens
+        return judged.features
+
+
+NEXT = [*PROMPT, *range(100, 201), *range(30)]  # the reply and 30 new tokens
+
+
+def test_a_later_turn() -> None:
+    world = World()
+    world.backlog.add("p", 70)
+    world.backlog.add("d", 9)
+    for at_s in range(10):
+        world.arrivals.note(float(at_s))
+    seen = world.plan(NEXT)
+    assert seen == Features(
+        session="000000000001",
+        turn=4,
+        context_tokens=1100,
+        earlier_prompt_tokens=1000,
+        new_tokens=30,
+        output_tokens=100,
+        prefill_cached_tokens=400,
+        prefill_queue_tokens=70,
+        qps=0.25,
+        home=HomeState.READY,
+        page_size=16,
+        home_running=7,
+        home_append_tokens=9,
+        home_free_tokens=5000,
+    )
+    assert seen.uncached_at_home == 1130 - 1088
+    assert seen.uncached_at_prefill == world.remote_tokens == 1130 - 400
+    assert seen.missed_tokens == 600
+    assert seen.min_cached_tokens == 960
+
+
+def test_what_workers_have_dropped_is_not_counted_on() -> None:
+    world = World()
+    world.cluster.dropped = {("d", 1): 112, ("p", 1): 64, ("d", 2): 999}
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.evicted_tokens, seen.held_tokens) == (1100, 112, 988)
+    assert seen.prefill_cached_tokens == 400 - 64
+    world.cluster.dropped = {("d", 1): 9999, ("p", 1): 9999}
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert (seen.held_tokens, seen.prefill_cached_tokens) == (0, 0)
+    assert world.remote_tokens == seen.prompt_tokens
+    # The reply is gone, and it would not have been found: nothing is missing.
+    world = World(known=structs.replace(TURN, loses_replies=True))
+    world.cluster.dropped = {("d", 1): 96}
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.evicted_tokens) == (1000, 0)
+
+
+def test_the_same_input_again() -> None:
+    seen = World().plan(PROMPT)
+    assert seen is not None
+    assert (seen.turn, seen.context_tokens, seen.new_tokens) == (3, 999, 1)
+
+
+def test_a_reply_is_capped_by_the_request() -> None:
+    seen = World().plan(NEXT, max_reply_tokens=8)
+    assert seen is not None
+    assert seen.output_tokens == 8
+
+
+def test_another_prefill_worker_has_seen_nothing() -> None:
+    world = World(known=structs.replace(TURN, prefill_worker="lost"))
+    world.backlog.add("q", 5)
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert (seen.prefill_cached_tokens, seen.missed_tokens) == (0, 1000)
+    assert seen.prefill_queue_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("homes", "state"),
+    [
+        ({}, HomeState.GONE),
+        ({"d": structs.replace(HOME, takes_appends=False)}, HomeState.UNPATCHED),
+        ({"d": HOME}, HomeState.READY),
+        ({"d": REPLICA}, HomeState.REPLICA),
+    ],
+)
+def test_homes(homes: dict[str, HomeView], state: HomeState) -> None:
+    seen = World(cluster=Cluster(homes)).plan(NEXT)
+    assert seen is not None
+    assert seen.home is state
+
+
+def test_a_replica_needs_no_plugin() -> None:
+    cluster = Cluster({"d": REPLICA}, prefill_workers=())
+    seen = World(policy=static_policy("replica"), cluster=cluster).plan(NEXT)
+    assert seen is not None
+    assert seen.home is HomeState.READY
+
+
+def test_an_unknown_prompt_is_counted_by_its_bytes() -> None:
+    world = World()
+    chain = hash_ids(b"", [7] * 500)
+    world.forecast.learn_prompt("ids", chain.total_bytes, 500)
+    assert world.plan([9] * 2000) is None
+    assert world.remote_tokens == 2000
+
+
+def test_several_prompts_have_no_home() -> None:
+    world = World()
+    planner = Planner(
+        policy=world.policy,
+        cluster=world.cluster,
+        index=SessionIndex(capacity=1, ttl_s=1.0),
+        arrivals=world.arrivals,
+        forecast=world.forecast,
+        backlog=world.backlog,
+    )
+    judged = planner.plan(Query("ids", None, 4000, "t", None, Weights()), 0.0)
+    assert (judged.decision.route, judged.decision.reason) == (Route.REMOTE, Reason.BATCH)
+    assert judged.remote_tokens == 1000
+
+
+def test_a_reply_that_does_not_come_back_is_no_context() -> None:
+    reasoned = structs.replace(TURN, completion_tokens=5000)  # of which the client sends 101 again
+    seen = World(known=reasoned).plan(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.new_tokens) == (1000, 131)
+    other = structs.replace(TURN, loses_replies=True)  # or all of it, cut into other tokens
+    seen = World(known=other).plan(NEXT)
+    assert seen is not None
+    assert (seen.context_tokens, seen.new_tokens) == (1000, 131)
