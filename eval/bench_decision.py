@@ -15,34 +15,31 @@ from pathlib import Path
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
+from ppd.contract import Role
 from ppd.forecast import Forecast
-from ppd.planning import HomeView, Planner, Query
+from ppd.placement import Placement
+from ppd.planning import Planner, Query
 from ppd.prefix import PrefixChain, hash_messages
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
 from ppd.table import Table
 from ppd.table_policy import DEFAULT_CORRECTIONS, Correction, TablePolicy
+from router.workers.registry import WorkerRegistry
+from router.workers.sglang import Handshake, Load
+from router.workers.worker import Worker
 
 from . import bench_hash
 from .provenance import provenance
 
 
-class _Cluster:
-    """Eight decode workers and two prefill workers that are always ready."""
-
-    decode_workers = 8
-
-    def home(self, identity: str) -> HomeView:
-        return HomeView(takes_appends=True, page_size=64, running=20, free_tokens=500_000)
-
-    def prefill(self, identity: str | None) -> str:
-        return identity or "p0"
-
-    def evicted(self, identity: str | None, session: int) -> int:
-        return 0
-
-    def opening(self, root: bytes | None) -> None:
-        return None
+def _registry() -> WorkerRegistry:
+    """Eight decode workers and two prefill workers, ready, as the router has them."""
+    urls = [(Role.DECODE, url) for url in _DECODE] + [(Role.PREFILL, url) for url in _PREFILL]
+    shake = Handshake("decode", ("m",), None, 64, 1, True, None, None)
+    workers = [Worker(url, role, shake) for role, url in urls]
+    for worker in workers:
+        worker.load = Load(running=20, free_tokens=500_000, written_at=0.0)
+    return WorkerRegistry(control=None, workers=workers)  # type: ignore[arg-type]
 
 
 def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
@@ -52,13 +49,15 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     hash_ms = bench_hash.measure(400, 200, seed)["parse_and_hash_ms"]
     gc.collect()
     before_bytes = _resident_bytes()
+    registry = _registry()
+    homes = [worker.identity for worker in registry.of(Role.DECODE)]  # one object each
     index = SessionIndex(capacity=sessions, ttl_s=1e9)
     for turn in range(1, _TURNS + 1):
         for number in range(sessions):
             chain, after = _chain(number, turn), None
             if turn > 1 and (hit := index.find(chain, 0.0)) is not None:
                 after = hit.digest
-            index.record(chain, _turn(number, source), 0.0, after)
+            index.record(chain, _turn(homes[number % 8], number, source), 0.0, after)
     gc.collect()
     sessions_bytes = _resident_bytes() - before_bytes
 
@@ -69,7 +68,7 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     planners = {
         name: Planner(
             policy=TablePolicy(table, corrections),
-            cluster=_Cluster(),
+            placement=Placement(registry, decode_fallback=False),
             index=index,
             arrivals=arrivals,
             forecast=forecast,
@@ -101,8 +100,8 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     for query in queries:
         # Interleaved, and each as often first, when nothing of the conversation is in a cache.
         for name, planner in next(in_turn):
-            times[name].append(_us(partial(planner.plan, query, 10.0)))
-        hits += planners["decide_us"].plan(query, 10.0).hit is not None
+            times[name].append(_us(partial(planner.plan, query, 1000, 10.0)))
+        hits += planners["decide_us"].plan(query, 1000, 10.0).hit is not None
     assert hits == rounds, "every query continues a known conversation"
     print(
         json.dumps(
@@ -129,7 +128,8 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
 
 
 _TURNS = 3  # of each conversation: there is room for one each
-_HOMES = [f"http://d{i}:30000#0" for i in range(8)]  # a name is one object in the router too
+_DECODE = [f"http://d{i}:30000" for i in range(8)]
+_PREFILL = [f"http://p{i}:30000" for i in range(2)]
 
 
 def _chain(number: int, turns: int) -> PrefixChain:
@@ -142,15 +142,15 @@ def _chain(number: int, turns: int) -> PrefixChain:
     return hash_messages(b"salt", messages)
 
 
-def _turn(number: int, source: random.Random) -> Turn:
+def _turn(home: str, number: int, source: random.Random) -> Turn:
     prompt = source.randrange(500, 20_000)
     return Turn(
         session=2**47 + number,
         number=1,
-        home=_HOMES[number % 8],
+        home=home,
         prompt_tokens=prompt,
         completion_tokens=source.randrange(10, 900),
-        prefill_worker="http://p0:30000#0",
+        prefill_worker=f"{_PREFILL[0]}#0.0",
         prefill_tokens=prompt,
         usual_reply_tokens=100.0,
     )

@@ -3,6 +3,7 @@
 PpdError
 ├── ConfigError      an option or environment variable is wrong
 ├── ContractError    a local-prefill marker in a request is malformed
+├── EngineError      a worker answered with an error, or not at all
 ├── IndexFileError   a vector index, or what it is built from, cannot be read or written
 ├── RequestError     a client's request is wrong (becomes HTTP 4xx)
 │   └── Overloaded   it may come again later (429)
@@ -11,6 +12,8 @@ PpdError
 """
 
 from __future__ import annotations
+
+from ppd.outcome import Outcome
 
 
 class PpdError(Exception):
@@ -23,6 +26,37 @@ class ConfigError(PpdError):
 
 class ContractError(PpdError):
     pass
+
+
+class EngineError(PpdError):
+    """What a worker made of a request, as the client gets it.
+
+    Attributes:
+        status: of HTTP.
+        kind: OpenAI's ``type`` of the error.
+        retry_after_s: as a busy worker has given it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        kind: str = "worker_error",
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+    @property
+    def outcome(self) -> Outcome:
+        """How a request ends that gets this error: a 4xx is the client's, but for 429."""
+        if self.status == 429:
+            return Outcome.OVERLOADED
+        return Outcome.REJECTED if 400 <= self.status < 500 else Outcome.WORKER_ERROR
 
 
 class IndexFileError(PpdError):

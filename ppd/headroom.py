@@ -1,40 +1,48 @@
-"""How much KV a decode worker has left, by what it said last and what it was sent since."""
+"""KV that a decode worker has left: its last report, less what it was sent since."""
 
 from __future__ import annotations
 
 
 class Headroom:
-    """A request counts from when it is sent until the worker has told again after it spoke: then
-    its KV is in what is told."""
+    """KV left on one worker.
+
+    A request counts from when it is sent until the first report after its first response: from
+    then on the report contains its KV.
+    """
 
     def __init__(self) -> None:
         self._free: int | None = None
-        self._silent: dict[int, int] = {}  # tokens of requests that have not spoken
-        self._spoken: dict[int, int] = {}  # and of those that have, since the worker told
-        self._promised = 0  # the sum of both
+        self._unanswered: dict[int, int] = {}  # tokens of requests without a response
+        self._answered: dict[int, int] = {}  # of those with one, since the last report
+        self._reserved = 0  # the sum of both
 
     @property
     def left_tokens(self) -> int | None:
-        """None if the worker tells nothing."""
-        return None if self._free is None else self._free - self._promised
+        """Tokens left; None if the worker reports nothing."""
+        return None if self._free is None else self._free - self._reserved
 
-    def told(self, free_tokens: int | None) -> None:
-        """
-        Args:
-            free_tokens: None if it does not tell any more.
-        """
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens of requests that no report contains yet."""
+        return self._reserved
+
+    def report(self, free_tokens: int | None) -> None:
+        """Take the worker's report of free tokens; None: it reports no more."""
         self._free = free_tokens
-        self._promised -= sum(self._spoken.values())
-        self._spoken.clear()
+        self._reserved -= sum(self._answered.values())
+        self._answered.clear()
 
-    def sent(self, request: int, tokens: int) -> None:
-        self.ended(request)
-        self._silent[request] = tokens
-        self._promised += tokens
+    def reserve(self, request: int, tokens: int) -> None:
+        """Count a request's KV: it is being sent there."""
+        self.release(request)
+        self._unanswered[request] = tokens
+        self._reserved += tokens
 
-    def spoke(self, request: int) -> None:
-        if (tokens := self._silent.pop(request, None)) is not None:
-            self._spoken[request] = tokens
+    def answered(self, request: int) -> None:
+        """The worker has begun to answer: its next report contains the request."""
+        if (tokens := self._unanswered.pop(request, None)) is not None:
+            self._answered[request] = tokens
 
-    def ended(self, request: int) -> None:
-        self._promised -= self._silent.pop(request, 0) + self._spoken.pop(request, 0)
+    def release(self, request: int) -> None:
+        """The request has ended, or will never be sent; safe to repeat."""
+        self._reserved -= self._unanswered.pop(request, 0) + self._answered.pop(request, 0)

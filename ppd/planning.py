@@ -1,20 +1,21 @@
-"""One turn judged: what is known of it, and the route that follows.
+"""Plans a turn: what is known of it, the route that follows, and the workers that serve it.
 
-Brings together what the rest of ``ppd`` keeps (sessions, arrival rate, forecast, backlog)
-with a view of the cluster, which the router and the simulator each give in their own way.
-Judging a turn decides nothing for good: it only renews the conversation's place in the index.
+Brings together what the rest of ``ppd`` keeps (sessions, arrival rate, forecast, backlog) with a
+view of the cluster, which the router and the simulator each give in their own way. Planning sends
+nothing and reserves nothing: it only renews the conversation's place in the session index.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import msgspec
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
+from ppd.contract import Role
 from ppd.decision import Decision, Features, HomeState, Policy, Reason, Route, decide
+from ppd.errors import WorkerError
 from ppd.forecast import Forecast
+from ppd.placement import Placement, PlannedTurn, WorkerView
 from ppd.prefix import PrefixChain
 from ppd.score import Objective
 from ppd.sessions import Hit, SessionIndex
@@ -24,56 +25,16 @@ from ppd.sessions import Hit, SessionIndex
 _REPLY_IS_BACK = 0.7
 
 
-class HomeView(msgspec.Struct, frozen=True):
-    """A worker that lives and may hold a conversation.
-
-    Attributes:
-        takes_appends: it offers local turns.
-        running: requests decoding there.
-        free_tokens: KV left, evictable cache counted as free; None if it has not told.
-        replica: it does both, prefill and decode.
-    """
-
-    takes_appends: bool
-    page_size: int
-    running: int
-    free_tokens: int | None
-    replica: bool = False
-
-
-class ClusterView(Protocol):
-    def home(self, identity: str) -> HomeView | None:
-        """That worker, if it lives and has not restarted."""
-        ...
-
-    def evicted(self, identity: str | None, session: int) -> int:
-        """Tokens that the worker is known to have dropped from the conversation's end."""
-        ...
-
-    def prefill(self, identity: str | None) -> str | None:
-        """The prefill worker that a remote turn would take: that one, if it lives."""
-        ...
-
-    def opening(self, root: bytes | None) -> Route | None:
-        """How a turn begins that nobody can continue; None: the policy says.
-
-        Args:
-            root: of its conversation.
-        """
-        ...
-
-    @property
-    def decode_workers(self) -> int: ...
-
-
 class Query(msgspec.Struct, frozen=True):
-    """A turn to be judged.
+    """A turn to be planned.
 
     Attributes:
         kind: of the request; bytes make tokens differently in each.
-        chain: None if it holds several prompts.
+        chain: prefixes of its input; None if it holds several prompts.
         body_bytes: of the request as it came.
         max_reply_tokens: its own limit on the reply.
+        root: names the conversation for placement; None for several prompts.
+        prompts: how many prompts it holds.
     """
 
     kind: str
@@ -82,73 +43,106 @@ class Query(msgspec.Struct, frozen=True):
     tenant: str
     max_reply_tokens: int | None
     objective: Objective
-
-
-class Judgement(msgspec.Struct, frozen=True):
-    """``remote_tokens``: what a remote turn adds to its prefill worker's queue, as far as known."""
-
-    hit: Hit | None
-    features: Features | None
-    decision: Decision
-    remote_tokens: int
+    root: bytes | None = None
+    prompts: int = 1
 
 
 class Planner:
+    """Plans turns of one cluster by one policy, which it alone holds.
+
+    Attributes:
+        policy: the one in force.
+        placement: names the workers.
+    """
+
     def __init__(
         self,
         *,
         policy: Policy,
-        cluster: ClusterView,
+        placement: Placement,
         index: SessionIndex,
         arrivals: ArrivalRate,
         forecast: Forecast,
         backlog: Backlog,
     ) -> None:
         self.policy = policy
-        self._cluster = cluster
+        self._since = 0  # the first request that it decides
+        self.placement = placement
+        self._cluster = placement.cluster
         self._index = index
         self._arrivals = arrivals
         self._forecast = forecast
         self._backlog = backlog
 
-    def kv_tokens(self, query: Query, prompts: int) -> int:
-        """What a request will need on a decode worker, before anything is looked up.
+    def replace_policy(self, policy: Policy, since: int) -> None:
+        """Decide by another policy from request number ``since`` on; it observes no earlier one."""
+        self.policy, self._since = policy, since
 
-        Args:
-            prompts: that it holds; each gets a reply.
+    def observe(
+        self, number: int, features: Features, route: Route, ttft_ms: float, tpot_ms: float
+    ) -> bool:
+        """Give the policy what a turn took on the route that was decided for it.
+
+        Returns:
+            Whether it was this policy that decided about request ``number``.
         """
+        if number < self._since:
+            return False
+        self.policy.observe(features, route, ttft_ms, tpot_ms)
+        return True
+
+    def kv_tokens(self, query: Query) -> int:
+        """Tokens of KV that a request will need on a decode worker, before any look-up."""
         prompt_bytes = query.body_bytes if query.chain is None else query.chain.total_bytes
         reply = self._forecast.reply_tokens(query.tenant, None, query.max_reply_tokens)
-        return self._forecast.prompt_tokens(query.kind, prompt_bytes) + reply * prompts
+        return self._forecast.prompt_tokens(query.kind, prompt_bytes) + reply * query.prompts
 
-    def plan(self, query: Query, now_s: float) -> Judgement:
-        if query.chain is None:
+    def plan(self, query: Query, kv_tokens: int, now_s: float) -> PlannedTurn:
+        """Decide a turn's route and name its workers.
+
+        Args:
+            kv_tokens: as ``kv_tokens`` gave them.
+            now_s: monotonic.
+        """
+        turn = self._decide(query, kv_tokens, now_s)
+        try:
+            plan = self.placement.plan(turn, turn.decision)
+        except WorkerError:  # it is raised again when the plan is to be carried out
+            return turn
+        return msgspec.structs.replace(turn, plan=plan)
+
+    def _decide(self, query: Query, kv_tokens: int, now_s: float) -> PlannedTurn:
+        chain = query.chain
+        if chain is None:
             route = self._cluster.opening(None) or self.policy.opening
             tokens = self._forecast.prompt_tokens("batch", query.body_bytes)
-            return Judgement(None, None, Decision(route, Reason.BATCH), tokens)
-        hit = self._index.find(query.chain, now_s)
+            decision = Decision(route, Reason.BATCH)
+            return PlannedTurn(None, None, decision, tokens, kv_tokens, None, False, None)
+        hit = self._index.find(chain, now_s)
+        features = prefill = None
         if hit is None:
-            features = None
-            remote_tokens = self._forecast.prompt_tokens(query.kind, query.chain.total_bytes)
+            remote_tokens = self._forecast.prompt_tokens(query.kind, chain.total_bytes)
         else:
-            features = self._features(query, query.chain, hit, now_s)
+            before = self._cluster.find(hit.turn.prefill_worker)
+            prefill = self._cluster.place(Role.PREFILL, before, (), 0, query.root)
+            features = self._features(query, chain, hit, prefill, now_s)
             remote_tokens = features.uncached_at_prefill
-        opening = self._cluster.opening(query.chain.root)
+        opening = self._cluster.opening(query.root)
         decision = decide(features, self.policy, query.objective, opening)
-        return Judgement(hit, features, decision, remote_tokens)
+        return PlannedTurn(
+            hit, features, decision, remote_tokens, kv_tokens, query.root, True, prefill
+        )
 
-    def _features(self, query: Query, chain: PrefixChain, hit: Hit, now_s: float) -> Features:
+    def _features(
+        self,
+        query: Query,
+        chain: PrefixChain,
+        hit: Hit,
+        prefill: WorkerView | None,
+        now_s: float,
+    ) -> Features:
         turn = hit.turn
-        home = self._cluster.home(turn.home)
-        if home is None:
-            state, home = HomeState.GONE, HomeView(False, 1, 0, None)
-        elif home.replica and self.policy.opening is not Route.REPLICA:
-            state = HomeState.REPLICA
-        elif home.replica or home.takes_appends:
-            state = HomeState.READY
-        else:
-            state = HomeState.UNPATCHED
-        prefill = self._cluster.prefill(turn.prefill_worker)
+        home = self._cluster.find(turn.home)
         # The conversation's own tokens per byte; what follows its prefix is the reply, then the
         # new turn.
         known_bytes = max(1, chain.total_bytes - hit.bytes_after)
@@ -159,11 +153,11 @@ class Planner:
             context_tokens, new_tokens = turn.prompt_tokens, tokens_after
         else:
             context_tokens, new_tokens = turn.kv_tokens, tokens_after - turn.completion_tokens
-        held_tokens = max(0, turn.kv_tokens - self._cluster.evicted(turn.home, turn.session))
+        dropped_tokens = 0 if home is None else home.evicted_tokens(turn.session)
+        held_tokens = max(0, turn.kv_tokens - dropped_tokens)
         prefill_cached = 0
-        if prefill == turn.prefill_worker:
-            evicted = self._cluster.evicted(prefill, turn.session)
-            prefill_cached = max(0, turn.prefill_tokens - evicted)
+        if prefill is not None and prefill.identity == turn.prefill_worker:
+            prefill_cached = max(0, turn.prefill_tokens - prefill.evicted_tokens(turn.session))
         return Features(
             session=turn.session_name,
             turn=hit.next_turn,
@@ -175,11 +169,19 @@ class Planner:
                 query.tenant, turn.usual_reply_tokens, query.max_reply_tokens
             ),
             prefill_cached_tokens=prefill_cached,
-            prefill_queue_tokens=0 if prefill is None else self._backlog.of(prefill),
+            prefill_queue_tokens=0 if prefill is None else self._backlog.of(prefill.identity),
             qps=self._arrivals.per_second(now_s) / max(1, self._cluster.decode_workers),
-            home=state,
-            page_size=home.page_size,
-            home_running=home.running,
+            home=self._state(home),
+            page_size=1 if home is None else home.page_size,
+            home_running=0 if home is None else home.running,
             home_append_tokens=self._backlog.of(turn.home),
-            home_free_tokens=home.free_tokens,
+            home_free_tokens=None if home is None else home.free_tokens,
         )
+
+    def _state(self, home: WorkerView | None) -> HomeState:
+        if home is None:
+            return HomeState.GONE
+        if home.role is Role.REPLICA:
+            replica_policy = self.policy.opening is Route.REPLICA
+            return HomeState.READY if replica_policy else HomeState.REPLICA
+        return HomeState.READY if home.takes_appends else HomeState.UNPATCHED

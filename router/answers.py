@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from ppd.errors import Overloaded, RequestError, WorkerError
+from ppd.errors import EngineError, Overloaded, RequestError, WorkerError
+from ppd.outcome import Outcome
 
-from .serving.legs import LegFailed
 from .wire.request import STOPPING
 
 logger = logging.getLogger("ppd.router")
@@ -32,7 +32,7 @@ class ErrorAnswer:
     kind: str = INVALID
     param: str | None = None
     code: str | int | None = None
-    outcome: str = "rejected"
+    outcome: Outcome = Outcome.REJECTED
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -67,24 +67,28 @@ def answer_to(error: Exception, where: str) -> ErrorAnswer:
             headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
             kind, code = _LATER, error.code
             return ErrorAnswer(
-                error.status, str(error), kind, code=code, outcome="overloaded", headers=headers
+                error.status,
+                str(error),
+                kind,
+                code=code,
+                outcome=Outcome.OVERLOADED,
+                headers=headers,
             )
         case RequestError():
             return ErrorAnswer(error.status, str(error), INVALID, error.param, error.code)
-        case LegFailed():
-            told = error.error
-            kinds = {"rejected": INVALID, "overloaded": _LATER}
-            after_s = told.retry_after_s
+        case EngineError():
+            kinds = {Outcome.REJECTED: INVALID, Outcome.OVERLOADED: _LATER}
+            after_s = error.retry_after_s
             return ErrorAnswer(
-                told.status,
-                told.message,
-                kinds.get(error.outcome, told.kind),
+                error.status,
+                error.message,
+                kinds.get(error.outcome, error.kind),
                 outcome=error.outcome,
                 headers={} if after_s is None else {"Retry-After": str(after_s)},
             )
         case WorkerError():
-            return ErrorAnswer(503, str(error), "worker_error", outcome="worker_error")
+            return ErrorAnswer(503, str(error), "worker_error", outcome=Outcome.WORKER_ERROR)
         case _:
             logger.error("%s failed", where, exc_info=error)
             message = f"internal error of the router ({type(error).__name__})"
-            return ErrorAnswer(500, message, "router_error", outcome="internal_error")
+            return ErrorAnswer(500, message, "router_error", outcome=Outcome.INTERNAL_ERROR)

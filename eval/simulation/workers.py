@@ -1,26 +1,24 @@
-"""The workers of a simulated cluster, and what the judge may see of them."""
+"""The workers of a simulated cluster, as the planner sees them."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from xxhash import xxh3_64_intdigest
-
-from ppd.backlog import Backlog
+from ppd.contract import Role
+from ppd.decision import Route
 from ppd.errors import ConfigError
+from ppd.headroom import Headroom
 from ppd.pacing import Pacer
-from ppd.planning import HomeView
+from ppd.placement import WorkerView, place
 
 from .cost_model import CostModel
 from .engine import Engine, Timer
 from .link import Link
-
-_MAX_LOAD = 1.25  # as router.workers: of a worker, against the mean
 
 
 class Placement(StrEnum):
@@ -34,7 +32,7 @@ class Placement(StrEnum):
 
     CHANCE = "chance"
     BOUNDED_HASH = "bounded-hash"
-    MIN_LOADED = "least-loaded"
+    LEAST_LOADED = "least-loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,49 @@ class Shape:
         return self.prefill + self.decode + self.appending + self.replica
 
 
+class SimulatedWorker:
+    """One worker; a ``ppd.placement.WorkerView``.
+
+    Attributes:
+        in_flight: turns whose home it is, under way.
+    """
+
+    page_size = 1
+
+    def __init__(self, name: str, role: Role, engine: Engine, *, takes_appends: bool) -> None:
+        self.name = self.identity = name
+        self.role = role
+        self.engine = engine
+        self.takes_appends = takes_appends
+        self.in_flight = 0
+        self.headroom = Headroom()
+
+    @property
+    def running(self) -> int:
+        """Requests decoding there."""
+        return self.engine.sequences
+
+    @property
+    def free_tokens(self) -> int:
+        """KV left, evictable cache counted as free."""
+        return self.engine.cache.free_tokens
+
+    def has_room(self, tokens: int) -> bool:
+        """True: admission by KV is not simulated."""
+        return True
+
+    def evicted_tokens(self, session: int) -> int:
+        """0: the router of a simulated cluster gets no KV events."""
+        return 0
+
+
 class Cluster:
-    """A ``ppd.planning.ClusterView``."""
+    """A ``ppd.placement.ClusterView`` of simulated workers.
+
+    Attributes:
+        homes: workers that a conversation can have as its home.
+        links: of the prefill workers, by name.
+    """
 
     def __init__(
         self,
@@ -97,64 +136,80 @@ class Cluster:
         placement: Placement = Placement.CHANCE,
     ) -> None:
         self._placement = placement
-        self.under_way: Counter[str] = Counter()  # turns by home
-        self.backlog = Backlog()
-        self.prefill_workers = [f"p{i}" for i in range(shape.prefill)]
-        plain = [f"d{i}" for i in range(shape.decode)]
-        appending = [f"a{i}" for i in range(shape.appending)]
-        replicas = [f"r{i}" for i in range(shape.replica)]
-        self.homes = replicas + plain + appending
-        self._replicas = frozenset(replicas)
-        self._takes_appends = frozenset(replicas + appending)
         self._source = source
-        self.links = {name: Link(costs.transfer_ms) for name in self.prefill_workers}
-        self.engines: dict[str, Engine] = {}
-        for name in self.prefill_workers + self.homes:
+        self._assigned: dict[bytes, SimulatedWorker] = {}  # home by root
+
+        def worker(name: str, role: Role, *, appends: bool, paced: bool = False) -> SimulatedWorker:
             most, pacer = chunking.step_tokens, None
-            if chunking.paced_tokens is not None and name in appending:
+            if chunking.paced_tokens is not None and paced:
                 most = chunking.paced_tokens
                 pacer = Pacer(full_chunk=most, page_size=1, mixed=True)
-            self.engines[name] = Engine(costs, timer, most, pacer)
+            engine = Engine(costs, timer, most, pacer)
+            return SimulatedWorker(name, role, engine, takes_appends=appends)
+
+        prefill = [worker(f"p{i}", Role.PREFILL, appends=False) for i in range(shape.prefill)]
+        replicas = [worker(f"r{i}", Role.REPLICA, appends=True) for i in range(shape.replica)]
+        decode = [worker(f"d{i}", Role.DECODE, appends=False) for i in range(shape.decode)]
+        decode += [
+            worker(f"a{i}", Role.DECODE, appends=True, paced=True) for i in range(shape.appending)
+        ]
+        self._of = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replicas}
+        self.homes = replicas + decode
+        self.workers = {one.name: one for one in (*prefill, *self.homes)}
+        self.links = {one.name: Link(costs.transfer_ms) for one in prefill}
+
+    def assign(self, root: bytes, session: int) -> SimulatedWorker:
+        """Give a new conversation its home."""
+        match self._placement:
+            case Placement.CHANCE:
+                home = self._source.choice(self.homes)
+            case Placement.LEAST_LOADED:
+                home = min(self.homes, key=lambda one: one.in_flight)
+            case Placement.BOUNDED_HASH:
+                found = place(self.homes, None, seed=session)
+                assert found is not None
+                home = found
+            case _:
+                assert_never(self._placement)
+        self._assigned[root] = home
+        return home
+
+    # -- ppd.placement.ClusterView -------------------------------------------------------
+
+    def find(self, identity: str | None) -> SimulatedWorker | None:
+        """The worker of that name."""
+        return None if identity is None else self.workers.get(identity)
+
+    def ready(self, role: Role) -> list[SimulatedWorker]:
+        """All workers of a role: none of them dies."""
+        return self._of[role]
+
+    def has(self, role: Role) -> bool:
+        """Whether there is any worker of that role."""
+        return bool(self._of[role])
+
+    def place(
+        self,
+        role: Role,
+        prefer: WorkerView | None,
+        avoid: Collection[WorkerView] = (),
+        tokens: int = 0,
+        root: bytes | None = None,
+    ) -> WorkerView | None:
+        """The conversation's home; of prefill workers ``prefer``, else any, each as likely."""
+        if role is not Role.PREFILL:
+            assert root is not None, "a simulated conversation has a home before its first turn"
+            return self._assigned[root]
+        if prefer is not None or not self._of[role]:
+            return prefer
+        return self._source.choice(self._of[role])
+
+    def opening(self, root: bytes | None) -> Route | None:
+        """``REPLICA`` for a conversation whose home is one; else the policy's."""
+        assert root is not None
+        return Route.REPLICA if self._assigned[root].role is Role.REPLICA else None
 
     @property
     def decode_workers(self) -> int:
+        """How many workers decode."""
         return len(self.homes)
-
-    def place(self, session: int) -> str:
-        """A home for a new conversation."""
-        match self._placement:
-            case Placement.CHANCE:
-                return self._source.choice(self.homes)
-            case Placement.MIN_LOADED:
-                return min(self.homes, key=self.under_way.__getitem__)
-            case Placement.BOUNDED_HASH:
-                bound = _MAX_LOAD * (1 + self.under_way.total()) / len(self.homes)
-                fit = [home for home in self.homes if self.under_way[home] < bound]
-                return max(fit, key=lambda home: xxh3_64_intdigest(home.encode(), session))
-            case _:
-                assert_never(self._placement)
-
-    def opening(self, root: bytes | None) -> None:
-        """Homes are given by ``place``, replicas among them."""
-
-    def evicted(self, identity: str | None, session: int) -> int:
-        return 0  # whoever is there keeps all
-
-    def is_replica(self, worker: str) -> bool:
-        return worker in self._replicas
-
-    def home(self, identity: str) -> HomeView | None:
-        engine = self.engines[identity]
-        return HomeView(
-            takes_appends=identity in self._takes_appends,
-            page_size=1,
-            running=engine.sequences,
-            free_tokens=engine.cache.free_tokens,
-        )
-
-    def prefill(self, identity: str | None) -> str | None:
-        if identity in self.links:
-            return identity
-        if not self.prefill_workers:
-            return None
-        return self._source.choice(self.prefill_workers)

@@ -17,10 +17,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.contract import Role
-from ppd.decision import Policy
 from ppd.errors import RequestError
 from ppd.forecast import Forecast
 from ppd.journal import Reset
+from ppd.planning import Planner
 from ppd.sessions import SessionIndex
 from ppd.table_policy import TablePolicy
 
@@ -48,7 +48,7 @@ class Admin:
 
     policy_spec: str
     roles: frozenset[Role]
-    policy: Policy
+    planner: Planner
     table: TableFile | None
     pool: WorkerRegistry
     turns: RequestHandler
@@ -64,8 +64,8 @@ class Admin:
     clock: Callable[[], float]
     stopping: bool = False
 
-    def set_policy(self, spec: str, policy: Policy, table: TableFile | None) -> None:
-        self.policy_spec, self.policy, self.table = spec, policy, table
+    def set_policy(self, spec: str, table: TableFile | None) -> None:
+        self.policy_spec, self.table = spec, table
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/workers", self.workers)
@@ -102,7 +102,7 @@ class Admin:
                     "in_flight": None if others is None else worker.in_flight + others[worker.url],
                     "backlog_tokens": self.backlog.of(worker.identity),
                     "handshake": worker.handshake,
-                    "announced": worker.said,
+                    "announced": worker.announcement,
                 }
                 for worker in self.pool.workers
             ]
@@ -167,7 +167,7 @@ class Admin:
 
     async def show_table(self, request: web.Request) -> web.Response:
         """Which table decides, with which corrections, and what has been observed since."""
-        policy, file = self.policy, self.table
+        policy, file = self.planner.policy, self.table
         corrections = sorted(policy.corrections) if isinstance(policy, TablePolicy) else []
         record = file.table.record if file else None
         return _json(
@@ -187,10 +187,10 @@ class Admin:
 
     async def reset(self, request: web.Request) -> web.Response:
         """Forget what was observed: from now on the table's values again."""
-        if not isinstance(self.policy, TablePolicy):
+        if not isinstance(self.planner.policy, TablePolicy):
             raise RequestError(f"policy {self.policy_spec} observes nothing")
         forgotten = len(self._factors())
-        self.policy.observed.reset()
+        self.planner.policy.observed.reset()
         self.journal.reset(Reset(at_s=self.clock()))
         return _json({"forgotten": forgotten})
 
@@ -198,7 +198,7 @@ class Admin:
         return self.arrivals.per_second(self.clock()) / max(1, self.pool.decode_workers)
 
     def _factors(self) -> list[dict[str, Any]]:
-        policy = self.policy
+        policy = self.planner.policy
         if not isinstance(policy, TablePolicy) or policy.table is None:
             return []
         cells = policy.table.cells

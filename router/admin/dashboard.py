@@ -122,7 +122,7 @@ class Dashboard:
         }
 
     def _worker(self, worker: Worker, now_s: float) -> dict[str, Any]:
-        said = worker.said
+        said = worker.announcement
         return {
             "id": worker.id,
             "url": worker.url,
@@ -137,7 +137,7 @@ class Dashboard:
             "running": worker.load.running if worker.load else None,
             "free_tokens": worker.load.free_tokens if worker.load else None,
             "announced": said.load if said else None,
-            "heard_ago_s": None if worker.heard_at_s is None else now_s - worker.heard_at_s,
+            "heard_ago_s": None if worker.announced_at_s is None else now_s - worker.announced_at_s,
         }
 
 

@@ -18,7 +18,7 @@ from ppd.errors import RequestError, WorkerError
 
 from ..config.options import url_problem
 from ..wire.errors import describe
-from ..workers.meeting import meet
+from ..workers.handshake import connect_worker
 from ..workers.registry import WorkerRegistry
 from ..workers.worker import Worker
 from .peer_state import CHANGES, Changes
@@ -72,7 +72,7 @@ class Operations:
         if (known := self._known(url, added.role)) is not None:
             return _shown(known)
         try:
-            worker = await meet(self._pool.control, added.role, url)
+            worker = await connect_worker(self._pool.control, added.role, url)
             if (known := self._known(url, added.role)) is not None:  # it has come meanwhile
                 return _shown(known)
             self._pool.join(worker)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from ..serving.internal import Asked, chunks_of, parsed
+from ..serving.internal import ServerRequest, chunks_of, parsed
 from ..serving.sse import DONE
 from .question import FIELD, Question
 
@@ -26,7 +26,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def respond(
-    request: Asked, question: Question, answer: Answer, score: float, age_s: float, now_s: float
+    request: ServerRequest,
+    question: Question,
+    answer: Answer,
+    score: float,
+    age_s: float,
+    now_s: float,
 ) -> None:
     """As the model would have, with an ``answer_cache`` object that says that it has not."""
     told = {"score": round(score, 4), "age_s": round(age_s, 1)}
@@ -57,13 +62,13 @@ def respond(
 
 
 class Listening:
-    """``inner.Taker``: the answer as it is, listened to.
+    """``serving.internal.ResponseWriter``: the answer as it is, listened to.
 
     Args:
         heard: gets it, if it is a plain one that ended by itself.
     """
 
-    def __init__(self, request: Asked, heard: Callable[[Answer], None]) -> None:
+    def __init__(self, request: ServerRequest, heard: Callable[[Answer], None]) -> None:
         self._request = request
         self._heard = heard
         self._parts: list[str] = []
@@ -71,27 +76,27 @@ class Listening:
         self._plain = True
         self._stopped = False
 
-    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self._request.respond(status, body, headers)
         if status == 200:
             answer = parsed(body)
             self._take(answer, "message")
             self._finish()
 
-    def begun(self, headers: Mapping[str, str]) -> None:
+    def start(self, headers: Mapping[str, str]) -> None:
         self._request.start(200, headers, b"")
 
-    def block(self, events: bytes) -> None:
+    def write(self, events: bytes) -> None:
         self._request.write(events)
         if self._plain:
             for chunk in chunks_of(events):
                 self._take(chunk, "delta")
 
-    def ended(self) -> None:
+    def end(self) -> None:
         self._request.end()
         self._finish()
 
-    def aborted(self) -> None:
+    def abort(self) -> None:
         self._request.abort()
 
     def _take(self, told: Mapping[str, Any], where: str) -> None:

@@ -17,7 +17,7 @@ from ..config.answer_cache import AnswerCacheConfig
 from ..intake.inbound import Endpoint
 from ..intake.requests import json_bytes, json_object
 from ..serving.handler import RequestHandler
-from ..serving.internal import Asked, InternalRequest
+from ..serving.internal import InternalRequest, ServerRequest
 from .answers import Answer, Listening, respond
 from .question import FIELD, Question, read
 from .store import AnswerStore, StoredResponse
@@ -26,7 +26,7 @@ logger = logging.getLogger("ppd.router.answer_cache")
 
 _FIELD = f'"{FIELD}"'.encode()
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-Serve = Callable[[Asked], Awaitable[None]]
+Serve = Callable[[ServerRequest], Awaitable[None]]
 
 
 class AnswerCache:
@@ -73,7 +73,7 @@ class AnswerCache:
             except WorkerError as error:
                 logger.warning("%s", error)
 
-    async def serve(self, request: Asked, serve: Serve) -> None:
+    async def serve(self, request: ServerRequest, serve: Serve) -> None:
         """
         Raises:
             RequestError: what it says of the cache is wrong, or it may not ask now.
@@ -105,9 +105,9 @@ class AnswerCache:
                 self._keeping.add(task)
                 task.add_done_callback(self._keeping.discard)
 
-        taker = Listening(request, heard)
+        writer = Listening(request, heard)
         await serve(
-            InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, taker)
+            InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, writer)
         )
 
     async def _found(self, question: Question) -> StoredResponse | None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ppd.errors import RequestError
+from ppd.outcome import Outcome
 
 from ..answer_cache.cache import AnswerCache
 from ..answers import INVALID, ErrorAnswer, answer_to
@@ -15,7 +16,7 @@ from ..intake.inbound import Endpoint
 from ..intake.requests import check_depth, json_bytes, json_object
 from ..retrieval.stage import RetrievalStage
 from ..serving.handler import RequestHandler
-from ..serving.internal import Asked, InternalRequest, Taker
+from ..serving.internal import InternalRequest, ResponseWriter, ServerRequest
 from ..wire.access import carries_token
 from ..wire.request import Refusal
 from . import messages, responses
@@ -68,14 +69,14 @@ class Front:
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an answer to what was not read as a request."""
         overloaded = refusal.status == 503
-        outcome = "overloaded" if overloaded else "rejected"
+        outcome = Outcome.OVERLOADED if overloaded else Outcome.REJECTED
         if not refusal.counted:
             self._turns.undecided("", outcome)
         kind = "router_error" if overloaded else INVALID
         told = ErrorAnswer(refusal.status, refusal.message, kind, code=refusal.code)
         return _as_messages(told) if refusal.path == messages.PATH else _as_openai(told)
 
-    async def serve(self, request: Asked) -> None:
+    async def serve(self, request: ServerRequest) -> None:
         match request.path:
             case messages.PATH:
                 await self._translated(request, self._message, _as_messages)
@@ -86,7 +87,7 @@ class Front:
             case _:
                 await self._turns.serve(request)
 
-    async def _chat(self, request: Asked) -> None:
+    async def _chat(self, request: ServerRequest) -> None:
         serve = self._turns.serve if self._retrieval is None else self._retrieval.serve
         try:
             if self._answers is None:
@@ -98,15 +99,17 @@ class Front:
 
     async def _translated(
         self,
-        request: Asked,
-        translate: Callable[[Asked, dict[str, Any]], Awaitable[tuple[dict[str, Any], Taker]]],
+        request: ServerRequest,
+        translate: Callable[
+            [ServerRequest, dict[str, Any]], Awaitable[tuple[dict[str, Any], ResponseWriter]]
+        ],
         error_body: _ErrorBody,
     ) -> None:
         try:
             if request.method != "POST":
                 raise RequestError(f"{request.method} {request.path}: use POST", status=405)
             with self._turns.not_served_yet(request):
-                fields, taker = await translate(request, json_object(request.body))
+                fields, writer = await translate(request, json_object(request.body))
             body = json_bytes(fields)
             if len(body) > self._max_body_bytes:
                 told = f"as a chat completion it is larger than {self._max_body_bytes} bytes"
@@ -114,21 +117,23 @@ class Front:
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             self._refuse(request, error, error_body)
             return
-        inner = InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, taker)
+        inner = InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, writer)
         await self._chat(inner)
 
-    def _refuse(self, request: Asked, error: Exception, error_body: _ErrorBody) -> None:
+    def _refuse(self, request: ServerRequest, error: Exception, error_body: _ErrorBody) -> None:
         told = answer_to(error, f"{request.method} {request.path}")
         self._turns.undecided(request.path, told.outcome)
         headers = {"Content-Type": "application/json", **told.headers}
         request.respond(told.status, error_body(told), headers)
 
-    async def _message(self, request: Asked, given: dict[str, Any]) -> tuple[dict[str, Any], Taker]:
+    async def _message(
+        self, request: ServerRequest, given: dict[str, Any]
+    ) -> tuple[dict[str, Any], ResponseWriter]:
         return messages.to_chat(given), MessagesWriter(request, given)
 
     async def _response(
-        self, request: Asked, given: dict[str, Any]
-    ) -> tuple[dict[str, Any], Taker]:
+        self, request: ServerRequest, given: dict[str, Any]
+    ) -> tuple[dict[str, Any], ResponseWriter]:
         tenant = self._turns.keys.tenant(request.headers)
         before: Messages = ()
         check_depth(request.body, {"response": given})  # much of it is shown again

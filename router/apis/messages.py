@@ -14,7 +14,7 @@ import orjson
 from ppd.errors import RequestError
 
 from ..intake.fields import kind_of, typed
-from ..serving.internal import Asked, chunks_of, parsed
+from ..serving.internal import ServerRequest, chunks_of, parsed
 from .extensions import extensions
 
 PATH = "/v1/messages"
@@ -144,9 +144,12 @@ def error_body(status: int, message: str) -> bytes:
 
 
 class MessagesWriter:
-    """``inner.Taker``: a chat completion's answer, as Anthropic's clients expect it."""
+    """Writes a chat completion's answer as a message of Anthropic's API.
 
-    def __init__(self, request: Asked, given: Mapping[str, Any]) -> None:
+    A ``serving.internal.ResponseWriter``.
+    """
+
+    def __init__(self, request: ServerRequest, given: Mapping[str, Any]) -> None:
         self._request = request
         self._model = given.get("model", "default")
         self._blocks = 0
@@ -158,7 +161,7 @@ class MessagesWriter:
         self._extensions: dict[str, Any] = {}
         self._failed = False
 
-    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         answer = parsed(body)
         if status != 200:
             message = str((answer.get("error") or {}).get("message", ""))
@@ -183,10 +186,10 @@ class MessagesWriter:
             told["stop_reason"] = "stop_sequence"
         self._request.respond(200, orjson.dumps(told), headers)
 
-    def begun(self, headers: Mapping[str, str]) -> None:
+    def start(self, headers: Mapping[str, str]) -> None:
         self._request.start(200, headers, b"")
 
-    def block(self, events: bytes) -> None:
+    def write(self, events: bytes) -> None:
         for chunk in chunks_of(events):
             if "choices" not in chunk:
                 self._fail(chunk)
@@ -218,7 +221,7 @@ class MessagesWriter:
             stopped = self._sequence is not None
             self._stop = "stop_sequence" if stopped else _STOPS.get(finish, "end_turn")
 
-    def ended(self) -> None:
+    def end(self) -> None:
         self._close_block()
         if not self._failed:
             delta = {"stop_reason": self._stop, "stop_sequence": self._sequence}
@@ -227,7 +230,7 @@ class MessagesWriter:
             self._tell("message_stop")
         self._request.end()
 
-    def aborted(self) -> None:
+    def abort(self) -> None:
         self._request.abort()
 
     def _fail(self, chunk: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from ppd.contract import Role
 from ppd.errors import WorkerError
+from ppd.outcome import Outcome
 
 from ..intake.keys import KeyRing
 from ..intake.requests import json_bytes, json_object
@@ -82,8 +83,11 @@ class Passthrough:
     def _worker(self, path: str) -> str:
         if path == EMBEDDINGS and self._embedding:
             return self._embedding[next(self._turn) % len(self._embedding)]
-        replicas = bool(self._pool.of(Role.REPLICA))
-        return self._pool.pick(Role.REPLICA if replicas else Role.DECODE, None).url
+        role = Role.REPLICA if self._pool.has(Role.REPLICA) else Role.DECODE
+        worker = self._pool.place(role, None)
+        if worker is None:
+            raise WorkerError(f"no {role} worker is alive, or all are being drained")
+        return worker.name
 
 
 def _scrubbed(path: str, raw: bytes, tenant: str) -> bytes:
@@ -99,9 +103,9 @@ def _scrubbed(path: str, raw: bytes, tenant: str) -> bytes:
     return raw if fields == given else json_bytes(fields)
 
 
-def _outcome(status: int) -> str:
+def _outcome(status: int) -> Outcome:
     if status < 400:
-        return "ok"
+        return Outcome.OK
     if status == 429:
-        return "overloaded"
-    return "rejected" if status < 500 else "worker_error"
+        return Outcome.OVERLOADED
+    return Outcome.REJECTED if status < 500 else Outcome.WORKER_ERROR

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ppd.errors import Overloaded, RequestError, WorkerError
+from ppd.outcome import Outcome
 
 
 @dataclass(slots=True)
 class Ending:
-    outcome: str = "ok"  # in the words of ``ppd_finished``
+    outcome: Outcome = Outcome.OK
 
 
 class RequestMeter:
@@ -25,7 +26,7 @@ class RequestMeter:
     def __init__(
         self,
         charge: Callable[[Mapping[str, str]], None],
-        ended: Callable[[str, str], None],
+        ended: Callable[[str, Outcome], None],
     ) -> None:
         self._charge = charge
         self._ended = ended
@@ -50,15 +51,15 @@ class RequestMeter:
             self._ended(path, ending.outcome)
 
 
-def _outcome(error: BaseException) -> str:
+def _outcome(error: BaseException) -> Outcome:
     match error:
         case asyncio.CancelledError():
-            return "disconnected"
+            return Outcome.DISCONNECTED
         case Overloaded():
-            return "overloaded"
+            return Outcome.OVERLOADED
         case RequestError():
-            return "rejected"
+            return Outcome.REJECTED
         case WorkerError():
-            return "worker_error"
+            return Outcome.WORKER_ERROR
         case _:
-            return "internal_error"
+            return Outcome.INTERNAL_ERROR

@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from ..serving.internal import Asked, chunks_of, parsed
+from ..serving.internal import ServerRequest, chunks_of, parsed
 from .extensions import extensions
 
 
 class ResponsesWriter:
-    """``inner.Taker``: a chat completion's answer, as a response.
+    """``serving.internal.ResponseWriter``: a chat completion's answer, as a response.
 
     Args:
         name: of the response.
@@ -22,7 +22,7 @@ class ResponsesWriter:
 
     def __init__(
         self,
-        request: Asked,
+        request: ServerRequest,
         given: Mapping[str, Any],
         name: str,
         keep: Callable[[dict[str, Any], dict[str, Any]], None],
@@ -60,7 +60,7 @@ class ResponsesWriter:
 
     # -- whole --------------------------------------------------------------------------
 
-    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         if status != 200:
             self._request.respond(status, body, headers)
             return
@@ -81,12 +81,12 @@ class ResponsesWriter:
 
     # -- streamed -----------------------------------------------------------------------
 
-    def begun(self, headers: Mapping[str, str]) -> None:
+    def start(self, headers: Mapping[str, str]) -> None:
         self._request.start(200, headers, b"")
         self._tell("response.created", response=self._response)
         self._tell("response.in_progress", response=self._response)
 
-    def block(self, events: bytes) -> None:
+    def write(self, events: bytes) -> None:
         for chunk in chunks_of(events):
             if "choices" not in chunk:
                 self._error = chunk.get("error") or {}
@@ -101,7 +101,7 @@ class ResponsesWriter:
                     self._part_of_call(call)
                 self._finish = choice.get("finish_reason") or self._finish
 
-    def ended(self) -> None:
+    def end(self) -> None:
         self._close_item()
         if self._error is not None:
             self._response |= {
@@ -115,7 +115,7 @@ class ResponsesWriter:
             self._tell(f"response.{response['status']}", response=response)
         self._request.end()
 
-    def aborted(self) -> None:
+    def abort(self) -> None:
         self._request.abort()
 
     def _text(self, text: str) -> None:

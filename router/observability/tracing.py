@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ppd import __version__
 from ppd.errors import ConfigError
-
-from ..serving.context import RequestContext
+from ppd.outcome import Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-_ERRORS = ("worker_error", "truncated", "internal_error")
+_ERRORS = (Outcome.WORKER_ERROR, Outcome.TRUNCATED, Outcome.INTERNAL_ERROR)
 
 
 class Tracing:
@@ -69,46 +68,37 @@ class Tracing:
 
 
 class Trace:
-    """One request's span."""
+    """One request's span.
+
+    Attributes:
+        headers: for workers, whose own spans then hang below this one.
+    """
 
     def __init__(self, span: Span, headers: dict[str, str]) -> None:
         self._span = span
-        self._headers = headers
-        self._course: RequestContext | None = None
+        self.headers = headers
 
-    def follow(self, context: RequestContext) -> None:
-        """The workers shall hang their spans below this one."""
-        context.headers.update(self._headers)
-        self._course = context
+    def end(
+        self,
+        outcome: Outcome,
+        attributes: Mapping[str, Any] | None = None,
+        first_byte_s: float | None = None,
+    ) -> None:
+        """End the span.
 
-    def end(self, outcome: str) -> None:
+        Args:
+            attributes: of the request, if a route was decided for it.
+            first_byte_s: when the first answer began, by ``time.monotonic``.
+        """
         from opentelemetry.trace import Status, StatusCode
 
-        span, context = self._span, self._course
-        span.set_attribute("ppd.outcome", outcome)
-        if context is not None:
-            span.set_attributes(_attributes(context))
-            if context.first_byte_s is not None:
-                ago_s = time.monotonic() - context.first_byte_s
-                span.add_event("first event", timestamp=time.time_ns() - round(1e9 * ago_s))
+        span = self._span
+        span.set_attribute("ppd.outcome", outcome.value)
+        if attributes is not None:
+            span.set_attributes(attributes)
+        if first_byte_s is not None:
+            ago_s = time.monotonic() - first_byte_s
+            span.add_event("first event", timestamp=time.time_ns() - round(1e9 * ago_s))
         if outcome in _ERRORS:
-            span.set_status(Status(StatusCode.ERROR, outcome))
+            span.set_status(Status(StatusCode.ERROR, outcome.value))
         span.end()
-
-
-def _attributes(context: RequestContext) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
-        "ppd.route": context.decision.route.value,
-        "ppd.reason": context.decision.reason.value,
-        "ppd.turn": context.turn,
-        "ppd.tenant": context.tenant,
-        "ppd.retried": context.retried,
-        "gen_ai.request.model": str(context.inbound.fields.get("model", "default")),
-    }
-    if context.hit is not None:
-        attributes["ppd.session"] = context.hit.turn.session_name
-    if context.usage is not None:
-        attributes["gen_ai.usage.input_tokens"] = context.usage.prompt_tokens
-        attributes["gen_ai.usage.output_tokens"] = context.usage.completion_tokens
-        attributes["ppd.cached_tokens"] = context.usage.cached_tokens
-    return attributes

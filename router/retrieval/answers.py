@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from ..serving.internal import Asked
+from ..serving.internal import ServerRequest
 from .memory import Citation
 
 _DONE = b"data: [DONE]"
@@ -52,24 +52,27 @@ class Note:
 
 
 class AnnotatingWriter:
-    """``inner.Taker``: the answer as it is, with a ``retrieval`` object: in a whole answer beside
-    ``choices``; in a stream as one event of its own, the last."""
+    """Adds a ``retrieval`` object to an answer.
 
-    def __init__(self, request: Asked, note: Note) -> None:
+    A ``serving.internal.ResponseWriter``. In a whole answer the object stands beside ``choices``;
+    in a stream it is one event of its own, the last.
+    """
+
+    def __init__(self, request: ServerRequest, note: Note) -> None:
         self._request = request
         self._note = note
         self._told = False
 
-    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         if status == 200 and body.startswith(b"{"):
             added = orjson.dumps({"retrieval": self._note.told()})
             body = b"%b,%b" % (body.rstrip()[:-1], added[1:])
         self._request.respond(status, body, headers)
 
-    def begun(self, headers: Mapping[str, str]) -> None:
+    def start(self, headers: Mapping[str, str]) -> None:
         self._request.start(200, headers, b"")
 
-    def block(self, events: bytes) -> None:
+    def write(self, events: bytes) -> None:
         if not self._told and (at := _end_of_stream(events)) is not None:
             self._told = True
             chunk = {"object": "chat.completion.chunk", "choices": []}
@@ -77,10 +80,10 @@ class AnnotatingWriter:
             events = b"%bdata: %b\n\n%b" % (events[:at], event, events[at:])
         self._request.write(events)
 
-    def ended(self) -> None:
+    def end(self) -> None:
         self._request.end()
 
-    def aborted(self) -> None:
+    def abort(self) -> None:
         self._request.abort()
 
 

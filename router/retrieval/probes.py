@@ -31,7 +31,7 @@ Remember = Callable[[Sequence[Insertion], str], None]
 
 
 class Probes:
-    """``onward.Reader``.
+    """A ``serving.hooks.StreamObserver``.
 
     Args:
         earlier: passages that the conversation has.

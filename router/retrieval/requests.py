@@ -22,7 +22,7 @@ FIELD = "retrieval"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RetrievalRequest:
     """A chat request on its way through retrieval.
 
     Attributes:
@@ -71,7 +71,7 @@ def read(
     config: RetrievalConfig,
     memory: Memory,
     private: frozenset[str] = frozenset(),
-) -> Asked | None:
+) -> RetrievalRequest | None:
     """None: neither is anything wished, nor has the conversation any passages.
 
     Args:
@@ -112,7 +112,7 @@ def read(
     if again is not None and again.wish != wish:
         again = None  # wished otherwise than last time
     fields = {name: value for name, value in given.items() if name != FIELD}
-    return Asked(
+    return RetrievalRequest(
         fields={**fields, "messages": told},
         wish=wish,
         turn=digests[-1],
@@ -123,10 +123,10 @@ def read(
     )
 
 
-def _without(given: Mapping[str, Any]) -> Asked:
+def _without(given: Mapping[str, Any]) -> RetrievalRequest:
     """Only the wish is taken off."""
     fields = {name: value for name, value in given.items() if name != FIELD}
-    return Asked(fields, None, b"", 0, "", (), None)
+    return RetrievalRequest(fields, None, b"", 0, "", (), None)
 
 
 def _are_messages(messages: Any) -> bool:

@@ -18,17 +18,15 @@ from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
 from ..intake.requests import json_object
 from ..serving.handler import RequestHandler
-from ..serving.hooks import LatencyEstimate
-from ..serving.internal import Asked as Request
-from ..serving.internal import InternalRequest
-from ..serving.onward import Reader
+from ..serving.hooks import LatencyEstimate, StreamObserver
+from ..serving.internal import InternalRequest, ServerRequest
 from ..serving.resume import Insertion
 from .answers import AnnotatingWriter, Note, Status
 from .memory import Citation, Injection, Memory, digest_of
 from .metrics import RetrievalMetrics
 from .passages import block
 from .probes import Probes
-from .requests import FIELD, Asked, read
+from .requests import FIELD, RetrievalRequest, read
 from .retriever import Found, Passage, Retriever, Search
 
 logger = logging.getLogger("ppd.router.retrieval")
@@ -69,7 +67,7 @@ class RetrievalStage:
             its.default for its in config.tenants.values()
         )
 
-    async def serve(self, request: Request) -> None:
+    async def serve(self, request: ServerRequest) -> None:
         """A chat completion.
 
         Raises:
@@ -89,10 +87,10 @@ class RetrievalStage:
             await self._turns.serve(_inner(request, asked.with_passages(""), note), going)
         else:  # all samples get the same
             with self._turns.not_served_yet(request):
-                body = await going.completed(LatencyEstimate(0.0, None))
+                body = await going.complete_body(LatencyEstimate(0.0, None))
             await self._turns.serve(_inner(request, body, note))
 
-    def _read(self, keys: KeyRing, request: Request) -> Asked | None:
+    def _read(self, keys: KeyRing, request: ServerRequest) -> RetrievalRequest | None:
         try:
             given = json_object(request.body)
         except RequestError:
@@ -100,7 +98,9 @@ class RetrievalStage:
         tenant = keys.tenant(request.headers)
         return read(given, tenant, self._config, self._memory, self._private)
 
-    async def found(self, asked: Asked, outlook: LatencyEstimate, note: Note) -> Injection:
+    async def found(
+        self, asked: RetrievalRequest, outlook: LatencyEstimate, note: Note
+    ) -> Injection:
         """What the new turn gets; it is remembered before the turn is served, for it shall be
         in the prefix of the next one.
 
@@ -155,7 +155,7 @@ class RetrievalStage:
         self._metrics.searches.labels(Stage.PREFILL, status).inc()
         self._metrics.seconds.labels(Stage.PREFILL).observe(took_s)
 
-    def probes(self, asked: Asked, note: Note) -> Probes:
+    def probes(self, asked: RetrievalRequest, note: Note) -> Probes:
         assert asked.wish is not None
 
         def remember(asides: Sequence[Insertion], reply: str) -> None:
@@ -186,17 +186,17 @@ class RetrievalStage:
 
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """``companion.RequestHook`` of one request."""
+    """``serving.hooks.RequestHook`` of one request."""
 
     stage: RetrievalStage
-    asked: Asked
+    asked: RetrievalRequest
     note: Note
 
-    async def completed(self, outlook: LatencyEstimate) -> bytes:
+    async def complete_body(self, outlook: LatencyEstimate) -> bytes:
         found = await self.stage.found(self.asked, outlook, self.note)
         return self.asked.with_passages(found.text)
 
-    def reader(self) -> Reader | None:
+    def observer(self) -> StreamObserver | None:
         return self.stage.probes(self.asked, self.note) if self.asked.probes else None
 
 
@@ -211,6 +211,6 @@ def _chosen(found: Found, wish: Wish, earlier: tuple[Citation, ...]) -> list[Pas
     return good[: wish.k]
 
 
-def _inner(request: Request, body: bytes, note: Note) -> InternalRequest:
-    taker = AnnotatingWriter(request, note)
-    return InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, taker)
+def _inner(request: ServerRequest, body: bytes, note: Note) -> InternalRequest:
+    writer = AnnotatingWriter(request, note)
+    return InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, writer)

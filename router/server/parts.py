@@ -15,6 +15,7 @@ from ppd.backlog import Backlog
 from ppd.decision import Policy
 from ppd.forecast import Forecast
 from ppd.marks import Marks
+from ppd.placement import Placement
 from ppd.planning import Planner
 from ppd.sessions import SessionIndex
 
@@ -46,9 +47,9 @@ from ..retrieval.metrics import RetrievalMetrics
 from ..retrieval.milvus import MilvusRetriever
 from ..retrieval.retriever import PoolRetriever, Retriever
 from ..retrieval.stage import RetrievalStage
-from ..serving.dispatch import Dispatcher
 from ..serving.handler import RequestHandler
 from ..serving.ledger import Ledger
+from ..serving.sending import Sender
 from ..wire.client import Upstreams
 from ..workers.registry import WorkerRegistry
 from .reload import Reloader
@@ -95,37 +96,30 @@ def make_parts(
     keys = KeyRing(config.tenants, secrets.worker_api_key)
     admission = Admission(config.admission, pool.has_room, metrics, clock)
     pool.changed = admission.look
+    planner = Planner(
+        policy=policy,
+        placement=Placement(pool, decode_fallback=config.decode_fallback),
+        index=index,
+        arrivals=arrivals,
+        forecast=forecast,
+        backlog=backlog,
+    )
     ledger = Ledger(
         index=index,
-        policy=policy,
+        planner=planner,
         forecast=forecast,
         journal=journal,
         metrics=metrics,
         clock=clock,
         new_session=lambda: random.getrandbits(48),
     )
-
     turns = RequestHandler(
-        pool=pool,
-        planner=Planner(
-            policy=policy,
-            cluster=pool,
-            index=index,
-            arrivals=arrivals,
-            forecast=forecast,
-            backlog=backlog,
-        ),
+        registry=pool,
+        planner=planner,
+        backlog=backlog,
         arrivals=arrivals,
         objectives=Objectives(config),
-        dispatcher=Dispatcher(
-            upstreams=upstreams,
-            pool=pool,
-            backlog=backlog,
-            metrics=metrics,
-            clock=clock,
-            new_room=lambda: random.getrandbits(63),
-            decode_fallback=config.decode_fallback,
-        ),
+        sender=Sender(upstreams, lambda: random.getrandbits(63)),
         ledger=ledger,
         journal=journal,
         metrics=metrics,
@@ -140,7 +134,7 @@ def make_parts(
     admin = Admin(
         policy_spec=config.policy,
         roles=frozenset(config.roles),
-        policy=policy,
+        planner=planner,
         table=table,
         pool=pool,
         turns=turns,
@@ -161,7 +155,7 @@ def make_parts(
         pool=pool,
         turns=turns,
         admission=admission,
-        ledger=ledger,
+        planner=planner,
         admin=admin,
         journal=journal,
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppd.errors import PpdError
+from ppd.planning import Planner
 
 from ..admin.admin import Admin
 from ..config.options import RouterConfig, Secrets
@@ -20,7 +21,6 @@ from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
 from ..observability.journal import Journal, opened_by
 from ..serving.handler import RequestHandler
-from ..serving.ledger import Ledger
 from ..workers.registry import WorkerRegistry
 from .listening import tls_of, trust
 
@@ -46,7 +46,7 @@ class Reloader:
     pool: WorkerRegistry
     turns: RequestHandler
     admission: Admission
-    ledger: Ledger
+    planner: Planner
     admin: Admin
     journal: Journal
     tls: ssl.SSLContext | None = None
@@ -57,11 +57,11 @@ class Reloader:
         try:
             new = read()
             new.check()
-            self._take_up(new)
+            self._apply(new)
         except PpdError as error:
             logger.error("configuration not reloaded: %s", error)
 
-    def _take_up(self, new: RouterConfig) -> None:
+    def _apply(self, new: RouterConfig) -> None:
         old = self.config
         names = [name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)]
         later = [name for name in names if name not in RELOADABLE]
@@ -75,9 +75,8 @@ class Reloader:
             known and known.digest
         ):
             self.journal.opened(opened_by(new, table))
-            self.turns.set_policy(policy)
-            self.ledger.set_policy(policy, since=self.journal.next_number())
-            self.admin.set_policy(new.policy, policy, table)
+            self.planner.replace_policy(policy, since=self.journal.next_number())
+            self.admin.set_policy(new.policy, table)
         keys = KeyRing(new.tenants, self.secrets.worker_api_key)
         self.turns.reload(keys, Objectives(new), new.resume_streams)
         self.turns.rates.reload(new.rate, new.tenants, named=keys.closed)

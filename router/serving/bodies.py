@@ -1,4 +1,7 @@
-"""A leg's body: the client's request with what makes it local or remote (docs/REFERENCE.md)."""
+"""The bodies of legs: a client's request with what makes it local or remote.
+
+The wire contract is in docs/REFERENCE.md.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,56 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppd.contract import LocalTerms
+from ppd.decision import Route
+from ppd.placement import Plan
 from ppd.sessions import session_name
 
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.worker import Worker
-from .context import RequestContext
 
-Name = Mapping[str, str]  # of the conversation, or nothing
+SessionField = Mapping[str, str]  # the name of the conversation, or nothing
 
 
-def name_for(context: RequestContext, *workers: Worker) -> Name:
-    """What has the blocks named that one of these workers stores for a request.
+def body_of(inbound: Inbound, plan: Plan, session: int, new_room: Callable[[], int]) -> bytes:
+    """The body of all legs of a plan.
 
-    Not where a name means more: workers that keep sessions, and SGLang's beam search, which
-    refuses it.
+    Args:
+        session: the number of the conversation.
+        new_room: gives a random bootstrap room below 2**63.
     """
-    inbound = context.inbound
-    heard = any(worker.evictions is not None for worker in workers)
-    if not heard or inbound.chain is None or any(w.handshake.keeps_sessions for w in workers):
-        return {}
-    if (inbound.fields.get("sampling_params") or {}).get("beam_width") is not None:
-        return {}
-    return {"session_id": session_name(context.session)}
+    name = session_field(inbound, session, *plan.workers)
+    if plan.prefill is not None:
+        assert isinstance(plan.prefill, Worker)
+        return with_room(inbound, plan.prefill, new_room, name)
+    if plan.route is Route.LOCAL:
+        return with_terms(inbound, LocalTerms(plan.min_cached_tokens), name)
+    return inbound.with_fields(name)
 
 
-def with_terms(inbound: Inbound, terms: LocalTerms, name: Name) -> bytes:
-    """The body of a local leg. ``/generate`` carries the marker in its sampling parameters."""
+def session_field(inbound: Inbound, session: int, *workers: object) -> SessionField:
+    """The field by which KV events name the blocks that one of these workers stores.
+
+    Not where a name means more: on workers that keep sessions, and with SGLang's beam search,
+    which refuses it.
+    """
+    if inbound.chain is None:
+        return {}
+    subscribed = False
+    for worker in workers:
+        assert isinstance(worker, Worker)
+        if worker.handshake.keeps_sessions:
+            return {}
+        subscribed = subscribed or worker.evictions is not None
+    if (
+        not subscribed
+        or (inbound.fields.get("sampling_params") or {}).get("beam_width") is not None
+    ):
+        return {}
+    return {"session_id": session_name(session)}
+
+
+def with_terms(inbound: Inbound, terms: LocalTerms, name: SessionField) -> bytes:
+    """The body of a local turn. ``/generate`` carries the marker in its sampling parameters."""
     if inbound.endpoint is not Endpoint.GENERATE:
         custom = (inbound.fields.get("custom_params") or {}) | terms.to_custom_params()
         return inbound.with_fields({"custom_params": custom, **name})
@@ -41,8 +68,10 @@ def with_terms(inbound: Inbound, terms: LocalTerms, name: Name) -> bytes:
     return inbound.with_fields({"sampling_params": sampling, **name})
 
 
-def with_room(inbound: Inbound, prefill: Worker, new_room: Callable[[], int], name: Name) -> bytes:
-    """The body of both legs of a remote turn."""
+def with_room(
+    inbound: Inbound, prefill: Worker, new_room: Callable[[], int], name: SessionField
+) -> bytes:
+    """The body of both legs of a remote turn: the bootstrap address, and a room a prompt."""
     host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
     address: dict[str, Any]
     if inbound.chain is not None:

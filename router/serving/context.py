@@ -1,95 +1,175 @@
-"""What has been settled about one request while it is served."""
+"""The state of one request while it is served."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import asyncio
+from collections.abc import Callable
+from typing import Any
 
+from ppd.attempts import Attempts, Effect, Event, Wait
 from ppd.decision import Decision, Features
-from ppd.planning import Judgement
+from ppd.placement import PlannedTurn, WorkerView
 from ppd.sessions import Hit
 
 from ..intake.inbound import Inbound
-from ..workers.worker import Worker
-from .sse import Usage
+from ..workers.sglang import Usage
+from .legs import Answer, Leg
 
 
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-@dataclass(slots=True)
 class RequestContext:
-    """One request on its way.
+    """One request: what was asked, what was planned, what became of it.
 
-    Attributes:
+    Args:
         number: of the request, in the decision log.
         session: the number of its conversation.
         kv_tokens: it is expected to need on a decode worker.
         headers: of the client, as the workers get them.
-        clients_key: whether workers are to judge the client's own.
-        arrived_s, first_byte_s: by the router's clock.
-        judged: what the decision saw, and what it was.
-        decision: the route as it now is; a refused local turn becomes a remote one.
-        prefill: the prefill worker of a remote turn.
-        retried: it has been sent a second time after a worker failed with it.
-        failed: the workers that did.
-        outcome: how it ended; None while it is served.
+        clients_key: workers check the client's own API key.
+        arrived_s: by ``clock``.
+        note: called with each effect that notes a worker's success or failure.
+        clock: seconds, monotonic.
+
+    Attributes:
+        inbound: the request that workers are sent; the rest of it, once a stream is continued.
+        answer: the latest answer of a worker.
         client_waits_s: time in which the client did not take what was there for it.
         usage: as the engine counted, once it has.
-        recorded: its end stands in the decision log.
-        opened: what must be closed when it is over.
+        finished: its end is counted.
+        recorded: its end is in the decision log.
+        legs: open ones.
     """
 
-    number: int
-    session: int
-    inbound: Inbound
-    tenant: str
-    kv_tokens: int
-    headers: dict[str, str]
-    clients_key: bool
-    arrived_s: float
-    judged: Judgement
-    decision: Decision
-    prefill: Worker | None = None
-    retried: bool = False
-    failed: list[Worker] = field(default_factory=list)
-    outcome: str | None = None
-    first_byte_s: float | None = None
-    client_waits_s: float = 0.0
-    usage: Usage | None = None
-    recorded: bool = False
-    opened: list[Closable] = field(default_factory=list)
+    def __init__(
+        self,
+        *,
+        number: int,
+        session: int,
+        inbound: Inbound,
+        tenant: str,
+        headers: dict[str, str],
+        clients_key: bool,
+        arrived_s: float,
+        planned: PlannedTurn,
+        attempts: Attempts,
+        note: Callable[[Wait], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.number = number
+        self.session = session
+        self.inbound = inbound
+        self.tenant = tenant
+        self.headers = headers
+        self.clients_key = clients_key
+        self.arrived_s = arrived_s
+        self.planned = planned
+        self.attempts = attempts
+        self._note = note
+        self._clock = clock
+        self.answer: Answer | None = None
+        self.client_waits_s = 0.0
+        self.usage: Usage | None = None
+        self.finished = False
+        self.recorded = False
+        self.legs: list[Leg] = []
+        self._effect: Effect | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # -- events and effects ----------------------------------------------------------------
+
+    def deliver(self, event: Event) -> None:
+        """Hand an event to the attempts; the effect is the next one to be performed."""
+        effect = self.attempts.on(event, self._clock())
+        if isinstance(effect, Wait):
+            self._note(effect)
+            return
+        self._effect = effect
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next_effect(self) -> Effect:
+        """Wait until an event has given an effect."""
+        if self._effect is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        effect, self._effect = self._effect, None
+        assert effect is not None
+        return effect
+
+    def close_legs(self) -> None:
+        """Close all legs, which aborts what has not ended."""
+        try:
+            while self.legs:
+                self.legs.pop().close()
+        finally:
+            if self.legs:  # whatever one of them raises, all are closed
+                self.close_legs()
+
+    # -- what is recorded ------------------------------------------------------------------
 
     @property
     def hit(self) -> Hit | None:
-        return self.judged.hit
+        """The earlier turn that it continues."""
+        return self.planned.hit
 
     @property
     def features(self) -> Features | None:
-        return self.judged.features
+        """What its route was decided from."""
+        return self.planned.features
+
+    @property
+    def decision(self) -> Decision:
+        """The route as it was taken: a refused local turn has become a remote one."""
+        return self.attempts.decision
+
+    @property
+    def prefill(self) -> WorkerView | None:
+        """The prefill worker of the latest attempt; None if it was not a remote turn."""
+        plan = self.attempts.plan
+        return None if plan is None else plan.prefill
 
     @property
     def turn(self) -> int:
+        """The number of the turn in its conversation, from 1."""
         return 1 if self.hit is None else self.hit.next_turn
 
     @property
-    def ttft_s(self) -> float:
-        assert self.first_byte_s is not None, "asked before a worker had spoken"
-        return self.first_byte_s - self.arrived_s
+    def kv_tokens(self) -> int:
+        """KV that it was expected to need."""
+        return self.planned.kv_tokens
 
-    def close(self) -> None:
-        """Give up, or give back, whatever is still open."""
-        try:
-            while self.opened:
-                self.opened.pop().close()
-        finally:
-            if self.opened:  # whatever one of them raises, all are closed
-                self.close()
+    @property
+    def ttft_s(self) -> float | None:
+        """From the request's arrival to the first answer; None before."""
+        answered_at_s = self.attempts.answered_at_s
+        return None if answered_at_s is None else answered_at_s - self.arrived_s
 
     def answer_headers(self) -> dict[str, str]:
+        """Headers of the answer that tell its route."""
+        decision = self.decision
         return {
-            "X-PPD-Route": self.decision.route,
-            "X-PPD-Reason": self.decision.reason,
+            "X-PPD-Route": decision.route,
+            "X-PPD-Reason": decision.reason,
             "X-PPD-Turn": str(self.turn),
         }
+
+    def span_attributes(self) -> dict[str, Any]:
+        """What its OpenTelemetry span holds; names of the GenAI conventions where there are."""
+        decision = self.decision
+        attributes: dict[str, Any] = {
+            "ppd.route": decision.route.value,
+            "ppd.reason": decision.reason.value,
+            "ppd.turn": self.turn,
+            "ppd.tenant": self.tenant,
+            "ppd.retried": self.attempts.retried,
+            "gen_ai.request.model": str(self.inbound.fields.get("model", "default")),
+        }
+        if self.hit is not None:
+            attributes["ppd.session"] = self.hit.turn.session_name
+        if self.usage is not None:
+            attributes["gen_ai.usage.input_tokens"] = self.usage.prompt_tokens
+            attributes["gen_ai.usage.output_tokens"] = self.usage.completion_tokens
+            attributes["ppd.cached_tokens"] = self.usage.cached_tokens
+        return attributes

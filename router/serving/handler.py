@@ -1,21 +1,45 @@
-"""Serving one request: look up its conversation, decide, dispatch, pass on the answer.
+"""Serves one request: parse, admit, plan, perform effects, relay, record.
 
-This is the life of a request (docs/ARCHITECTURE.md) in one page; the steps are
-``requests.py``'s, ``ppd.planner``'s, ``dispatch.py``'s and ``relay.py``'s.
+Each step of a request's life (docs/ARCHITECTURE.md) is one function here. What follows a failure
+is decided by ``ppd.attempts``; this module carries its effects out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple, assert_never
 
 from ppd.arrivals import ArrivalRate
-from ppd.decision import Policy, Route
+from ppd.attempts import (
+    Abandon,
+    Append,
+    Attempts,
+    ClientGone,
+    Crashed,
+    Effect,
+    Failure,
+    Finish,
+    Prime,
+    Relay,
+    Send,
+    Settled,
+    Stopping,
+    StreamEnded,
+    Wait,
+)
+from ppd.backlog import Backlog
+from ppd.contract import Role
+from ppd.decision import Route
 from ppd.errors import RequestError
 from ppd.journal import Decided
-from ppd.planning import Judgement, Planner, Query
+from ppd.outcome import Outcome
+from ppd.placement import PlannedTurn, WorkerView
+from ppd.planning import Planner, Query
 from ppd.score import Targets
 
 from ..answers import ErrorAnswer, answer_to
@@ -30,33 +54,51 @@ from ..observability.journal import Journal
 from ..observability.metrics import Metrics
 from ..observability.tracing import Trace, Tracing
 from ..workers.registry import WorkerRegistry
+from ..workers.worker import Worker
 from .context import RequestContext
-from .dispatch import Dispatcher
-from .hooks import LatencyEstimate, RequestHook, completed
-from .internal import Asked
+from .hooks import LatencyEstimate, RequestHook, complete_while_waiting
+from .internal import ServerRequest
 from .ledger import Ledger
-from .relay import STOPPED, relay_body, relay_stream
+from .relay import StreamRelay, relay_body
+from .resume import Resumption
 from .samples import serve_samples
+from .sending import Sender
+
+logger = logging.getLogger("ppd.router.turns")
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
+class ParsedRequest(NamedTuple):
+    """A checked request, and what its planning needs of it."""
+
+    inbound: Inbound
+    query: Query
+
+
 class RequestHandler:
-    """Serves requests of all endpoints.
+    """Serves requests of all endpoints, each by one coroutine.
 
     Args:
+        max_resumptions: how often a stream may go on on another worker.
         max_body_bytes: of all samples' requests together.
+        tracing: None: no spans are made.
         clock: seconds, monotonic.
+
+    Attributes:
+        keys: API keys in force.
+        rates: limits in force.
     """
 
     def __init__(
         self,
         *,
-        pool: WorkerRegistry,
+        registry: WorkerRegistry,
         planner: Planner,
+        backlog: Backlog,
         arrivals: ArrivalRate,
         objectives: Objectives,
-        dispatcher: Dispatcher,
+        sender: Sender,
         ledger: Ledger,
         journal: Journal,
         metrics: Metrics,
@@ -68,11 +110,12 @@ class RequestHandler:
         tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
-        self._pool = pool
+        self._registry = registry
         self._planner = planner
+        self._backlog = backlog
         self._arrivals = arrivals
         self._objectives = objectives
-        self._dispatcher = dispatcher
+        self._sender = sender
         self._ledger = ledger
         self._journal = journal
         self._metrics = metrics
@@ -85,243 +128,109 @@ class RequestHandler:
         self._clock = clock
 
     def reload(self, keys: KeyRing, objectives: Objectives, max_resumptions: int) -> None:
-        """As they are configured now."""
+        """Serve later requests by a new configuration."""
         self.keys, self._objectives = keys, objectives
         self._max_resumptions = max_resumptions
 
-    def set_policy(self, policy: Policy) -> None:
-        self._planner.policy = policy
+    # -- the life of a request ---------------------------------------------------------------
 
-    @contextmanager
-    def not_served_yet(self, request: Asked) -> Iterator[None]:
-        """For what is done before ``serve``: whoever leaves meanwhile is counted."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            self.undecided(request.path, _left(request))
-            raise
-
-    async def serve(self, request: Asked, companion: RequestHook | None = None) -> None:
+    async def serve(self, request: ServerRequest, hook: RequestHook | None = None) -> None:
         """Answer one request, whatever it is and whatever becomes of it.
 
         Args:
-            companion: of requests of one sample.
+            hook: completes its body and observes its stream; for requests of one sample.
         """
         arrived_s = self._clock()  # not before: how fast a client sends is not ours
         try:
-            if request.method != "POST":
-                raise RequestError(f"{request.method} {request.path}: use POST", status=405)
-            endpoint = _ENDPOINTS[request.path]
-            inbound, query = self._read(endpoint, request.headers, request.body)
-            self._check_samples(inbound.samples, len(request.body))
+            parsed = self._parse(request, request.body)
+            self._check_samples(parsed.inbound.samples, len(request.body))
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-            self._turn_down(request, error, self._begin_trace(request))
+            self._refuse(request, error, self._begin_trace(request))
             return
-        if inbound.samples > 1:  # each of them comes back here
-            await serve_samples(request, inbound.samples, self.serve)
-        else:
-            trace = self._begin_trace(request)
-            await self._serve(request, inbound, query, arrived_s, trace, companion)
-
-    def _check_samples(self, count: int, body_bytes: int) -> None:
-        """Raises:
-        RequestError: they are too large together.
-        """
-        if count > 1 and count * body_bytes > self._max_body_bytes:
-            told = f"{count} samples of such a body are more than {self._max_body_bytes} bytes"
-            raise RequestError(told, status=413, param="n")
-
-    async def _serve(
-        self,
-        request: Asked,
-        inbound: Inbound,
-        query: Query,
-        arrived_s: float,
-        trace: Trace | None,
-        companion: RequestHook | None,
-    ) -> None:
+        if parsed.inbound.samples > 1:  # each of them comes back here
+            await serve_samples(request, parsed.inbound.samples, self.serve)
+            return
+        trace = self._begin_trace(request)
         try:
-            context = await self._let_in(request, inbound, query, arrived_s, companion)
+            parsed, kv_tokens = await self._admit(request, parsed, hook)
         except asyncio.CancelledError:
-            self.undecided(request.path, _left(request), trace)
+            self.undecided(request.path, _gone(request), trace)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-            self._turn_down(request, error, trace)
+            self._refuse(request, error, trace)
             return
         try:
-            if trace is not None:
-                trace.follow(context)
-            await self._answer(request, context, companion)
-        finally:
             try:
-                self._over(context, trace)
+                context = self._plan(request, parsed, kv_tokens, arrived_s, trace)
+            except Exception as error:  # noqa: BLE001 - as above
+                self.rates.refund(parsed.query.tenant, kv_tokens)
+                self._refuse(request, error, trace)
+                return
+            try:
+                await self._perform(request, context, hook)
             finally:
-                self._admission.leave()
+                self._record(context, trace)
+        finally:
+            self._admission.leave()
 
-    async def _let_in(
-        self,
-        request: Asked,
-        inbound: Inbound,
-        query: Query,
-        arrived_s: float,
-        companion: RequestHook | None,
-    ) -> RequestContext:
-        """Charge the request, wait until it may be served, decide its route.
+    def _parse(self, request: ServerRequest, body: bytes) -> ParsedRequest:
+        """Check a request, and hash its prefixes.
 
         Raises:
-            Overloaded: it may not.
+            RequestError: naming the field at fault.
         """
-        kv_tokens = self._planner.kv_tokens(query, inbound.prompts)
-        self.rates.charge(query.tenant, kv_tokens)
+        if request.method != "POST":
+            raise RequestError(f"{request.method} {request.path}: use POST", status=405)
+        return self._read(_ENDPOINTS[request.path], request.headers, body)
+
+    async def _admit(
+        self, request: ServerRequest, parsed: ParsedRequest, hook: RequestHook | None
+    ) -> tuple[ParsedRequest, int]:
+        """Charge a request, and wait until it may be served.
+
+        Returns:
+            It, completed by its hook, and the KV that it was charged for.
+
+        Raises:
+            Overloaded: it may not be served now.
+        """
+        tenant = parsed.query.tenant
+        kv_tokens = self._planner.kv_tokens(parsed.query)
+        self.rates.charge(tenant, kv_tokens)
         try:
-            body = None
-            if companion is None:
-                await self._admission.enter(query.tenant, kv_tokens)
-            else:
-                outlook = self._outlook(query)
-                entering = self._admission.enter(query.tenant, kv_tokens)
-                body = await completed(companion, outlook, entering, self._admission.leave)
+            entering = self._admission.enter(tenant, kv_tokens)
+            if hook is None:
+                await entering
+                return parsed, kv_tokens
+            estimate = self._estimate(parsed.query, kv_tokens)
+            body = await complete_while_waiting(hook, estimate, entering, self._admission.leave)
             try:
-                if body is not None:  # what came to it takes room, and is paid for
-                    inbound, query = self._read(inbound.endpoint, request.headers, body)
-                    more = self._planner.kv_tokens(query, inbound.prompts) - kv_tokens
-                    self.rates.settle(query.tenant, more)
-                    kv_tokens += more
-                return self._decide(request.headers, inbound, query, arrived_s, kv_tokens)
+                parsed = self._parse(request, body)
+                more = self._planner.kv_tokens(parsed.query) - kv_tokens
+                self.rates.settle(tenant, more)  # what was added takes room, and is paid for
+                kv_tokens += more
             except BaseException:
                 self._admission.leave()
                 raise
+            return parsed, kv_tokens
         except BaseException:
-            self.rates.refund(query.tenant, kv_tokens)
+            self.rates.refund(tenant, kv_tokens)
             raise
 
-    def _outlook(self, query: Query) -> LatencyEstimate:
-        decision = self._planner.plan(query, self._clock()).decision
-        target_ms = query.objective.ttft_ms if isinstance(query.objective, Targets) else None
-        costs = decision.assessment
-        if costs is None:
-            return LatencyEstimate(0.0, target_ms)
-        chosen = costs.local if decision.route is Route.LOCAL else costs.remote
-        return LatencyEstimate(chosen.ttft_ms, target_ms)
-
-    async def _answer(
-        self, request: Asked, context: RequestContext, companion: RequestHook | None
-    ) -> None:
-        try:
-            answer = await self._dispatcher.answer(context)
-            self._ledger.answered(context)
-            if answer.streams:
-                await relay_stream(
-                    request,
-                    context,
-                    answer,
-                    self._ledger,
-                    self._dispatcher,
-                    self._max_resumptions,
-                    companion.reader() if companion is not None else None,
-                )
-            else:
-                relay_body(request, context, answer, self._ledger)
-        except asyncio.CancelledError:
-            self._ledger.finished(context, _left(request))
-            raise
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-            told = answer_to(error, f"{request.method} {request.path}")
-            self._ledger.finished(context, told.outcome)
-            _tell(request, told)
-
-    def _over(self, context: RequestContext, trace: Trace | None) -> None:
-        """Give back what the request held; charge what was used, nothing if no worker spoke."""
-        outcome = context.outcome or "internal_error"
-        context.close()
-        self._ledger.closed(context, outcome)
-        if trace is not None:
-            trace.end(outcome)
-        if (used := context.usage) is not None:
-            took = used.prompt_tokens + used.completion_tokens
-            self.rates.settle(context.tenant, took - context.kv_tokens)
-        elif context.first_byte_s is None:
-            self.rates.refund(context.tenant, context.kv_tokens)
-
-    def _turn_down(self, request: Asked, error: Exception, trace: Trace | None) -> None:
-        """Nothing has been decided about the request, and nothing will."""
-        told = answer_to(error, f"{request.method} {request.path}")
-        self.undecided(request.path, told.outcome, trace)
-        _tell(request, told)
-
-    def charge_request(self, request: Asked) -> None:
-        """One that no worker is needed for.
-
-        Raises:
-            RequestError: who asks is not known, or may not ask now.
-        """
-        self.charge(request.headers)
-        self.undecided(request.path, "from_cache")
-
-    def charge(self, headers: Mapping[str, str]) -> None:
-        """One request, of tokens that nobody counts.
-
-        Raises:
-            RequestError: who asks is not known, or may not ask now.
-        """
-        self.rates.charge(self.keys.tenant(headers) or ANONYMOUS, 0)
-
-    def undecided(self, path: str, outcome: str, trace: Trace | None = None) -> None:
-        """A request ended before anything was decided about it."""
-        self._metrics.finished.add(path, outcome)
-        if trace is not None:
-            trace.end(outcome)
-
-    def _begin_trace(self, request: Asked) -> Trace | None:
-        if self._tracing is None:
-            return None
-        return self._tracing.begin(request.path, request.headers)
-
-    def explain(
-        self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
-    ) -> tuple[Query, Judgement]:
-        """What would be decided about a request now; nothing is sent or remembered.
-
-        Raises:
-            RequestError: the request is wrong.
-        """
-        _, query = self._read(endpoint, headers, raw)
-        return query, self._planner.plan(query, self._clock())
-
-    def _read(
-        self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
-    ) -> tuple[Inbound, Query]:
-        """
-        Args:
-            headers: by lower-case name.
-        """
-        tenant = self.keys.tenant(headers)
-        served = Served(self._pool.models, self._pool.vocab_size)
-        session = headers.get("x-session-id", "")
-        inbound = parse(endpoint, raw, tenant, served, session)
-        name = tenant or ANONYMOUS
-        query = Query(
-            kind=endpoint,
-            chain=inbound.chain,
-            body_bytes=len(raw),
-            tenant=name,
-            max_reply_tokens=inbound.max_reply_tokens,
-            objective=self._objectives.of(name, headers),
-        )
-        return inbound, query
-
-    def _decide(
+    def _plan(
         self,
-        headers: Mapping[str, str],
-        inbound: Inbound,
-        query: Query,
-        arrived_s: float,
+        request: ServerRequest,
+        parsed: ParsedRequest,
         kv_tokens: int,
+        arrived_s: float,
+        trace: Trace | None,
     ) -> RequestContext:
+        """Decide the route, and name the workers. Nothing is awaited until they are sent to."""
+        inbound, query = parsed
         now_s = self._clock()
         self._arrivals.note(now_s)
         started_s = time.perf_counter()
-        judged = self._planner.plan(query, now_s)
+        planned = self._planner.plan(query, kv_tokens, now_s)
         self._metrics.decision.of().observe(time.perf_counter() - started_s)
         number = self._journal.next_number()
         self._journal.decided(
@@ -331,32 +240,294 @@ class RequestHandler:
                 endpoint=inbound.endpoint,
                 tenant=query.tenant,
                 objective=query.objective,
-                features=judged.features,
-                decision=judged.decision,
+                features=planned.features,
+                decision=planned.decision,
             )
         )
+        headers = self.keys.forwarded(request.headers)
+        if trace is not None:
+            headers.update(trace.headers)
         return RequestContext(
             number=number,
-            session=self._ledger.session(judged.hit),
+            session=self._ledger.session(planned.hit),
             inbound=inbound,
             tenant=query.tenant,
-            kv_tokens=kv_tokens,
-            headers=self.keys.forwarded(headers),
+            headers=headers,
             clients_key=not self.keys.judges,
             arrived_s=arrived_s,
-            judged=judged,
-            decision=judged.decision,
+            planned=planned,
+            attempts=Attempts(
+                planned,
+                self._planner.placement,
+                self._backlog,
+                number=number,
+                max_resumptions=self._max_resumptions,
+            ),
+            note=self._note,
+            clock=self._clock,
         )
 
+    async def _perform(
+        self, request: ServerRequest, context: RequestContext, hook: RequestHook | None
+    ) -> None:
+        """Carry out one effect after another, until the request has ended."""
+        attempts, relay = context.attempts, None
+        try:
+            effect = attempts.start()
+            while True:
+                match effect:
+                    case Send():
+                        self._sender.send(context, effect.plan)
+                        effect = await context.next_effect()
+                    case Relay():
+                        relay = self._relay(request, context, effect, hook, relay)
+                        effect = await context.next_effect()
+                    case Abandon():
+                        effect = await self._abandon(context, effect)
+                    case Append():
+                        context.close_legs()
+                        if relay is not None and not effect.insertion:
+                            relay.give_insertion_up()
+                        self._sender.send(context, effect.plan)
+                        effect = await context.next_effect()
+                    case Prime():
+                        assert relay is not None, "a passage is found while a stream is relayed"
+                        relay.prime(effect)
+                        effect = await context.next_effect()
+                    case Wait():
+                        self._note(effect)
+                        effect = await context.next_effect()
+                    case Finish():
+                        self._finish(request, context, effect, relay)
+                        return
+                    case _:
+                        assert_never(effect)
+        except asyncio.CancelledError:
+            gone = Stopping() if request.connection.stopping else ClientGone()
+            attempts.on(gone, self._clock())
+            self._ledger.finished(context)
+            if relay is not None:
+                relay.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
+            answer = answer_to(error, f"{request.method} {request.path}")
+            attempts.on(Crashed(), self._clock())
+            self._ledger.finished(context)
+            if relay is not None:
+                relay.close()
+            _respond(request, answer)
 
-def _left(request: Asked) -> str:
-    """Why nobody waits for an answer any more: the client hung up, unless the router ends it."""
-    return STOPPED if request.connection.stopping else "disconnected"
+    def _relay(
+        self,
+        request: ServerRequest,
+        context: RequestContext,
+        effect: Relay,
+        hook: RequestHook | None,
+        relay: StreamRelay | None,
+    ) -> StreamRelay | None:
+        """Pass an answer on: a whole one, the beginning of a stream, or the rest of one."""
+        answer = context.answer
+        assert answer is not None
+        if effect.credited is not None:
+            _worker(effect.credited).breaker.succeeded()
+        if relay is not None:
+            if relay.resuming:
+                self._ledger.resumed(True)
+            relay.go_on(answer)
+            return relay
+        self._ledger.answered(context)
+        if not answer.streams:
+            relay_body(request, context, answer, self._ledger)
+            context.deliver(StreamEnded())
+            return None
+        observer = resumption = None
+        if (self._max_resumptions or hook is not None) and Resumption.possible(context.inbound):
+            resumption = Resumption(context.inbound)
+            observer = None if hook is None else hook.observer()
+        return StreamRelay(
+            request, context, answer, self._ledger, self._sender, resumption, observer
+        )
+
+    async def _abandon(self, context: RequestContext, effect: Abandon) -> Effect:
+        """Close an attempt's legs, hold its failure against a worker, probe what may be dead."""
+        context.close_legs()
+        worker, reason = _worker(effect.worker), effect.reason
+        self._note_failure(worker, reason, effect.blamed)
+        if reason is not None and effect.down:
+            self._registry.mark_dead(worker, reason.error.message)
+        elif reason is not None and effect.local:
+            self._note_refusal(worker, reason)
+        if effect.probe:
+            probes = (self._registry.check(_worker(one)) for one in effect.probe)
+            await asyncio.gather(*probes)
+        return context.attempts.on(Settled(), self._clock())
+
+    def _finish(
+        self,
+        request: ServerRequest,
+        context: RequestContext,
+        effect: Finish,
+        relay: StreamRelay | None,
+    ) -> None:
+        """Give the client the end of its answer, or the error."""
+        if effect.credited is not None:
+            _worker(effect.credited).breaker.succeeded()
+        if effect.blamed is not None:
+            self._note_failure(_worker(effect.blamed), None, blamed=True)
+        self._ledger.finished(context)
+        if relay is not None:
+            if relay.resuming and effect.outcome is Outcome.TRUNCATED:
+                self._ledger.resumed(False)
+            relay.finish(effect.outcome)
+        elif effect.error is not None:
+            _respond(request, answer_to(effect.error, f"{request.method} {request.path}"))
+
+    def _record(self, context: RequestContext, trace: Trace | None) -> None:
+        """Give back what the request held; charge what was used, nothing if no worker answered."""
+        outcome = context.attempts.outcome or Outcome.INTERNAL_ERROR
+        try:
+            context.close_legs()
+        finally:
+            self._ledger.recorded(context, outcome)
+            if trace is not None:
+                answered_at_s = context.attempts.answered_at_s
+                trace.end(outcome, context.span_attributes(), answered_at_s)
+            if (used := context.usage) is not None:
+                tokens = used.prompt_tokens + used.completion_tokens
+                self.rates.settle(context.tenant, tokens - context.kv_tokens)
+            elif context.attempts.answered_at_s is None:
+                self.rates.refund(context.tenant, context.kv_tokens)
+
+    # -- what a failure says of a worker -----------------------------------------------------
+
+    def _note(self, effect: Wait) -> None:
+        if effect.credited is not None:
+            _worker(effect.credited).breaker.succeeded()
+        if effect.worker is not None:
+            self._note_failure(_worker(effect.worker), effect.reason, effect.blamed)
+
+    def _note_failure(self, worker: Worker, reason: Failure | None, blamed: bool) -> None:
+        if reason is not None and worker.role is Role.PREFILL and reason.error.status >= 500:
+            self._metrics.prefill_errors.inc()
+            logger.warning("prefill leg failed on %s: %s", worker.url, reason.error)
+        if blamed:
+            was_open = worker.breaker.open
+            worker.breaker.failed()
+            if worker.breaker.open and not was_open:
+                logger.error("%s fails request after request: left alone for a while", worker.url)
+
+    def _note_refusal(self, worker: Worker, reason: Failure) -> None:
+        """A decode worker did not take a local turn."""
+        if (refusal := reason.refusal) is not None:
+            self._metrics.refused.labels(refusal.reason).inc()
+            logger.warning("local turn refused by %s: %s", worker.url, refusal)
+            worker.note_flushes(refusal.flushes)
+        elif reason.unpatched:
+            logger.error("%s no longer offers local prefill", worker.url)
+            worker.handshake = replace(worker.handshake, local_prefill=False)
+
+    # -- requests without a route ------------------------------------------------------------
+
+    @contextmanager
+    def not_served_yet(self, request: ServerRequest) -> Iterator[None]:
+        """Count a request whose client leaves before ``serve`` is called."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.undecided(request.path, _gone(request))
+            raise
+
+    def charge_request(self, request: ServerRequest) -> None:
+        """Charge a request that no worker is needed for.
+
+        Raises:
+            RequestError: its sender is unknown, or has reached a limit.
+        """
+        self.charge(request.headers)
+        self.undecided(request.path, Outcome.FROM_CACHE)
+
+    def charge(self, headers: Mapping[str, str]) -> None:
+        """Charge one request, of tokens that are not counted.
+
+        Raises:
+            RequestError: its sender is unknown, or has reached a limit.
+        """
+        self.rates.charge(self.keys.tenant(headers) or ANONYMOUS, 0)
+
+    def undecided(self, path: str, outcome: Outcome, trace: Trace | None = None) -> None:
+        """Count a request that ended before a route was decided for it."""
+        self._metrics.finished.add(path, outcome)
+        if trace is not None:
+            trace.end(outcome)
+
+    def _refuse(self, request: ServerRequest, error: Exception, trace: Trace | None) -> None:
+        answer = answer_to(error, f"{request.method} {request.path}")
+        self.undecided(request.path, answer.outcome, trace)
+        _respond(request, answer)
+
+    def _begin_trace(self, request: ServerRequest) -> Trace | None:
+        if self._tracing is None:
+            return None
+        return self._tracing.begin(request.path, request.headers)
+
+    # -- what is known of a request ----------------------------------------------------------
+
+    def explain(
+        self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
+    ) -> tuple[Query, PlannedTurn]:
+        """What would be decided about a request now; nothing is sent or recorded.
+
+        Raises:
+            RequestError: the request is wrong.
+        """
+        query = self._read(endpoint, headers, raw).query
+        return query, self._planner.plan(query, self._planner.kv_tokens(query), self._clock())
+
+    def _read(self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes) -> ParsedRequest:
+        tenant = self.keys.tenant(headers)
+        served = Served(self._registry.models, self._registry.vocab_size)
+        inbound = parse(endpoint, raw, tenant, served, headers.get("x-session-id", ""))
+        name = tenant or ANONYMOUS
+        query = Query(
+            kind=endpoint,
+            chain=inbound.chain,
+            body_bytes=len(raw),
+            tenant=name,
+            max_reply_tokens=inbound.max_reply_tokens,
+            objective=self._objectives.of(name, headers),
+            root=inbound.root,
+            prompts=inbound.prompts,
+        )
+        return ParsedRequest(inbound, query)
+
+    def _check_samples(self, count: int, body_bytes: int) -> None:
+        if count > 1 and count * body_bytes > self._max_body_bytes:
+            message = f"{count} samples of such a body are more than {self._max_body_bytes} bytes"
+            raise RequestError(message, status=413, param="n")
+
+    def _estimate(self, query: Query, kv_tokens: int) -> LatencyEstimate:
+        decision = self._planner.plan(query, kv_tokens, self._clock()).decision
+        target_ms = query.objective.ttft_ms if isinstance(query.objective, Targets) else None
+        costs = decision.assessment
+        if costs is None:
+            return LatencyEstimate(0.0, target_ms)
+        chosen = costs.local if decision.route is Route.LOCAL else costs.remote
+        return LatencyEstimate(chosen.ttft_ms, target_ms)
 
 
-def _tell(request: Asked, told: ErrorAnswer) -> None:
+def _gone(request: ServerRequest) -> Outcome:
+    """Why an answer is no longer awaited: the client has left, unless the router stops."""
+    return Outcome.STOPPED if request.connection.stopping else Outcome.DISCONNECTED
+
+
+def _respond(request: ServerRequest, answer: ErrorAnswer) -> None:
     if request.answered:
         request.abort()
     else:
-        headers = {"Content-Type": "application/json", **told.headers}
-        request.respond(told.status, told.body, headers)
+        headers = {"Content-Type": "application/json", **answer.headers}
+        request.respond(answer.status, answer.body, headers)
+
+
+def _worker(view: WorkerView) -> Worker:
+    assert isinstance(view, Worker), "the router's plans name its own workers"
+    return view

@@ -1,4 +1,4 @@
-"""Requests of our own, served like a client's: what other APIs are translated to."""
+"""Requests that the router makes itself, served like a client's: other APIs, samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..wire.request import Connection
 from .sse import parse_event, split_events
 
 
-class Asked(Protocol):
-    """A request that can be answered (``wire.request.Request``, or one of ours)."""
+class ServerRequest(Protocol):
+    """A request that can be answered: ``wire.request.Request``, or an ``InternalRequest``."""
 
     @property
     def method(self) -> str: ...
@@ -34,26 +34,38 @@ class Asked(Protocol):
     def abort(self) -> None: ...
 
 
-class Taker(Protocol):
-    """Where the answer to one of our requests goes."""
+class ResponseWriter(Protocol):
+    """Takes the answer to an internal request."""
 
-    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None: ...
-
-    def begun(self, headers: Mapping[str, str]) -> None:
-        """A stream, with status 200."""
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """The whole answer."""
         ...
 
-    def block(self, events: bytes) -> None:
-        """Whole events."""
+    def start(self, headers: Mapping[str, str]) -> None:
+        """The head of a stream, with status 200."""
         ...
 
-    def ended(self) -> None: ...
+    def write(self, events: bytes) -> None:
+        """Whole events of a stream."""
+        ...
 
-    def aborted(self) -> None: ...
+    def end(self) -> None:
+        """The end of a stream."""
+        ...
+
+    def abort(self) -> None:
+        """A stream that cannot be ended well."""
+        ...
 
 
 class InternalRequest:
-    """``wire.request.Request`` for a request of ours; nothing is framed."""
+    """A request that the router makes and serves itself; nothing of it is framed.
+
+    Args:
+        headers: by lower-case name.
+        connection: of the client that it is served for.
+        writer: takes the answer.
+    """
 
     method = "POST"
 
@@ -63,34 +75,39 @@ class InternalRequest:
         headers: Mapping[str, str],
         body: bytes,
         connection: Connection,
-        taker: Taker,
+        writer: ResponseWriter,
     ) -> None:
         self.path = path
         self.headers = headers
         self.body = body
         self.connection = connection
         self.answered = False
-        self._taker = taker
+        self._writer = writer
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Give the whole answer."""
         self.answered = True
-        self._taker.whole(status, body, headers)
+        self._writer.respond(status, body, headers)
 
     def start(self, status: int, headers: Mapping[str, str], first: bytes) -> None:
+        """Begin a streamed answer."""
         assert status == 200
         self.answered = True
-        self._taker.begun(headers)
-        self._taker.block(first)
+        self._writer.start(headers)
+        self._writer.write(first)
 
     def write(self, data: bytes) -> None:
+        """Give more events."""
         if data:
-            self._taker.block(data)
+            self._writer.write(data)
 
     def end(self) -> None:
-        self._taker.ended()
+        """End a streamed answer."""
+        self._writer.end()
 
     def abort(self) -> None:
-        self._taker.aborted()
+        """Break a streamed answer off."""
+        self._writer.abort()
 
 
 def chunks_of(events: bytes) -> list[dict[str, Any]]:

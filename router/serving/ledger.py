@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ppd.decision import Policy, Reason, Route, predicted_cached_tokens
+from ppd.decision import Reason, Route, predicted_cached_tokens
 from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
+from ppd.outcome import Outcome
+from ppd.planning import Planner
 from ppd.sessions import Hit, SessionIndex, Turn
 
 from ..observability.counting import Observed
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics, turn_label
+from ..workers.sglang import Usage
 from ..workers.worker import Worker
 from .context import RequestContext
-from .sse import Usage
 
 _MAX_WAITING = 0.1  # for the client, of the time of decoding, for a turn to be worth observing
 
@@ -37,7 +39,7 @@ class Ledger:
         self,
         *,
         index: SessionIndex,
-        policy: Policy,
+        planner: Planner,
         forecast: Forecast,
         journal: Journal,
         metrics: Metrics,
@@ -45,55 +47,52 @@ class Ledger:
         new_session: Callable[[], int],
     ) -> None:
         self._index = index
-        self._policy = policy
-        self._since = 0
+        self._planner = planner
         self._forecast = forecast
         self._journal = journal
         self._metrics = metrics
         self._clock = clock
         self._new_session = new_session
 
-    def set_policy(self, policy: Policy, since: int) -> None:
-        """Another policy decides about requests from that number on; it learns of no others."""
-        self._policy, self._since = policy, since
-
     def session(self, hit: Hit | None) -> int:
         """The number of a request's conversation, a new one where it has none."""
         return self._new_session() if hit is None else hit.turn.session
 
     def answered(self, context: RequestContext) -> None:
-        """A worker has spoken."""
+        """A worker has begun to answer."""
         decision = context.decision
         metrics = self._metrics
         metrics.turns.add(context.inbound.endpoint, decision.route, decision.reason)
+        assert context.ttft_s is not None
         metrics.ttft.of(*_kind(context)).observe(context.ttft_s)
 
-    def finished(self, context: RequestContext, outcome: str) -> None:
-        """The request has ended; what comes after is not another end.
+    def finished(self, context: RequestContext) -> None:
+        """The request has ended; each further call does nothing.
 
-        A client may well hang up on the last byte, while the legs are still being closed.
+        A client may well close its connection on the last byte, while legs are being closed.
         """
-        if context.outcome is not None:
+        outcome = context.attempts.outcome
+        if outcome is None or context.finished:
             return
-        context.outcome = outcome
-        if outcome == "ok":
+        context.finished = True
+        if outcome is Outcome.OK:
             self._metrics.e2e.of(*_kind(context)).observe(self._clock() - context.arrived_s)
         self._metrics.finished.add(context.inbound.endpoint, outcome)
 
-    def passing_on(self, context: RequestContext) -> Observed:
-        """For the times between the parts of a stream."""
+    def itl(self, context: RequestContext) -> Observed:
+        """The histogram for the times between the parts of a stream."""
         return self._metrics.itl.of(*_kind(context))
 
     def resumed(self, well: bool) -> None:
-        """A stream whose worker was lost goes on elsewhere, or could not."""
+        """A stream whose worker was lost goes on on another one, or could not."""
         self._metrics.resumed.labels("ok" if well else "failed").inc()
 
-    def closed(self, context: RequestContext, outcome: str) -> None:
-        """Nothing is left of the request: the decision log shall say how it ended."""
+    def recorded(self, context: RequestContext, outcome: Outcome) -> None:
+        """Nothing of the request is left: write its end to the decision log, if it is not there."""
         if context.recorded:
             return
         context.recorded = True
-        spoke = context.first_byte_s is not None
+        ttft_s = context.ttft_s
         self._journal.finished(
             Finished(
                 number=context.number,
@@ -101,7 +100,7 @@ class Ledger:
                 route=context.decision.route,
                 reason=context.decision.reason,
                 outcome=outcome,
-                ttft_ms=1e3 * context.ttft_s if spoke else None,
+                ttft_ms=None if ttft_s is None else 1e3 * ttft_s,
             )
         )
 
@@ -115,7 +114,7 @@ class Ledger:
         turn = self._turn(context, home, usage)
         self._index.record(chain, turn, now_s, context.hit.digest if context.hit else None)
         for worker in (home, context.prefill):
-            if worker is not None and worker.evictions is not None:
+            if isinstance(worker, Worker) and worker.evictions is not None:
                 worker.evictions.served(turn.session)
         if context.decision.route is Route.LOCAL and context.decision.reason not in _UNPREDICTED:
             self._compare(context, turn, usage)
@@ -150,6 +149,7 @@ class Ledger:
         Of an answer that did not stream, came on another route than decided or had to wait for
         its client the policy learns nothing.
         """
+        assert context.ttft_s is not None
         ttft_ms = 1e3 * context.ttft_s
         tpot_ms = None
         decoding_s = now_s - context.arrived_s - context.ttft_s
@@ -160,11 +160,13 @@ class Ledger:
             self._metrics.decoded_for(max(0.0, decoding_s))
         observed = False
         if context.features is not None and tpot_ms is not None:
-            as_decided = context.decision == context.judged.decision and not context.retried
+            retried = context.attempts.retried
+            as_decided = context.decision is context.planned.decision and not retried
             in_time = context.client_waits_s <= _MAX_WAITING * decoding_s
-            observed = as_decided and in_time and context.number >= self._since
-            if observed:
-                self._policy.observe(context.features, context.decision.route, ttft_ms, tpot_ms)
+            if as_decided and in_time:
+                observed = self._planner.observe(
+                    context.number, context.features, context.decision.route, ttft_ms, tpot_ms
+                )
         context.recorded = True
         self._journal.finished(
             Finished(
@@ -253,7 +255,7 @@ def _log(context: RequestContext, turn: Turn, usage: Usage) -> None:
         "prompt": usage.prompt_tokens,
         "cached": usage.cached_tokens,
         "completion": usage.completion_tokens,
-        "ttft_ms": 1e3 * context.ttft_s,
+        "ttft_ms": 1e3 * (context.ttft_s or 0.0),
     }
     seen = context.decision.assessment
     if seen is not None:  # what the table said

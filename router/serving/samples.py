@@ -14,13 +14,13 @@ import orjson
 
 from ..answers import LAST_WORDS
 from ..wire.request import Listener
-from .internal import Asked, InternalRequest, chunks_of, parsed
+from .internal import InternalRequest, ServerRequest, chunks_of, parsed
 from .sse import DONE
 
-_Serve = Callable[[Asked], Coroutine[Any, Any, None]]
+_Serve = Callable[[ServerRequest], Coroutine[Any, Any, None]]
 
 
-async def serve_samples(request: Asked, count: int, serve: _Serve) -> None:
+async def serve_samples(request: ServerRequest, count: int, serve: _Serve) -> None:
     """
     Args:
         serve: serves one of the requests.
@@ -65,7 +65,7 @@ class _Merge:
 
     def __init__(
         self,
-        request: Asked,
+        request: ServerRequest,
         count: int,
         asks_usage: bool,
         give_up: Callable[[int], None],
@@ -123,7 +123,7 @@ class _Merge:
 
     # -- what samples answer -------------------------------------------------------------
 
-    def begun(self, headers: Mapping[str, str]) -> None:
+    def start(self, headers: Mapping[str, str]) -> None:
         if not self._request.answered:
             self._request.start(200, headers, b"")
 
@@ -172,7 +172,7 @@ class _Merge:
 
 
 class _Sample:
-    """``inner.Taker`` of one sample, and the client's connection as that sample sees it.
+    """The ``ResponseWriter`` of one sample, and the client's connection as that sample sees it.
 
     Attributes:
         listener: of the sample's stream, once there is one.
@@ -192,9 +192,6 @@ class _Sample:
     def stopping(self) -> bool:
         return self._merge.stopping
 
-    def write(self, data: bytes) -> None:
-        raise AssertionError("a sample's answer is merged")
-
     def set_listener(self, listener: Listener | None) -> None:
         if listener is not None:
             self.listener = listener
@@ -206,17 +203,17 @@ class _Sample:
     def answer(self) -> dict[str, Any]:
         return parsed(self.body)
 
-    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.status, self.body, self.headers = status, body, headers
         if status != 200:
             self._merge.give_up(self._index)
 
-    def begun(self, headers: Mapping[str, str]) -> None:
-        self._merge.begun(headers)
+    def start(self, headers: Mapping[str, str]) -> None:
+        self._merge.start(headers)
 
-    def block(self, events: bytes) -> None:
+    def write(self, data: bytes) -> None:
         merge = self._merge
-        for chunk in chunks_of(events):
+        for chunk in chunks_of(data):
             if "choices" not in chunk:  # an error
                 merge.tell(chunk)
                 continue
@@ -228,8 +225,8 @@ class _Sample:
                 choices = [{**one, "index": self._index} for one in chunk["choices"]]
                 merge.pass_on({**chunk, **merge.first, "choices": choices})
 
-    def ended(self) -> None:
+    def end(self) -> None:
         pass
 
-    def aborted(self) -> None:
+    def abort(self) -> None:
         self.aborted_ = True

@@ -7,12 +7,12 @@ the head (an error before the first token) and at the tail (usage).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import orjson
+
+from ..workers.sglang import Usage, error_of, total_usage, usage_of_generate, usage_of_openai
 
 DONE = b"data: [DONE]\n\n"
 _DONE = (DONE, b"data: [DONE]\r\n\r\n")
@@ -23,82 +23,6 @@ _EVENT = re.compile(rb".+?\n\r?\n", re.DOTALL)
 # generated text cannot forge it.
 _USAGE = b'"usage":{'
 _ERROR = b'data: {"error"'
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the engine reports them."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineError:
-    """``retry_after_s``: as a busy worker has told."""
-
-    status: int
-    message: str
-    kind: str
-    retry_after_s: int | None = None
-
-
-def usage_of_openai(answer: Mapping[str, Any]) -> Usage | None:
-    """Usage of an OpenAI-style body or event. ``prompt_tokens_details`` is null for 0 cached."""
-    usage = answer.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        completion_tokens=usage.get("completion_tokens") or 0,
-        cached_tokens=details.get("cached_tokens") or 0,
-    )
-
-
-def usage_of_generate(answer: object) -> Usage | None:
-    """Usage of a ``/generate`` body or event; of a batch's body, all of it."""
-    if isinstance(answer, list):
-        return total(filter(None, map(usage_of_generate, answer)))
-    meta = answer.get("meta_info") if isinstance(answer, dict) else None
-    if not isinstance(meta, dict):
-        return None
-    return Usage(
-        prompt_tokens=meta.get("prompt_tokens") or 0,
-        completion_tokens=meta.get("completion_tokens") or 0,
-        cached_tokens=meta.get("cached_tokens") or 0,
-    )
-
-
-def total(several: Iterable[Usage]) -> Usage | None:
-    """Of several prompts; None of none."""
-    counted = [(u.prompt_tokens, u.completion_tokens, u.cached_tokens) for u in several]
-    return Usage(*map(sum, zip(*counted, strict=True))) if counted else None
-
-
-def error_of(answer: object, status: int) -> EngineError | None:
-    """The error in an engine's body or event: OpenAI's nested form, SGLang's flat one, or the
-    abort in a ``/generate`` answer; None if it is no error."""
-    match answer:
-        case {"error": {"message": str(message), **rest}}:
-            return _error(message, rest.get("code"), rest.get("type"), status)
-        case {"object": "error", "message": str(message), **rest}:
-            return _error(message, rest.get("code"), rest.get("type"), status)
-        case {"detail": str(message)}:
-            return _error(message, None, None, status)
-        case {"meta_info": {"finish_reason": {"type": "abort", "message": message, **rest}}}:
-            return _error(str(message), rest.get("status_code"), rest.get("err_type"), status)
-        case _:
-            return None
-
-
-def _error(message: str, code: object, kind: object, status: int) -> EngineError:
-    told = [one for one in (code, status) if isinstance(one, int) and 400 <= one <= 599]
-    return EngineError(
-        status=told[0] if told else 500,
-        message=message,
-        kind=kind if isinstance(kind, str) and not kind.isdigit() else "engine_error",
-    )
 
 
 def parse_event(event: bytes) -> Any:
@@ -177,7 +101,7 @@ class Tail:
             if isinstance(answer, dict) and (usage := usage_of_generate(answer)) is not None:
                 self._usages[answer.get("index", 0)] = usage
                 self.failed = self.failed or error_of(answer, 200) is not None
-        self.usage = total(self._usages.values())
+        self.usage = total_usage(self._usages.values())
 
     def breaks_off(self) -> None:
         """The stream has ended before ``[DONE]``: with an error of the engine, or without."""

@@ -20,8 +20,8 @@ from ppd.errors import WorkerError
 
 from ..config.options import RouterConfig
 from ..wire.errors import describe
+from .handshake import connect_worker
 from .kubernetes import Pods
-from .meeting import meet
 from .registry import WorkerRegistry
 from .worker import Worker
 from .workers_file import WorkersFile
@@ -71,7 +71,7 @@ class Reconciler:
         self._wanted: dict[str, Mapping[str, Role]] = {}  # by source
         self._ours: dict[str, Worker] = {}
         self._leaving: dict[str, bool] = {}  # whether operators had drained it before
-        self._meeting: set[str] = set()
+        self._connecting: set[str] = set()
         self._told: dict[str, str] = {}  # why one does not join, as last logged
         self._woken = asyncio.Event()
 
@@ -108,8 +108,8 @@ class Reconciler:
         for url in self._told.keys() - wanted.keys():
             del self._told[url]
         for url, role in wanted.items():
-            if self._pool.at(url) is None and url not in self._meeting:
-                self._meeting.add(url)
+            if self._pool.at(url) is None and url not in self._connecting:
+                self._connecting.add(url)
                 greetings.append(self._meet(url, role))
         return greetings
 
@@ -118,7 +118,7 @@ class Reconciler:
 
     async def _meet(self, url: str, role: Role) -> None:
         try:
-            worker = await meet(self._pool.control, role, url)
+            worker = await connect_worker(self._pool.control, role, url)
             if self._roles().get(url) is not role or self._pool.at(url) is not None:
                 return  # no longer listed, or it came another way
             self._pool.join(worker)
@@ -133,7 +133,7 @@ class Reconciler:
             sources = [name for name, listed in self._wanted.items() if url in listed]
             logger.info("worker joined: %s %s (%s)", role, url, ", ".join(sources))
         finally:
-            self._meeting.discard(url)
+            self._connecting.discard(url)
 
     def _see_off(self, worker: Worker) -> None:
         """No new work for it; when it has finished what it has, it leaves."""

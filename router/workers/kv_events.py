@@ -20,8 +20,8 @@ import msgspec
 from ppd.evictions import Evictions
 
 from ..observability.metrics import Metrics
-from .handshake import Publisher
 from .registry import WorkerRegistry
+from .sglang import Publisher
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")

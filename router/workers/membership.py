@@ -25,9 +25,9 @@ from ..config.options import url_problem
 from ..peers import PASSED_ON, Peers
 from ..wire.access import carries_token, is_loopback
 from ..wire.errors import describe
-from .handshake import Load
-from .meeting import meet
+from .handshake import connect_worker
 from .registry import WorkerRegistry
+from .sglang import Load
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
@@ -66,7 +66,7 @@ class Membership:
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._budget_s = budget_s
         self._clock = clock
-        self._meeting: set[str] = set()  # URLs that hands are being shaken with
+        self._connecting: set[str] = set()  # URLs that hands are being shaken with
         self._left: set[tuple[str, str | None]] = set()  # those that said goodbye meanwhile
 
     def warn_if_shut(self, host: str) -> None:
@@ -162,15 +162,15 @@ class Membership:
             raise WorkerError(problem)
         worker = self._pool.at(said.url)
         if said.leaving:
-            if said.url in self._meeting:
+            if said.url in self._connecting:
                 self._left.add((said.url, said.boot_id))
             if worker is not None and worker.handshake.boot_id in (None, said.boot_id):
                 self._goodbye(worker)
         elif worker is None:
             await self._welcome(said)
-        elif worker.heard_at_s is None:
+        elif worker.announced_at_s is None:
             await self._renew(worker, said)
-            worker.has_flushed(said.flushes)
+            worker.note_flushes(said.flushes)
         else:
             try:
                 await self._renew(worker, said)
@@ -199,13 +199,13 @@ class Membership:
         if said.role not in self._roles:
             used = ", ".join(self._roles)
             raise WorkerError(f"this router uses no {said.role} workers, only {used}")
-        if said.url in self._meeting:
+        if said.url in self._connecting:
             return  # the heartbeat before this one is still being answered
-        self._meeting.add(said.url)
+        self._connecting.add(said.url)
         try:
-            worker = await meet(self._pool.control, said.role, said.url)
+            worker = await connect_worker(self._pool.control, said.role, said.url)
         finally:
-            self._meeting.discard(said.url)
+            self._connecting.discard(said.url)
         boot_id = worker.handshake.boot_id
         if (said.url, boot_id) in self._left:
             self._left.discard((said.url, boot_id))
@@ -218,16 +218,16 @@ class Membership:
 
     def _note(self, worker: Worker, said: Announcement) -> None:
         """Take down what an announced worker says of its load; it is not asked then."""
-        worker.heard_at_s, worker.said = self._clock(), said
-        worker.has_flushed(said.flushes)
+        worker.announced_at_s, worker.announcement = self._clock(), said
+        worker.note_flushes(said.flushes)
         if said.role is Role.DECODE:
             free = said.load.kv_total_tokens - said.load.kv_used_tokens
-            load = Load(said.load.running, free, written_at=worker.heard_at_s)
-            self._pool.tell(worker, load)
+            load = Load(said.load.running, free, written_at=worker.announced_at_s)
+            self._pool.report(worker, load)
 
     def _goodbye(self, worker: Worker) -> None:
         """No new work for it; what it has in hand it finishes."""
-        if worker.heard_at_s is None:
+        if worker.announced_at_s is None:
             self._pool.mark_dead(worker, "it said goodbye")
         else:
             self._pool.leave(worker)
@@ -237,14 +237,14 @@ class Membership:
         """Drop announced workers whose heartbeats have stayed out."""
         now_s = self._clock()
         for worker in list(self._pool.workers):
-            if worker.heard_at_s is None or now_s - worker.heard_at_s <= self._budget_s:
+            if worker.announced_at_s is None or now_s - worker.announced_at_s <= self._budget_s:
                 continue
             self._pool.leave(worker)
             logger.warning(
                 "worker dropped: %s %s (no heartbeat for %.0f s)",
                 worker.role,
                 worker.url,
-                now_s - worker.heard_at_s,
+                now_s - worker.announced_at_s,
             )
 
     async def watch_forever(self) -> None:

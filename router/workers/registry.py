@@ -13,24 +13,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
-from xxhash import xxh3_64_intdigest
 
 from ppd.contract import Role
 from ppd.decision import Route
 from ppd.errors import WorkerError
 from ppd.headroom import Headroom
-from ppd.planning import HomeView
+from ppd.placement import WorkerView, opening_side, place
 
 from ..wire.errors import describe
 from .breaker import Breaker
-from .handshake import Handshake, Load, ask_load, check_ready
-from .meeting import meet, meet_by
+from .handshake import ask_load, await_worker, check_ready, connect_worker
+from .sglang import Handshake, Load
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
-
-_MAX_LOAD = 1.25  # of a worker, against the mean: busier ones get no new conversations
-_SIDES = 1  # seed of the hash that parts conversations between replicas and the others
 
 
 @dataclass(slots=True)
@@ -101,114 +97,63 @@ class WorkerRegistry:
         self._of[worker.role].remove(worker)
         self.parted(worker)
 
-    def tell(self, worker: Worker, load: Load | None) -> None:
-        """It has said how busy it is."""
+    def report(self, worker: Worker, load: Load | None) -> None:
+        """Take a worker's report of its load; None: it reports no more."""
         worker.load = load
-        worker.headroom.told(None if load is None else load.free_tokens)
+        worker.headroom.report(None if load is None else load.free_tokens)
         self.changed()
 
-    def by_identity(self, identity: str | None) -> Worker | None:
+    # -- ppd.placement.ClusterView -------------------------------------------------------
+
+    def find(self, identity: str | None) -> Worker | None:
         """The worker of that identity, if it may be given work and has not restarted since."""
         for worker in self.workers:
             if worker.identity == identity and worker.ready:
                 return worker
         return None
 
-    def pick(
-        self,
-        role: Role,
-        prefer: Worker | None,
-        avoid: Collection[Worker] = (),
-        tokens: int = 0,
-        root: bytes | None = None,
-    ) -> Worker:
-        """``prefer`` if it is ready (its caches are warm), else one that is not too busy; ``avoid``
-        and those without KV for ``tokens`` last.
-
-        Args:
-            root: of a conversation. Routers that know nothing of each other choose the same
-                worker for it, as long as they find the cluster evenly loaded: rendezvous hashing
-                with bounded loads (Thaler and Ravishankar 1998; arXiv 1608.01350).
-
-        Raises:
-            WorkerError: no worker of that role is ready.
-        """
-        if prefer is not None and prefer.ready and prefer not in avoid and prefer.has_room(tokens):
-            return prefer
-        ready = self.ready(role)
-        if not ready:
-            raise WorkerError(f"no {role} worker is alive, or all are being drained")
-        if len(ready) == 1:
-            return ready[0]
-        fit = [w for w in ready if w not in avoid and w.has_room(tokens)]
-        if root is None or not fit:
-            return min(ready, key=lambda w: (w in avoid, not w.has_room(tokens), w.in_flight))
-        bound = _MAX_LOAD * (1 + sum(w.in_flight for w in ready)) / len(ready)
-        fit = [w for w in fit if w.in_flight < bound] or fit
-        return max(fit, key=lambda w: xxh3_64_intdigest(w.url.encode(), int.from_bytes(root[:8])))
-
     def ready(self, role: Role) -> list[Worker]:
-        """Those that may be given work; if all that live fail their requests, these all the same:
-        leaving every one of them alone would help nobody."""
+        """The workers of a role that may be given work.
+
+        If all that are alive fail their requests, these all the same: leaving every one of them
+        alone would help nobody.
+        """
         able = [w for w in self._of[role] if w.ready]
         return able or [w for w in self._of[role] if w.alive and not w.draining]
 
+    def has(self, role: Role) -> bool:
+        """Whether there is any worker of that role, ready or not."""
+        return bool(self._of[role])
+
+    def place(
+        self,
+        role: Role,
+        prefer: WorkerView | None,
+        avoid: Collection[WorkerView] = (),
+        tokens: int = 0,
+        root: bytes | None = None,
+    ) -> WorkerView | None:
+        """The worker of that role for a request (``ppd.placement.place``); None: none is ready."""
+        seed = None if root is None else int.from_bytes(root[:8])
+        return place(self.ready(role), prefer, avoid, tokens, seed)
+
+    def opening(self, root: bytes | None) -> Route | None:
+        """The side of a turn without a home, where there are replicas beside other workers."""
+        if not self._of[Role.REPLICA]:
+            return None
+        replicas, prefill, decode = map(self.ready, (Role.REPLICA, Role.PREFILL, Role.DECODE))
+        return opening_side(replicas, prefill, decode, root)
+
     def has_room(self, tokens: int) -> bool:
-        """Whether some worker that decodes has KV for so many tokens."""
-        nobody = True
+        """Whether some worker that decodes has KV for so many tokens; True if none is ready."""
+        any_ready = False
         for role in (Role.DECODE, Role.REPLICA):
             for worker in self._of[role]:
                 if worker.ready:
                     if worker.has_room(tokens):
                         return True
-                    nobody = False
-        return nobody
-
-    def home(self, identity: str) -> HomeView | None:
-        worker = self.by_identity(identity)
-        if worker is None:
-            return None
-        handshake = worker.handshake
-        return HomeView(
-            takes_appends=handshake.local_prefill,
-            page_size=handshake.page_size,
-            # Answers that do not stream are seen by the worker only.
-            running=max(worker.running, worker.load.running if worker.load else 0),
-            free_tokens=worker.load.free_tokens if worker.load else None,
-            replica=worker.role is Role.REPLICA,
-        )
-
-    def evicted(self, identity: str | None, session: int) -> int:
-        worker = self.by_identity(identity)
-        if worker is None or worker.evictions is None:
-            return 0
-        return worker.evictions.lost(session)
-
-    def prefill(self, identity: str | None) -> str | None:
-        try:
-            return self.pick(Role.PREFILL, self.by_identity(identity)).identity
-        except WorkerError:
-            return None
-
-    def opening(self, root: bytes | None) -> Route | None:
-        """With replicas beside prefill and decode workers, each GPU is to get its share of new
-        conversations, unless one side has more under way on each than it should.
-        """
-        if not self._of[Role.REPLICA]:
-            return None
-        roles = (Role.REPLICA, Role.PREFILL, Role.DECODE)
-        replicas, prefill, decode = map(self.ready, roles)
-        if not (replicas and prefill and decode):
-            return Route.REPLICA if replicas else None
-        apart = len(prefill) + len(decode)
-        on_replicas = sum(w.in_flight for w in replicas) / len(replicas)
-        on_decode = sum(w.in_flight for w in decode) / apart
-        share = len(replicas) / (len(replicas) + apart)
-        bound = _MAX_LOAD * (on_replicas * share + on_decode * (1 - share))
-        if root is None or max(on_replicas, on_decode) > bound + 1:
-            return Route.REPLICA if on_replicas < on_decode else Route.REMOTE
-        at = xxh3_64_intdigest(root, _SIDES) / 2**64
-        return Route.REPLICA if at < share else Route.REMOTE
+                    any_ready = True
+        return not any_ready
 
     @property
     def decode_workers(self) -> int:
@@ -277,10 +222,10 @@ class WorkerRegistry:
         try:
             if worker.alive:
                 await check_ready(self.control, worker.url)
-                if worker.role is Role.DECODE and worker.heard_at_s is None:
-                    self.tell(worker, await ask_load(self.control, worker.url, worker.load))
+                if worker.role is Role.DECODE and worker.announced_at_s is None:
+                    self.report(worker, await ask_load(self.control, worker.url, worker.load))
                 return
-            again = await meet(self.control, worker.role, worker.url)
+            again = await connect_worker(self.control, worker.role, worker.url)
             self._check_models(again)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.mark_dead(worker, describe(error))
@@ -289,7 +234,7 @@ class WorkerRegistry:
         else:
             handshake = again.handshake
             restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
-            worker.met_again(handshake, restarted=restarted)
+            worker.reconnected(handshake, restarted=restarted)
             worker.breaker, worker.headroom = self.make_breaker(), Headroom()
             self.met(worker)
             logger.info(
@@ -314,7 +259,7 @@ async def connect(
     """
     wanted = [(role, url) for role, of_role in urls.items() for url in of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
-    shakes = (meet_by(control, role, url, deadline_s) for role, url in wanted)
+    shakes = (await_worker(control, role, url, deadline_s) for role, url in wanted)
     pool = WorkerRegistry(control, make_breaker, drained=dict(drained or {}))
     for worker in await asyncio.gather(*shakes):
         pool.join(worker)

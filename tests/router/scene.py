@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ppd.contract import Role
-from router.workers.handshake import Handshake
 from router.workers.registry import WorkerRegistry
+from router.workers.sglang import Handshake
 from router.workers.worker import Worker
 from tests.unit.making import table_record
 
@@ -54,7 +54,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             pass  # each look is a round trip
 
 
-def pool_of(**counts: int) -> WorkerRegistry:
+def registry_of(**counts: int) -> WorkerRegistry:
     """So many workers of each role, which nobody has to reach."""
     shake = Handshake("decode", ("m",), None, 16, 1, True, None, None)
     workers = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,9 +10,12 @@ from msgspec import structs
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
+from ppd.contract import Role
 from ppd.decision import Features, HomeState, Policy, Reason, Route
 from ppd.forecast import Forecast
-from ppd.planning import HomeView, Planner, Query
+from ppd.headroom import Headroom
+from ppd.placement import Placement, WorkerView, place
+from ppd.planning import Planner, Query
 from ppd.policies import static_policy
 from ppd.prefix import hash_ids
 from ppd.score import Weights
@@ -30,38 +34,71 @@ TURN = Turn(
 )
 
 
+@dataclass(slots=True, eq=False)
+class Home:
+    """A ``WorkerView``."""
+
+    identity: str
+    role: Role = Role.DECODE
+    takes_appends: bool = True
+    page_size: int = 16
+    running: int = 7
+    free_tokens: int | None = 5000
+    in_flight: int = 0
+    room: bool = True
+    headroom: Headroom = field(default_factory=Headroom)
+    dropped: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.identity
+
+    def has_room(self, tokens: int) -> bool:
+        return self.room
+
+    def evicted_tokens(self, session: int) -> int:
+        return self.dropped.get(session, 0)
+
+
+def prefill_workers(*names: str) -> list[Home]:
+    return [Home(name, Role.PREFILL) for name in names]
+
+
 @dataclass(slots=True)
 class Cluster:
     """Two prefill workers and whichever homes are put into it."""
 
-    homes: dict[str, HomeView] = field(default_factory=dict)
-    prefill_workers: tuple[str, ...] = ("q", "p")
+    homes: list[Home] = field(default_factory=list)
+    prefill: list[Home] = field(default_factory=lambda: prefill_workers("q", "p"))
     decode_workers: int = 4
-    dropped: dict[tuple[str | None, int], int] = field(default_factory=dict)
 
-    def home(self, identity: str) -> HomeView | None:
-        return self.homes.get(identity)
+    def find(self, identity: str | None) -> Home | None:
+        return next((w for w in (*self.homes, *self.prefill) if w.identity == identity), None)
 
-    def prefill(self, identity: str | None) -> str | None:
-        if identity in self.prefill_workers:
-            return identity
-        return next(iter(self.prefill_workers), None)
+    def ready(self, role: Role) -> list[Home]:
+        return [w for w in (*self.homes, *self.prefill) if w.role is role]
 
-    def evicted(self, identity: str | None, session: int) -> int:
-        return self.dropped.get((identity, session), 0)
+    def has(self, role: Role) -> bool:
+        return bool(self.ready(role))
+
+    def place(
+        self,
+        role: Role,
+        prefer: WorkerView | None,
+        avoid: Collection[WorkerView] = (),
+        tokens: int = 0,
+        root: bytes | None = None,
+    ) -> WorkerView | None:
+        return place(self.ready(role), prefer, avoid, tokens)
 
     def opening(self, root: bytes | None) -> None:
         return None
 
 
-HOME = HomeView(takes_appends=True, page_size=16, running=7, free_tokens=5000)
-REPLICA = structs.replace(HOME, takes_appends=False, replica=True)
-
-
 @dataclass(slots=True)
 class World:
     policy: Policy = field(default_factory=lambda: static_policy("full"))
-    cluster: Cluster = field(default_factory=lambda: Cluster({"d": HOME}))
+    cluster: Cluster = field(default_factory=lambda: Cluster([Home("d")]))
     arrivals: ArrivalRate = field(default_factory=ArrivalRate)
     forecast: Forecast = field(default_factory=Forecast)
     backlog: Backlog = field(default_factory=Backlog)
@@ -73,15 +110,15 @@ class World:
         index.record(hash_ids(b"", PROMPT), self.known, 0.0)
         planner = Planner(
             policy=self.policy,
-            cluster=self.cluster,
+            placement=Placement(self.cluster, decode_fallback=False),
             index=index,
             arrivals=self.arrivals,
             forecast=self.forecast,
             backlog=self.backlog,
         )
         query = Query("ids", hash_ids(b"", ids), 0, "t", max_reply_tokens, Weights())
-        judged = planner.plan(query, 10.0)
-        assert planner.plan(query, 10.0) == judged, "to plan twice changes nothing"
+        judged = planner.plan(query, 0, 10.0)
+        assert planner.plan(query, 0, 10.0) == judged, "to plan twice changes nothing"
         self.remote_tokens = judged.remote_tokens
         return judged.features
 
@@ -120,19 +157,20 @@ def test_a_later_turn() -> None:
 
 def test_what_workers_have_dropped_is_not_counted_on() -> None:
     world = World()
-    world.cluster.dropped = {("d", 1): 112, ("p", 1): 64, ("d", 2): 999}
+    (home,), (_, prefill) = world.cluster.homes, world.cluster.prefill
+    home.dropped, prefill.dropped = {1: 112, 2: 999}, {1: 64}
     seen = world.plan(NEXT)
     assert seen is not None
     assert (seen.context_tokens, seen.evicted_tokens, seen.held_tokens) == (1100, 112, 988)
     assert seen.prefill_cached_tokens == 400 - 64
-    world.cluster.dropped = {("d", 1): 9999, ("p", 1): 9999}
+    home.dropped, prefill.dropped = {1: 9999}, {1: 9999}
     seen = world.plan(NEXT)
     assert seen is not None
     assert (seen.held_tokens, seen.prefill_cached_tokens) == (0, 0)
     assert world.remote_tokens == seen.prompt_tokens
     # The reply is gone, and it would not have been found: nothing is missing.
     world = World(known=structs.replace(TURN, loses_replies=True))
-    world.cluster.dropped = {("d", 1): 96}
+    world.cluster.homes[0].dropped = {1: 96}
     seen = world.plan(NEXT)
     assert seen is not None
     assert (seen.context_tokens, seen.evicted_tokens) == (1000, 0)
@@ -162,20 +200,20 @@ def test_another_prefill_worker_has_seen_nothing() -> None:
 @pytest.mark.parametrize(
     ("homes", "state"),
     [
-        ({}, HomeState.GONE),
-        ({"d": structs.replace(HOME, takes_appends=False)}, HomeState.UNPATCHED),
-        ({"d": HOME}, HomeState.READY),
-        ({"d": REPLICA}, HomeState.REPLICA),
+        ([], HomeState.GONE),
+        ([Home("d", takes_appends=False)], HomeState.UNPATCHED),
+        ([Home("d")], HomeState.READY),
+        ([Home("d", Role.REPLICA, takes_appends=False)], HomeState.REPLICA),
     ],
 )
-def test_homes(homes: dict[str, HomeView], state: HomeState) -> None:
+def test_homes(homes: list[Home], state: HomeState) -> None:
     seen = World(cluster=Cluster(homes)).plan(NEXT)
     assert seen is not None
     assert seen.home is state
 
 
 def test_a_replica_needs_no_plugin() -> None:
-    cluster = Cluster({"d": REPLICA}, prefill_workers=())
+    cluster = Cluster([Home("d", Role.REPLICA, takes_appends=False)], prefill=[])
     seen = World(policy=static_policy("replica"), cluster=cluster).plan(NEXT)
     assert seen is not None
     assert seen.home is HomeState.READY
@@ -193,13 +231,13 @@ def test_several_prompts_have_no_home() -> None:
     world = World()
     planner = Planner(
         policy=world.policy,
-        cluster=world.cluster,
+        placement=Placement(world.cluster, decode_fallback=False),
         index=SessionIndex(capacity=1, ttl_s=1.0),
         arrivals=world.arrivals,
         forecast=world.forecast,
         backlog=world.backlog,
     )
-    judged = planner.plan(Query("ids", None, 4000, "t", None, Weights()), 0.0)
+    judged = planner.plan(Query("ids", None, 4000, "t", None, Weights()), 0, 0.0)
     assert (judged.decision.route, judged.decision.reason) == (Route.REMOTE, Reason.BATCH)
     assert judged.remote_tokens == 1000
 

@@ -74,9 +74,11 @@ def test_every_turn_ends_once_and_nothing_is_left(shape: str, paced: bool) -> No
     simulation, result = held(shape, conversations, policy=policy, paced=paced)
     ended = sorted((row.session, row.turn) for row in result.rows)
     assert ended == [(one.session, turn) for one in conversations for turn in (1, 2, 3)]
-    for name, engine in simulation.cluster.engines.items():
+    for name, worker in simulation.cluster.workers.items():
+        engine = worker.engine
         assert engine.sequences == engine.waiting == engine.cache.active_tokens == 0
-        assert simulation.cluster.backlog.of(name) == 0
+        assert (worker.in_flight, worker.headroom.reserved_tokens) == (0, 0)
+        assert simulation.backlog.of(name) == 0
 
 
 @pytest.mark.parametrize("shape", ["1P_1pD", "1P_1D", "1R"])
@@ -93,7 +95,8 @@ def test_with_little_memory_everything_still_ends(shape: str) -> None:
     refused = [row for row in result.rows if row.reason is Reason.REFUSED_BY_WORKER]
     assert bool(refused) is (shape == "1P_1pD")
     assert all(row.route is Route.REMOTE for row in refused)
-    assert all(engine.cache.active_tokens == 0 for engine in simulation.cluster.engines.values())
+    workers = simulation.cluster.workers.values()
+    assert all(worker.engine.cache.active_tokens == 0 for worker in workers)
 
 
 def test_alone_a_turn_takes_what_the_cost_model_says() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.serving.sse import DONE, EventCutter, Tail, Usage, error_of, parse_event, split_events
+from router.serving.sse import DONE, EventCutter, Tail, parse_event, split_events
+from router.workers.sglang import Usage, error_of
 
 
 def event(value: object) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from router.config.limits import AdmissionLimits, RateLimit
 from router.config.retrieval import RetrievalConfig
-from router.retrieval.requests import Asked
+from router.retrieval.requests import RetrievalRequest
 
 from ..conftest import Cluster
 from ..fake_engine import FakeEngine, answering, gated
@@ -21,9 +21,9 @@ LONG = "all about cats " * 400  # some 1,500 tokens
 async def test_a_turn_that_cannot_be_read_with_its_passages_leaves_no_trace(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Asked.with_passages
+    plain = RetrievalRequest.with_passages
     monkeypatch.setattr(
-        Asked, "with_passages", lambda self, text: b"{" if text else plain(self, text)
+        RetrievalRequest, "with_passages", lambda self, text: b"{" if text else plain(self, text)
     )
     workers = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
     async with FakePool(lambda _: [("a", 0.9, "all about cats")]).serving() as pool:

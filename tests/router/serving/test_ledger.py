@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from ppd.arrivals import ArrivalRate
+from ppd.attempts import Answered, Attempts, ClientGone, StreamEnded
+from ppd.backlog import Backlog
+from ppd.contract import Role
 from ppd.decision import Decision, Reason, Route
 from ppd.forecast import Forecast
-from ppd.planning import Judgement
+from ppd.placement import Placement, PlannedTurn
+from ppd.planning import Planner
 from ppd.policies import static_policy
 from ppd.sessions import Hit, SessionIndex, Turn
 from router.config.options import RouterConfig
@@ -18,22 +23,25 @@ from router.observability.journal import Journal, opened_by
 from router.observability.metrics import Metrics
 from router.serving.context import RequestContext
 from router.serving.ledger import Ledger
-from router.serving.sse import Usage
+from router.workers.registry import WorkerRegistry
+from router.workers.sglang import Usage
 from tests.unit.making import FEATURES
 
-from ..scene import pool_of
+from ..scene import registry_of
 
 
 @pytest.mark.parametrize(("evicted", "learned"), [(0, True), (208, False)])
 def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, learned: bool) -> None:
     index = SessionIndex(capacity=9, ttl_s=9.0)
-    ledger = ledger_of(Metrics(), index)
-    before = Turn(1, 1, "", 900, 200, None, 0, 200.0)
+    registry = registry_of(prefill=1, decode=1)
+    ledger = ledger_of(Metrics(), index, registry)
+    home = registry.of(Role.DECODE)[0]
+    before = Turn(1, 1, home.identity, 900, 200, None, 0, 200.0)
     seen = replace(FEATURES, evicted_tokens=evicted)
-    context = course_of(Judgement(Hit(before, b"", 9), seen, LOCAL, 0))
-    home = pool_of(decode=1).workers[0]
-    before.home = home.identity
-    context.first_byte_s = 0.0
+    planned = PlannedTurn(Hit(before, b"", 9), seen, LOCAL, 0, 0, None, True, None)
+    context = context_of(planned, registry)
+    context.attempts.start()
+    context.deliver(Answered(streams=True))
     ledger.learn(context, home, Usage(prompt_tokens=1120, completion_tokens=9, cached_tokens=896))
     assert context.inbound.chain is not None
     found = index.find(context.inbound.chain, 0.0)
@@ -44,11 +52,19 @@ def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, lear
 LOCAL = Decision(Route.LOCAL, Reason.POLICY_FULL)
 
 
-def ledger_of(metrics: Metrics, index: SessionIndex) -> Ledger:
+def ledger_of(metrics: Metrics, index: SessionIndex, registry: WorkerRegistry) -> Ledger:
+    forecast = Forecast()
     return Ledger(
         index=index,
-        policy=static_policy("full"),
-        forecast=Forecast(),
+        planner=Planner(
+            policy=static_policy("full"),
+            placement=Placement(registry, decode_fallback=False),
+            index=index,
+            arrivals=ArrivalRate(),
+            forecast=forecast,
+            backlog=Backlog(),
+        ),
+        forecast=forecast,
         journal=Journal("", opened_by(RouterConfig(), None)),
         metrics=metrics,
         clock=lambda: 0.0,
@@ -56,28 +72,35 @@ def ledger_of(metrics: Metrics, index: SessionIndex) -> Ledger:
     )
 
 
-def course_of(judged: Judgement) -> RequestContext:
+def context_of(planned: PlannedTurn, registry: WorkerRegistry) -> RequestContext:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
+    placement = Placement(registry, decode_fallback=False)
     return RequestContext(
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
         number=1,
         session=1,
         tenant="t",
-        kv_tokens=0,
         headers={},
         clients_key=False,
         arrived_s=0.0,
-        judged=judged,
-        decision=judged.decision,
+        planned=planned,
+        attempts=Attempts(planned, placement, Backlog(), number=1),
+        note=lambda _effect: None,
+        clock=lambda: 0.0,
     )
 
 
 def test_a_request_ends_once() -> None:
-    metrics = Metrics()
-    ledger = ledger_of(metrics, SessionIndex(capacity=1, ttl_s=1.0))
-    context = course_of(Judgement(None, None, Decision(Route.REMOTE, Reason.FIRST_TURN), 0))
-    ledger.finished(context, "ok")
-    ledger.finished(context, "disconnected")  # hung up on the last byte
+    metrics, registry = Metrics(), registry_of(prefill=1, decode=1)
+    ledger = ledger_of(metrics, SessionIndex(capacity=1, ttl_s=1.0), registry)
+    first = Decision(Route.REMOTE, Reason.FIRST_TURN)
+    context = context_of(PlannedTurn(None, None, first, 0, 0, None, True, None), registry)
+    context.attempts.start()
+    context.deliver(Answered(streams=True))
+    context.deliver(StreamEnded())
+    ledger.finished(context)
+    context.deliver(ClientGone())  # it hung up on the last byte
+    ledger.finished(context)
     counts = {
         outcome: metrics.registry.get_sample_value(
             "ppd_finished_total", {"endpoint": Endpoint.CHAT.value, "outcome": outcome}

@@ -253,7 +253,7 @@ async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() ->
         )
         await members.hear(heard(announced))
         await members.hear(heard(given))
-        pool.workers[1].heard_at_s = None  # as one that was given at start
+        pool.workers[1].announced_at_s = None  # as one that was given at start
         now_s = 9.0
         members.drop_silent()
         assert len(pool.workers) == 2

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from ..scene import pool_of
+from ..scene import registry_of
 
 
 async def test_a_look_that_fails_by_a_bug_is_told_and_all_are_looked_at_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool = pool_of(prefill=1, decode=1)  # nobody can be asked: there is no client
+    pool = registry_of(prefill=1, decode=1)  # nobody can be asked: there is no client
     probing = asyncio.create_task(pool.probe_forever(0.001))
     urls = [worker.url for worker in pool.workers]
     async with asyncio.timeout(10):

@@ -12,7 +12,7 @@ import pytest
 from ppd.announcement import Announcement
 from ppd.contract import Role
 from router.workers.discovery import Reconciler
-from router.workers.meeting import meet
+from router.workers.handshake import connect_worker
 from router.workers.membership import Membership
 from router.workers.registry import WorkerRegistry
 
@@ -80,7 +80,7 @@ async def test_what_changes_while_hands_are_shaken_counts() -> None:
         greetings = reconciler.reconcile()
         assert reconciler.reconcile() == [], "one greeting at a time"
         reconciler.want("file", {d.url: Role.DECODE})
-        pool.join(await meet(pool.control, Role.DECODE, d.url))  # announced, or added
+        pool.join(await connect_worker(pool.control, Role.DECODE, d.url))  # announced, or added
         await asyncio.gather(*greetings)
         assert [worker.url for worker in pool.workers] == [d.url]
         reconciler.want("file", {})

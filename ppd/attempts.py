@@ -1,0 +1,650 @@
+"""What is done for one request, and what after each failure: a state machine without I/O.
+
+Events come in (a leg has answered, a stream broke off, the client is gone), one effect goes out
+(send this plan, probe that worker, relay the answer, finish). Every rule of "when something fails"
+is in this file: which failure is held against which worker, whether the request is sent again, to
+which workers, and how it ends. The router performs the effects over sockets
+(``router/serving/handler.py``), the simulator over simulated engines.
+
+The life of a request::
+
+    start -> Send -> Answered -> Relay -> StreamEnded -> Finish
+                  -> Failed -> Abandon -> Settled -> Send (other workers), or Finish
+                               Relay -> StreamBroke -> Abandon -> Settled -> Send (the rest)
+                               Relay -> PassageFound -> Prime -> Primed -> Append
+
+A request holds two things while it is served: its tokens in the backlog of the worker that
+prefills it, and its KV in the headroom of the worker that decodes it. Both are taken when a plan
+is sent, and given back by this machine, whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from ppd.backlog import Backlog
+from ppd.contract import Refusal
+from ppd.decision import Decision, Reason, Route
+from ppd.errors import EngineError, PpdError, WorkerError
+from ppd.headroom import Headroom
+from ppd.outcome import Outcome
+from ppd.placement import Placement, Plan, PlannedTurn, WorkerView
+
+# -- failures -----------------------------------------------------------------------------
+
+
+class Cause(StrEnum):
+    """How a leg failed, which decides what may be tried next."""
+
+    ANSWERED = "answered"  # the worker answered with an error, or with nonsense
+    UNCONNECTED = "unconnected"  # nothing was sent
+    LOST = "lost"  # the connection broke with the request in the worker's hands
+    SILENT = "silent"  # connected, but no bytes came for too long
+    TRANSFER = "transfer"  # the KV did not get from the prefill worker to the decode worker
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a leg gave no answer.
+
+    Attributes:
+        refusal: by a decode worker that does not take a local turn.
+        unpatched: the worker takes no local turns at all any more.
+    """
+
+    cause: Cause
+    error: EngineError
+    refusal: Refusal | None = None
+    unpatched: bool = False
+
+    @property
+    def blames_worker(self) -> bool:
+        """Whether it counts against the worker.
+
+        Not if the worker is only busy, or the client or the other worker may be at fault.
+        """
+        match self.cause:
+            case Cause.ANSWERED:
+                return self.error.status >= 500 and self.error.status != 503
+            case Cause.TRANSFER:
+                return False
+            case Cause.UNCONNECTED | Cause.LOST | Cause.SILENT:
+                return True
+            case _:
+                assert_never(self.cause)
+
+
+_NO_KV = Failure(
+    Cause.SILENT,
+    EngineError("prefill worker did not answer, and no KV came from it", status=504),
+)
+
+
+# -- events -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The worker that decodes has begun to answer, or has answered as a whole."""
+
+    streams: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The leg to the worker that decodes failed before anything of it was relayed."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The leg to the prefill worker of a remote turn has ended well."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    """The leg to the prefill worker of a remote turn failed."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """``Abandon`` is carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """The relayed answer is complete.
+
+    Attributes:
+        well: the engine did not end it with an error event.
+    """
+
+    well: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFailed:
+    """The engine wrote an error event into the stream, which then broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBroke:
+    """The stream ended before its end.
+
+    Attributes:
+        resumable: another worker can generate the rest.
+    """
+
+    resumable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PassageFound:
+    """Retrieval has found a passage for the reply that is being relayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Primed:
+    """The stream's worker has prefilled the passage; the stream stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The client has closed its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The router stops and waits no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """An effect could not be carried out for a bug of the router."""
+
+    error: PpdError | None = None
+
+
+Event = (
+    Answered
+    | Failed
+    | Prefilled
+    | PrefillFailed
+    | Settled
+    | StreamEnded
+    | StreamFailed
+    | StreamBroke
+    | PassageFound
+    | Primed
+    | ClientGone
+    | Stopping
+    | Crashed
+)
+
+
+# -- effects ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Open the legs of a plan; ``Answered`` or ``Failed`` follows."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Open a leg for the rest of a stream behind a passage; ``Answered`` or ``Failed`` follows.
+
+    Attributes:
+        insertion: the passage is part of the request. Else it was given up: no worker takes the
+            rest behind it, and the stream goes on as if nothing had been found.
+    """
+
+    plan: Plan
+    insertion: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Close the legs of the attempt; ``Settled`` follows.
+
+    Attributes:
+        reason: the failure; None for a stream that broke off.
+        worker: that failed.
+        blamed: the failure is held against it.
+        down: nothing listens there: no more requests until a probe succeeds.
+        probe: workers to be probed before anything is sent again.
+        local: the attempt was a local turn that now becomes a remote one.
+    """
+
+    worker: WorkerView
+    reason: Failure | None
+    blamed: bool
+    down: bool = False
+    probe: tuple[WorkerView, ...] = ()
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Pass the answer on to the client; ``StreamEnded`` or one of its like follows.
+
+    Attributes:
+        credited: the worker has shown that it works; None while its stream is still to end.
+    """
+
+    plan: Plan
+    credited: WorkerView | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prime:
+    """Have the stream's worker prefill the passage beside the stream; ``Primed`` follows.
+
+    A prime that fails is no event: the stream goes on without the passage.
+
+    Attributes:
+        min_cached_tokens: precondition, as of a local turn.
+    """
+
+    worker: WorkerView
+    min_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is to be done but to note a worker's success or failure.
+
+    Attributes:
+        credited: a worker that has done its part.
+        worker: that failed, for ``reason``.
+        blamed: the failure is held against it.
+    """
+
+    credited: WorkerView | None = None
+    worker: WorkerView | None = None
+    reason: Failure | None = None
+    blamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The request has ended; nothing follows.
+
+    Attributes:
+        error: for the client, if nothing of an answer was relayed; None if it has its answer, or
+            is gone.
+        credited, blamed: the worker that the end is held for or against.
+    """
+
+    outcome: Outcome
+    error: PpdError | None = None
+    credited: WorkerView | None = None
+    blamed: WorkerView | None = None
+
+
+Effect = Send | Append | Abandon | Relay | Prime | Wait | Finish
+
+_NOTHING = Wait()
+
+
+# -- the machine --------------------------------------------------------------------------
+
+
+class _Phase(StrEnum):
+    IDLE = "idle"
+    WAITING = "waiting"  # for an answer
+    ABANDONING = "abandoning"
+    RELAYING = "relaying"
+    ENDED = "ended"
+
+
+class _Part(StrEnum):
+    """What of the reply is asked for."""
+
+    WHOLE = "whole"
+    REST = "rest"  # of a stream whose worker was lost
+    BEHIND = "behind"  # the rest, behind a passage
+    WITHOUT = "without"  # the rest, the passage given up
+
+
+class Attempts:
+    """The attempts at one request.
+
+    Args:
+        number: of the request; its KV is reserved under it.
+        max_resumptions: how often another worker may be asked for the rest of a stream.
+
+    Attributes:
+        plan: of the latest attempt; None before the first.
+        failed: workers that have failed the request.
+        retried: the request was sent once more after a worker had it.
+        answered_at_s: when the first answer began; None before.
+        outcome: None until the request has ended.
+    """
+
+    def __init__(
+        self,
+        turn: PlannedTurn,
+        placement: Placement,
+        backlog: Backlog,
+        *,
+        number: int,
+        max_resumptions: int = 0,
+    ) -> None:
+        self._turn = turn
+        self._placement = placement
+        self._backlog = backlog
+        self._number = number
+        self._resumptions = max_resumptions
+        self._decision = turn.decision
+        self.plan: Plan | None = None
+        self.failed: list[WorkerView] = []
+        self.retried = False
+        self.answered_at_s: float | None = None
+        self.outcome: Outcome | None = None
+        self._phase = _Phase.IDLE
+        self._part = _Part.WHOLE
+        self._prefilled = False
+        self._failure: Failure | None = None
+        self._worker: WorkerView | None = None  # that failed
+        self._queued: tuple[str, int] | None = None  # in the backlog
+        self._headroom: Headroom | None = None  # KV is reserved there
+        self._stream_worker: WorkerView | None = None  # of a stream that stands still
+
+    @property
+    def decision(self) -> Decision:
+        """As the latest attempt carries it out; before the first, as planned."""
+        return self._decision if self.plan is None else self.plan.decision
+
+    def start(self) -> Effect:
+        """The first effect."""
+        assert self._phase is _Phase.IDLE, "a request starts once"
+        if self._turn.plan is not None:
+            return self._send(self._turn.plan)
+        return self._next()
+
+    def on(self, event: Event, now_s: float) -> Effect:
+        """Take an event; the effect is to be carried out before the next one.
+
+        Args:
+            now_s: monotonic.
+        """
+        if self._phase is _Phase.ENDED:
+            return _NOTHING
+        match event:
+            case Answered():
+                return self._answered(event.streams, now_s)
+            case Failed():
+                return self._leg_failed(event.failure)
+            case Prefilled():
+                self._prefilled = True
+                self._leave_queue()
+                return Wait(credited=self._prefill_worker)
+            case PrefillFailed():
+                return self._prefill_failed(event.failure)
+            case Settled():
+                return self._settled()
+            case StreamEnded():
+                outcome = Outcome.OK if event.well else Outcome.WORKER_ERROR
+                return self._finish(outcome, credited=self._decode if event.well else None)
+            case StreamFailed():
+                return self._finish(Outcome.WORKER_ERROR, blamed=self._decode)
+            case StreamBroke():
+                return self._broke(event.resumable)
+            case PassageFound():
+                relaying = self._phase is _Phase.RELAYING
+                return Prime(self._decode, self._min_cached_tokens) if relaying else _NOTHING
+            case Primed():
+                return self._append(_Part.BEHIND)
+            case ClientGone():
+                return self._finish(Outcome.DISCONNECTED)
+            case Stopping():
+                return self._finish(Outcome.STOPPED)
+            case Crashed():
+                return self._finish(Outcome.INTERNAL_ERROR, event.error)
+            case _:
+                assert_never(event)
+
+    # -- one attempt -----------------------------------------------------------------------
+
+    def _send(self, plan: Plan) -> Send:
+        self._take(plan)
+        return Send(plan)
+
+    def _take(self, plan: Plan) -> None:
+        """Begin an attempt: reserve what it needs, in the step in which it is decided."""
+        self.plan = plan
+        self._phase, self._prefilled, self._failure = _Phase.WAITING, False, None
+        if plan.prefill_tokens:
+            worker = plan.decode if plan.prefill is None else plan.prefill
+            self._queued = worker.identity, plan.prefill_tokens
+            self._backlog.add(*self._queued)
+        self._headroom = plan.decode.headroom  # a restarted worker gets another one
+        self._headroom.reserve(self._number, self._turn.kv_tokens)
+
+    def _answered(self, streams: bool, now_s: float) -> Effect:
+        credited = None if streams else self._decode  # a stream is judged by its end
+        if self._phase is not _Phase.WAITING:  # the other leg has failed in the same moment
+            return Wait(credited=credited)
+        assert self.plan is not None
+        if self.plan.prefill is None:
+            self._leave_queue()
+        if self._headroom is not None:
+            self._headroom.answered(self._number)
+        if self.answered_at_s is None:
+            self.answered_at_s = now_s
+        self._phase = _Phase.RELAYING
+        return Relay(self.plan, credited)
+
+    def _prefill_failed(self, failure: Failure) -> Effect:
+        self._leave_queue()
+        if failure.cause is Cause.SILENT and self._failure is not None:
+            return _NOTHING  # it is silent only because the other leg has failed
+        self._prefilled = True
+        worker = self._prefill_worker
+        if self._phase is _Phase.WAITING:
+            return self._abandon(failure, worker)
+        return Wait(None, worker, failure, failure.blames_worker)
+
+    def _leg_failed(self, failure: Failure) -> Effect:
+        assert self.plan is not None
+        silent = failure.cause is Cause.SILENT
+        if silent and self._failure is not None:
+            return _NOTHING
+        if silent and self.plan.prefill is not None and not self._prefilled:
+            return self._prefill_failed(_NO_KV)  # it waits for KV that never came
+        if self._phase is _Phase.WAITING:
+            return self._abandon(failure, self._decode)
+        return Wait(None, self._decode, failure, failure.blames_worker)
+
+    # -- after a failure -------------------------------------------------------------------
+
+    def _abandon(self, failure: Failure, worker: WorkerView) -> Abandon:
+        """Give the attempt up. What follows is chosen when the worker's state has been noted."""
+        assert self.plan is not None
+        self._release()
+        self._phase, self._failure, self._worker = _Phase.ABANDONING, failure, worker
+        probe: Sequence[WorkerView] = ()
+        may_retry = not self.retried and self._outcome_of(failure.error) is Outcome.WORKER_ERROR
+        if may_retry and failure.cause is Cause.LOST:
+            self.failed.append(worker)
+            probe = (worker,)
+        elif may_retry and failure.cause is Cause.TRANSFER:
+            probe = self.plan.workers  # it may be either's doing
+        return Abandon(
+            worker,
+            failure,
+            failure.blames_worker,
+            down=failure.cause is Cause.UNCONNECTED,
+            probe=tuple(probe),
+            local=self._is_local_turn,
+        )
+
+    def _settled(self) -> Effect:
+        assert self._phase is _Phase.ABANDONING
+        failure = self._failure
+        if failure is None:  # of a stream that broke off
+            return self._resume()
+        if self._is_appended:
+            return self._resume()
+        again = self._may_retry(failure)
+        if self._is_local_turn:
+            if (reason := self._why_not_local(failure, again)) is None:
+                return self._give_up(failure.error)
+            self._decision = Decision(Route.REMOTE, reason)
+            return self._next()
+        return self._next() if again else self._give_up(failure.error)
+
+    def _may_retry(self, failure: Failure) -> bool:
+        """Whether the request may be sent once more, to whichever workers are left.
+
+        As often as there are workers if nothing was sent. Once if it was: it may have been what
+        killed the worker. Where the worker lives and has failed, only to another one.
+        """
+        assert self._worker is not None
+        if failure.cause is Cause.UNCONNECTED:
+            return True
+        if self.retried or self._outcome_of(failure.error) is not Outcome.WORKER_ERROR:
+            return False
+        match failure.cause:
+            case Cause.LOST | Cause.TRANSFER:
+                self.retried = True
+            case Cause.ANSWERED | Cause.SILENT:
+                self.failed.append(self._worker)
+                self.retried = self._placement.has_alternative(
+                    self._turn, self._worker, self.failed
+                )
+            case _:
+                assert_never(failure.cause)
+        return self.retried
+
+    def _why_not_local(self, failure: Failure, again: bool) -> Reason | None:
+        """Why a local turn goes remote; None: another route would meet the same error."""
+        if again:
+            return Reason.HOME_GONE
+        if failure.refusal is not None:
+            return Reason.REFUSED_BY_WORKER
+        return Reason.HOME_UNPATCHED if failure.unpatched else None
+
+    def _next(self) -> Effect:
+        """Send the request, or the part of it that is asked for, to the workers that are left."""
+        try:
+            return self._send(self._placement.plan(self._turn, self._decision, self.failed))
+        except WorkerError as error:
+            return self._give_up(error)
+
+    def _give_up(self, error: PpdError) -> Effect:
+        """No worker is left for this part of the reply."""
+        match self._part:
+            case _Part.WHOLE:
+                return self._finish(self._outcome_of(error), error)
+            case _Part.BEHIND:
+                return self._append(_Part.WITHOUT)
+            case _Part.REST | _Part.WITHOUT:
+                return self._finish(Outcome.TRUNCATED)
+            case _:
+                assert_never(self._part)
+
+    # -- a stream --------------------------------------------------------------------------
+
+    def _broke(self, resumable: bool) -> Effect:
+        worker = self._decode
+        self.failed.append(worker)
+        if not resumable or self._resumptions <= 0:
+            return self._finish(Outcome.TRUNCATED, blamed=worker)
+        self._resumptions -= 1
+        self._release()
+        self._part, self._phase, self._failure = _Part.REST, _Phase.ABANDONING, None
+        return Abandon(worker, None, blamed=True)
+
+    def _resume(self) -> Effect:
+        """Have another worker generate the rest."""
+        replica = self.decision.route is Route.REPLICA
+        self._decision = Decision(Route.REPLICA if replica else Route.REMOTE, Reason.RESUMED)
+        self.retried = False
+        return self._next()
+
+    def _append(self, part: _Part) -> Effect:
+        """Go on with a stream that stands still, on the worker that has it."""
+        if part is _Part.BEHIND:
+            if self._phase is not _Phase.RELAYING:
+                return _NOTHING  # it has ended, or broke off, meanwhile
+            self._stream_worker = self._decode
+        worker, insertion = self._stream_worker, part is _Part.BEHIND
+        assert worker is not None
+        self._release()
+        self._part = part
+        if not worker.takes_appends:
+            resumed = self._resume()
+            return Append(resumed.plan, insertion) if isinstance(resumed, Send) else resumed
+        appended = Decision(Route.LOCAL, Reason.APPENDED)
+        plan = Plan(appended, worker, min_cached_tokens=self._min_cached_tokens)
+        self._take(plan)
+        return Append(plan, insertion)
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def _finish(
+        self,
+        outcome: Outcome,
+        error: PpdError | None = None,
+        *,
+        credited: WorkerView | None = None,
+        blamed: WorkerView | None = None,
+    ) -> Finish:
+        self._release()
+        self._phase, self.outcome = _Phase.ENDED, outcome
+        return Finish(outcome, error, credited, blamed)
+
+    def _release(self) -> None:
+        self._leave_queue()
+        if self._headroom is not None:
+            self._headroom.release(self._number)
+
+    def _leave_queue(self) -> None:
+        if self._queued is not None:
+            self._backlog.remove(*self._queued)
+            self._queued = None
+
+    # -- what the attempt is ---------------------------------------------------------------
+
+    @property
+    def _decode(self) -> WorkerView:
+        assert self.plan is not None
+        return self.plan.decode
+
+    @property
+    def _prefill_worker(self) -> WorkerView:
+        assert self.plan is not None
+        assert self.plan.prefill is not None
+        return self.plan.prefill
+
+    @property
+    def _min_cached_tokens(self) -> int:
+        """For what the worker of a stream prefills beside it or behind it."""
+        features = self._turn.features
+        return 0 if features is None else features.min_cached_tokens
+
+    @property
+    def _is_local_turn(self) -> bool:
+        """It appends to the home's KV, and can go remote instead."""
+        assert self.plan is not None
+        own = (Reason.NO_PREFILL, Reason.APPENDED)
+        return self.plan.route is Route.LOCAL and self.plan.reason not in own
+
+    @property
+    def _is_appended(self) -> bool:
+        assert self.plan is not None
+        return self.plan.reason is Reason.APPENDED
+
+    @staticmethod
+    def _outcome_of(error: PpdError) -> Outcome:
+        return error.outcome if isinstance(error, EngineError) else Outcome.WORKER_ERROR
