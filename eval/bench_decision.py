@@ -8,7 +8,8 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, permutations
 from pathlib import Path
@@ -17,29 +18,77 @@ from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.forecast import Forecast
-from ppd.placement import Placement
+from ppd.headroom import Headroom
+from ppd.placement import Placement, WorkerView, place
 from ppd.planning import Planner, Query
 from ppd.prefix import PrefixChain, hash_messages
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
 from ppd.table import Table
 from ppd.table_policy import DEFAULT_CORRECTIONS, Correction, TablePolicy
-from router.workers.registry import WorkerRegistry
-from router.workers.sglang import Handshake, Load
-from router.workers.worker import Worker
 
 from . import bench_hash
 from .provenance import provenance
 
 
-def _registry() -> WorkerRegistry:
-    """Eight decode workers and two prefill workers, ready, as the router has them."""
-    urls = [(Role.DECODE, url) for url in _DECODE] + [(Role.PREFILL, url) for url in _PREFILL]
-    shake = Handshake("decode", ("m",), None, 64, 1, True, None, None)
-    workers = [Worker(url, role, shake) for role, url in urls]
-    for worker in workers:
-        worker.load = Load(running=20, free_tokens=500_000, written_at=0.0)
-    return WorkerRegistry(control=None, workers=workers)  # type: ignore[arg-type]
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A ``ppd.placement.WorkerView`` that is always ready."""
+
+    name: str
+    role: Role
+    identity: str
+    takes_appends: bool = True
+    page_size: int = 64
+    running: int = 20
+    free_tokens: int = 500_000
+    in_flight: int = 0
+    headroom: Headroom = field(default_factory=Headroom)
+
+    def has_room(self, tokens: int) -> bool:
+        return True
+
+    def evicted_tokens(self, session: int) -> int:
+        return 0
+
+
+class _Cluster:
+    """Eight decode workers and two prefill workers; a ``ppd.placement.ClusterView``."""
+
+    decode_workers = 8
+
+    def __init__(self) -> None:
+        self.workers = {
+            role: [_Worker(url, role, f"{url}#0") for url in urls]
+            for role, urls in ((Role.DECODE, _DECODE), (Role.PREFILL, _PREFILL))
+        }
+
+    def find(self, identity: str | None) -> _Worker | None:
+        for workers in self.workers.values():
+            for worker in workers:
+                if worker.identity == identity:
+                    return worker
+        return None
+
+    def ready(self, role: Role) -> list[_Worker]:
+        return self.workers.get(role, [])
+
+    def has(self, role: Role) -> bool:
+        return role in self.workers
+
+    def place(
+        self,
+        role: Role,
+        prefer: WorkerView | None,
+        avoid: Collection[WorkerView] = (),
+        tokens: int = 0,
+        root: bytes | None = None,
+    ) -> WorkerView | None:
+        seed = None if root is None else int.from_bytes(root[:8])
+        return place(self.ready(role), prefer, avoid, tokens, seed)
+
+    def opening(self, root: bytes | None) -> None:
+        return None
 
 
 def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
@@ -49,8 +98,8 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     hash_ms = bench_hash.measure(400, 200, seed)["parse_and_hash_ms"]
     gc.collect()
     before_bytes = _resident_bytes()
-    registry = _registry()
-    homes = [worker.identity for worker in registry.of(Role.DECODE)]  # one object each
+    cluster = _Cluster()
+    homes = [worker.identity for worker in cluster.ready(Role.DECODE)]  # one object each
     index = SessionIndex(capacity=sessions, ttl_s=1e9)
     for turn in range(1, _TURNS + 1):
         for number in range(sessions):
@@ -68,7 +117,7 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     planners = {
         name: Planner(
             policy=TablePolicy(table, corrections),
-            placement=Placement(registry, decode_fallback=False),
+            placement=Placement(cluster, decode_fallback=False),
             index=index,
             arrivals=arrivals,
             forecast=forecast,
@@ -150,7 +199,7 @@ def _turn(home: str, number: int, source: random.Random) -> Turn:
         home=home,
         prompt_tokens=prompt,
         completion_tokens=source.randrange(10, 900),
-        prefill_worker=f"{_PREFILL[0]}#0.0",
+        prefill_worker=f"{_PREFILL[0]}#0",
         prefill_tokens=prompt,
         usual_reply_tokens=100.0,
     )
