@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,13 +12,14 @@ from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.decision import Features, HomeState, Policy, Reason, Route
 from ppd.forecast import Forecast
-from ppd.headroom import Headroom
-from ppd.placement import Placement, WorkerView, place
+from ppd.placement import Placement
 from ppd.planning import Planner, Query
 from ppd.policies import static_policy
 from ppd.prefix import hash_ids
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
+
+from .cluster import FakeCluster, FakeWorker
 
 PROMPT = list(range(1000))
 TURN = Turn(
@@ -34,71 +34,15 @@ TURN = Turn(
 )
 
 
-@dataclass(slots=True, eq=False)
-class Home:
-    """A ``WorkerView``."""
-
-    identity: str
-    role: Role = Role.DECODE
-    takes_appends: bool = True
-    page_size: int = 16
-    running: int = 7
-    free_tokens: int | None = 5000
-    in_flight: int = 0
-    room: bool = True
-    headroom: Headroom = field(default_factory=Headroom)
-    dropped: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.identity
-
-    def has_room(self, tokens: int) -> bool:
-        return self.room
-
-    def evicted_tokens(self, session: int) -> int:
-        return self.dropped.get(session, 0)
-
-
-def prefill_workers(*names: str) -> list[Home]:
-    return [Home(name, Role.PREFILL) for name in names]
-
-
-@dataclass(slots=True)
-class Cluster:
-    """Two prefill workers and whichever homes are put into it."""
-
-    homes: list[Home] = field(default_factory=list)
-    prefill: list[Home] = field(default_factory=lambda: prefill_workers("q", "p"))
-    decode_workers: int = 4
-
-    def find(self, identity: str | None) -> Home | None:
-        return next((w for w in (*self.homes, *self.prefill) if w.identity == identity), None)
-
-    def ready(self, role: Role) -> list[Home]:
-        return [w for w in (*self.homes, *self.prefill) if w.role is role]
-
-    def has(self, role: Role) -> bool:
-        return bool(self.ready(role))
-
-    def place(
-        self,
-        role: Role,
-        prefer: WorkerView | None,
-        avoid: Collection[WorkerView] = (),
-        tokens: int = 0,
-        root: bytes | None = None,
-    ) -> WorkerView | None:
-        return place(self.ready(role), prefer, avoid, tokens)
-
-    def opening(self, root: bytes | None) -> None:
-        return None
+def cluster(*homes: FakeWorker, prefill: tuple[str, ...] = ("q", "p")) -> FakeCluster:
+    """Prefill workers, and whichever homes there are."""
+    return FakeCluster(*homes, *(FakeWorker(name, Role.PREFILL) for name in prefill))
 
 
 @dataclass(slots=True)
 class World:
     policy: Policy = field(default_factory=lambda: static_policy("full"))
-    cluster: Cluster = field(default_factory=lambda: Cluster([Home("d")]))
+    cluster: FakeCluster = field(default_factory=lambda: cluster(FakeWorker("d")))
     arrivals: ArrivalRate = field(default_factory=ArrivalRate)
     forecast: Forecast = field(default_factory=Forecast)
     backlog: Backlog = field(default_factory=Backlog)
@@ -157,7 +101,7 @@ def test_a_later_turn() -> None:
 
 def test_what_workers_have_dropped_is_not_counted_on() -> None:
     world = World()
-    (home,), (_, prefill) = world.cluster.homes, world.cluster.prefill
+    home, prefill = world.cluster.of("d"), world.cluster.of("p")
     home.dropped, prefill.dropped = {1: 112, 2: 999}, {1: 64}
     seen = world.plan(NEXT)
     assert seen is not None
@@ -170,7 +114,7 @@ def test_what_workers_have_dropped_is_not_counted_on() -> None:
     assert world.remote_tokens == seen.prompt_tokens
     # The reply is gone, and it would not have been found: nothing is missing.
     world = World(known=structs.replace(TURN, loses_replies=True))
-    world.cluster.homes[0].dropped = {1: 96}
+    world.cluster.of("d").dropped = {1: 96}
     seen = world.plan(NEXT)
     assert seen is not None
     assert (seen.context_tokens, seen.evicted_tokens) == (1000, 0)
@@ -201,20 +145,20 @@ def test_another_prefill_worker_has_seen_nothing() -> None:
     ("homes", "state"),
     [
         ([], HomeState.GONE),
-        ([Home("d", takes_appends=False)], HomeState.UNPATCHED),
-        ([Home("d")], HomeState.READY),
-        ([Home("d", Role.REPLICA, takes_appends=False)], HomeState.REPLICA),
+        ([FakeWorker("d", takes_appends=False)], HomeState.UNPATCHED),
+        ([FakeWorker("d")], HomeState.READY),
+        ([FakeWorker("d", Role.REPLICA, takes_appends=False)], HomeState.REPLICA),
     ],
 )
-def test_homes(homes: list[Home], state: HomeState) -> None:
-    seen = World(cluster=Cluster(homes)).plan(NEXT)
+def test_homes(homes: list[FakeWorker], state: HomeState) -> None:
+    seen = World(cluster=cluster(*homes)).plan(NEXT)
     assert seen is not None
     assert seen.home is state
 
 
 def test_a_replica_needs_no_plugin() -> None:
-    cluster = Cluster([Home("d", Role.REPLICA, takes_appends=False)], prefill=[])
-    seen = World(policy=static_policy("replica"), cluster=cluster).plan(NEXT)
+    alone = cluster(FakeWorker("d", Role.REPLICA, takes_appends=False), prefill=())
+    seen = World(policy=static_policy("replica"), cluster=alone).plan(NEXT)
     assert seen is not None
     assert seen.home is HomeState.READY
 
