@@ -8,6 +8,7 @@ from typing import Any
 
 from ppd.attempts import Attempts, Effect, Event, Wait
 from ppd.decision import Decision, Features
+from ppd.outcome import Outcome
 from ppd.placement import PlannedTurn, WorkerView
 from ppd.sessions import Hit
 
@@ -34,7 +35,7 @@ class RequestContext:
         answer: the latest answer of a worker.
         client_waits_s: time in which the client did not take what was there for it.
         usage: as the engine counted, once it has.
-        finished: its end is counted.
+        outcome: how it ended, for its client; None while it is served.
         recorded: its end is in the decision log.
         legs: open ones.
     """
@@ -68,7 +69,7 @@ class RequestContext:
         self.answer: Answer | None = None
         self.client_waits_s = 0.0
         self.usage: Usage | None = None
-        self.finished = False
+        self.outcome: Outcome | None = None
         self.recorded = False
         self.legs: list[Leg] = []
         self._effect: Effect | None = None

@@ -303,16 +303,16 @@ class RequestHandler:
                     case _:
                         assert_never(effect)
         except asyncio.CancelledError:
-            gone = Stopping() if request.connection.stopping else ClientGone()
-            attempts.on(gone, self._clock())
-            self._ledger.finished(context)
+            gone = _gone(request)
+            attempts.on(Stopping() if gone is Outcome.STOPPED else ClientGone(), self._clock())
+            self._ledger.finished(context, gone)
             if relay is not None:
                 relay.close()
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             answer = answer_to(error, f"{request.method} {request.path}")
             attempts.on(Crashed(), self._clock())
-            self._ledger.finished(context)
+            self._ledger.finished(context, answer.outcome)
             if relay is not None:
                 relay.close()
             _respond(request, answer)
@@ -374,7 +374,7 @@ class RequestHandler:
             _worker(effect.credited).breaker.succeeded()
         if effect.blamed is not None:
             self._note_failure(_worker(effect.blamed), None, blamed=True)
-        self._ledger.finished(context)
+        self._ledger.finished(context, effect.outcome)
         if relay is not None:
             if relay.resuming and effect.outcome is Outcome.TRUNCATED:
                 self._ledger.resumed(False)
@@ -384,13 +384,13 @@ class RequestHandler:
 
     def _record(self, context: RequestContext, trace: Trace | None) -> None:
         """Give back what the request held; charge what was used, nothing if no worker answered."""
-        outcome = context.attempts.outcome or Outcome.INTERNAL_ERROR
         try:
             context.close_legs()
         finally:
-            self._ledger.recorded(context, outcome)
+            self._ledger.recorded(context)
             if trace is not None:
                 answered_at_s = context.attempts.answered_at_s
+                outcome = context.outcome or Outcome.INTERNAL_ERROR
                 trace.end(outcome, context.span_attributes(), answered_at_s)
             if (used := context.usage) is not None:
                 tokens = used.prompt_tokens + used.completion_tokens

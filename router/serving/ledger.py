@@ -66,15 +66,14 @@ class Ledger:
         assert context.ttft_s is not None
         metrics.ttft.of(*_kind(context)).observe(context.ttft_s)
 
-    def finished(self, context: RequestContext) -> None:
+    def finished(self, context: RequestContext, outcome: Outcome) -> None:
         """The request has ended; each further call does nothing.
 
         A client may well close its connection on the last byte, while legs are being closed.
         """
-        outcome = context.attempts.outcome
-        if outcome is None or context.finished:
+        if context.outcome is not None:
             return
-        context.finished = True
+        context.outcome = outcome
         if outcome is Outcome.OK:
             self._metrics.e2e.of(*_kind(context)).observe(self._clock() - context.arrived_s)
         self._metrics.finished.add(context.inbound.endpoint, outcome)
@@ -87,7 +86,7 @@ class Ledger:
         """A stream whose worker was lost goes on on another one, or could not."""
         self._metrics.resumed.labels("ok" if well else "failed").inc()
 
-    def recorded(self, context: RequestContext, outcome: Outcome) -> None:
+    def recorded(self, context: RequestContext) -> None:
         """Nothing of the request is left: write its end to the decision log, if it is not there."""
         if context.recorded:
             return
@@ -99,7 +98,7 @@ class Ledger:
                 at_s=self._clock(),
                 route=context.decision.route,
                 reason=context.decision.reason,
-                outcome=outcome,
+                outcome=context.outcome or Outcome.INTERNAL_ERROR,
                 ttft_ms=None if ttft_s is None else 1e3 * ttft_s,
             )
         )

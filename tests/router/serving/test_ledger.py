@@ -12,6 +12,7 @@ from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.decision import Decision, Reason, Route
 from ppd.forecast import Forecast
+from ppd.outcome import Outcome
 from ppd.placement import Placement, PlannedTurn
 from ppd.planning import Planner
 from ppd.policies import static_policy
@@ -98,9 +99,9 @@ def test_a_request_ends_once() -> None:
     context.attempts.start()
     context.deliver(Answered(streams=True))
     context.deliver(StreamEnded())
-    ledger.finished(context)
+    ledger.finished(context, Outcome.OK)
     context.deliver(ClientGone())  # it hung up on the last byte
-    ledger.finished(context)
+    ledger.finished(context, Outcome.DISCONNECTED)
     counts = {
         outcome: metrics.registry.get_sample_value(
             "ppd_finished_total", {"endpoint": Endpoint.CHAT.value, "outcome": outcome}
