@@ -41,17 +41,34 @@ class WorkerView(Protocol):
     headroom: Headroom
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What is hashed."""
+        ...
+
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Of its process and KV cache."""
+        ...
+
     @property
-    def running(self) -> int: ...
+    def running(self) -> int:
+        """Requests that decode there."""
+        ...
+
     @property
-    def takes_appends(self) -> bool: ...
+    def takes_appends(self) -> bool:
+        """Whether it offers local turns."""
+        ...
+
     @property
-    def page_size(self) -> int: ...
+    def page_size(self) -> int:
+        """In tokens."""
+        ...
+
     @property
-    def free_tokens(self) -> int | None: ...
+    def free_tokens(self) -> int | None:
+        """By its last report; None without one."""
+        ...
 
     def has_room(self, tokens: int) -> bool:
         """Whether it has KV for so many tokens, as far as it reports."""

@@ -104,8 +104,8 @@ def parse(
         RequestError: naming the field at fault and what is allowed.
     """
     given = json_object(raw)
+    _check_model(given.get("model"), served.models)
     fields = checked(given, _KINDS[endpoint])
-    _check_model(fields.model, served.models)
     body = without_routing(given)
     isolate(body, tenant)
     _check_vocabulary(body, served.vocab_size)
@@ -154,9 +154,9 @@ def _chain(endpoint: Endpoint, salt: bytes, body: dict[str, Any]) -> tuple[Prefi
             assert_never(endpoint)
 
 
-def _check_model(model: str | None, models: Sequence[str]) -> None:
+def _check_model(model: object, models: Sequence[str]) -> None:
     # "default" is SGLang's name for whatever is served; "base:adapter" names a LoRA adapter.
-    if model is None or model == "default":
+    if not isinstance(model, str) or model == "default":
         return
     if model not in models and model.rpartition(":")[0] not in models:
         raise RequestError(
@@ -325,8 +325,10 @@ def _plain_salt(kind: str, tenant: str, served: str) -> bytes:
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
-    """Raises:
-    RequestError: it is none.
+    """Parse a body.
+
+    Raises:
+        RequestError: it is no JSON object.
     """
     try:
         body = orjson.loads(raw)
@@ -338,9 +340,10 @@ def json_object(raw: bytes) -> dict[str, Any]:
 
 
 def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """
+    """Write a body.
+
     Raises:
-        RequestError: orjson reads deeper nesting than it writes.
+        RequestError: it is nested too deeply, for orjson reads deeper nesting than it writes.
     """
     try:
         return orjson.dumps(fields)
@@ -349,12 +352,14 @@ def json_bytes(fields: Mapping[str, Any]) -> bytes:
 
 
 def check_depth(raw: bytes, shown: Mapping[str, Any]) -> None:
-    """
+    """Check that what is made of a body can be written later.
+
     Args:
-        shown: made of ``raw``, to be written later.
+        raw: the body.
+        shown: made of it.
 
     Raises:
-        RequestError: it could not be.
+        RequestError: it is nested too deeply.
     """
     if _may_be_deep(raw):
         json_bytes(shown)
