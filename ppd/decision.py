@@ -172,7 +172,8 @@ class Decision(msgspec.Struct, frozen=True):
 class Policy(ABC):
     """Chooses the route of a turn 2+ whose home worker is ready.
 
-    ``opening`` is the route of turns that nobody can continue.
+    Attributes:
+        opening: the route of turns without a home that could continue them.
     """
 
     opening: Route = Route.REMOTE
@@ -193,7 +194,7 @@ def decide(
 
     Args:
         features: None if no earlier request is a prefix of it.
-        opening: of turns that nobody can continue, where the cluster has both kinds of home;
+        opening: of turns without a usable home, where the cluster has both kinds of worker;
             None: the policy's.
     """
     opening = opening or policy.opening

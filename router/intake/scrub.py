@@ -15,7 +15,7 @@ from .fields import sampling_of, typed
 FORWARDED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
 
 
-ANONYMOUS = "anonymous"  # the tenant of all who have no key
+ANONYMOUS = "anonymous"  # the tenant of all requests without a key
 
 
 def tenant_of(authorization: str | None) -> str:

@@ -220,7 +220,7 @@ class StreamRelay:
             self._request.end()
 
     def close(self) -> None:
-        """Stop observing a stream that nobody waits for."""
+        """Stop observing a stream whose client is gone."""
         self._cancel_priming()
         if self._observer is not None:
             self._observer.close()

@@ -100,7 +100,7 @@ class Resumption:
         return self._asking(fields, stream=True)
 
     def _so_far(self) -> tuple[str, int] | None:
-        """Text and tokens so far; None if they cannot be put into a prompt, or the reply is complete.
+        """Text and tokens so far; None if they fit no prompt, or the reply is complete.
 
         Each chunk with text counts as one token, as SGLang sends them; where it has put several
         into one, limits on the reply are that much too long, and so is the prompt in its usage.

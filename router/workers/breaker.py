@@ -1,7 +1,6 @@
-"""When a worker that answers its probes, but fails its requests, is left alone for a while.
+"""The circuit breaker of a worker that answers its probes, but fails its requests.
 
-Whom a failure is blamed on is ``dispatch.py``'s to say: a decode worker's must not be held against
-the prefill worker of the same request.
+Which worker a failure is held against is decided in ``ppd/attempts.py``.
 """
 
 from __future__ import annotations
