@@ -1,4 +1,4 @@
-"""The plugin's telemetry: counters in ``/server_info``, metrics, and one log line per local prefill.
+"""The plugin's telemetry: counters in ``/server_info``, metrics, one log line a local prefill.
 
 The queue and the step report events here. The metrics are registered in the scheduler process;
 SGLang's own ``/metrics`` endpoint collects their values (``--enable-metrics``).
