@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from .instructions import single
-from .kernels import BLOCK, EMPTY, bounded_distance
+from .kernels import BLOCK, NO_NODE, bounded_distance
 
 # (nodes, degree // 2): 1 where an edge of a node's second half belongs to the tree.
 Held = NDArray[np.uint8]
@@ -91,7 +91,7 @@ def link(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
                 neighbours[node, place] = near[j]
                 place += 1
         fewest += 1
-    neighbours[node, place:] = EMPTY
+    neighbours[node, place:] = NO_NODE
     if count:
         _hold(codes, neighbours, made, node, near)
     for j in range(min(place, degree - degree // 2)):
@@ -140,7 +140,7 @@ def _lead(codes, neighbours, made, parent, node, hold):  # type: ignore[no-untyp
     place = -1
     for i in range(half, degree):
         there = neighbours[parent, i]
-        if there == EMPTY:
+        if there == NO_NODE:
             place = i
             longest = infinity
             break
@@ -154,7 +154,7 @@ def _lead(codes, neighbours, made, parent, node, hold):  # type: ignore[no-untyp
         return False
     if not (hold or bounded_distance(row, codes, node, infinity, nothing) < longest):
         return False
-    while place > 0 and neighbours[parent, place - 1] == EMPTY:
+    while place > 0 and neighbours[parent, place - 1] == NO_NODE:
         place -= 1
     neighbours[parent, place] = node
     if hold and place >= half:

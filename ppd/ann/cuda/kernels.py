@@ -15,24 +15,24 @@ import torch
 import triton
 import triton.language as tl
 
-NOBODY = 0x7FFF_FFFF_FFFF_FFFF  # a place without a node; counts as expanded
+EMPTY_WORD = 0x7FFF_FFFF_FFFF_FFFF  # a place without a node; counts as expanded
 WAYS = 4  # associativity of the table of visited nodes
 
-_NOBODY = tl.constexpr(NOBODY)
+_EMPTY_WORD = tl.constexpr(EMPTY_WORD)
 _WAYS = tl.constexpr(WAYS)
 _ID = tl.constexpr(0x7FFF_FFFF)
 
 
 def distances_of(words: torch.Tensor) -> torch.Tensor:
-    """The squared distances in ``words``; infinity for ``NOBODY``."""
+    """The squared distances in ``words``; infinity for ``EMPTY_WORD``."""
     near = (words >> 32).to(torch.int32).view(torch.float32)
-    return near.where(words != NOBODY, float("inf"))
+    return near.where(words != EMPTY_WORD, float("inf"))
 
 
 def nodes_of(words: torch.Tensor) -> torch.Tensor:
-    """The ids in ``words``; -1 for ``NOBODY``."""
+    """The ids in ``words``; -1 for ``EMPTY_WORD``."""
     nodes = ((words >> 1) & 0x7FFF_FFFF).to(torch.int32)
-    return nodes.where(words != NOBODY, -1)
+    return nodes.where(words != EMPTY_WORD, -1)
 
 
 @triton.jit
@@ -52,9 +52,9 @@ def _distances(query, rows, nodes, wanted, DIM: tl.constexpr, PART: tl.constexpr
     begin = nodes.to(tl.int64)[:, None] * DIM
     for part in range(DIM // PART):  # not unrolled: rows in flight are registers
         at = part * PART + tl.arange(0, PART)
-        ours = tl.load(query + at)
-        theirs = tl.load(rows + begin + at[None, :], mask=wanted[:, None], other=0)
-        difference = ours[None, :] - theirs.to(tl.float32)
+        query_part = tl.load(query + at)
+        row_part = tl.load(rows + begin + at[None, :], mask=wanted[:, None], other=0)
+        difference = query_part[None, :] - row_part.to(tl.float32)
         total += tl.sum(difference * difference, 1)
     return total
 
@@ -82,7 +82,7 @@ def _merged(words, new, place, KEPT: tl.constexpr, NEW: tl.constexpr):  # type: 
     new = tl.sort(new, descending=True)
     if NEW < KEPT:
         new = tl.gather(new, tl.maximum(place - (KEPT - NEW), 0), 0)
-        new = tl.where(place < KEPT - NEW, _NOBODY, new)
+        new = tl.where(place < KEPT - NEW, _EMPTY_WORD, new)
     return tl.bitonic_merge(tl.minimum(words, new))
 
 
@@ -135,12 +135,12 @@ def admit(  # type: ignore[no-untyped-def]
     seen += lane * SEEN
     some = tl.arange(0, SEEDS_AT_ONCE)
     for begin in range(0, ITOPK, SEEDS_AT_ONCE):
-        none = tl.full((SEEDS_AT_ONCE,), _NOBODY, tl.int64)
+        none = tl.full((SEEDS_AT_ONCE,), _EMPTY_WORD, tl.int64)
         tl.store(kept + begin + some, none, mask=begin + some < ITOPK)
     for begin in range(0, tl.load(seen_size + lane), SEEDS_AT_ONCE):
         tl.store(seen + begin + some, tl.full((SEEDS_AT_ONCE,), -1, tl.int32))
     entry = tl.arange(0, ENTRIES)
-    best = _NOBODY - entry.to(tl.int64)  # all different, so that the worst one is unique
+    best = _EMPTY_WORD - entry.to(tl.int64)  # all different, so that the worst one is unique
     at = tl.arange(0, BLOCK)
     start = tl.load(query + at)
     for begin in range(0, seeds, SEEDS_AT_ONCE):
@@ -150,17 +150,17 @@ def admit(  # type: ignore[no-untyped-def]
             seed_rows + number[:, None] * BLOCK + at[None, :], mask=there[:, None], other=0
         )
         difference = start[None, :] - rows
-        rough = tl.where(there, _word(tl.sum(difference * difference, 1), number), _NOBODY)
+        rough = tl.where(there, _word(tl.sum(difference * difference, 1), number), _EMPTY_WORD)
         for _ in tl.static_range(ENTRIES):
             nearest = tl.min(rough, 0)
-            rough = tl.where(rough == nearest, _NOBODY, rough)
+            rough = tl.where(rough == nearest, _EMPTY_WORD, rough)
             worst = tl.max(best, 0)
             best = tl.where((best == worst) & (nearest < worst), nearest, best)
-    found = best < _NOBODY - ENTRIES
+    found = best < _EMPTY_WORD - ENTRIES
     nodes = tl.load(seed_ids + _node(best), mask=found, other=0)
     near = _distances(query, codes, nodes, found, DIM, PART)
-    words = tl.sort(tl.where(found & (near < float("inf")), _word(near, nodes), _NOBODY))
-    tl.debug_barrier()  # other threads of this program have written NOBODY there
+    words = tl.sort(tl.where(found & (near < float("inf")), _word(near, nodes), _EMPTY_WORD))
+    tl.debug_barrier()  # other threads of this program have written EMPTY_WORD there
     tl.store(kept + entry, words, mask=entry < tl.load(width + lane))
 
 
@@ -223,7 +223,7 @@ def extend(  # type: ignore[no-untyped-def]
     done = 0
     first = tl.min(tl.where((words & 1) == 0, place, KEPT), 0)
     while (first < KEPT) & (done < max_steps):
-        parent = _node(tl.min(tl.where(place == first, words, _NOBODY), 0))
+        parent = _node(tl.min(tl.where(place == first, words, _EMPTY_WORD), 0))
         words = tl.where(place == first, words | 1, words)
         nodes = tl.load(neighbours + parent * DEGREE + edge, mask=edge < DEGREE, other=-1)
         fresh = nodes >= 0
@@ -234,9 +234,9 @@ def extend(  # type: ignore[no-untyped-def]
         here = _node(words)[None, :] == nodes.to(tl.int64)[:, None]
         fresh = fresh & (tl.sum(here.to(tl.int32), 1) == 0)
         near = _distances(query, codes, nodes, fresh, DIM, PART)
-        new = tl.where(fresh & (near < float("inf")), _word(near, nodes), _NOBODY)
+        new = tl.where(fresh & (near < float("inf")), _word(near, nodes), _EMPTY_WORD)
         words = _merged(words, new, place, KEPT, NEW)
-        words = tl.where(place < wide, words, _NOBODY)
+        words = tl.where(place < wide, words, _EMPTY_WORD)
         done += 1
         first = tl.min(tl.where((words & 1) == 0, place, KEPT), 0)
     tl.store(kept + place, words)
@@ -275,7 +275,7 @@ def measure_again(  # type: ignore[no-untyped-def]
     lane = tl.load(places + number).to(tl.int64)
     place = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     known = tl.load(kept + lane * ITOPK + place)
-    there = known != _NOBODY
+    there = known != _EMPTY_WORD
     node = tl.where(there, _node(known), 0)
     near = _distances(query + lane * DIM, exact, node, there, DIM, PART)
-    tl.store(words + number * KEPT + place, tl.where(there, _word(near, node), _NOBODY))
+    tl.store(words + number * KEPT + place, tl.where(there, _word(near, node), _EMPTY_WORD))
