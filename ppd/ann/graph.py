@@ -181,7 +181,7 @@ def _join(graph, knn, found):  # type: ignore[no-untyped-def]
     n, degree = graph.shape
     seeds = np.empty(n, np.int32)
     count = 0
-    one = np.empty(1, np.int32)
+    start = np.empty(1, np.int32)
     for node in range(n):
         if found[node]:
             continue
@@ -198,6 +198,6 @@ def _join(graph, knn, found):  # type: ignore[no-untyped-def]
         if not linked:
             seeds[count] = node
             count += 1
-        one[0] = node
-        _walk(graph, one, found)
+        start[0] = node
+        _walk(graph, start, found)
     return seeds[:count]

@@ -119,7 +119,7 @@ class Scheduler:
             (Stage.PREFILL, self.bounds.prefill),
             (Stage.DECODE, self.bounds.decode),
         ):
-            new = [one for one in tickets if one.stage is stage]
+            new = [ticket for ticket in tickets if ticket.stage is stage]
             waiting = self.waiting(stage)
             if new and waiting + len(new) > bound:
                 clears_s = waiting * new[0].steps_left * self._step_s()
@@ -143,10 +143,10 @@ class Scheduler:
         while (len(late) < max_count and self._deadlines) and (
             self._deadlines[0][0] <= now_s or not self._waits(self._deadlines[0][2])
         ):
-            one = heapq.heappop(self._deadlines)[2]
-            if self._waits(one):
-                self._waiting[one.stage].remove(one.order)
-                late.append(one)
+            ticket = heapq.heappop(self._deadlines)[2]
+            if self._waits(ticket):
+                self._waiting[ticket.stage].remove(ticket.order)
+                late.append(ticket)
         self._drop_gone()
         return late
 
@@ -165,24 +165,24 @@ class Scheduler:
             The chosen searches, both running and new.
         """
         waiting = {stage: self.waiting(stage) for stage in Stage}
-        prefill = [one for one in running if one.stage is Stage.PREFILL]
-        prefill.sort(key=lambda one: (self._latest_start_s(one), one.order))
-        decode = [one for one in running if one.stage is Stage.DECODE]
-        decode.sort(key=lambda one: one.order)
+        prefill = [ticket for ticket in running if ticket.stage is Stage.PREFILL]
+        prefill.sort(key=lambda ticket: (self._latest_start_s(ticket), ticket.order))
+        decode = [ticket for ticket in running if ticket.stage is Stage.DECODE]
+        decode.sort(key=lambda ticket: ticket.order)
         of_prefill = min(slots, len(prefill) + min(free_lanes, waiting[Stage.PREFILL]))
         of_decode = min(slots, len(decode) + min(free_lanes, waiting[Stage.DECODE]))
         if of_prefill and of_decode:
             of_prefill, of_decode = self._shares(now_s, slots, prefill, of_prefill, of_decode)
         chosen: list[Ticket] = []
-        for ready in (self._next_prefill, self._next_decode):
-            share = of_prefill if ready == self._next_prefill else of_decode
-            mine = prefill if ready == self._next_prefill else decode
-            taken, began = ready(mine, share, free_lanes)
+        for take in (self._next_prefill, self._next_decode):
+            share = of_prefill if take == self._next_prefill else of_decode
+            begun_tickets = prefill if take == self._next_prefill else decode
+            taken, began = take(begun_tickets, share, free_lanes)
             free_lanes -= began
             chosen += taken
         if len(chosen) < slots:  # one stage took the last lane, the other cannot fill its share
             taken_up = set(map(id, chosen))
-            rest = [one for one in (*prefill, *decode) if id(one) not in taken_up]
+            rest = [ticket for ticket in (*prefill, *decode) if id(ticket) not in taken_up]
             chosen += rest[: slots - len(chosen)]
         return chosen
 
@@ -217,10 +217,11 @@ class Scheduler:
         """Count the prefill searches that are older than the flush timeout, or will be late."""
         since_s = now_s - self.controls.flush_s
         late = sum(
-            one.arrived_s <= since_s or self._latest_start_s(one) <= now_s for one in running
+            ticket.arrived_s <= since_s or self._latest_start_s(ticket) <= now_s
+            for ticket in running
         )
-        for latest_start_s, _, one in self._prefill[:max_count]:  # roughly those of least slack
-            late += one.arrived_s <= since_s or latest_start_s <= now_s
+        for latest_start_s, _, ticket in self._prefill[:max_count]:  # roughly those of least slack
+            late += ticket.arrived_s <= since_s or latest_start_s <= now_s
         return min(late, max_count)
 
     def _next_prefill(

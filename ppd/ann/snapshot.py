@@ -215,18 +215,18 @@ def choose_seeds(moved: Rows, count: int, seed: int) -> NDArray[np.int32]:
     count = max(1, min(count, n // 8))
     source = np.random.default_rng(seed)
     chosen = np.sort(source.choice(n, min(n, 64 * count), replace=False))
-    some = moved[chosen]
+    sample = moved[chosen]
     clusters = max(1, 3 * count // 4)
     kmeans = faiss.Kmeans(moved.shape[1], clusters, niter=8, seed=seed, verbose=False)
     kmeans.cp.min_points_per_centroid = 1
-    kmeans.train(some)
-    _, nearest = faiss.knn(kmeans.centroids, some, 1)
+    kmeans.train(sample)
+    _, nearest = faiss.knn(kmeans.centroids, sample, 1)
     seeds = list(nearest[:, 0])
-    alone, _ = faiss.knn(some, some[seeds], 1)
-    far = alone[:, 0]
+    nearest_sq, _ = faiss.knn(sample, sample[seeds], 1)
+    far = nearest_sq[:, 0]
     for _ in range(count - clusters):
         seeds.append(int(far.argmax()))
-        far = np.minimum(far, ((some - some[seeds[-1]]) ** 2).sum(1))
+        far = np.minimum(far, ((sample - sample[seeds[-1]]) ** 2).sum(1))
     return np.unique(chosen[seeds]).astype(np.int32)
 
 

@@ -133,18 +133,18 @@ def admit(  # type: ignore[no-untyped-def]
     query += lane * DIM
     kept += lane * ITOPK
     seen += lane * SEEN
-    some = tl.arange(0, SEEDS_AT_ONCE)
+    offset = tl.arange(0, SEEDS_AT_ONCE)
     for begin in range(0, ITOPK, SEEDS_AT_ONCE):
         none = tl.full((SEEDS_AT_ONCE,), _EMPTY_WORD, tl.int64)
-        tl.store(kept + begin + some, none, mask=begin + some < ITOPK)
+        tl.store(kept + begin + offset, none, mask=begin + offset < ITOPK)
     for begin in range(0, tl.load(seen_size + lane), SEEDS_AT_ONCE):
-        tl.store(seen + begin + some, tl.full((SEEDS_AT_ONCE,), -1, tl.int32))
+        tl.store(seen + begin + offset, tl.full((SEEDS_AT_ONCE,), -1, tl.int32))
     entry = tl.arange(0, ENTRIES)
     best = _EMPTY_WORD - entry.to(tl.int64)  # all different, so that the worst one is unique
     at = tl.arange(0, BLOCK)
     start = tl.load(query + at)
     for begin in range(0, seeds, SEEDS_AT_ONCE):
-        number = begin + some
+        number = begin + offset
         there = number < seeds
         rows = tl.load(
             seed_rows + number[:, None] * BLOCK + at[None, :], mask=there[:, None], other=0

@@ -115,10 +115,10 @@ class CudaLaneSet:
             launch.run(places[which])
             begun.append((launch, places[which]))
         done = 0
-        for launch, some in begun:
-            expanded, finished = launch.read(some.size)
+        for launch, group in begun:
+            expanded, finished = launch.read(group.size)
             done += int(expanded.sum())
-            self._finished[some] = finished.astype(np.bool_)
+            self._finished[group] = finished.astype(np.bool_)
         return done
 
     def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -133,13 +133,13 @@ class CudaLaneSet:
         nodes = np.full((len(places), max(limits)), -1, np.int32)
         lanes = np.array(places, np.int64)
         for kept, which in self._by_kept(lanes):
-            there, known = self._collected(lanes[which], kept)
-            visible = (known >= 0) & (hidden[known] == 0)
-            some = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
-            seen = np.take_along_axis(visible, some, 1)
-            cut = slice(0, some.shape[1])
-            near[which, cut] = np.where(seen, np.take_along_axis(there, some, 1), np.inf)
-            nodes[which, cut] = np.where(seen, np.take_along_axis(known, some, 1), -1)
+            distances, ids = self._collected(lanes[which], kept)
+            visible = (ids >= 0) & (hidden[ids] == 0)
+            order = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
+            seen = np.take_along_axis(visible, order, 1)
+            cut = slice(0, order.shape[1])
+            near[which, cut] = np.where(seen, np.take_along_axis(distances, order, 1), np.inf)
+            nodes[which, cut] = np.where(seen, np.take_along_axis(ids, order, 1), -1)
         self.free.extend(places)
         return near, nodes
 
