@@ -35,6 +35,8 @@ def decode_fields(
     Ranges are not checked here: a flag may replace a value that is out of range.
 
     Args:
+        struct: the type of a whole file, or of a table in it.
+        content: the parsed TOML.
         problems: a message is appended for every unknown, missing or wrongly typed field.
         prefix: precedes the fields' names in messages, as ``tenants.blue.``.
     """

@@ -22,6 +22,7 @@ def read_config(path: str, flags: Mapping[str, Any]) -> RouterConfig:
     another fault.
 
     Args:
+        path: of the TOML file.
         flags: fields that replace the file's.
 
     Raises:

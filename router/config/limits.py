@@ -69,6 +69,7 @@ def problems(
     Args:
         default_rate: of tenants without a rate limit of their own.
         tenants: by name.
+        admission: limits of all tenants together.
     """
     owners: dict[str, str] = {}
     yield from range_problems(default_rate, "rate.")

@@ -307,6 +307,7 @@ def url_problem(role: str, url: str) -> str | None:
 
     Args:
         role: of the worker, for the message.
+        url: to be checked.
     """
     shown = re.sub(r"//[^/]*@", "//", url)  # the part removed may be a password
     try:

@@ -31,6 +31,7 @@ def range_problems(config: msgspec.Struct, prefix: str = "") -> Iterator[str]:
     Nested structs are not checked: each of them has a check of its own.
 
     Args:
+        config: to be checked.
         prefix: precedes the options' names in messages, as ``admission.``.
     """
     for field in msgspec.structs.fields(config):
@@ -44,6 +45,7 @@ def range_problem(name: str, value: object, kind: Any) -> str | None:
 
     Args:
         name: of the option, for the message.
+        value: of the option.
         kind: the option's annotation; None is returned for an annotation without a range.
     """
     allowed = _allowed(kind)

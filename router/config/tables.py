@@ -38,6 +38,7 @@ def make_policy(
     """Return the policy that ``config`` names, and the table it uses, if any.
 
     Args:
+        config: with the policy's options.
         models: names of the served model.
         shape: of the cluster, to compare with the table's.
 

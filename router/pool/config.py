@@ -151,6 +151,7 @@ def read_config(path: str, flags: Mapping[str, Any]) -> PoolConfig:
     """Return the configuration of a TOML file and of the command line's flags.
 
     Args:
+        path: of the TOML file.
         flags: fields that replace the file's.
 
     Raises:

@@ -130,7 +130,7 @@ async def serving(
     server = WireServer(
         paths=() if front is None else PATHS,
         handler=nobody if front is None else front.serve,
-        elsewhere=runner.server,
+        fallback=runner.server,
         refuse=refuse if front is None else front.refuse,
         screen=passed if front is None else front.screen,
         limits=Limits(

@@ -134,8 +134,8 @@ async def running(
         upstreams = Upstreams(
             connect_s=config.connect_timeout_s,
             answer_s=config.answer_timeout_s,
-            silence_s=config.idle_timeout_s,
-            keep_s=config.worker_idle_timeout_s,
+            idle_s=config.idle_timeout_s,
+            reuse_s=config.worker_idle_timeout_s,
         )
         stack.push_async_callback(upstreams.close)
         tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None

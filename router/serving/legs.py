@@ -165,7 +165,7 @@ class Leg:
             self.worker.in_flight -= 1
             self.worker.running -= self._streams is True
 
-    # -- wire.client.Reader -------------------------------------------------------------
+    # -- wire.client.ResponseListener ---------------------------------------------------
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         self._status = status

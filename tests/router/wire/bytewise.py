@@ -46,7 +46,7 @@ async def serving(
     server = WireServer(
         paths=("/echo",),
         handler=handler,
-        elsewhere=runner.server,
+        fallback=runner.server,
         refuse=lambda refusal: refusal.message.encode(),
         screen=screen,
         limits=limits or Limits(),
