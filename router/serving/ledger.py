@@ -10,7 +10,7 @@ from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
 from ppd.sessions import Hit, SessionIndex, Turn
 
-from ..observability.counting import Observed
+from ..observability.counting import HistogramChild
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics, turn_label
 from ..workers.worker import Worker
@@ -80,7 +80,7 @@ class Ledger:
             self._metrics.e2e.of(*_kind(context)).observe(self._clock() - context.arrived_s)
         self._metrics.finished.add(context.inbound.endpoint, outcome)
 
-    def passing_on(self, context: RequestContext) -> Observed:
+    def passing_on(self, context: RequestContext) -> HistogramChild:
         """For the times between the parts of a stream."""
         return self._metrics.itl.of(*_kind(context))
 
