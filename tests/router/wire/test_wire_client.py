@@ -18,7 +18,7 @@ WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Collected:
-    """A ``Reader`` that keeps what it is told."""
+    """A ``ResponseListener`` that records its calls."""
 
     def __init__(self) -> None:
         self.status = 0
