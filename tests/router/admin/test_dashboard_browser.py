@@ -73,7 +73,7 @@ async def test_a_hybrid_is_drawn_with_its_replicas(cluster: Cluster, browser: Br
             await client.chat(f"hello {i}")
         page = (await open_dashboard(browser, client)).page
         await expect(page.locator("#flow .node")).to_have_count(4)
-        await expect(page.locator("#flow .told")).to_contain_text(["remote", "local", "replica"])
+        await expect(page.locator("#flow .caption")).to_contain_text(["remote", "local", "replica"])
         await expect(page.locator("#flow .way.replica.idle")).to_have_count(0)
         await expect(page.locator("#workers .card")).to_have_count(3)
 
@@ -101,7 +101,7 @@ async def test_the_page_shows_real_traffic(
         await expect(rows.nth(1)).to_contain_text("first_turn")
         await expect(page.locator("#no-decisions")).to_be_hidden()
         await expect(page.locator(".way.idle")).to_have_count(0)
-        await expect(page.locator("#flow .told")).to_contain_text(["remote", "local"])
+        await expect(page.locator("#flow .caption")).to_contain_text(["remote", "local"])
         await expect(page.locator("#reasons .bar")).to_have_count(2)
         await expect(page.locator("#ttft figure table tbody tr")).to_have_count(2)
         cards = page.locator("#workers .card")
