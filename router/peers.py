@@ -168,10 +168,10 @@ async def _forward(
             if request.method == "DELETE" and response.status == 404:
                 return None
             text = (await response.text())[:300]
-            reason = f"{url} did not take {what}: {response.status} {text}"
+            reason = f"{url} refused {what}: {response.status} {text}"
             logger.warning("%s", reason)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = f"{url} was not told {what}: {describe(error)}"
+        reason = f"{url} could not be reached for {what}: {describe(error)}"
         logger.error("%s", reason)
     return _Failed(reason)
 

@@ -298,7 +298,7 @@ class Secrets(msgspec.Struct, frozen=True):
         """
         if config.accept_workers and self.worker_api_key and not self.worker_token:
             raise ConfigError(
-                "worker_api_key would go to whoever announces a worker: set worker_token"
+                "worker_api_key would be sent to every announced worker: set worker_token"
             )
 
 

@@ -108,7 +108,7 @@ def _build(options: argparse.Namespace) -> None:
     )
     bars = Bars()
     began_s = time.monotonic()
-    with bars.shown():
+    with bars.visible():
         build_collection(options.vectors, options.folder, wanted, bars)
     took_s = time.monotonic() - began_s
     print(f"ppd-pool: {options.folder} in {took_s:.1f} s", file=sys.stderr)

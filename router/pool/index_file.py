@@ -171,7 +171,7 @@ def _header(path: Path, mapped: mmap.mmap) -> _Header:
         raise IndexFileError(f"{path}: its header makes no sense: {error}") from error
     if len(mapped) != header.file_bytes:
         raise IndexFileError(
-            f"{path}: {len(mapped)} bytes long, its header says {header.file_bytes}: truncated?"
+            f"{path}: {len(mapped)} bytes long, its header has {header.file_bytes}: truncated?"
         )
     return header
 

@@ -48,7 +48,7 @@ class Bars:
                 self._bar.update(done - self._bar.n)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def visible(self) -> Iterator[None]:
         """Refresh the elapsed time while the context is open, and close the bar at its end."""
         ended = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(ended,), daemon=True)

@@ -169,7 +169,7 @@ class Shard:
             if not isinstance(outcome, BaseException) and outcome[0] == 200:
                 accepted += 1
             else:
-                _log.warning("%s of %s was not told %s", url, self.name, path)
+                _log.warning("%s of %s did not accept %s", url, self.name, path)
         return accepted > 0
 
     async def _post(

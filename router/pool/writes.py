@@ -105,8 +105,8 @@ class Writes:
             )
         if body.metric is Metric.IP:
             raise RequestError(
-                "a collection for inner products must know its longest row: build it with "
-                "ppd-pool build",
+                "a collection for inner products needs the length of its longest row: build it "
+                "with ppd-pool build",
                 param="metric",
             )
         dimensions = body.dimensions

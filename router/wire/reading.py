@@ -175,7 +175,7 @@ class RequestReader:
         elif version == "1.1" and "host" not in headers:
             self.refuse(400, "the Host header is missing")
         elif version == "1.0" and "transfer-encoding" in headers:
-            self.refuse(400, "HTTP/1.0 knows no Transfer-Encoding")
+            self.refuse(400, "HTTP/1.0 has no Transfer-Encoding")
         elif headers.get("content-encoding", "identity") != "identity":
             self.refuse(415, f"Content-Encoding {headers['content-encoding']!a} is not read")
         elif int(headers.get("content-length", 0)) > self._limits.body_bytes:

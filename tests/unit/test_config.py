@@ -270,7 +270,7 @@ def test_a_configuration_can_be_checked_without_workers(
         main(["--config", str(file), "--check-config"])
     for problem in (
         "port must be 0..65535, got -1",
-        "worker_api_key would go to whoever announces a worker",
+        "worker_api_key would be sent to every announced worker",
         "tls_certificate c, tls_key k: ",
         f"{tmp_path}/table.json: ",
         "workers_file: ",

@@ -146,7 +146,7 @@ async def test_an_operator_is_told_which_process_was_not_told() -> None:
             client = Client(url, http)
             status, fields = await operate(client, "POST", f"/{ident(d)}/drain")
             assert status == 502
-            assert f"{away} was not told POST" in fields["error"]["message"]
+            assert f"{away} could not be reached for POST" in fields["error"]["message"]
             assert (await state(client, d))["draining"]
             by_sibling = {"X-PPD-Sibling": "secret", "X-PPD-Passed-On": "10.1.2.3"}
             path = f"/{ident(d)}/resume"

@@ -16,7 +16,7 @@ class _Terminal(io.StringIO):
 
 
 def _build(bars: Bars) -> None:
-    with bars.shown():
+    with bars.visible():
         bars("reading", 500, 1000)
         bars("reading", 1000, 1000)
         bars("finding neighbours", 0, 0)
