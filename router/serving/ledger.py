@@ -12,7 +12,7 @@ from ppd.outcome import Outcome
 from ppd.planning import Planner
 from ppd.sessions import Hit, SessionIndex, Turn
 
-from ..observability.counting import Observed
+from ..observability.counting import HistogramChild
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics, turn_label
 from ..workers.sglang import Usage
@@ -78,7 +78,7 @@ class Ledger:
             self._metrics.e2e.of(*_kind(context)).observe(self._clock() - context.arrived_s)
         self._metrics.finished.add(context.inbound.endpoint, outcome)
 
-    def itl(self, context: RequestContext) -> Observed:
+    def itl(self, context: RequestContext) -> HistogramChild:
         """The histogram for the times between the parts of a stream."""
         return self._metrics.itl.of(*_kind(context))
 

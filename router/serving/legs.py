@@ -130,7 +130,7 @@ class Leg:
             self.worker.in_flight -= 1
             self.worker.streams -= self._streams is True
 
-    # -- wire.client.Reader -------------------------------------------------------------
+    # -- wire.client.ResponseListener ---------------------------------------------------
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the head of the response."""
