@@ -15,13 +15,21 @@ from eval.tiny_model import Family, ModelSpec, Vocabulary
 
 from .workers import Workers, begin_stop, start_cluster, start_decode, worker_launcher
 
+_TIMEOUT_S = 900.0  # of a test with its fixtures: only a hang takes that long
+_MODELS = [
+    pytest.param((Family.LLAMA, 1), id="llama-page1"),
+    pytest.param((Family.QWEN3, 16), id="qwen3-page16"),
+    pytest.param((Family.LLAMA, 16), id="llama-page16", marks=pytest.mark.matrix),
+    pytest.param((Family.QWEN3, 1), id="qwen3-page1", marks=pytest.mark.matrix),
+]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests of this folder as tests of the engine."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +39,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
         yield launcher
 
 
-@pytest.fixture(scope="session", params=[1, 16], ids=["llama-page1", "qwen3-page16"])
+@pytest.fixture(scope="session", params=_MODELS)
 def workers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Workers]:
@@ -39,11 +47,11 @@ def workers(
 
     The prefill worker publishes KV events, the decode worker does not.
     """
-    family = Family.LLAMA if request.param == 1 else Family.QWEN3
-    logs = tmp_path_factory.mktemp(f"page{request.param}")
+    family, page_size = request.param
+    logs = tmp_path_factory.mktemp(f"{family}-page{page_size}")
     spec = ModelSpec(family=family)
     yield from start_cluster(
-        spec, logs, request.param, monolithic=True, prefill_flags=kv_events_flags()
+        spec, logs, page_size, monolithic=True, prefill_flags=kv_events_flags()
     )
 
 

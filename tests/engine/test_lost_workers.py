@@ -13,12 +13,12 @@ import aiohttp
 import orjson
 import pytest
 
-from eval.cluster import Launcher, Process, wait_all
+from eval.cluster import Launcher, Process
 from ppd.contract import Role
 from router.config.options import RouterConfig
 from router.server.run import running
 
-from .workers import Workers, begin_stop, load_of, wait_until
+from .workers import Workers, begin_stop, load_of, wait_ready, wait_until
 
 _KILL_AFTER_CHUNKS = 24  # of the stream whose decode worker is killed
 _TOKENS = 300  # of that stream: long enough to be killed in its middle
@@ -35,7 +35,7 @@ def disposable_workers(
     decode = [
         launcher.worker(Role.DECODE, workers.model, name=f"disposable-decode-{i}") for i in range(2)
     ]
-    wait_all([prefill, *decode])
+    wait_ready(prefill, *decode)
     yield prefill, decode
     begin_stop([prefill, *decode])
 

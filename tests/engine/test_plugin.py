@@ -14,7 +14,7 @@ import aiohttp
 import psutil
 import pytest
 
-from eval.cluster import Launcher, Process, wait_all
+from eval.cluster import Launcher, Process
 from ppd.contract import Role
 from ppd.policies import static_policy
 from router.config.options import RouterConfig
@@ -22,7 +22,7 @@ from router.server.run import running
 
 from .conversation import Conversation
 from .interpreter import Interpreter, interpreter_with
-from .workers import Workers, begin_stop, extra_environment, plugin_state
+from .workers import Workers, begin_stop, extra_environment, plugin_state, wait_ready
 
 PRELUDE = """
 from sglang_patches.cpu import stand_ins
@@ -188,7 +188,7 @@ def variants(launcher: Launcher, bpe_workers: Workers) -> Iterator[DecodeVariant
 
     unpatched = start("unpatched", "PPD_ENABLE", "0")
     limited = start("limited", "PPD_MAX_APPEND_TOKENS", "200")
-    wait_all([unpatched, limited])
+    wait_ready(unpatched, limited)
     yield DecodeVariants(unpatched, limited)
     begin_stop([unpatched, limited])
 

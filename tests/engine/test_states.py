@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from eval.cluster import Launcher, Process, free_port, wait_all
+from eval.cluster import Launcher, Process, free_port
 from eval.endpoints import vocabulary_of
 from eval.engine.client import EngineClient, bootstrap_port_of
 from eval.tiny_model import ModelSpec, ensure
@@ -34,6 +34,7 @@ from .workers import (
     extra_environment,
     plugin_state,
     start_decode,
+    wait_ready,
     wait_until,
     worker_launcher,
 )
@@ -62,7 +63,7 @@ def alternating_workers(
         announced = ("--ppd-routers", router_url, "--ppd-alternate")
         decode = launcher.worker(Role.DECODE, model, *common, *schedule, *announced)
         alone = launcher.worker(Role.REPLICA, model, *common, *schedule)
-        wait_all(launcher.started)
+        wait_ready(*launcher.started)
         yield Workers(prefill, decode, alone, 64, model)
 
 

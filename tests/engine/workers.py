@@ -27,6 +27,7 @@ from router.config.options import RouterConfig
 from router.server.run import running
 
 _POLL_S = 0.01  # between two queries, so that the queries leave the cores to the workers
+_READY_TIMEOUT_S = 600.0  # of a start: only a hang takes that long
 _ENVIRONMENT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
     # Workers outnumber the cores: threads of one forward would wait for those of another.
@@ -162,6 +163,15 @@ def begin_stop(processes: Sequence[Process]) -> None:
             process.popen.send_signal(signal.SIGTERM)
 
 
+def wait_ready(*processes: Process) -> None:
+    """Wait until all processes serve.
+
+    Raises:
+        ClusterError: one of them ended, or takes too long.
+    """
+    wait_all(processes, _READY_TIMEOUT_S)
+
+
 @contextmanager
 def extra_environment(launcher: Launcher, variables: Mapping[str, str]) -> Iterator[None]:
     """Add variables to the environment of the workers that are started in the context."""
@@ -190,7 +200,7 @@ def start_decode(
     page = ("--page-size", str(workers.page_size))
     with extra_environment(launcher, environment or {}):
         decode = launcher.worker(Role.DECODE, workers.model, *page, *flags, name=name)
-    wait_all([decode])
+    wait_ready(decode)
     return decode
 
 
@@ -210,5 +220,5 @@ def start_cluster(
         prefill = launcher.worker(Role.PREFILL, model, *flags, *prefill_flags)
         decode = launcher.worker(Role.DECODE, model, *flags, *decode_flags)
         alone = launcher.worker(Role.REPLICA, model, *flags) if monolithic else None
-        wait_all(launcher.started)
+        wait_ready(*launcher.started)
         yield Workers(prefill, decode, alone, page_size, model)
