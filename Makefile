@@ -1,4 +1,5 @@
 # make demo: the main job, end to end.  make test: everything that must hold.
+# make test-fast: the loop of daily work.  make test-matrix: the combinations that make test leaves out.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,13 +16,15 @@ SEARCHES ?= 10000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup browser demo serve test test-fast test-matrix check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
 	@echo "make demo-rag     chats with passages from a vector-search pool: the project's own docs"
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
-	@echo "make test         checks and tests, on the real engine"
+	@echo "make test         checks and all tests, on the real engine (25 minutes on two cores)"
+	@echo "make test-fast    checks and the tests that need no engine (5 minutes)"
+	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
 	@echo "make check        ruff, mypy, import-linter"
 	@echo "make wheel        build dist/*.whl; COMPILE=1: with the router's token path in C (mypyc)"
 	@echo "make bench-hash   what recognising a conversation costs the router"
@@ -78,6 +81,12 @@ browser:
 
 test: check browser
 	$(BIN)/python -m pytest
+
+test-fast: check
+	$(BIN)/python -m pytest tests/unit tests/router
+
+test-matrix: setup
+	$(BIN)/python -m pytest -m matrix
 
 wheel: setup
 	rm -rf build dist

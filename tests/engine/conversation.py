@@ -1,10 +1,10 @@
-"""A chat client for tests: one conversation, turn after turn, on whatever URL."""
+"""A chat client for tests: one conversation, turn after turn, on any URL."""
 
 from __future__ import annotations
 
 import random
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,14 @@ from ppd.score import Objective
 
 @dataclass(frozen=True, slots=True)
 class Turn:
+    """One turn's reply.
+
+    Attributes:
+        route: of the router's decision; empty if no router was asked.
+        reason: of the router's decision; empty if no router was asked.
+        ids: the reply's token ids.
+    """
+
     route: str
     reason: str
     ids: list[int]
@@ -26,21 +34,34 @@ class Turn:
 
     @property
     def total_tokens(self) -> int:
+        """Tokens of the prompt and of the reply."""
         return self.prompt_tokens + len(self.ids)
 
 
 @dataclass(slots=True)
-class Talk:
-    """A conversation held over one URL. Turns alternate between streaming and not."""
+class Conversation:
+    """A conversation on one URL, whose turns alternate between streaming and not.
+
+    Attributes:
+        max_tokens: of each reply.
+        extra_fields: added to each request.
+        messages: all messages so far, in OpenAI's format.
+        turns: all turns so far.
+    """
 
     http: aiohttp.ClientSession
     url: str
     max_tokens: int = 16
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra_fields: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
 
-    async def say(self, text: str) -> Turn:
+    async def send(self, text: str) -> Turn:
+        """Send a user message and wait for the whole reply.
+
+        Raises:
+            AssertionError: the response is an error.
+        """
         self.messages.append({"role": "user", "content": text})
         stream = len(self.turns) % 2 == 0
         body = {
@@ -50,7 +71,7 @@ class Talk:
             "temperature": 0,
             "stream": stream,
             "return_output_ids_in_sglext": True,
-            **self.extra,
+            **self.extra_fields,
         }
         if stream:
             body["stream_options"] = {"include_usage": True}
@@ -63,8 +84,15 @@ class Talk:
         self.turns.append(turn)
         return turn
 
+    async def send_all(self, texts: Sequence[str]) -> list[Turn]:
+        """Send user messages, each after the reply to the one before; give all turns."""
+        for text in texts:
+            await self.send(text)
+        return self.turns
 
-def events(data: bytes) -> Iterator[Any]:
+
+def stream_events(data: bytes) -> Iterator[Any]:
+    """Parse a whole stream of server-sent events, which must end with ``[DONE]``."""
     parts = data.split(b"\n\n")
     assert parts[-2:] == [b"data: [DONE]", b""], data[-300:]
     for part in parts[:-2]:
@@ -74,7 +102,7 @@ def events(data: bytes) -> Iterator[Any]:
 def _read_stream(response: aiohttp.ClientResponse, data: bytes) -> Turn:
     text, usage = "", None
     ids: list[int] = []
-    for event in events(data):
+    for event in stream_events(data):
         assert "error" not in event, event
         for choice in event["choices"]:
             text += choice["delta"].get("content") or ""
@@ -85,9 +113,9 @@ def _read_stream(response: aiohttp.ClientResponse, data: bytes) -> Turn:
 
 
 def _read_body(response: aiohttp.ClientResponse, data: bytes) -> Turn:
-    answer = orjson.loads(data)
-    text = answer["choices"][0]["message"]["content"]
-    return _turn(response, text, answer["sglext"]["output_ids"][0], answer["usage"])
+    reply = orjson.loads(data)
+    text = reply["choices"][0]["message"]["content"]
+    return _turn(response, text, reply["sglext"]["output_ids"][0], reply["usage"])
 
 
 def _turn(
@@ -103,23 +131,25 @@ def _turn(
     )
 
 
-def script(seed: int, turns: int, first_chars: int = 600) -> list[str]:
-    """What a user says in one conversation: a long opening, then short ones."""
+def user_messages(seed: int, turns: int, first_chars: int = 600) -> list[str]:
+    """Make the user's messages of one conversation: a long opening, then short ones."""
     source = random.Random(seed)
 
-    def words(chars: int) -> str:
-        return "".join(source.choices(string.ascii_letters + " .,?", k=chars))
+    def characters(count: int) -> str:
+        return "".join(source.choices(string.ascii_letters + " .,?", k=count))
 
-    return [words(first_chars), *(words(source.randint(8, 120)) for _ in range(turns - 1))]
+    later = (characters(source.randint(8, 120)) for _ in range(turns - 1))
+    return [characters(first_chars), *later]
 
 
 @dataclass(slots=True)
-class Coin(Policy):
-    """A policy that tosses a coin for every later turn."""
+class RandomRoutes(Policy):
+    """A policy that chooses the route of every later turn at random."""
 
     source: random.Random
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose either route with equal probability."""
         if self.source.random() < 0.5:
             return Decision(Route.LOCAL, Reason.POLICY_FULL)
         return Decision(Route.REMOTE, Reason.POLICY_PD)
