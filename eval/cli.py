@@ -121,34 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     twelve.add_argument("--seed", type=int, default=0)
     twelve.add_argument("--out", type=Path, help="append the result to this JSONL file")
 
-    thirteen = commands.add_parser("bench-router", help="what a router costs, ours and others'")
-    thirteen.add_argument("--rounds", type=int, default=3)
-    thirteen.add_argument("--requests", type=int, default=3200, help="of the closed loop")
-    thirteen.add_argument(
-        "--routers",
-        nargs="+",
-        default=bench_router.USUAL,
-        choices=bench_router.NAMES,
-    )
-    thirteen.add_argument(
-        "--rivals",
-        type=Path,
-        default=Path(".run/rivals"),
-        help="the environment that the others are installed in, on the first run",
-    )
-    loads = [load.name for load in bench_router.LOADS]
-    thirteen.add_argument(
-        "--loads", nargs="*", default=loads, choices=loads, help="none: requests and TTFT alone"
-    )
-    thirteen.add_argument(
-        "--compiled",
-        type=Path,
-        default=Path(".run/compiled"),
-        help="where our router is compiled to, when its source has changed",
-    )
-    thirteen.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
-    thirteen.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
-
+    bench_router.add_to(commands)
     fourteen = commands.add_parser(
         "clients", parents=[cluster], help="load clients that others wrote, on real workers"
     )
@@ -217,17 +190,6 @@ def _run(options: argparse.Namespace) -> int:
                 options.tpot_target_ms,
                 options.seeds,
                 options.conversations,
-                options.out,
-                options.logs,
-            )
-        case "bench-router":
-            return bench_router.run(
-                options.rounds,
-                options.requests,
-                options.routers,
-                options.loads,
-                options.rivals,
-                options.compiled,
                 options.out,
                 options.logs,
             )

@@ -7,10 +7,12 @@ the router's processes, and what it adds to the time to first token of a worker 
 The floors are no routers: they copy bytes, in Python, ``floor_two_legs`` to both workers
 (``splice.py``), ``floor_kernel`` in C with three system calls a chunk (``splice.c``), and
 ``floor_uring``, for which liburing must be there, with fewer than one (``splice_uring.c``).
+``baseline`` is the router of another checkout of this project. Its rounds are paired with ours.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import aiohttp
 import psutil
@@ -32,16 +35,21 @@ import uvloop
 from ppd.errors import ConfigError
 
 from ..cluster import ClusterError, Launcher, Process, free_port, launching
-from ..provenance import provenance
+from ..options import Commands, add_logs, add_out
+from ..provenance import commit_of, provenance
 from ..raw_rows import appending
 from . import compiled as compiled_router
 from . import everything
 from . import rivals as rival_routers
+from .paired import paired_ratios
 from .stream_client import Received, Tally, chat_request, connect
 
-_TABLE = Path(__file__).parents[2] / "tables/cpu-tiny-llama-1P1D.json"
+_CHECKOUT = Path(__file__).parents[2]
+_TABLE = _CHECKOUT / "tables/cpu-tiny-llama-1P1D.json"
 _ROUTER_CORE, _OTHER_CORE = 0, 1
 _START_S = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ _IN_C = {"floor_kernel": ("splice", ()), "floor_uring": ("splice_uring", ("-luri
 OURS = ("ours", "ours_everything", "ours_compiled")
 USUAL = (*OURS, *rival_routers.NAMES, "floor_kernel", "floor", "floor_two_legs")
 FLOORS = (*_IN_C, "floor", "floor_two_legs")
+BASELINES = {"ours": "baseline", "ours_compiled": "baseline_compiled"}
 NAMES = (*OURS, *rival_routers.NAMES, *FLOORS)
 LOADS = (
     Load("burst", 32, 512, 0.1, 32),
@@ -211,11 +220,17 @@ async def measure(
             candidate.errors.clear()
             candidate.idle_mb = candidate.mb()
         for number in range(rounds):
-            first = number % len(candidates)
-            for candidate in (*candidates[first:], *candidates[:first]):
+            for candidate in in_round(candidates, number):
                 rows.append(await one_round(bench, candidate, number, requests, loads))
                 print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     return rows
+
+
+def in_round(candidates: Sequence[T], number: int) -> list[T]:
+    """Return the order of a round: rotated, and reversed in every second round."""
+    first = number // 2 % len(candidates)
+    order = [*candidates[first:], *candidates[:first]]
+    return order[::-1] if number % 2 else order
 
 
 async def one_round(
@@ -276,35 +291,99 @@ def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
     return told
 
 
-def run(
-    rounds: int,
-    requests: int,
-    names: Sequence[str],
-    chosen: Sequence[str],
-    rivals: Path,
-    compiled: Path,
-    out: Path | None,
-    logs: Path,
-) -> int:
-    """
-    Args:
-        chosen: names of the loads; none: requests and TTFT alone.
+def paired(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, Any]]:
+    """Compare our routers with those of the baseline checkout, if it was measured."""
+    names = {row["router"] for row in rows}
+    return {
+        f"{ours}/{baseline}": paired_ratios(rows, ours, baseline)
+        for ours, baseline in BASELINES.items()
+        if ours in names and baseline in names
+    }
 
-    Returns the exit status; the last line on stdout is one JSON object."""
+
+def add_to(commands: Commands) -> None:
+    """Declare ``bench-router``."""
+    parser = commands.add_parser("bench-router", help="what a router costs, ours and others'")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=3200, help="of the closed loop")
+    parser.add_argument("--routers", nargs="+", default=USUAL, choices=NAMES)
+    parser.add_argument(
+        "--rivals",
+        type=Path,
+        default=Path(".run/rivals"),
+        help="the environment that the others are installed in, on the first run",
+    )
+    loads = [load.name for load in LOADS]
+    parser.add_argument(
+        "--loads", nargs="*", default=loads, choices=loads, help="none: requests and TTFT alone"
+    )
+    parser.add_argument(
+        "--compiled",
+        type=Path,
+        default=Path(".run/compiled"),
+        help="where our router is compiled to, when its source has changed",
+    )
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="TREE",
+        help="another checkout of this project: its router is compared with ours, round by round",
+    )
+    add_logs(parser)
+    add_out(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the chosen routers; print one JSON object as the last line.
+
+    Returns:
+        The exit status: 1 if a request failed.
+
+    Raises:
+        ConfigError: the baseline is no checkout, or is compared with no router of ours.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    loads = [load for load in LOADS if load.name in chosen]
+    loads = [load for load in LOADS if load.name in options.loads]
+    names = list(options.routers)
+    if options.baseline is not None:
+        names = with_baselines(names, options.baseline)
     model = str(json.loads(_TABLE.read_text())["model"])
-    with appending(out) as write, launching(logs) as launch:
+    with appending(options.out) as write, launching(options.logs) as launch:
         os.sched_setaffinity(0, {_OTHER_CORE})
-        candidates, direct = _start(launch, model, names, rivals, compiled)
-        rows = uvloop.run(measure(candidates, direct, model, rounds, requests, loads))
-        about = {"loads": [asdict(load) for load in loads], **rival_routers.VERSIONS}
+        candidates, direct = _start(launch, model, names, options)
+        rows = uvloop.run(
+            measure(candidates, direct, model, options.rounds, options.requests, loads)
+        )
+        about: dict[str, object] = {"loads": [asdict(load) for load in loads]}
+        about |= rival_routers.VERSIONS
+        if options.baseline is not None:
+            about["baseline_commit"] = commit_of(options.baseline)
         for row in rows:
             write({**row, **about, **provenance(0)})
-    told = summarize(rows)
-    print(json.dumps(told))
-    return int(any(values["errors"] for values in told.values()))
+    summary = summarize(rows)
+    failed = any(values["errors"] for values in summary.values())
+    ratios = paired(rows)
+    print(json.dumps({**summary, **({"paired": ratios} if ratios else {})}))
+    return int(failed)
+
+
+def with_baselines(names: Sequence[str], tree: Path) -> list[str]:
+    """Add the baseline of each router of ours, right after it.
+
+    Raises:
+        ConfigError: ``tree`` is no checkout of this project, or there is nothing to compare.
+    """
+    if not (tree / "router/cli.py").is_file():
+        raise ConfigError(f"{tree}: is no checkout of this project: it has no router/cli.py")
+    if not any(name in BASELINES for name in names):
+        raise ConfigError(f"--baseline is compared with one of {', '.join(BASELINES)}")
+    return [
+        name
+        for ours in names
+        for name in (ours, *((BASELINES[ours],) if ours in BASELINES else ()))
+    ]
 
 
 def _floor(name: str, folder: Path) -> list[str]:
@@ -319,8 +398,20 @@ def _floor(name: str, folder: Path) -> list[str]:
     return [str(made)]
 
 
+def _python(name: str, options: argparse.Namespace) -> list[str]:
+    """The command that runs a router of ours, or of the baseline."""
+    checkout = _CHECKOUT if name in OURS else options.baseline.resolve()
+    if name.endswith("_compiled"):
+        folder = options.compiled if name in OURS else options.compiled / "baseline"
+        path, module = compiled_router.install(folder, checkout), "ppd_router.cli"
+    else:
+        path, module = checkout, "router.cli"
+    # -P: the folder we run in holds a package of that name, too. -B: the tree stays as it is.
+    return ["env", f"PYTHONPATH={path.resolve()}", sys.executable, "-P", "-B", "-m", module]
+
+
 def _start(
-    launch: Launcher, model: str, names: Sequence[str], rivals: Path, compiled: Path
+    launch: Launcher, model: str, names: Sequence[str], options: argparse.Namespace
 ) -> tuple[list[Candidate], int]:
     p, d = free_port(), free_port()
     fakes = [sys.executable, "-m", f"{__package__}.fake_workers", str(p), str(d), model]
@@ -334,11 +425,9 @@ def _start(
             argv = [*_floor(name, launch.logs), str(port), str(d)]
             argv += [str(p)] if name == "floor_two_legs" else []
             process = launch.start(name, port, argv, _ROUTER_CORE)
-        elif name in OURS:
-            site = str(compiled_router.install(compiled)) if name == "ours_compiled" else ""
+        elif name in OURS or name in BASELINES.values():
             argv = [
-                *(("env", f"PYTHONPATH={site}") if site else ()),
-                *(sys.executable, "-m", "ppd_router.cli", "--port", str(port)),
+                *(*_python(name, options), "--port", str(port)),
                 *("--prefill", prefill, "--decode", decode, "--table", str(_TABLE)),
             ]
             if name == "ours_everything":
@@ -347,7 +436,7 @@ def _start(
                 argv += ["--log-level", "warning"]  # as the others
             process = launch.start(name, port, argv, _ROUTER_CORE)
         else:
-            binaries = rival_routers.install(rivals)
+            binaries = rival_routers.install(options.rivals)
             process = rival_routers.start(launch, binaries, name, prefill, [decode], _ROUTER_CORE)
         candidates.append(Candidate(name, process, int(process.url.rpartition(":")[2])))
     return candidates, d
