@@ -1,4 +1,4 @@
-"""``ppd-eval check-load``: our load generator against AIPerf, on one server, under one load.
+"""``ppd-eval traffic check-load``: our load generator against AIPerf, on one server.
 
 Both hold conversations of the same lengths, which begin at the same times, in turn, with one core
 for themselves; the server has the other. AIPerf speaks text to ``/v1/chat/completions``, ours token
@@ -33,6 +33,7 @@ from .client import hold
 from .cluster import Process, gpu_flags, launching, wait_all
 from .endpoints import ANY_VOCABULARY, empty_caches
 from .metrics_text import read_metrics
+from .options import Commands, add_out, cluster_options
 from .outside_client import AIPERF, ClientError, aiperf_in, run_to_end
 from .provenance import provenance
 from .raw_rows import Write, appending
@@ -99,20 +100,19 @@ def plan(talk: Talk, seed: int, prompts: Sequence[int]) -> list[Conversation]:
     return [Conversation(start_s, exchanges) for start_s in talk.starts_s(seed)]
 
 
-def add_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], cluster: argparse.ArgumentParser
-) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic check-load``."""
     parser = commands.add_parser(
-        "check-load", parents=[cluster], help="our load generator against AIPerf"
+        "check-load", parents=[cluster_options()], help="our load generator against AIPerf"
     )
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run)
     parser.add_argument("--kinds", nargs="+", choices=TALKS, default=[*TALKS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--aiperf", type=Path, default=Path(".run/aiperf"), help="its environment")
-    parser.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    add_out(parser)
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure, print the differences; the last line on stdout is one JSON object.
 
     Raises:
@@ -121,7 +121,7 @@ def run_command(options: argparse.Namespace) -> int:
     """
     if options.rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {options.rounds}")
-    model = tiny_model.resolve(options.model or None)
+    model = tiny_model.resolve(options.model)
     command = aiperf_in(options.aiperf)
     rows: list[dict[str, Any]] = []
     with (

@@ -1,4 +1,4 @@
-"""``ppd-eval clients``: load clients that others wrote, through the router, on real workers.
+"""``ppd-eval traffic clients``: load clients of others, through the router, on real workers.
 
 The ``openai`` and ``anthropic`` clients, SGLang's own ``sglang.benchmark.serving`` and NVIDIA's
 AIPerf each hold conversations of several turns. What they count is compared with what the router
@@ -7,6 +7,7 @@ counts; none of them may see an error.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -17,15 +18,16 @@ from typing import Any
 
 import anthropic
 import openai
-import orjson
 
 from ppd.contract import Role
 
 from . import tiny_model
 from .cluster import gpu_flags, launching, wait_all
 from .metrics_text import read_metrics
+from .options import Commands, cluster_options
 from .outside_client import ClientError, aiperf_in, run_to_end
 from .provenance import provenance
+from .raw_rows import append_whole
 
 _TURNS = 4
 _CONVERSATIONS = 8
@@ -47,24 +49,37 @@ class Scene:
     aiperf: Path
 
 
-def run(model: str | None, aiperf: Path, out: Path | None, logs: Path) -> int:
-    """
-    Args:
-        aiperf: an environment with AIPerf; made if it is not there.
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic clients``."""
+    parser = commands.add_parser(
+        "clients", parents=[cluster_options()], help="load clients that others wrote"
+    )
+    parser.add_argument(
+        "--aiperf",
+        type=Path,
+        default=Path(".run/aiperf"),
+        help="the environment that AIPerf is installed in, on the first run",
+    )
+    parser.add_argument("--out", type=Path, help="append the result to this JSONL file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Send requests by each client, and compare its count with the router's.
 
     Raises:
         ClusterError: a process did not start.
         ClientError: a client saw an error, or the router counted other requests than it.
     """
-    path = tiny_model.resolve(model)
+    path = tiny_model.resolve(options.model)
     results: dict[str, Any] = {}
-    with launching(logs) as launch:
+    with launching(options.logs) as launch:
         prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 2))
         decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 2))
         wait_all([prefill, decode])
         router = launch.router([prefill], [decode], "--policy", "full")
         wait_all([router])
-        scene = Scene(router.url, path, logs, aiperf)
+        scene = Scene(router.url, path, options.logs, options.aiperf)
         clients: dict[str, Callable[[Scene], int]] = {
             "openai": by_openai,
             "anthropic": by_anthropic,
@@ -82,9 +97,8 @@ def run(model: str | None, aiperf: Path, out: Path | None, logs: Path) -> int:
             if seen["ok"] < sent or any(seen[kind] for kind in seen if kind in _FAILURES):
                 raise ClientError(f"{name} sent {sent} requests, the router saw {seen}")
     line = {"part": "clients", "model": Path(path).name, **provenance(0), "clients": results}
-    if out is not None:
-        with out.open("ab") as file:
-            file.write(orjson.dumps(line) + b"\n")
+    if options.out is not None:
+        append_whole(options.out, [line])
     print(json.dumps(line))
     return 0
 

@@ -23,6 +23,7 @@ from ppd.errors import ConfigError, WorkerError
 
 from .client import hold
 from .endpoints import ANY_VOCABULARY, find_vocabulary, max_context_of
+from .options import Commands, add_out
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import Sample
@@ -45,7 +46,8 @@ class Target:
     slo: Slo
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``load``."""
     load = commands.add_parser("load", help="any workload against any /generate")
     load.add_argument("--url", required=True, help="of a router or of an SGLang server")
     load.add_argument("--workload", required=True, help="KIND:WHAT, see docs/WORKLOADS.md")
@@ -58,13 +60,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     load.add_argument("--slo-tpot-ms", type=float)
     load.add_argument("--timeout-s", type=float, default=120.0, help="of a turn")
     load.add_argument("--seed", type=int, default=0)
-    load.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    add_out(load)
+    load.set_defaults(run=run)
 
 
-def run_command(options: argparse.Namespace) -> int:
-    """Raises:
-    ConfigError: an option or a workload's file is wrong.
-    WorkerError: nobody answers at the URL.
+def run(options: argparse.Namespace) -> int:
+    """Send a workload to a URL, and print the summary; the last line is one JSON object.
+
+    Raises:
+        ConfigError: an option or a workload's file is wrong.
+        WorkerError: no server answers at the URL.
     """
     demand = Demand(
         spec=options.workload,
@@ -76,10 +81,11 @@ def run_command(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer,
     )
     slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
-    return run(demand, Target(options.url.rstrip("/"), options.timeout_s, slo), options.out)
+    return run_load(demand, Target(options.url.rstrip("/"), options.timeout_s, slo), options.out)
 
 
-def run(demand: Demand, target: Target, out: Path | None) -> int:
+def run_load(demand: Demand, target: Target, out: Path | None) -> int:
+    """Send the conversations of ``demand`` to ``target``; raw rows go to ``out``."""
     _check(target)
     conversations = plan(demand)
     _allow_connections()

@@ -1,4 +1,4 @@
-"""``ppd-eval scenarios``: the six of a post on NanoGPT, on a real engine.
+"""``ppd-eval traffic scenarios``: the six of a post on NanoGPT, on a real engine.
 
 "NanoGPT: Disaggregated Prefill and Decode" (czhou578.github.io/blog, 2026-06-16) compares
 monolithic chunked prefill with disaggregation in six workloads of a handful of requests. Its model
@@ -26,6 +26,7 @@ from ppd.errors import ConfigError
 
 from . import tiny_model
 from .cluster import launching
+from .options import Commands, add_out, cluster_options
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import columns
@@ -110,21 +111,22 @@ class Wanted:
     turns: tuple[int, ...]
 
 
-def add_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], cluster: argparse.ArgumentParser
-) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic scenarios``."""
     parser = commands.add_parser(
-        "scenarios", parents=[cluster], help="a post's six, monolithic against disaggregated"
+        "scenarios",
+        parents=[cluster_options()],
+        help="a post's six, monolithic against disaggregated",
     )
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run)
     parser.add_argument("--scenarios", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=int, default=16, help="of the post's tokens")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    add_out(parser)
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure, print the table; the last line on stdout is one JSON object.
 
     Raises:
@@ -135,7 +137,7 @@ def run_command(options: argparse.Namespace) -> int:
     wanted = Wanted(chosen, options.rounds, options.scale, tuple(options.turns))
     if min(wanted.rounds, wanted.scale, *wanted.turns) < 1:
         raise ConfigError("rounds, scale and turns must be at least 1")
-    model = tiny_model.resolve(options.model or None)
+    model = tiny_model.resolve(options.model)
     rows: list[dict[str, Any]] = []
     with appending(options.out) as write:
         for (_, _), group in groupby(sorted(wanted.scenarios, key=_server), key=_server):

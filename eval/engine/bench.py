@@ -1,4 +1,4 @@
-"""``ppd-eval bench-engine``: what a later turn costs on each way, and the decodes beside it.
+"""``ppd-eval bench engine``: what a later turn costs on each way, and the decodes beside it.
 
 Prefill and decode worker have a core each. ``full`` transfers all of the KV, ``delta`` what the
 decode worker does not hold, ``local`` appends there. Two decode workers share their core, one
@@ -10,6 +10,7 @@ have nothing to do.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -31,6 +32,7 @@ from .. import tiny_model
 from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
+from ..options import Commands, add_out, cluster_options
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..tiny_model import ModelSpec
@@ -230,16 +232,28 @@ def summarize(rows: Sequence[Row], target_ms: float | None = None) -> Iterator[d
 # -- the command ------------------------------------------------------------------------------
 
 
-def run(
-    model: str | None,
-    rounds: int,
-    target_ms: float | None,
-    seeds: Sequence[int],
-    conversations: int,
-    out: Path | None,
-    logs: Path,
-) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
+def add_to(commands: Commands) -> None:
+    """Declare ``bench engine``."""
+    parser = commands.add_parser(
+        "engine",
+        parents=[cluster_options()],
+        help="full transfer, delta transfer and local append",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="of every cell")
+    parser.add_argument("--tpot-target-ms", type=float, help="of the bounded worker")
+    parser.add_argument(
+        "--seeds", type=int, nargs="*", default=[0, 1, 2], help="of the loaded part"
+    )
+    parser.add_argument("--conversations", type=int, default=24, help="of each loaded run")
+    add_out(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print a table; the last line on stdout is one JSON object."""
+    model, rounds, target_ms = options.model, options.rounds, options.tpot_target_ms
+    seeds, conversations = options.seeds, options.conversations
+    out, logs = options.out, options.logs
     cells: list[dict[str, Any]] = []
     rates: list[dict[str, Any]] = []
     if rounds:

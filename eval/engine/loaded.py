@@ -1,4 +1,4 @@
-"""The loaded part of ``ppd-eval bench-engine``: later turns on both ways, open loop."""
+"""The loaded part of ``ppd-eval bench engine``: later turns on both ways, open loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ppd-eval soak``: random traffic for a long time, and then nothing may be missing.
+"""``ppd-eval soak engine``: random traffic for a long time, and then nothing may be missing.
 
 Conversations on both routes, clients that hang up anywhere, a decode worker that is always short
 of KV; on request also pauses that drop running requests' KV. SGLang's own idle checks are on: a
@@ -8,6 +8,7 @@ exactly full, and a witness conversation must give the ids that it gave at first
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -28,6 +29,7 @@ from ppd.errors import PpdError
 from .. import tiny_model
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
+from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import append_whole
 from .client import plugin_state_of
@@ -188,14 +190,31 @@ def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
     return router, [prefill, decode]
 
 
-def run(
-    model: str | None, minutes: float, pauses: bool, seed: int, out: Path | None, logs: Path
-) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
-    path = tiny_model.resolve(model)
-    with launching(logs) as launch:
+def add_to(commands: Commands) -> None:
+    """Declare ``soak engine``."""
+    parser = commands.add_parser(
+        "engine",
+        parents=[cluster_options()],
+        help="random turns, aborts and retractions; looks for leaks",
+    )
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--pauses", action="store_true", help="pause the decode worker, too")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="append the result to this JSONL file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the soak; the last line on stdout is one JSON object.
+
+    Returns:
+        The exit status: 1 if a turn failed, or a worker's memory has grown.
+    """
+    path = tiny_model.resolve(options.model)
+    minutes, seed, out = options.minutes, options.seed, options.out
+    with launching(options.logs) as launch:
         router, workers = _start(launch, path)
-        soak, state = asyncio.run(_soak(router, workers, minutes, pauses, seed))
+        soak, state = asyncio.run(_soak(router, workers, minutes, options.pauses, seed))
         log = workers[1].log.read_text(errors="replace")
         retracted = log.count("KV cache pool is full. Retract") + log.count("Testing retraction")
     growth = {name: _growth(sizes) for name, sizes in soak.memory_mb.items()}

@@ -1,4 +1,4 @@
-"""``ppd-eval fault-table``: the same faults done to our router and to three others.
+"""``ppd-eval bench fault-table``: the same faults done to our router and to three others.
 
 Every cell has a router and workers of its own, so that no cell sees what an earlier one has left;
 the faults themselves are ``fault_rows.py``'s. Each of our cells is a test of the same name, too
@@ -7,6 +7,7 @@ the faults themselves are ``fault_rows.py``'s. Each of our cells is a test of th
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 import uvloop
 
 from ..cluster import ClusterError, Launcher, Process, free_port
+from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..routers import rivals as rival_routers
@@ -112,15 +114,31 @@ def show(told: Sequence[dict[str, object]], names: Sequence[str]) -> str:
     )
 
 
-def run(
-    names: Sequence[str], only: Sequence[int] | None, rivals: Path, out: Path | None, logs: Path
-) -> int:
-    """Returns the exit status, 1 if a cell of ours is wrong; the last line is one JSON object."""
+def add_to(commands: Commands) -> None:
+    """Declare ``bench fault-table``."""
+    parser = commands.add_parser(
+        "fault-table", help="the same faults done to our router and to others"
+    )
+    parser.add_argument("--routers", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--rows", nargs="+", type=int, help="numbers of rows; default: all")
+    parser.add_argument("--rivals", type=Path, default=Path(".run/rivals"))
+    add_logs(parser)
+    add_out(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Play the rows against each router, and print the table; the last line is one JSON object.
+
+    Returns:
+        The exit status: 1 if a cell of our router is wrong.
+    """
+    names, only, rivals, logs = options.routers, options.rows, options.rivals, options.logs
     if any(name not in OURS for name in names):
         rival_routers.install(rivals)  # not while others wait for it
     rows = ROWS if only is None else [ROWS[i - 1] for i in only]
     logs.mkdir(parents=True, exist_ok=True)
-    with appending(out) as write, ExitStack() as stack:
+    with appending(options.out) as write, ExitStack() as stack:
         told = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
         for one in told:
             write({**one, **rival_routers.VERSIONS, **provenance(0)})

@@ -1,4 +1,4 @@
-"""``ppd-eval policy-grid``: all policies side by side, over load and number of turns.
+"""``ppd-eval traffic policy-grid``: all policies side by side, over load and number of turns.
 
 The same plans with the same seeds on the same two cores: two replicas, or one prefill and one
 decode worker under each of the other policies. One raw row a run, its turns in columns.
@@ -23,6 +23,7 @@ from ppd.errors import ConfigError
 
 from .. import tiny_model
 from ..cluster import launching
+from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import Write, appending, read_rows
 from ..samples import columns
@@ -95,14 +96,13 @@ class Grid:
 Key = tuple[str, Point, int]  # side, point, seed
 
 
-def add_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], cluster: argparse.ArgumentParser
-) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic policy-grid``."""
     default = Grid()
     parser = commands.add_parser(
-        "policy-grid", parents=[cluster], help="all policies side by side, equal seeds"
+        "policy-grid", parents=[cluster_options()], help="all policies side by side, equal seeds"
     )
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run)
     names = [side.name for side in SIDES]
     parser.add_argument("--policies", nargs="+", choices=names, default=names)
     parser.add_argument("--qps", type=float, nargs="+", default=default.qps)
@@ -113,7 +113,7 @@ def add_parser(
     parser.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure what ``--out`` does not hold; the last line on stdout is one JSON object.
 
     Raises:
@@ -128,7 +128,7 @@ def run_command(options: argparse.Namespace) -> int:
     )
     if not (min(grid.qps) > 0 and min(grid.turns) > 1 and grid.arrivals_s > 0 < grid.timeout_s):
         raise ConfigError("qps, arrivals-s and timeout-s must be above 0, turns at least 2")
-    model = tiny_model.resolve(options.model or None)
+    model = tiny_model.resolve(options.model)
     done = measured(grid, options.out)
     chosen = [side for side in SIDES if side.name in options.policies]
     left = [key for key in order(grid, options.seeds, chosen) if key not in done]

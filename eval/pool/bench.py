@@ -1,4 +1,4 @@
-"""``ppd-eval bench-pool``: the pool's search beside others', and its scheduler beside simpler ones.
+"""``ppd-eval bench pool``: the pool's search beside others', and its scheduler beside simpler ones.
 
 Interleaved rounds, medians; raw rows go to a file, the last line printed sums them up.
 """

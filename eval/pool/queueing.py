@@ -1,4 +1,4 @@
-"""``ppd-eval pool-queueing``: bursts against the same three ways, in simulated time.
+"""``ppd-eval pool queueing``: bursts against the same three ways, in simulated time.
 
 The real engines and the real scheduler over lanes that compute nothing: what an expansion, a
 step or a search takes is given, so that no machine's mood is in it, and so that one can ask what

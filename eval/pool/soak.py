@@ -1,4 +1,4 @@
-"""``ppd-eval pool-soak``: millions of searches while rows come and go, indexes are swapped and a
+"""``ppd-eval soak pool``: millions of searches while rows come and go, indexes are swapped and a
 shard is killed; no answer may be wrong, nothing may be lost, no memory may leak.
 
 Two shards and a front before them, as processes. Rows come in crowds, one after the other, and are

@@ -1,4 +1,4 @@
-"""``ppd-eval bench-rag``: what retrieval costs later turns, by where its passages go.
+"""``ppd-eval rag bench``: what retrieval costs later turns, by where its passages go.
 
 Ten turns of a chat about the project's own docs, three ways side by side on the same workers:
 without retrieval; passages at the tail, as the router places them; and the usual way, in the system

@@ -1,4 +1,4 @@
-"""``ppd-eval demo-rag``: chats about the project's own docs, with passages from a pool.
+"""``ppd-eval rag demo``: chats about the project's own docs, with passages from a pool.
 
 Three questions of several turns each, through the router: which passages were cited, and that later
 turns stay on the decode worker that holds the conversation, passages and all.

@@ -42,7 +42,7 @@ def sections(folder: Path) -> list[Section]:
 
 
 def _interference(folder: Path) -> Section:
-    run = "ppd-eval interference --out results/interference.jsonl"
+    run = "ppd-eval bench interference --out results/interference.jsonl"
     source = read_source(folder, "interference.jsonl", InterferenceRow, run)
 
     def make(of: Source) -> Content:
@@ -65,7 +65,7 @@ def _interference(folder: Path) -> Section:
 
 
 def _weights(folder: Path) -> Section:
-    run = "ppd-eval weights eval/sweep/cpu-weights.toml --out results/weights-cpu.jsonl"
+    run = "ppd-eval table weights eval/sweep/cpu-weights.toml --out results/weights-cpu.jsonl"
     source = read_source(folder, "weights-cpu.jsonl", WeightsRow, run)
 
     def make(of: Source) -> Content:

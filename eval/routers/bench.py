@@ -1,4 +1,4 @@
-"""``ppd-eval bench-router``: what a router costs, ours and others', before the same fake workers.
+"""``ppd-eval bench router``: what a router costs, ours and others', before the same fake workers.
 
 Every router has one core, all the same one, and takes its turn; workers and client share
 another. Each request is a first turn: prefill and decode leg. ``ours`` has its default options,
@@ -302,8 +302,8 @@ def paired(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, Any]]:
 
 
 def add_to(commands: Commands) -> None:
-    """Declare ``bench-router``."""
-    parser = commands.add_parser("bench-router", help="what a router costs, ours and others'")
+    """Declare ``bench router``."""
+    parser = commands.add_parser("router", help="what a router costs, ours and others'")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=3200, help="of the closed loop")
     parser.add_argument("--routers", nargs="+", default=USUAL, choices=NAMES)

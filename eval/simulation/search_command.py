@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ppd.errors import ConfigError
 
+from ..options import Commands, add_out
 from ..provenance import provenance
 from ..raw_rows import appending
 from .cost_model import paper_model
@@ -28,9 +29,9 @@ def shapes(gpus: int) -> dict[Architecture, Gpus]:
     }
 
 
-# argparse has no public name for what ``add_subparsers`` returns.
-def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = kinds.add_parser(
+def add_to(commands: Commands) -> None:
+    """Declare ``simulate search-placement``."""
+    parser = commands.add_parser(
         "search-placement", help="vector search on every GPU, on prefill's, or on its own"
     )
     parser.add_argument("--gpus", type=int, default=64, help="of the cluster; 3 or more")
@@ -43,8 +44,9 @@ def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--rows", type=float, default=INDEX.rows, help="of the index")
     parser.add_argument("--dimensions", type=int, default=INDEX.dimensions)
-    parser.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    add_out(parser)
     parser.add_argument("--plot", type=Path, help="PNG")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``ppd-eval load-router``: our router under load while its workers die, hang and come back.
+"""``ppd-eval soak router``: our router under load while its workers die, hang and come back.
 
 At the end its ``/metrics`` must say exactly what the clients have seen, every error must come from
 what was done to the workers, and nothing may be left: descriptors, legs, tokens, memory.
@@ -6,17 +6,18 @@ what was done to the workers, and nothing may be left: descriptors, legs, tokens
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from ..cluster import free_port, launching
 from ..faults.command import MODEL, own_router
+from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import append_whole
 from .account import DISCONNECTED, TRUNCATED, settled
@@ -41,27 +42,48 @@ _GROWTH = 1.10  # of memory, from the first quarter to the end
 _START_S = 60.0
 
 
-def run(requests: int, talkers: int, seed: int, out: Path | None, logs: Path) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
+def add_to(commands: Commands) -> None:
+    """Declare ``soak router``."""
+    parser = commands.add_parser(
+        "router", help="our router under load while its workers die, hang and come back"
+    )
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--clients", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    add_logs(parser)
+    add_out(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the load; the last line on stdout is one JSON object.
+
+    Returns:
+        The exit status: 1 if a count differs, an error is unexplained or something is left.
+    """
+    requests, seed, logs = options.requests, options.seed, options.logs
     with launching(logs) as launch:
         workers = Workers(launch, MODEL)
         for role in ROLES:
             workers.add(role)
-        options = logs / "load-router.toml"
-        options.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in OPTIONS.items()))
+        config = logs / "load-router.toml"
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in OPTIONS.items()]
+        config.write_text("".join(lines))
         port = free_port()
         prefill, decode = (
             [slot.url for slot in workers.of(role)] for role in ("prefill", "decode")
         )
-        more = ("--config", str(options), "--log-level", "warning")
+        more = ("--config", str(config), "--log-level", "warning")
         router = launch.start("load-router", port, own_router(port, prefill, decode, *more))
         router.wait_ready("/health", time.monotonic() + _START_S)
-        done = uvloop.run(drive(Target(port, router.popen.pid), workers, requests, talkers, seed))
+        done = uvloop.run(
+            drive(Target(port, router.popen.pid), workers, requests, options.clients, seed)
+        )
         logged, others = log_lines(router.log, (_BROKEN_OFF, _LEFT_ALONE))
     result = summary(done, logged, others)
-    if out is not None:
+    if options.out is not None:
         told = [{**row, "options": OPTIONS, **provenance(seed)} for row in rows(done, result)]
-        append_whole(out, told)
+        append_whole(options.out, told)
     print(json.dumps(result))
     return int(not result["clean"])
 

@@ -1,4 +1,4 @@
-"""``ppd-eval load-router``, small: a router of this process, workers that are killed for real."""
+"""``ppd-eval soak router``, small: a router of this process, workers that are killed for real."""
 
 from __future__ import annotations
 

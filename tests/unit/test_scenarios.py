@@ -99,5 +99,5 @@ def test_ratios_compare_the_same_scenario_with_the_same_turns() -> None:
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--scale", "0"], ["--turns", "1", "0"]])
 def test_senseless_options_are_refused(wrong: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["scenarios", *wrong])
+        cli.main(["traffic", "scenarios", *wrong])
     assert "must be at least 1" in str(ended.value)

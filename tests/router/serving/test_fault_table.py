@@ -1,4 +1,4 @@
-"""Every row of ``ppd-eval fault-table``, played against a router of this process.
+"""Every row of ``ppd-eval bench fault-table``, played against a router of this process.
 
 So each of our cells there is a test here, of the same name; what else is known of those
 faults (metrics, endpoints, answers that do not stream) is in ``test_faults.py``.
