@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from .outside_client import ClientError
+from .cluster import ClientError
 from .samples import Sample, gap_bucket, gaps_of, sum_gaps
 from .summary import spread, spread_of_gaps
 

@@ -30,11 +30,11 @@ from ppd.errors import ConfigError
 from . import tiny_model
 from .check_figures import Seen, as_text, compare, figures, of_aiperf, of_ours
 from .client import hold
-from .cluster import Process, gpu_flags, launching, wait_all
+from .clients import AIPERF, aiperf_in
+from .cluster import ClientError, Process, gpu_flags, launching, run_to_end, wait_all
 from .endpoints import ANY_VOCABULARY, empty_caches
-from .metrics_text import read_metrics
 from .options import Commands, add_out, cluster_options
-from .outside_client import AIPERF, ClientError, aiperf_in, run_to_end
+from .prometheus import read_metrics
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .traffic.conversations import Conversation, Exchange, poisson_starts

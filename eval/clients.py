@@ -22,13 +22,13 @@ import openai
 from ppd.contract import Role
 
 from . import tiny_model
-from .cluster import gpu_flags, launching, wait_all
-from .metrics_text import read_metrics
+from .cluster import ClientError, environment, gpu_flags, launching, run_to_end, wait_all
 from .options import Commands, cluster_options
-from .outside_client import ClientError, aiperf_in, run_to_end
+from .prometheus import read_metrics
 from .provenance import provenance
 from .raw_rows import append_whole
 
+AIPERF = "aiperf==0.13.0"
 _TURNS = 4
 _CONVERSATIONS = 8
 # SGLang's benchmark imports what a machine without GPU has stand-ins for.
@@ -240,6 +240,11 @@ def by_aiperf(scene: Scene) -> int:
     errors = result.get("error_summary") or []
     _require(not errors, f"it saw errors: {errors}")
     return requests
+
+
+def aiperf_in(folder: Path) -> Path:
+    """Install AIPerf into an environment, unless it is there, and return its command."""
+    return environment(folder, [AIPERF]) / "aiperf"
 
 
 def _require(holds: bool, told: object) -> None:

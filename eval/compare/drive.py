@@ -23,7 +23,7 @@ from .. import raw_rows, tiny_model
 from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, is_ready, max_context_of, vocabulary_of
-from ..metrics_text import read_metrics
+from ..prometheus import read_metrics
 from ..provenance import provenance
 from ..raw_rows import append_whole, end_last_line
 from ..samples import Sample

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ import psutil
 from ppd.ann.space import Rows
 from ppd.errors import WorkerError
 
-from ..cluster import Process, free_port, launching
+from ..cluster import Process, free_port, launching, script
 
 _PATH = "/v1/collections/bench"
 _ITOPK, _LIMIT = 64, 10
@@ -71,7 +70,7 @@ def rows(
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         data, port = Path(folder), free_port()
         np.save(data / "rows.npy", vectors)
-        command = str(Path(sys.executable).with_name("ppd-pool"))
+        command = script("ppd-pool")
         build = [command, "build", str(data / "rows.npy"), str(data / "bench"), "--metric", "l2"]
         subprocess.run([*build, "--threads", f"{threads}"], check=True)
         # As it is without the malloc that the bench gives to all that it compares.

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ppd.errors import PpdError
 
-from ..cluster import Launcher, Process, free_port, launching
+from ..cluster import Launcher, Process, free_port, launching, script
 from ..provenance import provenance
 from ..raw_rows import append_whole
 
@@ -305,7 +305,7 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
 
 
 async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soak:
-    command = str(Path(sys.executable).with_name("ppd-pool"))
+    command = script("ppd-pool")
     shards = []
     for i in range(2):
         data, port = folder / f"shard{i}", free_port()

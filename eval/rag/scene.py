@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
-from ..cluster import Launcher, Process, free_port, gpu_flags, wait_all
+from ..cluster import Launcher, Process, free_port, gpu_flags, script, wait_all
 from ..pool import minilm
 
 COLLECTION = "docs"
@@ -81,7 +80,7 @@ def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
         for old in collection.iterdir():
             old.unlink()
         collection.rmdir()
-    argv = [str(Path(sys.executable).with_name("ppd-pool")), "build", str(file), str(collection)]
+    argv = [script("ppd-pool"), "build", str(file), str(collection)]
     made = subprocess.run(argv, capture_output=True, text=True, check=False)
     if made.returncode:
         raise ConfigError(f"ppd-pool build failed: {made.stderr.strip()[-500:]}")
@@ -128,7 +127,7 @@ def start_pool(
     settings = data / f"pool-{port}.toml"
     told = [f'data = "{data / "collections"}"', f"port = {port}", f'sentence_model = "{cache}"']
     settings.write_text("\n".join((*told, *lines, "")))
-    argv = [str(Path(sys.executable).with_name("ppd-pool")), "serve", "--config", str(settings)]
+    argv = [script("ppd-pool"), "serve", "--config", str(settings)]
     return launch.start("pool", port, argv, core)
 
 

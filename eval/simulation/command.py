@@ -20,6 +20,7 @@ from ppd.errors import ConfigError
 from ..options import Commands, add_out
 from ..provenance import provenance
 from ..sweep.config import load_config
+from . import cpu_check, study_command
 from .cost_model import VLLM_H100, CostModel, paper_model
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from ..dialects import text_in, text_of
 from ..faults.client import Reply
+from ..prometheus import parse_metrics
 
 OK, REJECTED, OVERLOADED, WORKER_ERROR = "ok", "rejected", "overloaded", "worker_error"
 TRUNCATED, DISCONNECTED, INTERNAL = "truncated", "disconnected", "internal_error"
@@ -163,25 +162,22 @@ class Books:
     backlog_tokens: float
 
 
-def read_metrics(text: str) -> Books:
+def read_books(text: str) -> Books:
     finished, turns = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     answered = Counter[str]()
     sums = Counter[str]()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels, value = sample.labels, sample.value
-            match sample.name:
-                case "ppd_finished_total":
-                    finished[labels["endpoint"], labels["outcome"]] = int(value)
-                case "ppd_turns_total":
-                    key = (labels["endpoint"], labels["route"], labels["reason"])
-                    turns[key] = int(value)
-                case "ppd_ttft_seconds_count":
-                    answered[labels["route"]] += int(value)
-                case "ppd_streams_resumed_total" if labels["outcome"] == "ok":
-                    sums[sample.name] = int(value)
-                case "ppd_worker_in_flight" | "ppd_worker_backlog_tokens" as name:
-                    sums[name] += int(value)
+    for name, labels, value in parse_metrics(text):
+        match name:
+            case "ppd_finished_total":
+                finished[labels["endpoint"], labels["outcome"]] = int(value)
+            case "ppd_turns_total":
+                turns[labels["endpoint"], labels["route"], labels["reason"]] = int(value)
+            case "ppd_ttft_seconds_count":
+                answered[labels["route"]] += int(value)
+            case "ppd_streams_resumed_total" if labels["outcome"] == "ok":
+                sums[name] = int(value)
+            case "ppd_worker_in_flight" | "ppd_worker_backlog_tokens":
+                sums[name] += int(value)
     return Books(
         finished,
         turns,

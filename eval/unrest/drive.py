@@ -15,7 +15,7 @@ import aiohttp
 import psutil
 
 from ..cluster import ClusterError
-from .account import Books, Event, also, differences, explain, read_metrics, seen_back_after_s
+from .account import Books, Event, also, differences, explain, read_books, seen_back_after_s
 from .schedule import Unrest, Workers, until_listening
 from .talk import Shared, talk
 
@@ -120,7 +120,7 @@ async def _at_rest(http: aiohttp.ClientSession, target: Target, before: int) -> 
     deadline_s = time.monotonic() + _SETTLE_S
     while True:
         async with http.get(f"{target.url}/metrics") as answer:
-            books = read_metrics(await answer.text())
+            books = read_books(await answer.text())
         after = await target.descriptors()
         rests = not books.in_flight and not books.backlog_tokens and after <= before
         if rests or time.monotonic() > deadline_s:

@@ -11,7 +11,7 @@ import pytest
 
 from eval.check_figures import Seen, as_text, compare, figures, of_aiperf, of_ours
 from eval.check_load import TALKS, Talk, engine_means, plan, prompt_tokens, trace
-from eval.outside_client import ClientError, run_to_end
+from eval.cluster import ClientError, run_to_end
 from eval.samples import Failure, Sample
 
 TALK = Talk(3, qps=2.0, turns=3, first=10, later=4, reply=5, think_s=0.25)
