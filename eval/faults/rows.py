@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from .client import Leave, Patience, Reply
+from ..http_stream import HangUp, Patience, Reply
 from .scene import SOON_S, WAIT_S, Scene, closed_within_s, ends_once, how, is_whole, tells
 from .workers import Fault
 
@@ -131,7 +131,7 @@ def _value(body: bytes, name: str) -> object:
 
 async def leaves_early(scene: Scene) -> Cell:
     """Nothing has come yet, of either leg."""
-    patience = Patience(Leave.AT_ONCE, after_s=0.5)
+    patience = Patience(HangUp.AT_ONCE, after_s=0.5)
     reply = await scene.ask({"prefill": Fault.HANGS, "decode": Fault.HANGS}, patience)
     return await _left_behind(scene, reply, ("prefill", "decode"))
 
@@ -140,14 +140,14 @@ async def leaves_in_mid_stream(scene: Scene) -> Cell:
     """The prefill worker has answered; the decode worker goes on."""
     for worker in scene.decode:
         worker.behaviour.pace_s = 0.05
-    patience = Patience(Leave.AT_ONCE, events=2)
+    patience = Patience(HangUp.AT_ONCE, events=2)
     reply = await scene.ask(patience=patience, fields={"max_tokens": 1000})
     return await _left_behind(scene, reply, ("decode",))
 
 
 async def leaves_a_silent_stream(scene: Scene) -> Cell:
     """The decode worker has begun, and says nothing for now."""
-    patience = Patience(Leave.AT_ONCE, events=1)
+    patience = Patience(HangUp.AT_ONCE, events=1)
     reply = await scene.ask({"decode": Fault.HOLDS}, patience)
     return await _left_behind(scene, reply, ("decode",))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dialects import CHAT, text_in
-from .client import Patience, Reply, ReplyConnection, connect, http_request
+from ..http_stream import Patience, Reply, connect, http_request
 from .workers import Fault, FaultyWorker, Leg
 
 WAIT_S = 5.0  # what has not come until then does not come
@@ -51,7 +51,7 @@ class Scene:
             **(fields or {}),
         }
         try:
-            link: ReplyConnection = await connect(self.port)
+            link = await connect(self.port)
         except OSError as error:
             return Reply(broken=str(error))
         try:

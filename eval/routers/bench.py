@@ -18,36 +18,37 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiohttp
-import psutil
 import uvloop
 
-from ppd.errors import ConfigError
-
-from ..cluster import ClusterError, Launcher, Process, free_port, launching
+from ..cluster import ClusterError, launching
+from ..http_stream import Reply, Tally, connect_many, http_request
 from ..options import Commands, add_logs, add_out
 from ..provenance import commit_of, provenance
 from ..raw_rows import appending
-from . import compiled as compiled_router
-from . import everything
 from . import rivals as rival_routers
-from .paired import paired_ratios
-from .stream_client import Received, Tally, chat_request, connect
+from .candidates import (
+    NAMES,
+    OTHER_CORE,
+    START_S,
+    TABLE,
+    USUAL,
+    Candidate,
+    start,
+    with_baselines,
+)
+from .everything import KEY
+from .summary import paired, summarize
 
-_CHECKOUT = Path(__file__).parents[2]
-_TABLE = _CHECKOUT / "tables/cpu-tiny-llama-1P1D.json"
-_ROUTER_CORE, _OTHER_CORE = 0, 1
-_START_S = 60.0
+_CHUNK = b'"content":" token"'
 
 T = TypeVar("T")
 
@@ -64,12 +65,6 @@ class Load:
     window: float = 0.6  # of all chunks: counted when all streams are open, and none has ended
 
 
-_IN_C = {"floor_kernel": ("splice", ()), "floor_uring": ("splice_uring", ("-luring",))}
-OURS = ("ours", "ours_everything", "ours_compiled")
-USUAL = (*OURS, *rival_routers.NAMES, "floor_kernel", "floor", "floor_two_legs")
-FLOORS = (*_IN_C, "floor", "floor_two_legs")
-BASELINES = {"ours": "baseline", "ours_compiled": "baseline_compiled"}
-NAMES = (*OURS, *rival_routers.NAMES, *FLOORS)
 LOADS = (
     Load("burst", 32, 512, 0.1, 32),
     Load("paced_1", 1, 150, 0.02),
@@ -77,44 +72,6 @@ LOADS = (
     Load("paced", 512, 150, 0.02),
     Load("open_4096", 4096, 16, 0.5),
 )
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A router under test.
-
-    Attributes:
-        idle_mb: of memory when it had served some requests, and no stream was open.
-    """
-
-    name: str
-    process: Process
-    port: int
-    idle_mb: float = 0.0
-    errors: list[str] = field(default_factory=list)
-
-    def cpu_s(self) -> float:
-        """Of all threads, by the scheduler's clock: that of ``stat`` ticks every 10 ms."""
-        spent_ns = 0
-        for process in self._family():
-            for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                with suppress(FileNotFoundError, ProcessLookupError):
-                    spent_ns += int((thread / "schedstat").read_text().split()[0])
-        return spent_ns / 1e9
-
-    def mb(self) -> float:
-        return sum(float(p.memory_info().rss) for p in self._family()) / 2**20
-
-    def _family(self) -> list[psutil.Process]:
-        parent = psutil.Process(self.process.popen.pid)
-        return [parent, *parent.children(recursive=True)]
-
-    def note(self, answers: Sequence[Received], chunks: int) -> None:
-        for answer in answers:
-            if answer.problem is not None:
-                self.errors.append(answer.problem)
-            elif answer.chunks != chunks:
-                self.errors.append(f"{answer.chunks} chunks instead of {chunks}")
 
 
 class Bench:
@@ -132,11 +89,11 @@ class Bench:
     async def closed_loop(self, candidate: Candidate, streams: int, requests: int) -> float:
         """CPU microseconds of a request that does not stream."""
         each = requests // streams
-        connections = await connect(candidate.port, streams, Tally())
+        connections = await connect_many(candidate.port, streams, Tally(), _CHUNK)
 
-        async def ask(connection: int) -> list[Received]:
+        async def ask(connection: int) -> list[Reply]:
             link = connections[connection]
-            return [await link.ask(self._request(1, False), stream=False) for _ in range(each)]
+            return [await link.ask(self._request(1, False)) for _ in range(each)]
 
         before_s = candidate.cpu_s()
         answers = await asyncio.gather(*(ask(i) for i in range(streams)))
@@ -153,10 +110,9 @@ class Bench:
         async with self._http.post(f"http://127.0.0.1:{self._direct}/rhythm", json=rhythm):
             pass
         tally = Tally()
-        connections = await connect(candidate.port, load.streams, tally)
+        connections = await connect_many(candidate.port, load.streams, tally, _CHUNK)
         asked = [
-            asyncio.create_task(link.ask(self._request(load.chunks, True), stream=True))
-            for link in connections
+            asyncio.create_task(link.ask(self._request(load.chunks, True))) for link in connections
         ]
         every = asyncio.gather(*asked)
         await tally.reached(load.streams, 0, every)
@@ -179,13 +135,14 @@ class Bench:
         took: dict[int, list[float]] = defaultdict(list)
         tally = Tally()
         links = {
-            port: (await connect(port, 1, tally))[0] for port in (candidate.port, self._direct)
+            port: (await connect_many(port, 1, tally, _CHUNK))[0]
+            for port in (candidate.port, self._direct)
         }
         for link in links.values():
             link.acknowledges_at_once = True  # else Nagle's algorithm costs some of them 40 ms
         for _ in range(pairs):
             for port, link in links.items():
-                answer = await link.ask(self._request(2, True), stream=True)
+                answer = await link.ask(self._request(2, True))
                 took[port].append(1e3 * answer.ttft_s)
                 if port == candidate.port:
                     candidate.note([answer], 2)
@@ -196,9 +153,20 @@ class Bench:
         return cuts[49] - direct, cuts[98] - direct
 
     def _request(self, chunks: int, stream: bool) -> bytes:
-        """No two alike: each opens a conversation."""
+        """Return a request that opens a conversation: no two are alike."""
         self._asked += 1
-        return chat_request(self._model, f"Question {self._asked}.", chunks, stream=stream)
+        body = {
+            "model": self._model,
+            "messages": [
+                {"role": "system", "content": "You are a helpful assistant. " * 20},
+                {"role": "user", "content": f"Question {self._asked}."},
+            ],
+            "max_tokens": chunks,
+            "temperature": 0,
+            "stream": stream,
+        }
+        key = f"Authorization: Bearer {KEY}\r\n"
+        return http_request("/v1/chat/completions", json.dumps(body).encode(), headers=key)
 
 
 async def measure(
@@ -254,7 +222,7 @@ async def one_round(
 
 async def until_ready(bench: Bench, candidate: Candidate) -> None:
     """Raises: ClusterError."""
-    deadline_s = time.monotonic() + _START_S
+    deadline_s = time.monotonic() + START_S
     problem = "it does not listen"
     while time.monotonic() < deadline_s:
         try:
@@ -268,37 +236,6 @@ async def until_ready(bench: Bench, candidate: Candidate) -> None:
         candidate.errors.clear()
         await asyncio.sleep(0.2)
     raise ClusterError(f"{candidate.name} is not ready: {problem}{candidate.process.tail()}")
-
-
-def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
-    """Medians over rounds, of what was measured; errors are added up."""
-    told: dict[str, dict[str, float]] = {}
-    for name in dict.fromkeys(str(row["router"]) for row in rows):
-        mine = [row for row in rows if row["router"] == name]
-        told[name] = {
-            value: round(statistics.median(float(str(row[value])) for row in mine), 3)
-            for value in (
-                "cpu_us_per_request",
-                "cpu_us_per_chunk_burst",
-                "cpu_us_per_chunk_paced",
-                "added_ttft_p50_ms",
-                "added_ttft_p99_ms",
-                "mb_per_1000_streams",
-            )
-            if value in mine[0]
-        }
-        told[name]["errors"] = sum(int(str(row["errors"])) for row in mine)
-    return told
-
-
-def paired(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, Any]]:
-    """Compare our routers with those of the baseline checkout, if it was measured."""
-    names = {row["router"] for row in rows}
-    return {
-        f"{ours}/{baseline}": paired_ratios(rows, ours, baseline)
-        for ours, baseline in BASELINES.items()
-        if ours in names and baseline in names
-    }
 
 
 def add_to(commands: Commands) -> None:
@@ -349,10 +286,10 @@ def run(options: argparse.Namespace) -> int:
     names = list(options.routers)
     if options.baseline is not None:
         names = with_baselines(names, options.baseline)
-    model = str(json.loads(_TABLE.read_text())["model"])
+    model = str(json.loads(TABLE.read_text())["model"])
     with appending(options.out) as write, launching(options.logs) as launch:
-        os.sched_setaffinity(0, {_OTHER_CORE})
-        candidates, direct = _start(launch, model, names, options)
+        os.sched_setaffinity(0, {OTHER_CORE})
+        candidates, direct = start(launch, model, names, options)
         rows = uvloop.run(
             measure(candidates, direct, model, options.rounds, options.requests, loads)
         )
@@ -367,76 +304,3 @@ def run(options: argparse.Namespace) -> int:
     ratios = paired(rows)
     print(json.dumps({**summary, **({"paired": ratios} if ratios else {})}))
     return int(failed)
-
-
-def with_baselines(names: Sequence[str], tree: Path) -> list[str]:
-    """Add the baseline of each router of ours, right after it.
-
-    Raises:
-        ConfigError: ``tree`` is no checkout of this project, or there is nothing to compare.
-    """
-    if not (tree / "router/cli.py").is_file():
-        raise ConfigError(f"{tree}: is no checkout of this project: it has no router/cli.py")
-    if not any(name in BASELINES for name in names):
-        raise ConfigError(f"--baseline is compared with one of {', '.join(BASELINES)}")
-    return [
-        name
-        for ours in names
-        for name in (ours, *((BASELINES[ours],) if ours in BASELINES else ()))
-    ]
-
-
-def _floor(name: str, folder: Path) -> list[str]:
-    if name not in _IN_C:
-        return [sys.executable, "-m", f"{__package__}.splice"]
-    program, libraries = _IN_C[name]
-    source, made = Path(__file__).with_name(f"{program}.c"), folder / program
-    command = ["cc", "-O2", "-o", str(made), str(source), *libraries]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode:
-        raise ConfigError(f"{source} cannot be compiled: {built.stderr.strip()[-500:]}")
-    return [str(made)]
-
-
-def _python(name: str, options: argparse.Namespace) -> list[str]:
-    """The command that runs a router of ours, or of the baseline."""
-    checkout = _CHECKOUT if name in OURS else options.baseline.resolve()
-    if name.endswith("_compiled"):
-        folder = options.compiled if name in OURS else options.compiled / "baseline"
-        path, module = compiled_router.install(folder, checkout), "ppd_router.cli"
-    else:
-        path, module = checkout, "router.cli"
-    # -P: the folder we run in holds a package of that name, too. -B: the tree stays as it is.
-    return ["env", f"PYTHONPATH={path.resolve()}", sys.executable, "-P", "-B", "-m", module]
-
-
-def _start(
-    launch: Launcher, model: str, names: Sequence[str], options: argparse.Namespace
-) -> tuple[list[Candidate], int]:
-    p, d = free_port(), free_port()
-    fakes = [sys.executable, "-m", f"{__package__}.fake_workers", str(p), str(d), model]
-    workers = launch.start("fake-workers", d, fakes, _OTHER_CORE)
-    workers.wait_ready("/ready", time.monotonic() + _START_S)
-    prefill, decode = f"http://127.0.0.1:{p}", f"http://127.0.0.1:{d}"
-    candidates: list[Candidate] = []
-    for name in names:
-        port = free_port()
-        if name in FLOORS:
-            argv = [*_floor(name, launch.logs), str(port), str(d)]
-            argv += [str(p)] if name == "floor_two_legs" else []
-            process = launch.start(name, port, argv, _ROUTER_CORE)
-        elif name in OURS or name in BASELINES.values():
-            argv = [
-                *(*_python(name, options), "--port", str(port)),
-                *("--prefill", prefill, "--decode", decode, "--table", str(_TABLE)),
-            ]
-            if name == "ours_everything":
-                argv += ["--config", str(everything.config(launch.logs, f"{decode}/v1/traces"))]
-            else:
-                argv += ["--log-level", "warning"]  # as the others
-            process = launch.start(name, port, argv, _ROUTER_CORE)
-        else:
-            binaries = rival_routers.install(options.rivals)
-            process = rival_routers.start(launch, binaries, name, prefill, [decode], _ROUTER_CORE)
-        candidates.append(Candidate(name, process, int(process.url.rpartition(":")[2])))
-    return candidates, d

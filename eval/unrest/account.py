@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..dialects import text_in, text_of
-from ..faults.client import Reply
+from ..http_stream import Reply
 from ..prometheus import parse_metrics
 
 OK, REJECTED, OVERLOADED, WORKER_ERROR = "ok", "rejected", "overloaded", "worker_error"
@@ -24,7 +24,7 @@ Counts = Counter[tuple[str, ...]]
 def outcome_of(reply: Reply) -> str:
     """Of a request, from all that its client got.
 
-    A client that has hung up by ``Leave.HALF`` still sees what was under way to it: if that is
+    A client that has hung up by ``HangUp.HALF`` still sees what was under way to it: if that is
     the end of the answer, the answer had ended before. See ``also``, too.
     """
     if not reply.whole and not (reply.left and reply.dones):

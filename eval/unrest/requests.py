@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from ..dialects import CHAT, COMPLETIONS, GENERATE, text_in
-from ..faults.client import Reply, http_request
 from ..faults.workers import Fault
+from ..http_stream import Reply, http_request
 from .account import OK, REJECTED, TRUNCATED, WORKER_ERROR
 
 # What becomes of a request that asks its decode worker for a fault: streaming, and not. A stream
@@ -123,10 +123,16 @@ def bad_request(source: random.Random) -> Bad:
             Bad("no messages", http_request(CHAT, good), 400, CHAT),
             Bad("another model", http_request(path, other), 404, path),
             Bad("GET", http_request(path, b"", method="GET"), 405, path),
-            Bad("gzip", http_request(path, good, more="Content-Encoding: gzip\r\n"), 415, "", True),
+            Bad(
+                "gzip",
+                http_request(path, good, headers="Content-Encoding: gzip\r\n"),
+                415,
+                "",
+                True,
+            ),
             Bad(
                 "two lengths",
-                http_request(path, good, more="Transfer-Encoding: chunked\r\n"),
+                http_request(path, good, headers="Transfer-Encoding: chunked\r\n"),
                 400,
                 "",
                 True,

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..dialects import WORKER
-from ..faults.client import Leave, Patience, Reply, ReplyConnection, connect
 from ..faults.workers import Fault
+from ..http_stream import HangUp, Patience, Reply, StreamConnection, connect
 from .account import DISCONNECTED, OK, Account, outcome_of, problem_of
 from .requests import Conversation, bad_request, begin, fault_to_ask
 
@@ -78,7 +78,7 @@ class Talker:
     def __init__(self, shared: Shared, source: random.Random) -> None:
         self._shared = shared
         self._source = source
-        self._link: ReplyConnection | None = None
+        self._link: StreamConnection | None = None
 
     async def run(self) -> None:
         try:
@@ -115,7 +115,7 @@ class Talker:
                 stream = source.random() < 0.7
             case "hangs up":
                 most = source.choice((words, words // 2, words // 2))
-                patience = Patience(Leave.HALF, events=source.randint(1, most))
+                patience = Patience(HangUp.HALF, events=source.randint(1, most))
                 allowed = (OK, DISCONNECTED)
             case "hangs up on silence":
                 stream, asks, patience = self._silence()
@@ -138,9 +138,9 @@ class Talker:
         is about to break, or nobody could say how that request had ended.
         """
         source = self._source
-        how = source.choice((Leave.HALF, Leave.AT_ONCE))
-        if how is Leave.AT_ONCE and not self._shared.calm_for(1.0):
-            how = Leave.HALF
+        how = source.choice((HangUp.HALF, HangUp.AT_ONCE))
+        if how is HangUp.AT_ONCE and not self._shared.calm_for(1.0):
+            how = HangUp.HALF
         if source.random() < 0.5:
             return True, f"decode={Fault.HOLDS}", Patience(how, events=1)
         # Not sooner: what has not been sent when a client leaves is not sent any more.
@@ -196,7 +196,7 @@ class Talker:
             await asyncio.sleep(_BACK_OFF_S)
         return reply
 
-    async def _connected(self) -> ReplyConnection:
+    async def _connected(self) -> StreamConnection:
         until_s = time.monotonic() + _DEADLINE_S
         while self._link is None or not self._link.usable:
             with suppress(OSError):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from eval.cluster import launching
-from eval.faults.client import Reply
 from eval.faults.command import MODEL
+from eval.http_stream import Reply
 from eval.unrest.account import Account, Books, Event, Trouble, differences, explain, outcome_of
 from eval.unrest.command import OPTIONS, ROLES
 from eval.unrest.drive import Target, drive

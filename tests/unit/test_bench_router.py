@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.routers.bench import in_round, paired, with_baselines
-from eval.routers.paired import geometric_interval, paired_ratios
+from eval.routers.bench import in_round
+from eval.routers.candidates import with_baselines
+from eval.routers.summary import geometric_interval, paired, paired_ratios
 from ppd.errors import ConfigError
 
 

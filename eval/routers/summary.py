@@ -1,4 +1,4 @@
-"""Paired ratios of two routers that were measured in the same rounds."""
+"""Medians of a router bench, and paired ratios of two routers in the same rounds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,43 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from .candidates import BASELINES
+
 METRICS = ("cpu_us_per_request", "cpu_us_per_chunk_paced", "cpu_us_per_chunk_burst")
 
 # Student's t at 97.5 %, for 1 to 10 degrees of freedom.
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
+    """Return each router's medians over the rounds, and the sum of its errors."""
+    summary: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(str(row["router"]) for row in rows):
+        of_router = [row for row in rows if row["router"] == name]
+        summary[name] = {
+            value: round(statistics.median(float(str(row[value])) for row in of_router), 3)
+            for value in (
+                "cpu_us_per_request",
+                "cpu_us_per_chunk_burst",
+                "cpu_us_per_chunk_paced",
+                "added_ttft_p50_ms",
+                "added_ttft_p99_ms",
+                "mb_per_1000_streams",
+            )
+            if value in of_router[0]
+        }
+        summary[name]["errors"] = sum(int(str(row["errors"])) for row in of_router)
+    return summary
+
+
+def paired(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, Any]]:
+    """Compare our routers with those of the baseline checkout, if it was measured."""
+    names = {row["router"] for row in rows}
+    return {
+        f"{ours}/{baseline}": paired_ratios(rows, ours, baseline)
+        for ours, baseline in BASELINES.items()
+        if ours in names and baseline in names
+    }
 
 
 def paired_ratios(
