@@ -21,7 +21,7 @@ import orjson
 from ppd.contract import LocalTerms
 from ppd.errors import WorkerError
 
-_JSON = {"Content-Type": "application/json"}
+from ..generate import EventStream, generate, greedy_body
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class EngineClient:
         Raises:
             WorkerError: a worker answered with an error.
         """
-        body = _body(ids, output) | {
+        body = greedy_body(ids, output) | {
             "bootstrap_host": urlsplit(self.prefill_url).hostname,
             "bootstrap_port": self.bootstrap_port,
             "bootstrap_room": self.rooms.getrandbits(62),
@@ -141,13 +141,8 @@ def gaps_ms(reply: Reply, from_s: float, to_s: float) -> list[float]:
     return [1e3 * (after - before) for before, after in pairs if after > from_s and before < to_s]
 
 
-def _body(ids: list[int], output: int) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
-    return {"input_ids": ids, "sampling_params": sampling, "stream": True}
-
-
 def _local_body(ids: list[int], output: int, min_cached: int) -> dict[str, Any]:
-    body = _body(ids, output)
+    body = greedy_body(ids, output)
     body["sampling_params"]["custom_params"] = LocalTerms(min_cached).to_custom_params()
     return body
 
@@ -169,32 +164,30 @@ async def _before_any_ends(
 
 
 async def _prefill(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
-    data = orjson.dumps(body | {"stream": False})
-    async with http.post(f"{url}/generate", data=data, headers=_JSON) as response:
-        if response.status != 200:
-            raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
-        await response.read()
+    await _generate(http, url, body | {"stream": False}, EventStream())
 
 
 async def _stream(
     http: aiohttp.ClientSession, url: str, body: dict[str, Any], reply: Reply | None = None
 ) -> Reply:
     reply = reply or Reply(0.0)
-    last = b""
+    stream = EventStream(reply.arrived)
     reply.sent_s = time.perf_counter()
-    async with http.post(f"{url}/generate", data=orjson.dumps(body), headers=_JSON) as response:
-        if response.status != 200:
-            raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                reply.arrived()
-                last = line
-    answer = orjson.loads(last[6:]) if last else {}
-    if "meta_info" not in answer:
-        raise WorkerError(f"{url}: {answer.get('error', 'no answer')}")
-    ending = answer["meta_info"]["finish_reason"]
+    await _generate(http, url, body, stream)
+    message = stream.error_message()
+    if message is not None or not stream.last:
+        raise WorkerError(f"{url}: {message or 'no answer'}")
+    answer = stream.answer()
+    ending = answer.finish_reason
     if ending and ending["type"] == "abort":
         raise WorkerError(f"{url}: {ending.get('message', 'aborted')}")
-    reply.ids = answer["output_ids"]
-    reply.cached_tokens = answer["meta_info"]["cached_tokens"]
+    reply.ids, reply.cached_tokens = answer.ids, answer.cached_tokens
     return reply
+
+
+async def _generate(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], stream: EventStream
+) -> None:
+    await generate(http, url, orjson.dumps(body), stream)
+    if stream.status != 200:
+        raise WorkerError(f"{url} answered {stream.status}: {stream.refusal}")

@@ -29,6 +29,7 @@ from ppd.errors import PpdError
 from .. import tiny_model
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
+from ..generate import EventStream, generate
 from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import append_whole
@@ -103,24 +104,20 @@ class Soak:
         return None
 
     async def _whole(self, body: dict[str, Any]) -> list[int] | None:
-        last = b""
-        async with self.http.post(f"{self.router.url}/generate", data=orjson.dumps(body)) as answer:
-            route = answer.headers.get("X-PPD-Route", f"status_{answer.status}")
-            async for line in answer.content:
-                if line.startswith(b"data: {"):
-                    last = line
-        told = orjson.loads(last[6:]) if last else {}
+        stream = EventStream()
+        await generate(self.http, self.router.url, orjson.dumps(body), stream)
+        route = stream.headers.get("X-PPD-Route", f"status_{stream.status}")
         if route == "status_503":  # a worker that is paused is not ready; clients come again
             self.seen["unavailable"] += 1
             await asyncio.sleep(0.5)
             return None
-        if "output_ids" not in told:
+        if stream.error or not stream.last:
             self.seen[f"failed_{route}"] += 1
-            print(f"  failed: {route} {last[:300]!r}", file=sys.stderr, flush=True)
+            problem = stream.error or stream.refusal.encode()
+            print(f"  failed: {route} {problem[:300]!r}", file=sys.stderr, flush=True)
             return None
         self.seen[route] += 1
-        ids: list[int] = told["output_ids"]
-        return ids
+        return stream.answer().ids
 
     async def _disturb(self, until_s: float) -> None:
         """Pause the decode worker now and then, as weight updates do.
