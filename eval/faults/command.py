@@ -19,13 +19,13 @@ from pathlib import Path
 import uvloop
 
 from ..cluster import ClusterError, Launcher, Process, free_port
+from ..fake_worker.worker import FakeWorker
 from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..routers import rivals as rival_routers
 from .rows import ROWS, Cell, Row
 from .scene import Scene
-from .workers import FaultyWorker
 
 MODEL = "fake"
 OURS = ("ours, remote", "ours, local")
@@ -43,7 +43,7 @@ def own_router(port: int, prefill: Sequence[str], decode: Sequence[str], *more: 
 
 
 async def _start(
-    launch: Launcher, name: str, prefill: FaultyWorker, decode: Sequence[FaultyWorker], rivals: Path
+    launch: Launcher, name: str, prefill: FakeWorker, decode: Sequence[FakeWorker], rivals: Path
 ) -> Process:
     urls = [worker.url for worker in decode]
     if name in OURS:
@@ -66,8 +66,8 @@ async def _until_ready(scene: Scene, process: Process) -> None:
 
 
 async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
-    prefill = FaultyWorker("prefill", MODEL)
-    decode = [FaultyWorker("decode", MODEL) for _ in range(row.decodes)]
+    prefill = FakeWorker("prefill", MODEL)
+    decode = [FakeWorker("decode", MODEL) for _ in range(row.decodes)]
     for worker in (prefill, *decode):
         await worker.listen()
     process = await _start(launch, name, prefill, decode, rivals)

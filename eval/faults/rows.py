@@ -13,9 +13,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from ..fake_worker.worker import Fault
 from ..http_stream import HangUp, Patience, Reply
 from .scene import SOON_S, WAIT_S, Scene, closed_within_s, ends_once, how, is_whole, tells
-from .workers import Fault
 
 _FAILURES = 20
 _RECOVERY_S = 30.0

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dialects import CHAT, text_in
+from ..fake_worker.worker import FakeWorker, Fault, Leg
 from ..http_stream import Patience, Reply, connect, http_request
-from .workers import Fault, FaultyWorker, Leg
 
 WAIT_S = 5.0  # what has not come until then does not come
 SOON_S = 1.0
@@ -27,13 +27,13 @@ class Scene:
 
     port: int
     model: str
-    prefill: FaultyWorker
-    decode: Sequence[FaultyWorker]
+    prefill: FakeWorker
+    decode: Sequence[FakeWorker]
     local: bool
     asked: int = 0
 
     @property
-    def workers(self) -> tuple[FaultyWorker, ...]:
+    def workers(self) -> tuple[FakeWorker, ...]:
         return (self.prefill, *self.decode)
 
     async def ask_once(

@@ -28,6 +28,7 @@ CHECKOUT = Path(__file__).parents[2]
 TABLE = CHECKOUT / "tables/cpu-tiny-llama-1P1D.json"
 ROUTER_CORE, OTHER_CORE = 0, 1
 START_S = 60.0
+_PACKAGE = __package__.removesuffix(".routers")
 
 _IN_C = {"floor_kernel": ("splice", ()), "floor_uring": ("splice_uring", ("-luring",))}
 OURS = ("ours", "ours_everything", "ours_compiled")
@@ -131,7 +132,7 @@ def start(
         The routers, still starting, and the port of the decode worker.
     """
     p, d = free_port(), free_port()
-    fakes = [sys.executable, "-m", f"{__package__}.fake_workers", str(p), str(d), model]
+    fakes = [sys.executable, "-m", f"{_PACKAGE}.fake_worker.paced", str(p), str(d), model]
     workers = launch.start("fake-workers", d, fakes, OTHER_CORE)
     workers.wait_ready("/ready", time.monotonic() + START_S)
     prefill, decode = f"http://127.0.0.1:{p}", f"http://127.0.0.1:{d}"

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from ..dialects import CHAT, COMPLETIONS, GENERATE, text_in
-from ..faults.workers import Fault
+from ..fake_worker.worker import Fault
 from ..http_stream import Reply, http_request
 from .account import OK, REJECTED, TRUNCATED, WORKER_ERROR
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import aiohttp
 
 from ..cluster import ClusterError, Launcher, free_port
+from ..fake_worker.worker import FLAP
 from .account import Event, Trouble
-from .worker import FLAP
 
 _START_S = 30.0
 _WEIGHTS = {Trouble.KILL: 4, Trouble.STOP: 3, Trouble.FLAP: 3, Trouble.DRAIN: 3}
@@ -62,7 +62,7 @@ class Workers:
 
     def start(self, slot: Slot) -> None:
         log = self.launch.logs / f"load-{slot.role}-{slot.port}.log"
-        module = f"{__package__}.worker"
+        module = f"{__package__.removesuffix('.unrest')}.fake_worker"
         argv = [sys.executable, "-m", module, slot.role, str(slot.port), self.model]
         slot.popen = self.launch.spawn(log, argv)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..dialects import WORKER
-from ..faults.workers import Fault
+from ..fake_worker.worker import Fault
 from ..http_stream import HangUp, Patience, Reply, StreamConnection, connect
 from .account import DISCONNECTED, OK, Account, outcome_of, problem_of
 from .requests import Conversation, bad_request, begin, fault_to_ask

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from eval.faults.rows import ROWS, Row
 from eval.faults.scene import Scene
-from eval.faults.workers import FaultyWorker
 from ppd.contract import LOCAL_MARKER
 from router.config.options import RouterConfig
 from router.server.run import running
@@ -25,8 +25,8 @@ CELLS = [
 
 @pytest.mark.parametrize(("row", "local"), CELLS)
 async def test_our_cells_are_right(row: Row, local: bool) -> None:
-    prefill = FaultyWorker("prefill", "fake")
-    decode = [FaultyWorker("decode", "fake") for _ in range(row.decodes)]
+    prefill = FakeWorker("prefill", "fake")
+    decode = [FakeWorker("decode", "fake") for _ in range(row.decodes)]
     workers = (prefill, *decode)
     for worker in workers:
         await worker.listen()
