@@ -92,18 +92,18 @@ def _of_aiperf(records: Path) -> Iterator[Seen]:
     for number, line in enumerate(records.read_text().splitlines(), 1):
         try:
             record = json.loads(line)
-            told, values = record["metadata"], record["metrics"]
+            metadata, values = record["metadata"], record["metrics"]
             if record.get("error") is not None:
                 continue
             metrics = {name: values[name]["value"] for name in _WANTED}
             gaps = Counter(gap_bucket(gap) for gap in values["inter_chunk_latency"]["value"])
             cached = values.get("usage_prompt_cache_read_tokens", {"value": 0})["value"]
-            sent_ns = told["request_start_ns"]
+            sent_ns = metadata["request_start_ns"]
             yield Seen(
-                conversation=told["x_correlation_id"],
-                turn=told["turn_index"] + 1,
+                conversation=metadata["x_correlation_id"],
+                turn=metadata["turn_index"] + 1,
                 sent_at_s=1e-9 * sent_ns,
-                late_ms=round(1e-6 * (sent_ns - told["credit_issued_ns"]), 2),
+                late_ms=round(1e-6 * (sent_ns - metadata["credit_issued_ns"]), 2),
                 prompt_tokens=metrics["usage_prompt_tokens"],
                 output_tokens=metrics["usage_completion_tokens"],
                 cached_tokens=cached,
@@ -128,7 +128,7 @@ def figures(seen: Sequence[Seen]) -> dict[str, Any]:
     tokens = sum(one.output_tokens for one in seen)
     begun_s = min(one.sent_at_s for one in seen)
     took_s = max(one.last_token_at_s for one in seen) - begun_s
-    told = {
+    summary = {
         "ttft_ms": spread([one.ttft_ms for one in seen]),
         "tpot_ms": spread([one.tpot_ms for one in seen]),
         "itl_ms": spread_of_gaps(sum_gaps([one.gaps for one in seen])),
@@ -139,7 +139,7 @@ def figures(seen: Sequence[Seen]) -> dict[str, Any]:
         "took_s": round(took_s, 3),
         "output_tokens_per_s": round(tokens / took_s, 2),
         "cached_tokens": sum(one.cached_tokens for one in seen),
-        **{name: None if found is None else asdict(found) for name, found in told.items()},
+        **{name: None if found is None else asdict(found) for name, found in summary.items()},
     }
 
 
@@ -153,32 +153,32 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["kind"], row["round"]), {})[row["client"]] = row
-    told = []
+    differences = []
     for kind in dict.fromkeys(kind for kind, _ in found):
         pairs = [
             (of["ours"], of["aiperf"])
-            for (its, _), of in sorted(found.items())
-            if its == kind and len(of) == 2
+            for (of_kind, _), of in sorted(found.items())
+            if of_kind == kind and len(of) == 2
         ]
         for metric, of in (*METRICS, ("output_tokens_per_s", "")):
             values = [tuple(_value(run, metric, of) for run in pair) for pair in pairs]
-            differences = [ours - theirs for ours, theirs in values]
+            gaps = [ours - theirs for ours, theirs in values]
             middle = [median(value[side] for value in values) for side in (0, 1)]
-            told.append(
+            differences.append(
                 {
                     "kind": kind,
                     "metric": f"{metric} {of}".strip(),
                     "rounds": len(pairs),
                     "ours": round(middle[0], 3),
                     "aiperf": round(middle[1], 3),
-                    "difference": round(fmean(differences), 3),
-                    "least": round(min(differences), 3),
-                    "most": round(max(differences), 3),
-                    "percent": round(100 * fmean(differences) / middle[1], 1),
+                    "difference": round(fmean(gaps), 3),
+                    "least": round(min(gaps), 3),
+                    "most": round(max(gaps), 3),
+                    "percent": round(100 * fmean(gaps) / middle[1], 1),
                     "above_engine_ms": _above_engine(pairs, metric) if of == "mean" else None,
                 }
             )
-    return told
+    return differences
 
 
 def _value(run: Mapping[str, Any], metric: str, of: str) -> float:
@@ -210,6 +210,6 @@ def as_text(differences: Sequence[Mapping[str, Any]]) -> str:
         above = row["above_engine_ms"]
         engine = "" if above is None else "{:g}, {:g}".format(*above)
         between = f"{row['least']:g} to {row['most']:g}"
-        shown = (row["ours"], row["aiperf"], row["difference"], between, row["percent"], engine)
-        lines.append(_LINE.format(row["kind"], row["metric"], *shown))
+        fields = (row["ours"], row["aiperf"], row["difference"], between, row["percent"], engine)
+        lines.append(_LINE.format(row["kind"], row["metric"], *fields))
     return "\n".join(lines)

@@ -241,9 +241,9 @@ class _Check:
 
 
 def _complete(client: str, seen: list[Seen], talk: Talk) -> list[Seen]:
-    wanted = talk.conversations * talk.turns
-    if len(seen) != wanted:
-        raise ClientError(f"{client}: {len(seen)} of {wanted} turns succeeded")
+    expected = talk.conversations * talk.turns
+    if len(seen) != expected:
+        raise ClientError(f"{client}: {len(seen)} of {expected} turns succeeded")
     if wrong := {one.output_tokens for one in seen} - {talk.reply}:
         raise ClientError(f"{client}: replies of {sorted(wrong)} tokens, asked for {talk.reply}")
     return seen
@@ -257,8 +257,8 @@ def prompt_tokens(seen: Sequence[Seen], talk: Talk) -> list[int]:
     """
     found = [{one.prompt_tokens for one in seen if one.turn == n + 1} for n in range(talk.turns)]
     if any(len(lengths) != 1 for lengths in found):
-        told = [sorted(lengths) for lengths in found]
-        raise ClientError(f"prompts of the same text have different lengths: {told}")
+        lengths_by_turn = [sorted(lengths) for lengths in found]
+        raise ClientError(f"prompts of the same text have different lengths: {lengths_by_turn}")
     return [lengths.pop() for lengths in found]
 
 

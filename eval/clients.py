@@ -175,9 +175,9 @@ def by_anthropic(scene: Scene) -> int:
             async with client.messages.stream(
                 model="default", max_tokens=16, messages=messages
             ) as stream:
-                told = await stream.get_final_message()
-            _require(told.usage.output_tokens > 0, "no usage")
-            text = "".join(block.text for block in told.content if block.type == "text")
+                final_message = await stream.get_final_message()
+            _require(final_message.usage.output_tokens > 0, "no usage")
+            text = "".join(block.text for block in final_message.content if block.type == "text")
             messages.append({"role": "assistant", "content": text})
         return _TURNS
 
@@ -247,6 +247,6 @@ def aiperf_in(folder: Path) -> Path:
     return environment(folder, [AIPERF]) / "aiperf"
 
 
-def _require(holds: bool, told: object) -> None:
+def _require(holds: bool, problem: object) -> None:
     if not holds:
-        raise ClientError(str(told))
+        raise ClientError(str(problem))

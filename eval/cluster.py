@@ -76,8 +76,8 @@ class Process:
     def tail(self, lines: int = 20) -> str:
         """The end of its log, less the noise that native libraries make on exit."""
         text = self.log.read_text(errors="replace").splitlines()
-        told = [line for line in text if not line.startswith(_NOISE)][-lines:]
-        return f"; the end of {self.log}:\n  " + "\n  ".join(told)
+        last_lines = [line for line in text if not line.startswith(_NOISE)][-lines:]
+        return f"; the end of {self.log}:\n  " + "\n  ".join(last_lines)
 
     def stop(self) -> None:
         """End it in good order; after a while at once, with whatever it started."""

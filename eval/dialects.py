@@ -131,9 +131,9 @@ def text_in(path: str, values: Sequence[Any]) -> str:
     """The text of a stream's events, or of a whole answer in a list of one."""
     if path == GENERATE:
         return str(values[-1].get("text", "")) if values else ""
-    said: list[str] = []
+    parts: list[str] = []
     for value in values:
         for choice in value.get("choices", ()):
             part = choice.get("delta") or choice.get("message") or {}
-            said.append(str(part.get("content") or choice.get("text") or ""))
-    return "".join(said)
+            parts.append(str(part.get("content") or choice.get("text") or ""))
+    return "".join(parts)

@@ -27,8 +27,8 @@ async def vocabulary_of(http: aiohttp.ClientSession, decode_url: str) -> range:
 async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None:
     """As :func:`vocabulary_of`, of whatever serves at ``url``: a worker, or a router, which says
     where its workers are; None if nobody tells."""
-    told = await _get_json(http, f"{url}/workers")
-    workers = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    listed = await _get_json(http, f"{url}/workers")
+    workers = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     decode = [one["url"] for one in workers if one.get("role") == "decode" and "url" in one]
     for one in (url, *decode[:1]):
         with suppress(aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError):
@@ -45,8 +45,8 @@ async def max_context_of(http: aiohttp.ClientSession, url: str) -> int | None:
     async with http.get(f"{url}/v1/models"):
         pass
     with suppress(LookupError, TypeError, ValueError):
-        told = await _get_json(http, f"{url}/v1/models")
-        return int(told["data"][0]["max_model_len"])
+        models = await _get_json(http, f"{url}/v1/models")
+        return int(models["data"][0]["max_model_len"])
     return None
 
 
@@ -67,17 +67,17 @@ async def empty_caches(
         WorkerError: one is not there, or was not idle in time.
     """
     for url in urls:
-        said = "it does not answer"
+        problem = "it does not answer"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     async with http.post(f"{url}/flush_cache") as answer:
                         if answer.status == 200:
                             break
-                        said = f"/flush_cache answered {answer.status}: it is never idle"
+                        problem = f"/flush_cache answered {answer.status}: it is never idle"
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise WorkerError(f"{url}: {said}") from error
+            raise WorkerError(f"{url}: {problem}") from error
         except aiohttp.ClientError as error:
             raise WorkerError(f"{url}: {error or type(error).__name__}") from error
 

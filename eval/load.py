@@ -145,8 +145,8 @@ async def _measure(
     )
     wall_s = time.perf_counter() - begun_s
     summary = summarize(samples, conversations, wall_s, target.slo)
-    told = {"client_cpu": round((_cpu_s() - cpu_s) / wall_s, 3), **asdict(summary)}
-    write({"row": "run", "part": "load", "run": run, **asked, **told, **provenance(demand.seed)})
+    totals = {"client_cpu": round((_cpu_s() - cpu_s) / wall_s, 3), **asdict(summary)}
+    write({"row": "run", "part": "load", "run": run, **asked, **totals, **provenance(demand.seed)})
     return summary
 
 
@@ -157,8 +157,8 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
         try:
             most = await max_context_of(http, target.url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            told = str(error) or type(error).__name__
-            raise WorkerError(f"{target.url}: nobody answers: {told}") from error
+            problem = str(error) or type(error).__name__
+            raise WorkerError(f"{target.url}: nobody answers: {problem}") from error
         vocabulary = await find_vocabulary(http, target.url)
     number, longest = max(
         ((number, one.longest_tokens) for number, one in enumerate(conversations)),
@@ -190,8 +190,8 @@ class _Progress:
         self._failed += bool(sample.error)
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _PROGRESS_S
-            told = f"  {self._ended} of {self._turns} turns, {self._failed} failed"
-            print(told, file=sys.stderr, flush=True)
+            line = f"  {self._ended} of {self._turns} turns, {self._failed} failed"
+            print(line, file=sys.stderr, flush=True)
 
 
 # -- what people read -----------------------------------------------------------------------
@@ -231,14 +231,14 @@ def _show(summary: Summary, slo: Slo) -> None:
         print(f"note: {note}")
 
 
-def _show_latencies(turns: str, told: Latencies) -> None:
-    _show_spread(f"{turns} TTFT", told.ttft_ms)
-    _show_spread(f"{turns} TPOT", told.tpot_ms)
-    _show_spread(f"{turns} ITL", told.itl_ms)
-    _show_spread(f"{turns} E2E", told.e2e_ms)
+def _show_latencies(turns: str, latencies: Latencies) -> None:
+    _show_spread(f"{turns} TTFT", latencies.ttft_ms)
+    _show_spread(f"{turns} TPOT", latencies.tpot_ms)
+    _show_spread(f"{turns} ITL", latencies.itl_ms)
+    _show_spread(f"{turns} E2E", latencies.e2e_ms)
 
 
-def _show_spread(name: str, told: Spread | None) -> None:
-    if told is not None:
-        figures = (told.mean, told.p50, told.p90, told.p99, told.max)
-        print(_COLUMNS.format(name, told.n, *(f"{figure:.2f}" for figure in figures)))
+def _show_spread(name: str, spread: Spread | None) -> None:
+    if spread is not None:
+        figures = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+        print(_COLUMNS.format(name, spread.n, *(f"{figure:.2f}" for figure in figures)))

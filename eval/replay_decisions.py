@@ -116,11 +116,11 @@ def _share(routes: Iterable[Route]) -> float | None:
 
 def _line(one: Replayed) -> str:
     seen = one.was.features
-    told = f"request {one.was.number}: {_told(one.was.decision)} -> {_told(one.now)}"
+    text = f"request {one.was.number}: {_told(one.was.decision)} -> {_told(one.now)}"
     if seen is None:
-        return told
+        return text
     return (
-        f"{told}; "
+        f"{text}; "
         f"turn {seen.turn}, context {seen.context_tokens}, new {seen.new_tokens}, "
         f"output {seen.output_tokens}, {seen.qps:.2f} qps"
     )

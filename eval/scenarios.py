@@ -177,8 +177,8 @@ async def _measure(
             )
             asked = {"part": "scenarios", **asdict(scenario), "scale": wanted.scale}
             asked |= {"turns": turns, "side": side.name, "shape": side.shape, "round": number}
-            told = asdict(summary) | {"samples": columns(samples)}
-            return {**asked, "model": model, **told, **provenance(number)}
+            measured = asdict(summary) | {"samples": columns(samples)}
+            return {**asked, "model": model, **measured, **provenance(number)}
 
         for side in stand.routers:
             await one(scenarios[0], max(wanted.turns), side, -1)  # kernels warm up: not measured
@@ -218,8 +218,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _cell(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def middle(turns: str, measured: str, of: str) -> float | None:
-        told = [run["latencies"][turns][measured] for run in runs]
-        values = [spread[of] for spread in told if spread is not None]
+        spreads = [run["latencies"][turns][measured] for run in runs]
+        values = [spread[of] for spread in spreads if spread is not None]
         return round(median(values), 2) if values else None
 
     return {

@@ -209,7 +209,7 @@ async def _measure(
                 )
             moved = _moved_bytes(workers) - before
             where = {"part": "compare", "trace": trace.name, "way": way.name, "seed": seed}
-            told = {
+            run_row = {
                 **asdict(summarize(samples, plans, wall_s, Slo())),
                 "kv_bytes_moved": moved,
                 "cached_tokens": sum(one.cached_tokens for one in samples if one.turn > 1),
@@ -219,7 +219,7 @@ async def _measure(
                 "engine": f"sglang {version('sglang')}",
                 "plugin": __version__,
             }
-            row = {"row": "run", **where, **told, **provenance(seed)}
+            row = {"row": "run", **where, **run_row, **provenance(seed)}
             append_whole(out, [*_turns(where, samples), row])
             took_s = (time.monotonic() - begun_s) / number * (len(left) - number)
             failed = sum(bool(one.error) for one in samples)

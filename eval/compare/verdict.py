@@ -51,13 +51,13 @@ def run(config: Comparison, raw: Path) -> int:
         ConfigError: the file does not hold all runs.
     """
     rows = read_rows(raw)
-    told = [judged(config, trace, rows) for trace in config.traces]
-    for one in told:
+    judgements = [judged(config, trace, rows) for trace in config.traces]
+    for one in judgements:
         _print_ways(one["trace"], one["ways"])
         _print_verdicts(one["verdicts"])
-    verdicts = [verdict["verdict"] for one in told for verdict in one["verdicts"]]
+    verdicts = [verdict["verdict"] for one in judgements for verdict in one["verdicts"]]
     lost = verdicts.count("loses")
-    print(json.dumps({"traces": told, "compared": len(verdicts), "ppd_loses": lost}))
+    print(json.dumps({"traces": judgements, "compared": len(verdicts), "ppd_loses": lost}))
     return 0
 
 

@@ -59,16 +59,16 @@ def arrivals(rate: float, seed: int, conversations: int) -> list[Conversation]:
 def summarize_load(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Turns 2 and later; percentiles over all seeds."""
     for rate in _RATES:
-        told: dict[str, Any] = {"qps": rate}
+        row: dict[str, Any] = {"qps": rate}
         for way in ("delta", "local"):
             later = [r for r in rows if (r["qps"], r["way"]) == (rate, way) and r["turn"] > 1]
             fine = [r for r in later if not r["error"]]
             ttft = sorted(r["ttft_ms"] for r in fine)
-            told[f"{way}_p50_ms"] = median(ttft)
-            told[f"{way}_p90_ms"] = round(statistics.quantiles(ttft, n=10)[-1], 3)
-            told[f"{way}_tpot_ms"] = median([r["tpot_ms"] for r in fine])
-            told[f"{way}_failed"] = len(later) - len(fine)
-        yield told
+            row[f"{way}_p50_ms"] = median(ttft)
+            row[f"{way}_p90_ms"] = round(statistics.quantiles(ttft, n=10)[-1], 3)
+            row[f"{way}_tpot_ms"] = median([r["tpot_ms"] for r in fine])
+            row[f"{way}_failed"] = len(later) - len(fine)
+        yield row
 
 
 def median(values: Sequence[float]) -> float | None:

@@ -88,20 +88,22 @@ async def table(
     launch: Launcher, names: Sequence[str], rows: Sequence[Row], rivals: Path
 ) -> list[dict[str, object]]:
     """A record for each cell; the cells of a row at the same time."""
-    told: list[dict[str, object]] = []
+    records: list[dict[str, object]] = []
     for row in rows:
         asked = [name for name in names if row.local or name != OURS[1]]
         cells = await asyncio.gather(*(cell(launch, row, name, rivals) for name in asked))
         for name, one in zip(asked, cells, strict=True):
-            told.append({"fault": row.name, "router": name, "right": one.right, "seen": one.words})
-            print(f"  {told[-1]}", file=sys.stderr, flush=True)
-    return told
+            records.append(
+                {"fault": row.name, "router": name, "right": one.right, "seen": one.words}
+            )
+            print(f"  {records[-1]}", file=sys.stderr, flush=True)
+    return records
 
 
-def show(told: Sequence[dict[str, object]], names: Sequence[str]) -> str:
-    cells = {(str(one["fault"]), str(one["router"])): one for one in told}
+def show(records: Sequence[dict[str, object]], names: Sequence[str]) -> str:
+    cells = {(str(one["fault"]), str(one["router"])): one for one in records}
     lines = [["", *names]]
-    for fault in dict.fromkeys(str(one["fault"]) for one in told):
+    for fault in dict.fromkeys(str(one["fault"]) for one in records):
         line = [fault]
         for name in names:
             one = cells.get((fault, name))
@@ -139,15 +141,16 @@ def run(options: argparse.Namespace) -> int:
     rows = ROWS if only is None else [ROWS[i - 1] for i in only]
     logs.mkdir(parents=True, exist_ok=True)
     with appending(options.out) as write, ExitStack() as stack:
-        told = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
-        for one in told:
+        records = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
+        for one in records:
             write({**one, **rival_routers.VERSIONS, **provenance(0)})
-    print(show(told, names))
+    print(show(records, names))
     wrong = {
-        name: [o["fault"] for o in told if o["router"] == name and not o["right"]] for name in names
+        name: [o["fault"] for o in records if o["router"] == name and not o["right"]]
+        for name in names
     }
     summary = {
-        name: {"right": sum(o["router"] == name for o in told) - len(faults), "wrong": faults}
+        name: {"right": sum(o["router"] == name for o in records) - len(faults), "wrong": faults}
         for name, faults in wrong.items()
     }
     print(json.dumps(summary))

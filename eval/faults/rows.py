@@ -70,13 +70,13 @@ def failing(fails: str, waits: str) -> Callable[[Scene], Awaitable[Cell]]:
 
     async def play(scene: Scene) -> Cell:
         reply = await scene.ask({fails: Fault.FAILS, waits: Fault.HANGS})
-        told = tells(reply)
-        seen = how(reply) + (f" after {reply.ended_s - reply.sent_s:.2f} s" if told else "")
+        reported = tells(reply)
+        seen = how(reply) + (f" after {reply.ended_s - reply.sent_s:.2f} s" if reported else "")
         closed_s: float | None = 0.0
         if not (scene.local and waits == "prefill"):
             closed_s = await closed_within_s(scene, waits, reply.ended_s)
         left = "" if closed_s is not None else f", {waits} leg left open"
-        return Cell(told and closed_s is not None and closed_s < SOON_S, seen + left)
+        return Cell(reported and closed_s is not None and closed_s < SOON_S, seen + left)
 
     return play
 

@@ -62,8 +62,8 @@ def summarize(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:
         cell.by_seed[row["seed"]] = _figures(row)
     for (qps, turns, _), cell in cells.items():
         base = cells.get((qps, turns, BASE))
-        for seed, told in cell.by_seed.items():
-            told[BOTH] = _both(told, base.by_seed.get(seed) if base else None)
+        for seed, values in cell.by_seed.items():
+            values[BOTH] = _both(values, base.by_seed.get(seed) if base else None)
     return sorted(cells.values(), key=lambda cell: (cell.turns, cell.qps))
 
 
@@ -86,11 +86,11 @@ def _turns(row: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _both(
-    told: Mapping[str, float | None], base: Mapping[str, float | None] | None
+    values: Mapping[str, float | None], base: Mapping[str, float | None] | None
 ) -> float | None:
     if base is None:
         return None
-    pairs = [(told[metric], base[metric]) for metric in (TTFT, TPOT)]
+    pairs = [(values[metric], base[metric]) for metric in (TTFT, TPOT)]
     ratios = [value / other for value, other in pairs if value is not None and other]
     return sum(ratios) / 2 if len(ratios) == 2 else None
 
@@ -133,8 +133,8 @@ def _beats(best: Cell, other: Cell, metric: str) -> bool:
     """With every seed that both have: as many comparisons as seeds, all of one sign."""
     seeds = best.by_seed.keys() & other.by_seed.keys()
     pairs = [(best.by_seed[seed][metric], other.by_seed[seed][metric]) for seed in seeds]
-    told = [(one, two) for one, two in pairs if one is not None and two is not None]
-    return bool(told) and all(_rank(one, metric) < _rank(two, metric) for one, two in told)
+    known = [(one, two) for one, two in pairs if one is not None and two is not None]
+    return bool(known) and all(_rank(one, metric) < _rank(two, metric) for one, two in known)
 
 
 _LINE = "{:>5} {:>5} {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>6}"
@@ -144,7 +144,7 @@ def as_text(cells: Sequence[Cell]) -> str:
     head = ("turns", "QPS", "policy", "T2+ TTFT", "p90", "TPOT", "p90", "tokens/s", "success")
     lines = [_LINE.format(*head, "local", "both")]
     for cell in cells:
-        told = [cell.middle(metric) for metric in METRICS]
-        shown = ["-" if value is None else f"{value:.3g}" for value in told]
-        lines.append(_LINE.format(cell.turns, f"{cell.qps:g}", cell.side, *shown))
+        values = [cell.middle(metric) for metric in METRICS]
+        fields = ["-" if value is None else f"{value:.3g}" for value in values]
+        lines.append(_LINE.format(cell.turns, f"{cell.qps:g}", cell.side, *fields))
     return "\n".join(lines)

@@ -187,11 +187,11 @@ async def _measure_all(
                 vocabulary=vocabulary,
                 timeout_s=grid.timeout_s,
             )
-            told: dict[str, Any] = {"part": "policy-grid", "grid": grid.digest, "side": side.name}
-            told |= {"shape": side.shape, "qps": point.qps, "turns": point.turns, "model": model}
-            told |= {"sizes": [grid.first, grid.new, grid.reply], "think_s": grid.think_s}
-            told |= {"arrivals_s": grid.arrivals_s, "timeout_s": grid.timeout_s}
-            return told | asdict(summary) | {"samples": columns(samples)} | provenance(seed)
+            row: dict[str, Any] = {"part": "policy-grid", "grid": grid.digest, "side": side.name}
+            row |= {"shape": side.shape, "qps": point.qps, "turns": point.turns, "model": model}
+            row |= {"sizes": [grid.first, grid.new, grid.reply], "think_s": grid.think_s}
+            row |= {"arrivals_s": grid.arrivals_s, "timeout_s": grid.timeout_s}
+            return row | asdict(summary) | {"samples": columns(samples)} | provenance(seed)
 
         for side in stand.routers:  # kernels warm up, connections open: not measured
             await one(side, Point(grid.fixed_qps, grid.fixed_turns), -1, "warm")
@@ -201,5 +201,7 @@ async def _measure_all(
             row = await one(sides[name], point, seed, content)
             write(row)
             left_s = (time.monotonic() - begun_s) / number * (len(left) - number)
-            told = f"{row['ok']} of {row['planned']} turns, {left_s / 60:.0f} min left"
-            print(f"  {number}/{len(left)} {name} {content}: {told}", file=sys.stderr, flush=True)
+            progress = f"{row['ok']} of {row['planned']} turns, {left_s / 60:.0f} min left"
+            print(
+                f"  {number}/{len(left)} {name} {content}: {progress}", file=sys.stderr, flush=True
+            )

@@ -166,24 +166,24 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
         "fixed": (fixed, costs),
         "fixed_without_python": (fixed, free),
     }
-    told: dict[str, dict[str, float]] = {}
+    summary: dict[str, dict[str, float]] = {}
     with appending(out) as write:
         for load in loads:
             p99_us: dict[str, list[float]] = {}
             for seed in range(seeds):
                 given = draw(capacity * load, seconds, 1, seed)
-                for way, (answer, its) in ways.items():
-                    waits = answer(given, its)
+                for way, (answer, way_costs) in ways.items():
+                    waits = answer(given, way_costs)
                     row: dict[str, Any] = {"load": load, "way": way, "capacity": capacity}
                     for stage in Stage:
                         value = float(np.percentile(waits[stage], 99)) * 1e6
                         row[f"{stage}_p99_us"] = value
                         p99_us.setdefault(f"{way}_{stage}_p99_us", []).append(value)
-                    write({**row, **asdict(its), **provenance(seed)})
-            told[f"load{load}"] = {
+                    write({**row, **asdict(way_costs), **provenance(seed)})
+            summary[f"load{load}"] = {
                 name: round(statistics.median(values), 1) for name, values in p99_us.items()
             }
-    print(json.dumps(told))
+    print(json.dumps(summary))
     return 0
 
 

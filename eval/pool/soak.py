@@ -215,17 +215,17 @@ class Soak:
             if kind is not None:
                 body["filter"] = {"kind": kind}
                 self.seen["filtered"] += 1
-            told = await self._post("POST", f"{self.front.url}{_PATH}/search", body)
+            answer = await self._post("POST", f"{self.front.url}{_PATH}/search", body)
             self.seen["front"] += 1
-            self.seen["partial"] += told["partial"]
-            if told["partial"] and told["missing"] != ["shard1"]:
-                raise PoolSoakError(f"missing: {told['missing']}, only shard1 was killed")
-            hits = told["results"][0]["hits"]
+            self.seen["partial"] += answer["partial"]
+            if answer["partial"] and answer["missing"] != ["shard1"]:
+                raise PoolSoakError(f"missing: {answer['missing']}, only shard1 was killed")
+            hits = answer["results"][0]["hits"]
             if any(hit["text"] != f"row {hit['id'][1:]}" for hit in hits):
                 raise PoolSoakError(f"texts of other rows: {hits}")
             if kind is not None and any(int(hit["id"][1:]) % _KINDS != kind for hit in hits):
                 raise PoolSoakError(f"rows that do not pass the filter: {hits}")
-            if number in shard.live and not told["partial"]:
+            if number in shard.live and not answer["partial"]:
                 self.seen["sought"] += 1
                 self.seen["missed"] += not hits or hits[0]["id"] != f"r{number}"
 
@@ -295,12 +295,12 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
     )
     recall = 1 - soak.seen["missed"] / soak.seen["sought"]
     growth = last / first
-    told = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
+    summary = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
     if out is not None:
-        row = {**told, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
+        row = {**summary, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
         row["seconds"] = took_s
         append_whole(out, [{**row, **provenance(seed)}])
-    print(json.dumps(told))
+    print(json.dumps(summary))
     return int(recall < _MIN_RECALL or growth > _GROWTH)
 
 

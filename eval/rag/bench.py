@@ -93,8 +93,8 @@ async def _measure(scene: Scene, found: Sequence[Passage], rounds: int) -> list[
         for number in range(-1, rounds):  # the first warms up, and is not counted
             for way in WAYS[number % 3 :] + WAYS[: number % 3]:
                 await empty_caches(http, scene.workers)
-                told = await _hold(http, scene, found, way, number)
-                turns += told if number >= 0 else []
+                conversation = await _hold(http, scene, found, way, number)
+                turns += conversation if number >= 0 else []
             print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     return turns
 
@@ -142,5 +142,5 @@ async def _system_prompt(http: aiohttp.ClientSession, scene: Scene, question: st
     url = f"{scene.pool.url}/v1/collections/{COLLECTION}/search"
     async with http.post(url, json={"text": question, "limit": _K}) as answer:
         hits = (await answer.json())["results"][0]["hits"]
-    told = [f"[{number}] {hit['text']}" for number, hit in enumerate(hits, 1)]
-    return "\n\n".join(("Passages that may help:", *told))
+    quoted = [f"[{number}] {hit['text']}" for number, hit in enumerate(hits, 1)]
+    return "\n\n".join(("Passages that may help:", *quoted))

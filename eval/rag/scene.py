@@ -125,8 +125,8 @@ def start_pool(
     """
     port = free_port()
     settings = data / f"pool-{port}.toml"
-    told = [f'data = "{data / "collections"}"', f"port = {port}", f'sentence_model = "{cache}"']
-    settings.write_text("\n".join((*told, *lines, "")))
+    fields = [f'data = "{data / "collections"}"', f"port = {port}", f'sentence_model = "{cache}"']
+    settings.write_text("\n".join((*fields, *lines, "")))
     argv = [script("ppd-pool"), "serve", "--config", str(settings)]
     return launch.start("pool", port, argv, core)
 

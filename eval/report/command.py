@@ -48,6 +48,6 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
     missing = [one.source.file for one in found if isinstance(one.source, NotMeasured)]
-    told = {"part": "report", "html": str(options.html), "sections": len(found)}
-    print(json.dumps(told | {"not_measured": sorted(set(missing))}))
+    summary = {"part": "report", "html": str(options.html), "sections": len(found)}
+    print(json.dumps(summary | {"not_measured": sorted(set(missing))}))
     return 0

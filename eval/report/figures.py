@@ -280,14 +280,18 @@ def interference(cells: Sequence[Mapping[str, Any]], rounds: Mapping[int, int]) 
 _VERDICTS = {"beats": "#009e73", "ties": "#8a8a8a", "loses": "#d55e00"}
 
 
-def verdicts(told: Sequence[Mapping[str, Any]]) -> str:
+def verdicts(judgements: Sequence[Mapping[str, Any]]) -> str:
     """What a policy costs more or less than the best of the others, a panel for each trace."""
-    names = [f"{one['weights']} {one['at']}" for one in told[0]["verdicts"]]
+    names = [f"{one['weights']} {one['at']}" for one in judgements[0]["verdicts"]]
     with _style() as pyplot:
         figure, (panels,) = pyplot.subplots(
-            1, len(told), figsize=(_WIDTH, 0.8 + 0.32 * len(names)), sharey=True, squeeze=False
+            1,
+            len(judgements),
+            figsize=(_WIDTH, 0.8 + 0.32 * len(names)),
+            sharey=True,
+            squeeze=False,
         )
-        for axes, of in zip(panels, told, strict=True):
+        for axes, of in zip(panels, judgements, strict=True):
             for y, one in enumerate(of["verdicts"]):
                 color = _VERDICTS[one["verdict"]]
                 axes.plot(one["interval"], [y, y], color=color, linewidth=2, solid_capstyle="butt")

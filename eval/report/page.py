@@ -57,8 +57,10 @@ def _html_section(one: Section) -> Iterator[str]:
     yield f'<section id="{one.name}">\n<h2>{escape(one.title)}</h2>'
     yield f"<p>{escape(one.reads)}</p>"
     if isinstance(one.source, NotMeasured):
-        told = f"{escape(one.source.file)} is not there; run <code>{escape(one.source.run)}</code>"
-        yield f'<p class="missing"><strong>Not measured:</strong> {told}</p>\n</section>'
+        notice = (
+            f"{escape(one.source.file)} is not there; run <code>{escape(one.source.run)}</code>"
+        )
+        yield f'<p class="missing"><strong>Not measured:</strong> {notice}</p>\n</section>'
         return
     if one.figure is not None:
         label = f'<svg role="img" aria-label="{escape(one.title)}" '
@@ -121,8 +123,8 @@ def markdown(sections: Sequence[Section], figures: str) -> str:
     for one in sections:
         parts += [f"## {one.title}", one.reads]
         if isinstance(one.source, NotMeasured):
-            told = f"`{one.source.file}` is not there; run `{one.source.run}`"
-            parts.append(f"> **Not measured:** {told}")
+            notice = f"`{one.source.file}` is not there; run `{one.source.run}`"
+            parts.append(f"> **Not measured:** {notice}")
             continue
         if one.figure is not None:
             parts.append(f"![{one.title}]({figures}/{one.name}.svg)")

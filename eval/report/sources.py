@@ -205,11 +205,11 @@ def read_source(
         ConfigError: a row is not what it should be; the message names file and line.
     """
     path = folder / name
-    shown = f"{folder.name}/{name}"
+    label = f"{folder.name}/{name}"
     if not path.exists():
-        return NotMeasured(shown, run)
+        return NotMeasured(label, run)
     rows: list[Row] = []
-    told: list[_Origin] = []
+    origins: list[_Origin] = []
     for number, row in read_rows(path):
         wanted = only is None or row.get("row") == only
         try:
@@ -217,24 +217,24 @@ def read_source(
                 found = msgspec.convert(row, kind)
                 rows.append(row)
                 if isinstance(found, _Origin):
-                    told.append(found)
+                    origins.append(found)
             if not issubclass(kind, _Origin) and row.get("row") == "run":
-                told.append(msgspec.convert(row, _Origin))
+                origins.append(msgspec.convert(row, _Origin))
         except msgspec.ValidationError as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
     if not rows:
-        return NotMeasured(shown, run)
-    if not told:
+        return NotMeasured(label, run)
+    if not origins:
         raise ConfigError(f"{path}: no row says commit, hardware and seed")
-    return Source(shown, rows, told)
+    return Source(label, rows, origins)
 
 
 def newest(source: Source, key: str) -> Source:
     """Only the rows that agree with the last one in ``key``."""
     last = source.rows[-1][key]
     kept = [
-        (row, told)
-        for row, told in zip(source.rows, source.told_by, strict=True)
+        (row, origins)
+        for row, origins in zip(source.rows, source.told_by, strict=True)
         if row[key] == last
     ]
-    return Source(source.file, [row for row, _ in kept], [told for _, told in kept])
+    return Source(source.file, [row for row, _ in kept], [origins for _, origins in kept])

@@ -139,10 +139,10 @@ def run(config: SweepConfig, raw: Path, *, paced: bool, out: Path | None) -> int
 
 def measured(config: SweepConfig, raw: Path) -> dict[Key, Medians]:
     turns: dict[Key, list[dict[str, Any]]] = defaultdict(list)
-    for told in read_runs(config, raw):
-        if told.run.route is not None:
-            key = (told.run.place.workload, told.run.place.qps, told.run.route)
-            turns[key] += [turn for turn in told.turns if not turn["error"]]
+    for result in read_runs(config, raw):
+        if result.run.route is not None:
+            key = (result.run.place.workload, result.run.place.qps, result.run.route)
+            turns[key] += [turn for turn in result.turns if not turn["error"]]
     return {
         key: _medians([(turn["turn"], turn["ttft_ms"], turn["tpot_ms"]) for turn in of_key])
         for key, of_key in turns.items()

@@ -140,5 +140,5 @@ def start_workers(
 def _tell_of_shared_cores(config: SweepConfig) -> None:
     workers, cores = sum(config.workers) * config.clusters_here, len(os.sched_getaffinity(0))
     if workers > cores and not gpu_flags(0, 1):
-        told = f"{workers} workers share {cores} cores: they disturb each other"
-        print(f"warning: {told}", file=sys.stderr)
+        warning = f"{workers} workers share {cores} cores: they disturb each other"
+        print(f"warning: {warning}", file=sys.stderr)

@@ -71,10 +71,10 @@ def read_runs(config: SweepConfig, raw: Path) -> Iterator[Told]:
                 case "turn":
                     turns.append(row)
                 case "run":
-                    told = _told(row, turns) if row["config"] == config.digest else None
+                    result = _told(row, turns) if row["config"] == config.digest else None
                     turns = []
-                    if told is not None:
-                        yield told
+                    if result is not None:
+                        yield result
                 case "sweep":
                     turns = []
                 case other:
@@ -138,8 +138,8 @@ class Writer:
         return Told(run, summary, turns)
 
     def _provenance(self, seed: int) -> dict[str, object]:
-        told = provenance(seed)
-        return told | {"hardware": self._config.hardware} if self._config.hardware else told
+        origin = provenance(seed)
+        return origin | {"hardware": self._config.hardware} if self._config.hardware else origin
 
 
 def _strayed(route: Route | None, samples: Iterable[Sample]) -> int:

@@ -57,16 +57,16 @@ def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
     return {"cells": len(record.cells), "table": str(out), **decisions(table, Weights())}
 
 
-def record_of(config: SweepConfig, told: Sequence[Told], raw: Path) -> TableRecord:
+def record_of(config: SweepConfig, results: Sequence[Told], raw: Path) -> TableRecord:
     """Raises:
     ConfigError: of :func:`build`.
     """
-    told = [one for one in told if one.run.seed in config.seeds]
-    summaries = [one.summary for one in told]
+    results = [one for one in results if one.run.seed in config.seeds]
+    summaries = [one.summary for one in results]
     if len({summary["model"] for summary in summaries}) != 1:
         raise ConfigError(f"{raw}: must hold runs of {config.digest}, this sweep, with one model")
     runs: Runs = defaultdict(list)
-    for one in told:
+    for one in results:
         runs[one.run.place, one.run.policy].append(one)
     return TableRecord(
         version=VERSION,
@@ -80,8 +80,8 @@ def record_of(config: SweepConfig, told: Sequence[Told], raw: Path) -> TableReco
             at=max(summary["at"] for summary in summaries),
             sweep=msgspec.to_builtins(config),
         ),
-        prefill_ms_per_token=round(_slope(_first_turns(told)), 6),
-        append_ms_per_token=round(_slope(_appends(told)), 6),
+        prefill_ms_per_token=round(_slope(_first_turns(results)), 6),
+        append_ms_per_token=round(_slope(_appends(results)), 6),
         axes=config.axes,
         cells=tuple(_cells(config, runs)),
     )
@@ -99,7 +99,9 @@ def _cells(config: SweepConfig, runs: Runs) -> list[CellRecord]:
     measured: dict[Cell, CellRecord] = {}
     for cell in cells_of(config.axes):
         place = Place(cell[:3], cell[3])
-        seeds = [{told.run.seed for told in runs[place, policy]} for policy in _POLICIES.values()]
+        seeds = [
+            {result.run.seed for result in runs[place, policy]} for policy in _POLICIES.values()
+        ]
         wanted = set(config.seeds) if config.adaptive is None else seeds[0] | seeds[1]
         for route, have in zip(_POLICIES, seeds, strict=True):
             if missing := wanted - have:
@@ -122,7 +124,7 @@ def _quiet(config: SweepConfig, runs: Runs) -> dict[tuple[Place, Route], float]:
         place = Place(workload, None)
         for route, policy in _POLICIES.items():
             of_place = runs[place, policy]
-            missing = set(config.seeds) - {told.run.seed for told in of_place}
+            missing = set(config.seeds) - {result.run.seed for result in of_place}
             if config.adaptive is None and missing:
                 where = f"workload {list(workload)} quiet {route}"
                 raise ConfigError(f"{where}: seeds {sorted(missing)} are missing")
@@ -151,18 +153,18 @@ def _measured(
         tpot_ms=_statistic(of_cell, "tpot_ms", where),
         quiet_ttft_ms=alone,
         running=round(statistics.mean(map(_running, of_cell)) / config.homes, 3),
-        qps=round(statistics.mean(_arrived(told.turns) for told in of_cell) / config.homes, 3),
+        qps=round(statistics.mean(_arrived(result.turns) for result in of_cell) / config.homes, 3),
     )
 
 
 def _check_lost(runs: Sequence[Told], where: str) -> None:
-    lost = sum(told.summary["failed"] + told.summary["strayed"] for told in runs)
-    if lost > _MAX_LOST * sum(told.summary["turns"] for told in runs):
+    lost = sum(result.summary["failed"] + result.summary["strayed"] for result in runs)
+    if lost > _MAX_LOST * sum(result.summary["turns"] for result in runs):
         raise ConfigError(f"{where}: {lost} turns failed, or took another route")
 
 
 def _statistic(runs: Sequence[Told], name: str, where: str) -> Statistic:
-    by_seed = [[turn[name] for turn in told.later()] for told in runs]
+    by_seed = [[turn[name] for turn in result.later()] for result in runs]
     values = sorted(value for of_seed in by_seed for value in of_seed)
     if not values:  # in a hybrid, replicas may have got all of a few conversations
         raise ConfigError(f"{where}: no later turn was measured, more conversations are needed")
@@ -175,10 +177,10 @@ def _statistic(runs: Sequence[Told], name: str, where: str) -> Statistic:
     )
 
 
-def _running(told: Told) -> float:
+def _running(result: Told) -> float:
     """Mean number of requests that decoded (Little's law)."""
-    decoding_ms = sum(turn["tpot_ms"] * (turn["output_tokens"] - 1) for turn in told.turns)
-    return float(decoding_ms / (1e3 * told.summary["wall_s"]))
+    decoding_ms = sum(turn["tpot_ms"] * (turn["output_tokens"] - 1) for turn in result.turns)
+    return float(decoding_ms / (1e3 * result.summary["wall_s"]))
 
 
 def _arrived(turns: Sequence[dict[str, Any]]) -> float:
@@ -247,18 +249,18 @@ def _smooth(median: float, tail: float) -> Statistic:
 
 def _first_turns(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
     """Prompt tokens and TTFT of first turns when nothing else was served."""
-    for told in runs:
-        for turn in told.turns:
-            alone = told.run.place.qps is None and turn["route"] == Route.REMOTE
+    for result in runs:
+        for turn in result.turns:
+            alone = result.run.place.qps is None and turn["route"] == Route.REMOTE
             if alone and turn["turn"] == 1 and not turn["error"]:
                 yield turn["new_tokens"], turn["ttft_ms"]
 
 
 def _appends(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
     """New tokens and TTFT of local turns when nothing else was served."""
-    for told in runs:
-        if told.run.place.qps is None and told.run.policy == LOCAL:
-            for turn in told.later():
+    for result in runs:
+        if result.run.place.qps is None and result.run.policy == LOCAL:
+            for turn in result.later():
                 yield turn["new_tokens"], turn["ttft_ms"]
 
 

@@ -65,8 +65,8 @@ def findings(table: Table, weights: Weights) -> Iterator[Finding]:
         elif noise_decided(cell, weights):
             result = score(weights, cell.remote, cell.local)
             error = standard_error(weights, cell.remote, cell.local, cell.noise)
-            said = f"score {result.local:+.3f}, its standard error {error:.3f}"
-            yield Finding(Kind.NOISE, f"{cell.label}: {said}")
+            detail = f"score {result.local:+.3f}, its standard error {error:.3f}"
+            yield Finding(Kind.NOISE, f"{cell.label}: {detail}")
     yield from _falls(table, records)
 
 

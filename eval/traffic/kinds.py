@@ -122,8 +122,8 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
     kind, _, what = named.partition(":")
     match kind:
         case "paper":
-            told = _settings(spec, query, Thinking)
-            return _made(told, _paper(spec, what))
+            settings = _settings(spec, query, Thinking)
+            return _made(settings, _paper(spec, what))
         case "turns":
             scaling = _settings(spec, query, TurnScaling)
             return _made(scaling, [_turns(spec, what, scaling)])
@@ -141,13 +141,13 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             found, timed = read_sessions(_path(spec, what))
             return _read(told_times, found, timed=timed)
         case "tau-bench" | "mt-bench-101":
-            told = _settings(spec, query, Thinking)
+            settings = _settings(spec, query, Thinking)
             found = read_dialogues(_path(spec, what), _count(spec, tokenizer))
             return Workload(
                 found,
                 endless=False,
-                think_s=told.think_s,
-                max_context=told.max_context,
+                think_s=settings.think_s,
+                max_context=settings.max_context,
             )
         case "mini-swe":
             told_times = _settings(spec, query, Told)
@@ -160,13 +160,13 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             )
 
 
-def _made(told: Thinking, kinds: Sequence[Conversation]) -> Workload:
-    return Workload(kinds, think_s=told.think_s, max_context=told.max_context)
+def _made(settings: Thinking, kinds: Sequence[Conversation]) -> Workload:
+    return Workload(kinds, think_s=settings.think_s, max_context=settings.max_context)
 
 
-def _read(told: Told, found: Sequence[Conversation], *, timed: bool = True) -> Workload:
-    kinds = [hastened(one, told.faster) for one in found]
-    return Workload(kinds, endless=False, timed=timed, max_context=told.max_context)
+def _read(settings: Told, found: Sequence[Conversation], *, timed: bool = True) -> Workload:
+    kinds = [hastened(one, settings.faster) for one in found]
+    return Workload(kinds, endless=False, timed=timed, max_context=settings.max_context)
 
 
 def _settings(spec: str, query: str, kind: type[S]) -> S:
@@ -207,11 +207,13 @@ def _paper(spec: str, what: str) -> list[Conversation]:
     return found
 
 
-def _turns(spec: str, what: str, told: TurnScaling) -> Conversation:
+def _turns(spec: str, what: str, settings: TurnScaling) -> Conversation:
     if not (what.isdecimal() and 1 <= int(what) <= 1000):
         raise ConfigError(f"workload {spec}: turns must be 1 to 1000, as turns:8; got {what!r}")
-    later = [Exchange(told.new, told.out)] * (int(what) - 1)
-    return Conversation(0.0, (Exchange(told.first, told.first_out), *later), f"turns-{what}")
+    later = [Exchange(settings.new, settings.out)] * (int(what) - 1)
+    return Conversation(
+        0.0, (Exchange(settings.first, settings.first_out), *later), f"turns-{what}"
+    )
 
 
 def first_turn_tokens(context: float, new: int, output: int, turns: int) -> int:
@@ -219,19 +221,19 @@ def first_turn_tokens(context: float, new: int, output: int, turns: int) -> int:
     return round(context - output - (turns - 2) / 2 * (new + output))
 
 
-def _grid(spec: str, told: Grid) -> Iterator[Conversation]:
-    axes = [_numbers(spec, name, getattr(told, name)) for name in ("context", "new", "out")]
+def _grid(spec: str, settings: Grid) -> Iterator[Conversation]:
+    axes = [_numbers(spec, name, getattr(settings, name)) for name in ("context", "new", "out")]
     for context, new, output in product(*axes):
-        first = first_turn_tokens(context, new, output, told.turns)
-        if first < max(1, told.shared):
+        first = first_turn_tokens(context, new, output, settings.turns)
+        if first < max(1, settings.shared):
             raise ConfigError(
-                f"workload {spec}: a mean context of {context} with {told.turns} turns of {new} "
-                f"new and {output} output tokens leaves the first turn {first} tokens; it must "
-                f"have at least {max(1, told.shared)}: a longer context or fewer turns"
+                f"workload {spec}: a mean context of {context} with {settings.turns} turns of "
+                f"{new} new and {output} output tokens leaves the first turn {first} tokens; it must "
+                f"have at least {max(1, settings.shared)}: a longer context or fewer turns"
             )
-        later = [Exchange(new, output)] * (told.turns - 1)
+        later = [Exchange(new, output)] * (settings.turns - 1)
         label = f"{context}+{new}>{output}"
-        yield Conversation(0.0, (Exchange(first, output), *later), label, told.shared)
+        yield Conversation(0.0, (Exchange(first, output), *later), label, settings.shared)
 
 
 def _numbers(spec: str, name: str, text: str) -> list[int]:

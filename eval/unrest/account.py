@@ -51,11 +51,11 @@ def problem_of(path: str, number: int, words: int, outcome: str, reply: Reply) -
     if len(reply.errors) > 1:
         return "two errors in one stream"
     values = [value for value in reply.values if "error" not in value]
-    said, wanted = text_in(path, values), text_of(number, words)
-    if outcome == OK and said != wanted:
-        return f"not its own words: {said!r}"
-    if not wanted.startswith(said):
-        return f"not the beginning of its own words: {said!r}"
+    received, expected = text_in(path, values), text_of(number, words)
+    if outcome == OK and received != expected:
+        return f"not its own words: {received!r}"
+    if not expected.startswith(received):
+        return f"not the beginning of its own words: {received!r}"
     return None
 
 
@@ -112,15 +112,15 @@ def explain(reply: Reply, events: Sequence[Event], roles: Mapping[str, int]) -> 
     Args:
         roles: how many workers there are of each.
     """
-    said = " ".join(str(error.get("message")) for error in reply.errors)
+    messages = " ".join(str(error.get("message")) for error in reply.errors)
     for role, count in roles.items():
-        if f"no {role} worker is alive" in said:
+        if f"no {role} worker is alive" in messages:
             down = {e.worker for e in events if e.role == role and _near(e, reply, _PROBES_S)}
             return f"no {role} worker left" if len(down) == count else None
     near = [e for e in events if e.trouble is not Trouble.DRAIN and _near(e, reply, _AFTER_S)]
     if reply.status == 504:  # also of the other role: a decode worker waits for a transfer
         return "silence" if near else None
-    return next((e.trouble.value for e in near if f"{e.role} worker" in said), None)
+    return next((e.trouble.value for e in near if f"{e.role} worker" in messages), None)
 
 
 def also(reply: Reply, events: Sequence[Event]) -> Sequence[str]:
@@ -140,8 +140,8 @@ def also(reply: Reply, events: Sequence[Event]) -> Sequence[str]:
 
 def seen_back_after_s(reply: Reply, events: Sequence[Event]) -> float:
     """How long a router that says that no worker is left has not seen that one is."""
-    said = " ".join(str(error.get("message")) for error in reply.errors)
-    role = "decode" if "no decode worker" in said else "prefill"
+    messages = " ".join(str(error.get("message")) for error in reply.errors)
+    role = "decode" if "no decode worker" in messages else "prefill"
     last = {e.worker: e.over_s for e in events if e.role == role and e.began_s <= reply.ended_s}
     return max(0.0, reply.ended_s - min(last.values()))
 

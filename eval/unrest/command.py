@@ -82,8 +82,8 @@ def run(options: argparse.Namespace) -> int:
         logged, others = log_lines(router.log, (_BROKEN_OFF, _LEFT_ALONE))
     result = summary(done, logged, others)
     if options.out is not None:
-        told = [{**row, "options": OPTIONS, **provenance(seed)} for row in rows(done, result)]
-        append_whole(options.out, told)
+        records = [{**row, "options": OPTIONS, **provenance(seed)} for row in rows(done, result)]
+        append_whole(options.out, records)
     print(json.dumps(result))
     return int(not result["clean"])
 

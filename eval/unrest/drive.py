@@ -136,8 +136,8 @@ def _explain_all(shared: Shared, events: list[Event], workers: Workers) -> None:
     for turn in shared.odd:
         why = explain(turn.reply, events, roles)
         if why is None:
-            told = [str(error.get("message")) for error in turn.reply.errors]
-            about = f"{turn.reply.status} {turn.outcome} {told} {turn.reply.broken}"
+            messages = [str(error.get("message")) for error in turn.reply.errors]
+            about = f"{turn.reply.status} {turn.outcome} {messages} {turn.reply.broken}"
             account.unexplained.append(f"{turn.path} {turn.kind}: {about}")
         else:
             account.explained[f"{turn.outcome}: {why}"] += 1

@@ -58,13 +58,13 @@ class Conversation:
 
     def heard(self, reply: Reply) -> None:
         """A whole answer becomes part of it."""
-        said = text_in(self.path, reply.values)
+        text = text_in(self.path, reply.values)
         if self.path == CHAT:
-            self.messages.append({"role": "assistant", "content": said})
+            self.messages.append({"role": "assistant", "content": text})
         elif self.ids:
             self.prompt += reply.values[-1]["output_ids"]
         else:
-            self.text += said
+            self.text += text
 
     def request(self, user: str, words: int, stream: bool) -> bytes:
         body: dict[str, Any] = {"user": user, "stream": stream}

@@ -175,8 +175,8 @@ class Talker:
         if bad.counted is not None:
             self._shared.account.finished[bad.counted, "rejected"] += 1
         if reply.status != bad.status or not reply.errors:
-            told = f"{reply.status} {bytes(reply.body[:200])!r} {reply.broken}"
-            self._shared.account.unexplained.append(f"{bad.name}: {told}")
+            received = f"{reply.status} {bytes(reply.body[:200])!r} {reply.broken}"
+            self._shared.account.unexplained.append(f"{bad.name}: {received}")
         if bad.closes:
             self._hang_up()
 
