@@ -33,7 +33,7 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedTurn:
     """One turn that succeeded.
 
     Attributes:
@@ -58,9 +58,9 @@ class Seen:
         return self.sent_at_s + 1e-3 * (self.ttft_ms + self.tpot_ms * (self.output_tokens - 1))
 
 
-def of_ours(samples: Sequence[Sample]) -> list[Seen]:
+def of_ours(samples: Sequence[Sample]) -> list[ObservedTurn]:
     return [
-        Seen(
+        ObservedTurn(
             conversation=str(sample.conversation),
             turn=sample.turn,
             sent_at_s=sample.sent_at_s,
@@ -77,7 +77,7 @@ def of_ours(samples: Sequence[Sample]) -> list[Seen]:
     ]
 
 
-def of_aiperf(records: Path) -> list[Seen]:
+def of_aiperf(records: Path) -> list[ObservedTurn]:
     """From its ``profile_export.jsonl`` of version 0.13.
 
     Raises:
@@ -88,7 +88,7 @@ def of_aiperf(records: Path) -> list[Seen]:
     return list(_of_aiperf(records))
 
 
-def _of_aiperf(records: Path) -> Iterator[Seen]:
+def _of_aiperf(records: Path) -> Iterator[ObservedTurn]:
     for number, line in enumerate(records.read_text().splitlines(), 1):
         try:
             record = json.loads(line)
@@ -99,7 +99,7 @@ def _of_aiperf(records: Path) -> Iterator[Seen]:
             gaps = Counter(gap_bucket(gap) for gap in values["inter_chunk_latency"]["value"])
             cached = values.get("usage_prompt_cache_read_tokens", {"value": 0})["value"]
             sent_ns = metadata["request_start_ns"]
-            yield Seen(
+            yield ObservedTurn(
                 conversation=metadata["x_correlation_id"],
                 turn=metadata["turn_index"] + 1,
                 sent_at_s=1e-9 * sent_ns,
@@ -123,7 +123,7 @@ _WANTED = (
 )
 
 
-def figures(seen: Sequence[Seen]) -> dict[str, Any]:
+def figures(seen: Sequence[ObservedTurn]) -> dict[str, Any]:
     """Of one run."""
     tokens = sum(one.output_tokens for one in seen)
     begun_s = min(one.sent_at_s for one in seen)

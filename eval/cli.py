@@ -21,6 +21,7 @@ from . import (
     scenarios,
     serve,
 )
+from .chaos import command as soak_router
 from .compare import command as compare
 from .engine import bench as bench_engine
 from .engine import interference
@@ -36,7 +37,6 @@ from .routers import bench as bench_router
 from .simulation import command as simulate
 from .sweep import command as sweep
 from .table import command as table
-from .unrest import command as soak_router
 
 
 def main(argv: Sequence[str] | None = None) -> None:

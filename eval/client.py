@@ -75,7 +75,7 @@ class _Prompts:
     """
 
     def __init__(self, seed: str, vocabulary: range, conversations: Sequence[Conversation]) -> None:
-        longest = max((t.new_tokens for c in conversations for t in c.exchanges), default=0)
+        longest = max((t.new_tokens for c in conversations for t in c.turns), default=0)
         self._seed = seed
         self._vocabulary = vocabulary
         source = random.Random(f"{seed}/pool")
@@ -116,18 +116,18 @@ async def _hold_one(run: _Run, number: int, conversation: Conversation) -> list[
     samples: list[Sample] = []
     history: list[int] = []
     due_s = free_s = run.start_s + conversation.starts_at_s
-    for turn, exchange in enumerate(conversation.exchanges, 1):
-        due_s = max(free_s + exchange.think_s, due_s + exchange.gap_s)
+    for turn, planned_turn in enumerate(conversation.turns, 1):
+        due_s = max(free_s + planned_turn.think_s, due_s + planned_turn.gap_s)
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        if exchange.keep_tokens is not None:
-            del history[exchange.keep_tokens :]
+        if planned_turn.keep_tokens is not None:
+            del history[planned_turn.keep_tokens :]
         context = len(history)
         if turn == 1:
             shared = conversation.shared_tokens
-            history += run.prompts.first(source, exchange.new_tokens, shared)
+            history += run.prompts.first(source, planned_turn.new_tokens, shared)
         else:
-            history += run.prompts.later(source, exchange.new_tokens)
-        body = orjson.dumps(greedy_body(history, exchange.output_tokens))
+            history += run.prompts.later(source, planned_turn.new_tokens)
+        body = orjson.dumps(greedy_body(history, planned_turn.output_tokens))
         sent_s = time.perf_counter()
         sample = Sample(
             conversation=number,
@@ -135,8 +135,8 @@ async def _hold_one(run: _Run, number: int, conversation: Conversation) -> list[
             sent_at_s=round(sent_s - run.start_s, 4),
             late_ms=round(1e3 * (sent_s - due_s), 2),
             context_tokens=context,
-            new_tokens=exchange.new_tokens,
-            output_tokens=exchange.output_tokens,
+            new_tokens=planned_turn.new_tokens,
+            output_tokens=planned_turn.output_tokens,
         )
         sample, reply = await _send(run, body, sample, sent_s)
         free_s = time.perf_counter()

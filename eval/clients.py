@@ -20,6 +20,8 @@ import anthropic
 import openai
 
 from ppd.contract import Role
+from ppd.decision import Route
+from ppd.outcome import Outcome
 
 from . import tiny_model
 from .cluster import ClientError, environment, gpu_flags, launching, run_to_end, wait_all
@@ -40,7 +42,7 @@ _BENCHMARK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ClientRun:
     """Where a client speaks to what, and where it may write."""
 
     url: str
@@ -79,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
         wait_all([prefill, decode])
         router = launch.router([prefill], [decode], "--policy", "full")
         wait_all([router])
-        scene = Scene(router.url, path, options.logs, options.aiperf)
-        clients: dict[str, Callable[[Scene], int]] = {
+        run_of = ClientRun(router.url, path, options.logs, options.aiperf)
+        clients: dict[str, Callable[[ClientRun], int]] = {
             "openai": by_openai,
             "anthropic": by_anthropic,
             "sglang.benchmark.serving": by_sglang,
@@ -89,12 +91,12 @@ def run(options: argparse.Namespace) -> int:
         for name, client in clients.items():
             print(f"  {name}", file=sys.stderr, flush=True)
             before = _counted(router.url)
-            sent = client(scene)
+            sent = client(run_of)
             after = _counted(router.url)
             seen = {kind: after[kind] - before.get(kind, 0) for kind in after}
             results[name] = {"requests": sent, **{k: v for k, v in seen.items() if v}}
             # Some warm up with requests that they do not count.
-            if seen["ok"] < sent or any(seen[kind] for kind in seen if kind in _FAILURES):
+            if seen[Outcome.OK] < sent or any(seen[kind] for kind in seen if kind in _FAILURES):
                 raise ClientError(f"{name} sent {sent} requests, the router saw {seen}")
     line = {"part": "clients", "model": Path(path).name, **provenance(0), "clients": results}
     if options.out is not None:
@@ -103,12 +105,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-_FAILURES = ("rejected", "overloaded", "worker_error", "truncated", "internal_error")
+_FAILURES = (
+    Outcome.REJECTED,
+    Outcome.OVERLOADED,
+    Outcome.WORKER_ERROR,
+    Outcome.TRUNCATED,
+    Outcome.INTERNAL_ERROR,
+)
 
 
 def _counted(url: str) -> dict[str, int]:
     """Requests by outcome and turns by route, as the router counts them."""
-    counts = {"ok": 0} | dict.fromkeys(_FAILURES, 0) | {"remote": 0, "local": 0}
+    counts: dict[str, int] = dict.fromkeys((Outcome.OK, *_FAILURES, *Route), 0)
     for name, labels, value in read_metrics(url):
         key = {"ppd_finished_total": "outcome", "ppd_turns_total": "route"}.get(name)
         if key is not None:
@@ -116,7 +124,7 @@ def _counted(url: str) -> dict[str, int]:
     return counts
 
 
-def by_openai(scene: Scene) -> int:
+def by_openai(run_of: ClientRun) -> int:
     """Chat (streamed, several samples, tools offered), completions and responses."""
 
     async def talk(client: openai.AsyncOpenAI, number: int) -> int:
@@ -159,7 +167,7 @@ def by_openai(scene: Scene) -> int:
 
     async def all_talk() -> int:
         async with openai.AsyncOpenAI(
-            base_url=f"{scene.url}/v1", api_key="any", max_retries=0
+            base_url=f"{run_of.url}/v1", api_key="any", max_retries=0
         ) as client:
             await client.models.list()
             return sum(await asyncio.gather(*(talk(client, i) for i in range(_CONVERSATIONS))))
@@ -167,7 +175,7 @@ def by_openai(scene: Scene) -> int:
     return asyncio.run(all_talk())
 
 
-def by_anthropic(scene: Scene) -> int:
+def by_anthropic(run_of: ClientRun) -> int:
     async def talk(client: anthropic.AsyncAnthropic, number: int) -> int:
         messages: list[Any] = []
         for turn in range(_TURNS):
@@ -183,29 +191,29 @@ def by_anthropic(scene: Scene) -> int:
 
     async def all_talk() -> int:
         async with anthropic.AsyncAnthropic(
-            base_url=scene.url, api_key="any", max_retries=0
+            base_url=run_of.url, api_key="any", max_retries=0
         ) as client:
             return sum(await asyncio.gather(*(talk(client, i) for i in range(_CONVERSATIONS))))
 
     return asyncio.run(all_talk())
 
 
-def by_sglang(scene: Scene) -> int:
+def by_sglang(run_of: ClientRun) -> int:
     """Groups that share a system prompt, conversations of several turns."""
-    rows = scene.folder / "sglang-benchmark.jsonl"
+    rows = run_of.folder / "sglang-benchmark.jsonl"
     rows.unlink(missing_ok=True)
     groups, each = 2, 4
     run_to_end(
         [
             *(sys.executable, "-c", _BENCHMARK, "--backend", "sglang-oai-chat"),
-            *("--base-url", scene.url, "--model", scene.model),
+            *("--base-url", run_of.url, "--model", run_of.model),
             *("--dataset-name", "generated-shared-prefix", "--gsp-num-groups", str(groups)),
             *("--gsp-prompts-per-group", str(each), "--gsp-num-turns", str(_TURNS)),
             *("--gsp-system-prompt-len", "128", "--gsp-question-len", "32"),
             *("--gsp-output-len", "16", "--max-concurrency", "4", "--disable-tqdm"),
             *("--output-file", str(rows), "--cache-report"),
         ],
-        scene.folder / "sglang-benchmark.log",
+        run_of.folder / "sglang-benchmark.log",
     )
     result = json.loads(rows.read_text().splitlines()[-1])
     completed = int(result["completed"])
@@ -213,15 +221,15 @@ def by_sglang(scene: Scene) -> int:
     return completed
 
 
-def by_aiperf(scene: Scene) -> int:
+def by_aiperf(run_of: ClientRun) -> int:
     """Synthetic conversations with live replies."""
-    command = aiperf_in(scene.aiperf)
-    artifacts = scene.folder / "aiperf"
-    log = scene.folder / "aiperf.log"
+    command = aiperf_in(run_of.aiperf)
+    artifacts = run_of.folder / "aiperf"
+    log = run_of.folder / "aiperf.log"
     run_to_end(
         [
-            *(str(command), "profile", "--model", "default", "--tokenizer", scene.model),
-            *("--url", scene.url, "--endpoint-type", "chat", "--streaming"),
+            *(str(command), "profile", "--model", "default", "--tokenizer", run_of.model),
+            *("--url", run_of.url, "--endpoint-type", "chat", "--streaming"),
             *("--conversation-num", str(_CONVERSATIONS)),
             *("--conversation-turn-mean", str(_TURNS), "--conversation-turn-stddev", "0"),
             *("--prompt-input-tokens-mean", "64", "--prompt-output-tokens-mean", "16"),

@@ -124,7 +124,7 @@ async def _measure(
     asked |= {"slo": asdict(target.slo), "vocabulary": [vocabulary.start, vocabulary.stop]}
     asked |= {"demand": {**asdict(demand), "tokenizer": str(demand.tokenizer or "")}}
     write({"row": "begin", "part": "load", "run": run, **asked, **provenance(demand.seed)})
-    turns = sum(len(one.exchanges) for one in conversations)
+    turns = sum(len(one.turns) for one in conversations)
     progress = _Progress(turns)
 
     def ended(sample: Sample) -> None:

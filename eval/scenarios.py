@@ -3,7 +3,7 @@
 "NanoGPT: Disaggregated Prefill and Decode" (czhou578.github.io/blog, 2026-06-16) compares
 monolithic chunked prefill with disaggregation in six workloads of a handful of requests. Its model
 holds 64 tokens; here all its token counts are multiplied. Its numbers of requests, batch limits and
-chunk budgets stand in ``disagg_prefill_results.txt`` of github.com/czhou578/nanoGPT-inference.
+chunk budgets running in ``disagg_prefill_results.txt`` of github.com/czhou578/nanoGPT-inference.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .options import Commands, add_out, cluster_options
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import columns
-from .sides import Shape, Side, Stand, WorkerFlags, measure, start
-from .traffic.conversations import Conversation, Exchange
+from .sides import RunningSides, Shape, Side, WorkerFlags, measure, start
+from .traffic.conversations import Conversation, PlannedTurn
 
 _TIMEOUT_S = 120.0
 _KV = ("--max-total-tokens", "131072")
@@ -81,7 +81,7 @@ def sides_of(turns: int) -> tuple[Side, ...]:
 
 def plan(scenario: Scenario, turns: int, scale: int) -> list[Conversation]:
     """All turns alike; a later one follows its predecessor's reply at once."""
-    turn = Exchange(scenario.prompt * scale, scenario.reply * scale)
+    turn = PlannedTurn(scenario.prompt * scale, scenario.reply * scale)
     return [
         Conversation(number * scenario.apart_s, (turn,) * turns, scenario.name)
         for number in range(scenario.requests)
@@ -145,8 +145,8 @@ def run(options: argparse.Namespace) -> int:
             with launching(options.logs) as launch:
                 flags = worker_flags(scenarios[0], wanted.scale)
                 sides = {side for turns in wanted.turns for side in sides_of(turns)}
-                stand = start(launch, model, sorted(sides, key=lambda side: side.name), flags)
-                rows += uvloop.run(_measure(stand, scenarios, wanted, Path(model).name, write))
+                running = start(launch, model, sorted(sides, key=lambda side: side.name), flags)
+                rows += uvloop.run(_measure(running, scenarios, wanted, Path(model).name, write))
     cells = summarize(rows)
     print(as_text(cells))
     print(json.dumps({"part": "scenarios", "cells": cells}))
@@ -159,16 +159,16 @@ def _server(scenario: Scenario) -> tuple[int, int]:
 
 
 async def _measure(
-    stand: Stand, scenarios: Sequence[Scenario], wanted: Wanted, model: str, write: Write
+    running: RunningSides, scenarios: Sequence[Scenario], wanted: Wanted, model: str, write: Write
 ) -> list[dict[str, Any]]:
     rows = []
     async with aiohttp.ClientSession() as http:
-        vocabulary = await stand.vocabulary(http)
+        vocabulary = await running.vocabulary(http)
 
         async def one(scenario: Scenario, turns: int, side: Side, number: int) -> dict[str, Any]:
             samples, summary = await measure(
                 http,
-                stand,
+                running,
                 side,
                 plan(scenario, turns, wanted.scale),
                 content=f"{scenario.name}/{turns}/{number}",
@@ -180,7 +180,7 @@ async def _measure(
             measured = asdict(summary) | {"samples": columns(samples)}
             return {**asked, "model": model, **measured, **provenance(number)}
 
-        for side in stand.routers:
+        for side in running.routers:
             await one(scenarios[0], max(wanted.turns), side, -1)  # kernels warm up: not measured
         for number in range(wanted.rounds):
             for scenario, turns, side in _order(scenarios, wanted.turns, number):

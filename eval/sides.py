@@ -57,7 +57,7 @@ class WorkerFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class RunningSides:
     """Sides that are up.
 
     Attributes:
@@ -81,7 +81,7 @@ _PLACES = {
 }
 
 
-def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlags) -> Stand:
+def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlags) -> RunningSides:
     """All workers and a router for each side, ready.
 
     Raises:
@@ -100,7 +100,7 @@ def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlag
     wait_all(started)
     routers = {side: _router(launch, side, workers) for side in sides}
     wait_all(list(routers.values()))
-    return Stand(tuple(worker.url for worker in started), routers)
+    return RunningSides(tuple(worker.url for worker in started), routers)
 
 
 def _router(launch: Launcher, side: Side, workers: Mapping[Role, Sequence[Process]]) -> Process:
@@ -118,7 +118,7 @@ def _router(launch: Launcher, side: Side, workers: Mapping[Role, Sequence[Proces
 
 async def measure(
     http: aiohttp.ClientSession,
-    stand: Stand,
+    running: RunningSides,
     side: Side,
     plan: Sequence[Conversation],
     *,
@@ -132,10 +132,10 @@ async def measure(
         content: the seed of the prompts' content; one that this side has not seen.
         timeout_s: of a turn; one that takes longer has failed.
     """
-    await empty_caches(http, stand.workers)
+    await empty_caches(http, running.workers)
     begun_s = time.perf_counter()
     samples = await hold(
-        stand.routers[side].url,
+        running.routers[side].url,
         plan,
         seed=content,
         vocabulary=vocabulary,

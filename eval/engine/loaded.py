@@ -14,7 +14,7 @@ import aiohttp
 from ..client import hold
 from ..cluster import Process
 from ..endpoints import empty_caches
-from ..traffic.conversations import Conversation, Exchange
+from ..traffic.conversations import Conversation, PlannedTurn
 
 _RATES = (0.5, 1.0, 1.3)  # conversations a second
 _FIRST, _LATER, _OUTPUT, _TURNS = 1536, 32, 16, 4
@@ -52,7 +52,7 @@ def arrivals(rate: float, seed: int, conversations: int) -> list[Conversation]:
     """Exactly as many as the rate says, at random times; the same for both ways."""
     source = random.Random(f"{rate}/{seed}")
     starts = sorted(source.uniform(0.0, conversations / rate) for _ in range(conversations))
-    turns = (Exchange(_FIRST, _OUTPUT), *([Exchange(_LATER, _OUTPUT)] * (_TURNS - 1)))
+    turns = (PlannedTurn(_FIRST, _OUTPUT), *([PlannedTurn(_LATER, _OUTPUT)] * (_TURNS - 1)))
     return [Conversation(start_s, turns) for start_s in starts]
 
 

@@ -35,9 +35,9 @@ from ..provenance import provenance
 from ..raw_rows import append_whole
 from .client import plugin_state_of
 
-_TALKERS = 12
+_CLIENTS = 12
 _PHASE_S = 60.0
-_KV = "8000"  # of the decode worker: not room enough for what the talkers hold
+_KV = "8000"  # of the decode worker: not room enough for what the clients hold
 # SGLang's own switch: every 200th decode step a request is retracted although there is room.
 _RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "200"}
 _GROWTH = 1.10  # of a worker's memory, from its second to its last quarter
@@ -66,15 +66,16 @@ class Soak:
         ends_s = time.monotonic() + 60 * minutes
         while time.monotonic() < ends_s:
             until_s = min(ends_s, time.monotonic() + _PHASE_S)
-            talkers = [
-                self._talk(random.Random(self.source.random()), until_s) for _ in range(_TALKERS)
+            clients = [
+                self._hold_conversations(random.Random(self.source.random()), until_s)
+                for _ in range(_CLIENTS)
             ]
             disturbed = [self._disturb(until_s)] if self.pauses else []
-            await asyncio.gather(*disturbed, *talkers)
+            await asyncio.gather(*disturbed, *clients)
             await self._look()
             print(f"  {dict(self.seen)}", file=sys.stderr, flush=True)
 
-    async def _talk(self, source: random.Random, until_s: float) -> None:
+    async def _hold_conversations(self, source: random.Random, until_s: float) -> None:
         while time.monotonic() < until_s:
             history = source.choices(self.vocabulary, k=source.choice((40, 200, 600)))
             for _ in range(source.randint(1, 5)):

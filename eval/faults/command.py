@@ -1,7 +1,7 @@
 """``ppd-eval bench fault-table``: the same faults done to our router and to three others.
 
 Every cell has a router and workers of its own, so that no cell sees what an earlier one has left;
-the faults themselves are ``fault_rows.py``'s. Each of our cells is a test of the same name, too
+the faults themselves are in ``rows.py``. Each of our cells is a test of the same name, too
 (``tests/router/serving/test_fault_table.py``).
 """
 
@@ -24,8 +24,8 @@ from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..routers import rivals as rival_routers
+from .fixture import FaultFixture
 from .rows import ROWS, Cell, Row
-from .scene import Scene
 
 MODEL = "fake"
 OURS = ("ours, remote", "ours, local")
@@ -53,11 +53,11 @@ async def _start(
     return rival_routers.start(launch, rival_routers.install(rivals), name, prefill.url, urls)
 
 
-async def _until_ready(scene: Scene, process: Process) -> None:
+async def _until_ready(fixture: FaultFixture, process: Process) -> None:
     """Raises: ClusterError."""
     deadline_s = time.monotonic() + _START_S
     while True:
-        reply = await scene.ask_once()
+        reply = await fixture.ask_once()
         if reply.status == 200 and reply.whole:
             return
         if time.monotonic() > deadline_s or process.popen.poll() is not None:
@@ -73,11 +73,11 @@ async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
     process = await _start(launch, name, prefill, decode, rivals)
     try:
         port = int(process.url.rpartition(":")[2])
-        scene = Scene(port, MODEL, prefill, decode, local=name == OURS[1])
-        await _until_ready(scene, process)
+        fixture = FaultFixture(port, MODEL, prefill, decode, local=name == OURS[1])
+        await _until_ready(fixture, process)
         for worker in (prefill, *decode):
             worker.legs.clear()
-        return await row.play(scene)
+        return await row.play(fixture)
     finally:
         process.stop()
         for worker in (prefill, *decode):

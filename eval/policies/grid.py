@@ -27,7 +27,7 @@ from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import Write, appending, read_rows
 from ..samples import columns
-from ..sides import Shape, Side, Stand, WorkerFlags, measure, start
+from ..sides import RunningSides, Shape, Side, WorkerFlags, measure, start
 from ..traffic.conversations import Conversation
 from ..traffic.workloads import Demand, plan
 from .cells import as_text, summarize
@@ -135,8 +135,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"{len(left)} runs to measure, {len(done)} in {options.out}", file=sys.stderr, flush=True)
     if left:
         with appending(options.out) as write, launching(options.logs) as launch:
-            stand = start(launch, model, chosen, _FLAGS)
-            uvloop.run(_measure_all(stand, grid, left, Path(model).name, write))
+            running = start(launch, model, chosen, _FLAGS)
+            uvloop.run(_measure_all(running, grid, left, Path(model).name, write))
     rows = [row for _, row in read_rows(options.out)]
     cells = summarize(row for row in rows if row["grid"] == grid.digest)
     print(as_text(cells))
@@ -170,17 +170,17 @@ def order(grid: Grid, seeds: Sequence[int], sides: Sequence[Side] = SIDES) -> It
 
 
 async def _measure_all(
-    stand: Stand, grid: Grid, left: Sequence[Key], model: str, write: Write
+    running: RunningSides, grid: Grid, left: Sequence[Key], model: str, write: Write
 ) -> None:
-    sides = {side.name: side for side in stand.routers}
+    sides = {side.name: side for side in running.routers}
     async with aiohttp.ClientSession() as http:
-        vocabulary = await stand.vocabulary(http)
+        vocabulary = await running.vocabulary(http)
 
         async def one(side: Side, point: Point, seed: int, content: str) -> dict[str, Any]:
             conversations = grid.plan(point, seed)
             samples, summary = await measure(
                 http,
-                stand,
+                running,
                 side,
                 conversations,
                 content=content,
@@ -193,7 +193,7 @@ async def _measure_all(
             row |= {"arrivals_s": grid.arrivals_s, "timeout_s": grid.timeout_s}
             return row | asdict(summary) | {"samples": columns(samples)} | provenance(seed)
 
-        for side in stand.routers:  # kernels warm up, connections open: not measured
+        for side in running.routers:  # kernels warm up, connections open: not measured
             await one(side, Point(grid.fixed_qps, grid.fixed_turns), -1, "warm")
         begun_s = time.monotonic()
         for number, (name, point, seed) in enumerate(left, 1):

@@ -50,8 +50,8 @@ def plan(config: SweepConfig, mix: Mix) -> list[Conversation]:
     workloads = list(config.workloads())
     conversations, at_s = [], 0.0
     for _ in range(mix.conversations):
-        exchanges = config.exchanges(source.choice(workloads), source)
-        conversations.append(Conversation(at_s, exchanges))
+        planned = config.planned_turns(source.choice(workloads), source)
+        conversations.append(Conversation(at_s, planned))
         at_s += source.expovariate(mix.qps / config.turns)
     return conversations
 

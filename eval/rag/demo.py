@@ -16,7 +16,7 @@ from .. import tiny_model
 from ..cluster import launching
 from ..provenance import provenance
 from ..raw_rows import append_whole
-from .scene import COLLECTION, build_collection, passages, start
+from .cluster import COLLECTION, build_collection, passages, start
 
 CHATS = (
     ("How does the router recognise a conversation?", "What if it was edited?", "And two routers?"),
@@ -28,7 +28,7 @@ _ROW = "{:>4}  {:<7} {:<13} {:>8} {:>6} {:>7} {:>8}  {}"
 
 
 @dataclass(slots=True)
-class Told:
+class Transcript:
     """What the turns of all chats showed, in order."""
 
     routes: list[str] = field(default_factory=list)
@@ -53,12 +53,12 @@ def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | N
     build_collection(found, data, cache)
     took_s = time.monotonic() - began_s
     print(f"indexed after {took_s:.0f} s; starting pool, workers and router ...", flush=True)
-    transcript = Told()
+    transcript = Transcript()
     with launching(logs) as launch:
-        scene = start(launch, path, data, cache, "full")
+        cluster = start(launch, path, data, cache, "full")
         print(f"ready after {time.monotonic() - began_s:.0f} s; logs in {logs}")
         for chat in CHATS:
-            _hold(scene.router.url, chat, transcript)
+            _hold(cluster.router.url, chat, transcript)
         print("stopping ...", flush=True)
     result = {
         "routes": transcript.routes,
@@ -74,7 +74,7 @@ def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | N
     return 0 if transcript.routes == expected and all(transcript.citations) else 1
 
 
-def _hold(url: str, chat: tuple[str, ...], transcript: Told) -> None:
+def _hold(url: str, chat: tuple[str, ...], transcript: Transcript) -> None:
     import openai
 
     messages: list[Any] = []

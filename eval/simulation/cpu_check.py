@@ -165,8 +165,8 @@ def simulate(
                 Conversation(
                     session=len(conversations),
                     at_s=start_s + one.starts_at_s,
-                    turns=tuple(Exchange(e.new_tokens, e.output_tokens) for e in one.exchanges),
-                    think_s=tuple(e.think_s for e in one.exchanges[1:]),
+                    turns=tuple(Exchange(e.new_tokens, e.output_tokens) for e in one.turns),
+                    think_s=tuple(e.think_s for e in one.turns[1:]),
                 )
             )
         start_s += _APART_S

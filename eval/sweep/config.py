@@ -21,7 +21,7 @@ from ppd.policies import static_policy
 from ppd.score import Weights
 from ppd.table_file import Axes
 
-from ..traffic.conversations import Conversation, Exchange, poisson_starts
+from ..traffic.conversations import Conversation, PlannedTurn, poisson_starts
 from ..traffic.kinds import first_turn_tokens
 
 Workload = tuple[int, int, int]  # bins of context, new and output tokens
@@ -136,11 +136,11 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         first = first_turn_tokens(context, new, output, self.turns)
         return [first, *(first + output + k * (new + output) for k in range(self.turns - 1))]
 
-    def exchanges(self, workload: Workload, source: random.Random) -> tuple[Exchange, ...]:
+    def planned_turns(self, workload: Workload, source: random.Random) -> tuple[PlannedTurn, ...]:
         _, new, output = self._tokens(workload)
-        first = Exchange(self.contexts(workload)[0], output)
+        first = PlannedTurn(self.contexts(workload)[0], output)
         thinks = (source.expovariate(1 / self.think_s) for _ in range(self.turns - 1))
-        return (first, *(Exchange(new, output, think_s) for think_s in thinks))
+        return (first, *(PlannedTurn(new, output, think_s) for think_s in thinks))
 
     def _tokens(self, workload: Workload) -> tuple[int, int, int]:
         c, n, o = workload
@@ -278,4 +278,4 @@ def plan(config: SweepConfig, place: Place, seed: int) -> list[Conversation]:
         turns_per_s = config.axes.qps[place.qps].at * config.homes
         number = config.conversations * config.homes
         starts_s = poisson_starts(number, turns_per_s / config.turns, source)
-    return [Conversation(at_s, config.exchanges(place.workload, source)) for at_s in starts_s]
+    return [Conversation(at_s, config.planned_turns(place.workload, source)) for at_s in starts_s]

@@ -21,7 +21,7 @@ from ..samples import Sample
 from .choice import Adaptive, Grid, Job
 from .clusters import Cluster, Fleet, fleet
 from .config import Place, Run, SweepConfig, plan
-from .rows import Told, Writer, read_runs
+from .rows import RunResult, Writer, read_runs
 
 _MAX_DEATHS = 3  # of one cluster of ours, before it is not started again
 
@@ -55,7 +55,7 @@ class Progress:
     jobs: int = 0
     begun_s: float = field(default_factory=time.monotonic)
 
-    def tell(self, result: Told, jobs_left: int) -> None:
+    def tell(self, result: RunResult, jobs_left: int) -> None:
         self.runs += 1
         left_s = (time.monotonic() - self.begun_s) / max(1, self.jobs) * jobs_left
         place, summary = result.run.place, result.summary
@@ -156,7 +156,7 @@ class Driver:
 
     async def _run(
         self, http: aiohttp.ClientSession, mine: Cluster, vocabulary: range, run: Run
-    ) -> Told:
+    ) -> RunResult:
         """Raises:
         WorkerError: a worker was lost meanwhile: nothing is written.
         """

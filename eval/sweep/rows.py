@@ -27,7 +27,7 @@ from .config import Place, Run, SweepConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunResult:
     """One complete run: what it was, its summary, its turns, as the file has them."""
 
     run: Run
@@ -53,7 +53,7 @@ class Told:
         )
 
 
-def read_runs(config: SweepConfig, raw: Path) -> Iterator[Told]:
+def read_runs(config: SweepConfig, raw: Path) -> Iterator[RunResult]:
     """Each complete run of this configuration.
 
     Raises:
@@ -71,7 +71,7 @@ def read_runs(config: SweepConfig, raw: Path) -> Iterator[Told]:
                 case "turn":
                     turns.append(row)
                 case "run":
-                    result = _told(row, turns) if row["config"] == config.digest else None
+                    result = _run_result(row, turns) if row["config"] == config.digest else None
                     turns = []
                     if result is not None:
                         yield result
@@ -83,12 +83,12 @@ def read_runs(config: SweepConfig, raw: Path) -> Iterator[Told]:
             raise ConfigError(f"{raw}:{number}: no row of a sweep: {error!r}") from error
 
 
-def _told(row: dict[str, Any], turns: list[dict[str, Any]]) -> Told | None:
+def _run_result(row: dict[str, Any], turns: list[dict[str, Any]]) -> RunResult | None:
     c, n, o = row["workload"]
     run = Run(Place((c, n, o), row["qps"]), row["policy"], row["seed"])
     if row["turns"] > len(turns):
         return None
-    return Told(run, row, turns[len(turns) - row["turns"] :])
+    return RunResult(run, row, turns[len(turns) - row["turns"] :])
 
 
 class Writer:
@@ -115,7 +115,7 @@ class Writer:
         row = {"row": "sweep", "config": self._config.digest, "asked": asked}
         append_whole(self._out, [row | self._where | self._provenance(0)])
 
-    def write(self, run: Run, samples: Sequence[Sample], wall_s: float, cluster: str) -> Told:
+    def write(self, run: Run, samples: Sequence[Sample], wall_s: float, cluster: str) -> RunResult:
         """Raises:
         ConfigError: it cannot be written; what was measured before is kept.
         """
@@ -135,7 +135,7 @@ class Writer:
             **self._provenance(run.seed),
         }
         append_whole(self._out, [*turns, summary])
-        return Told(run, summary, turns)
+        return RunResult(run, summary, turns)
 
     def _provenance(self, seed: int) -> dict[str, object]:
         origin = provenance(seed)

@@ -24,14 +24,14 @@ from ppd.table_file import VERSION, CellRecord, Measured, Provenance, Statistic,
 
 from ..surface import Cell, Surface, cells_of, places
 from ..sweep.config import LOCAL, REMOTE, Place, SweepConfig
-from ..sweep.rows import Told, read_runs
+from ..sweep.rows import RunResult, read_runs
 from .lint import decisions
 
 _POLICIES = {Route.REMOTE: REMOTE, Route.LOCAL: LOCAL}
 _MAX_LOST = 0.05  # share of turns that failed or strayed, beyond which a median flatters
 _MIN_MEASURED = 8  # cells, before others are filled from them
 
-Runs = dict[tuple[Place, str], list[Told]]
+Runs = dict[tuple[Place, str], list[RunResult]]
 
 
 def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
     return {"cells": len(record.cells), "table": str(out), **decisions(table, Weights())}
 
 
-def record_of(config: SweepConfig, results: Sequence[Told], raw: Path) -> TableRecord:
+def record_of(config: SweepConfig, results: Sequence[RunResult], raw: Path) -> TableRecord:
     """Raises:
     ConfigError: of :func:`build`.
     """
@@ -157,13 +157,13 @@ def _measured(
     )
 
 
-def _check_lost(runs: Sequence[Told], where: str) -> None:
+def _check_lost(runs: Sequence[RunResult], where: str) -> None:
     lost = sum(result.summary["failed"] + result.summary["strayed"] for result in runs)
     if lost > _MAX_LOST * sum(result.summary["turns"] for result in runs):
         raise ConfigError(f"{where}: {lost} turns failed, or took another route")
 
 
-def _statistic(runs: Sequence[Told], name: str, where: str) -> Statistic:
+def _statistic(runs: Sequence[RunResult], name: str, where: str) -> Statistic:
     by_seed = [[turn[name] for turn in result.later()] for result in runs]
     values = sorted(value for of_seed in by_seed for value in of_seed)
     if not values:  # in a hybrid, replicas may have got all of a few conversations
@@ -177,7 +177,7 @@ def _statistic(runs: Sequence[Told], name: str, where: str) -> Statistic:
     )
 
 
-def _running(result: Told) -> float:
+def _running(result: RunResult) -> float:
     """Mean number of requests that decoded (Little's law)."""
     decoding_ms = sum(turn["tpot_ms"] * (turn["output_tokens"] - 1) for turn in result.turns)
     return float(decoding_ms / (1e3 * result.summary["wall_s"]))
@@ -247,7 +247,7 @@ def _smooth(median: float, tail: float) -> Statistic:
 # -- what a token costs ---------------------------------------------------------------------
 
 
-def _first_turns(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
+def _first_turns(runs: Iterable[RunResult]) -> Iterator[tuple[int, float]]:
     """Prompt tokens and TTFT of first turns when nothing else was served."""
     for result in runs:
         for turn in result.turns:
@@ -256,7 +256,7 @@ def _first_turns(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
                 yield turn["new_tokens"], turn["ttft_ms"]
 
 
-def _appends(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
+def _appends(runs: Iterable[RunResult]) -> Iterator[tuple[int, float]]:
     """New tokens and TTFT of local turns when nothing else was served."""
     for result in runs:
         if result.run.place.qps is None and result.run.policy == LOCAL:

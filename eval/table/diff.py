@@ -48,7 +48,8 @@ def run(old: Path, new: Path, weights: Weights) -> int:
             route = "local" if now.prefers_local else "remote"
             mark = f"now {route}" if turned else ""
             print(
-                f"{mark:>11}  {cell.label}: score {was.local:+.2f} > {now.local:+.2f}; {changed_costs}"
+                f"{mark:>11}  {cell.label}: score {was.local:+.2f} > {now.local:+.2f}; "
+                f"{changed_costs}"
             )
     summary = {
         "cells": len(after.cells),

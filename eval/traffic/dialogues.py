@@ -16,7 +16,7 @@ import msgspec
 from ppd.errors import ConfigError
 
 from .conversations import Conversation
-from .traces import BROKEN_JSON, Seconds, Turn, conversation_of, read_lines, read_rows
+from .traces import BROKEN_JSON, Seconds, TraceTurn, conversation_of, read_lines, read_rows
 
 Count = Callable[[str], int]
 
@@ -130,7 +130,7 @@ def _conversation(where: str, messages: Sequence[Message], count: Count) -> Conv
         )
     found, held = [], 0
     for fresh, output in turns:
-        found.append(Turn(held + fresh, held, output))
+        found.append(TraceTurn(held + fresh, held, output))
         held += fresh + output
     return conversation_of(found)
 
@@ -148,14 +148,14 @@ def read_agents(path: Path, count: Count) -> list[Conversation]:
         sessions.setdefault(row.session_id, []).append(row)
     found = []
     for rows in sessions.values():
-        turns: list[Turn] = []
+        turns: list[TraceTurn] = []
         before: AgentRow | None = None
         for row in sorted(rows, key=lambda row: row.timestamp):
             same = common_start(before.input, row.input) if before else ""
             gap_s: Seconds = (row.timestamp - before.timestamp) / 1e6 if before else 0.0
             context = count(same) if same else 0
             new = max(1, count(row.input[len(same) :]))
-            turns.append(Turn(context + new, context, max(1, count(row.output)), gap_s))
+            turns.append(TraceTurn(context + new, context, max(1, count(row.output)), gap_s))
             before = row
         found.append(conversation_of(turns))
     return found

@@ -18,7 +18,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from .conversations import Conversation, Exchange, hastened
+from .conversations import Conversation, PlannedTurn, hastened
 from .dialogues import Count, load_count, read_agents, read_dialogues
 from .traces import (
     MOONCAKE_BLOCK_TOKENS,
@@ -85,13 +85,13 @@ class Grid(Thinking, frozen=True):
     shared: TokensOrZero = 0
 
 
-class Told(Settings, frozen=True):
+class ReplaySettings(Settings, frozen=True):
     """For kinds that tell times: all of them are divided by ``faster``."""
 
     faster: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
 
 
-class Mooncake(Told, frozen=True):
+class Mooncake(ReplaySettings, frozen=True):
     block: Tokens = MOONCAKE_BLOCK_TOKENS
 
 
@@ -134,10 +134,10 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             mooncake = _settings(spec, query, Mooncake)
             return _read(mooncake, read_mooncake(_path(spec, what), mooncake.block))
         case "azure":
-            told_times = _settings(spec, query, Told)
+            told_times = _settings(spec, query, ReplaySettings)
             return _read(told_times, read_azure(_path(spec, what)))
         case "sessions":
-            told_times = _settings(spec, query, Told)
+            told_times = _settings(spec, query, ReplaySettings)
             found, timed = read_sessions(_path(spec, what))
             return _read(told_times, found, timed=timed)
         case "tau-bench" | "mt-bench-101":
@@ -150,7 +150,7 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
                 max_context=settings.max_context,
             )
         case "mini-swe":
-            told_times = _settings(spec, query, Told)
+            told_times = _settings(spec, query, ReplaySettings)
             found = read_agents(_path(spec, what), _count(spec, tokenizer))
             return _read(told_times, found, timed=False)
         case _:
@@ -164,7 +164,9 @@ def _made(settings: Thinking, kinds: Sequence[Conversation]) -> Workload:
     return Workload(kinds, think_s=settings.think_s, max_context=settings.max_context)
 
 
-def _read(settings: Told, found: Sequence[Conversation], *, timed: bool = True) -> Workload:
+def _read(
+    settings: ReplaySettings, found: Sequence[Conversation], *, timed: bool = True
+) -> Workload:
     kinds = [hastened(one, settings.faster) for one in found]
     return Workload(kinds, endless=False, timed=timed, max_context=settings.max_context)
 
@@ -203,16 +205,16 @@ def _paper(spec: str, what: str) -> list[Conversation]:
     for name in names:
         first, _, later = name.partition("_")
         turns = PAPER_FIRST_TURNS[first], PAPER_LATER_TURNS[later]
-        found.append(Conversation(0.0, tuple(Exchange(*sizes) for sizes in turns), name))
+        found.append(Conversation(0.0, tuple(PlannedTurn(*sizes) for sizes in turns), name))
     return found
 
 
 def _turns(spec: str, what: str, settings: TurnScaling) -> Conversation:
     if not (what.isdecimal() and 1 <= int(what) <= 1000):
         raise ConfigError(f"workload {spec}: turns must be 1 to 1000, as turns:8; got {what!r}")
-    later = [Exchange(settings.new, settings.out)] * (int(what) - 1)
+    later = [PlannedTurn(settings.new, settings.out)] * (int(what) - 1)
     return Conversation(
-        0.0, (Exchange(settings.first, settings.first_out), *later), f"turns-{what}"
+        0.0, (PlannedTurn(settings.first, settings.first_out), *later), f"turns-{what}"
     )
 
 
@@ -228,12 +230,12 @@ def _grid(spec: str, settings: Grid) -> Iterator[Conversation]:
         if first < max(1, settings.shared):
             raise ConfigError(
                 f"workload {spec}: a mean context of {context} with {settings.turns} turns of "
-                f"{new} new and {output} output tokens leaves the first turn {first} tokens; it must "
-                f"have at least {max(1, settings.shared)}: a longer context or fewer turns"
+                f"{new} new and {output} output tokens leaves the first turn {first} tokens; it "
+                f"must have at least {max(1, settings.shared)}: a longer context or fewer turns"
             )
-        later = [Exchange(new, output)] * (settings.turns - 1)
+        later = [PlannedTurn(new, output)] * (settings.turns - 1)
         label = f"{context}+{new}>{output}"
-        yield Conversation(0.0, (Exchange(first, output), *later), label, settings.shared)
+        yield Conversation(0.0, (PlannedTurn(first, output), *later), label, settings.shared)
 
 
 def _numbers(spec: str, name: str, text: str) -> list[int]:

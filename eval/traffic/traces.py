@@ -20,7 +20,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from .conversations import Conversation, Exchange
+from .conversations import Conversation, PlannedTurn
 
 T = TypeVar("T")
 # Bounds beyond any model and any trace, so that a broken number is an error, not a plan.
@@ -55,7 +55,7 @@ class MooncakeRow(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TraceTurn:
     """One turn as a trace tells it; ``context_tokens`` of the prompt are as in the turn before."""
 
     prompt_tokens: int
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _Session:
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[TraceTurn] = field(default_factory=list)
     starts_at_s: float | None = None
     last_s: float = 0.0
 
@@ -76,16 +76,16 @@ class _Session:
         return self.turns[-1].prompt_tokens + self.turns[-1].output_tokens
 
 
-def conversation_of(turns: Sequence[Turn], starts_at_s: float = 0.0) -> Conversation:
+def conversation_of(turns: Sequence[TraceTurn], starts_at_s: float = 0.0) -> Conversation:
     """Prompts and common beginnings as long as the trace's, with live replies in between."""
-    exchanges, held = [], 0
+    planned, held = [], 0
     for turn in turns:
         kept = min(turn.context_tokens, held, turn.prompt_tokens - 1)
         new = turn.prompt_tokens - kept
         keep = None if kept == held else kept
-        exchanges.append(Exchange(new, turn.output_tokens, 0.0, turn.gap_s, keep))
+        planned.append(PlannedTurn(new, turn.output_tokens, 0.0, turn.gap_s, keep))
         held = turn.prompt_tokens + turn.output_tokens
-    return Conversation(starts_at_s, tuple(exchanges))
+    return Conversation(starts_at_s, tuple(planned))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -144,7 +144,7 @@ def read_sessions(path: Path) -> tuple[list[Conversation], bool]:
                 f"{path}:{number}: turn {row.k} of session {row.s} follows turn {seen}: turns "
                 "must count from 1, in order"
             )
-        turn = Turn(row.prompt, row.ctx, row.out, row.gap or 0.0)
+        turn = TraceTurn(row.prompt, row.ctx, row.out, row.gap or 0.0)
         if row.k <= seen:
             forks.append(_Session([replace(turn, gap_s=0.0)], row.t))
         else:
@@ -176,18 +176,18 @@ def read_mooncake(path: Path, block_tokens: int) -> list[Conversation]:
             None,
         )
         if found is None:
-            session = _Session([Turn(tokens, 0, output)], at_s, at_s)
+            session = _Session([TraceTurn(tokens, 0, output)], at_s, at_s)
             sessions.append(session)
         else:
             session = ended.pop(found)
             held = session.held_tokens
-            session.turns.append(Turn(tokens, held, output, at_s - session.last_s))
+            session.turns.append(TraceTurn(tokens, held, output, at_s - session.last_s))
             session.last_s = at_s
         whole_blocks = tokens // block_tokens
         if whole_blocks > shared:
             ended[row.hash_ids[whole_blocks - 1]] = session
     return [
-        replace(one, shared_tokens=min(shared * block_tokens, one.exchanges[0].new_tokens))
+        replace(one, shared_tokens=min(shared * block_tokens, one.turns[0].new_tokens))
         for one in _conversations(sessions)
     ]
 
@@ -252,7 +252,7 @@ def read_azure(path: Path) -> list[Conversation]:
     except TypeError as error:
         raise ConfigError(f"{path}: TIMESTAMP has a zone in some rows only") from error
     sessions = (
-        _Session([Turn(context, 0, output)], (at - first).total_seconds())
+        _Session([TraceTurn(context, 0, output)], (at - first).total_seconds())
         for at, context, output in arrivals
     )
     return _conversations(sessions)

@@ -17,7 +17,7 @@ from eval.client import hold
 from eval.load import Target, run_load
 from eval.raw_rows import appending
 from eval.summary import Slo
-from eval.traffic.conversations import Conversation, Exchange
+from eval.traffic.conversations import Conversation, PlannedTurn
 from eval.traffic.workloads import Demand
 from ppd.errors import ConfigError, WorkerError
 
@@ -260,9 +260,9 @@ def test_a_wrong_command_ends_with_one_line(capsys: pytest.CaptureFixture[str]) 
 async def test_prompts_are_what_the_plan_says() -> None:
     """A shared beginning, a cut history, and times that follow arrivals and thinking."""
     exchanges = (
-        Exchange(40, 4),
-        Exchange(10, 4, gap_s=0.2),
-        Exchange(10, 4, think_s=0.1, keep_tokens=45),
+        PlannedTurn(40, 4),
+        PlannedTurn(10, 4, gap_s=0.2),
+        PlannedTurn(10, 4, think_s=0.1, keep_tokens=45),
     )
     plan = [Conversation(0.05 * n, exchanges, shared_tokens=20) for n in range(3)]
     engine = FakeEngine("null", whole)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.rag.bench import Turn, summarize
-from eval.rag.scene import passages
+from eval.rag.bench import RagTurn, summarize
+from eval.rag.cluster import passages
 from ppd.errors import ConfigError
 
 MARKDOWN = """# Title
@@ -42,7 +42,9 @@ def test_paragraphs_and_points_become_passages(tmp_path: Path) -> None:
 
 def test_a_turn_is_the_median_of_its_rounds() -> None:
     turns = [
-        Turn(number, way, turn, "local", 100 * turn, 100 * turn + 50, cached, 10.0 * (number + 1))
+        RagTurn(
+            number, way, turn, "local", 100 * turn, 100 * turn + 50, cached, 10.0 * (number + 1)
+        )
         for number in range(3)
         for way, cached in (("off", 90), ("tail", 95), ("system", 5))
         for turn in range(1, 11)

@@ -49,9 +49,9 @@ def test_the_posts_six_at_any_scale() -> None:
         conversations = plan(scenario, 3, 16)
         assert len(conversations) == scenario.requests
         for conversation in conversations:
-            assert len(conversation.exchanges) == 3
-            assert {turn.new_tokens for turn in conversation.exchanges} == {16 * scenario.prompt}
-            assert {turn.output_tokens for turn in conversation.exchanges} == {16 * scenario.reply}
+            assert len(conversation.turns) == 3
+            assert {turn.new_tokens for turn in conversation.turns} == {16 * scenario.prompt}
+            assert {turn.output_tokens for turn in conversation.turns} == {16 * scenario.reply}
     apart = [one.starts_at_s for one in plan(BY_NAME["staggered"], 1, 2)]
     assert apart == pytest.approx([0.1 * number for number in range(8)])
     assert {one.starts_at_s for one in plan(BY_NAME["stress"], 1, 2)} == {0.0}

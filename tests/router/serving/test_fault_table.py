@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from eval.fake_worker.worker import FakeWorker
+from eval.faults.fixture import FaultFixture
 from eval.faults.rows import ROWS, Row
-from eval.faults.scene import Scene
 from ppd.contract import LOCAL_MARKER
 from router.config.options import RouterConfig
 from router.server.run import running
@@ -40,7 +40,7 @@ async def test_our_cells_are_right(row: Row, local: bool) -> None:
     try:
         async with running(config) as url:
             port = int(url.rpartition(":")[2])
-            cell = await row.play(Scene(port, "fake", prefill, decode, local=local))
+            cell = await row.play(FaultFixture(port, "fake", prefill, decode, local=local))
             assert cell.right, cell.words
         if local and row.name != "one of 2 decodes is gone":  # which leaves no way but the other
             assert LOCAL_MARKER.encode() in decode[0].legs[-1].body

@@ -1,7 +1,7 @@
 """``ppd-eval soak router``: our router under load while its workers die, hang and come back.
 
-At the end its ``/metrics`` must say exactly what the clients have seen, every error must come from
-what was done to the workers, and nothing may be left: descriptors, legs, tokens, memory.
+At the end its ``/metrics`` must agree with the clients' counts, every error must come from a
+disruption of the workers, and nothing may be left: descriptors, legs, tokens, memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any
 
 import uvloop
 
+from ppd.outcome import Outcome
+
 from ..cluster import free_port, launching
 from ..faults.command import MODEL, own_router
 from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import append_whole
-from .account import DISCONNECTED, TRUNCATED, settled
+from .accounting import reconciled
 from .drive import Run, Target, drive
-from .schedule import Workers, log_lines
+from .schedule import WorkerProcesses, log_lines
 
 # Short times, so that much happens; a small index, so that it is full early.
 OPTIONS: dict[str, Any] = {
@@ -63,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """
     requests, seed, logs = options.requests, options.seed, options.logs
     with launching(logs) as launch:
-        workers = Workers(launch, MODEL)
+        workers = WorkerProcesses(launch, MODEL)
         for role in ROLES:
             workers.add(role)
         config = logs / "load-router.toml"
@@ -93,25 +95,25 @@ def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any
     Args:
         logged: errors of known kinds in the router's log; ``others``: all others.
     """
-    shared, books, rss_mb = done.shared, done.books, done.rss_mb
-    account = shared.account
+    shared, router_counts, rss_mb = done.shared, done.router_counts, done.rss_mb
+    counts = shared.counts
     outcomes, routes = Counter[str](), Counter[str]()
-    for (_, outcome), count in account.finished.items():
+    for (_, outcome), count in counts.finished.items():
         outcomes[outcome] += count
-    for (_, route, reason), count in account.turns.items():
+    for (_, route, reason), count in counts.turns.items():
         routes[f"{route} {reason}"] += count
     differences = done.differences
     # One that a client has hung up on while it was to go on elsewhere is only logged.
-    broken_off = outcomes[TRUNCATED] + books.resumed
-    if not 0 <= logged[_BROKEN_OFF] - broken_off <= outcomes[DISCONNECTED]:
+    broken_off = outcomes[Outcome.TRUNCATED] + router_counts.resumed
+    if not 0 <= logged[_BROKEN_OFF] - broken_off <= outcomes[Outcome.DISCONNECTED]:
         differences.append(f"broken off: {broken_off} seen, {logged[_BROKEN_OFF]} logged")
     clean = (
         not differences
-        and not account.unexplained
+        and not counts.unexplained
         and not others
         and done.descriptors[1] <= done.descriptors[0]
-        and not books.in_flight
-        and not books.backlog_tokens
+        and not router_counts.in_flight
+        and not router_counts.backlog_tokens
         and _flat(rss_mb, sum(shared.kinds.values()))
     )
     return {
@@ -121,18 +123,18 @@ def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any
         "kinds": dict(shared.kinds),
         "outcomes": dict(outcomes),
         "routes": dict(routes),
-        "troubles": dict(Counter(event.trouble.value for event in done.events)),
-        "counted_otherwise": settled(account, books)[1],
+        "troubles": dict(Counter(event.disruption.value for event in done.injections)),
+        "counted_otherwise": reconciled(counts, router_counts)[1],
         "differences": differences[:20],
-        "errors_explained": dict(account.explained),
-        "seen_back_after_s": round(account.seen_back_after_s, 2),
-        "unexplained": len(account.unexplained),
-        "unexplained_first": account.unexplained[:5],
-        "streams_resumed": books.resumed,
+        "errors_explained": dict(counts.explained),
+        "seen_back_after_s": round(counts.seen_back_after_s, 2),
+        "unexplained": len(counts.unexplained),
+        "unexplained_first": counts.unexplained[:5],
+        "streams_resumed": router_counts.resumed,
         "logged_errors": {**logged, "others": len(others), "first": others[:5]},
         "descriptors": list(done.descriptors),
-        "in_flight": books.in_flight,
-        "backlog_tokens": books.backlog_tokens,
+        "in_flight": router_counts.in_flight,
+        "backlog_tokens": router_counts.backlog_tokens,
         "rss_mb": rss_mb,
     }
 
@@ -145,10 +147,10 @@ def _flat(rss_mb: dict[float, float], requests: int) -> bool:
 
 def rows(done: Run, result: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"part": "summary", **result}
-    account, books = done.shared.account, done.books
+    counts, router_counts = done.shared.counts, done.router_counts
     for name, mine, theirs in (
-        ("finished", account.finished, books.finished),
-        ("turns", account.turns, books.turns),
+        ("finished", counts.finished, router_counts.finished),
+        ("turns", counts.turns, router_counts.turns),
     ):
         for key in sorted(mine.keys() | theirs.keys()):
             yield {"part": name, "of": key, "client": mine[key], "router": theirs[key]}

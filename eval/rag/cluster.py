@@ -87,7 +87,7 @@ def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class RagCluster:
     prefill: Process
     decode: Process
     pool: Process
@@ -98,7 +98,7 @@ class Scene:
         return [self.prefill.url, self.decode.url]
 
 
-def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) -> Scene:
+def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) -> RagCluster:
     """Everything, ready; workers and pool share the cores.
 
     Raises:
@@ -111,7 +111,7 @@ def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) ->
     patient = ("ttft_budget_ms = 5e3", "max_ms = 5e3")
     router = start_router(launch, prefill, decode, pool, data, policy, *patient)
     wait_all([router])
-    return Scene(prefill, decode, pool, router)
+    return RagCluster(prefill, decode, pool, router)
 
 
 def start_pool(

@@ -18,7 +18,7 @@ WORDS = 4
 
 
 @dataclass(slots=True)
-class Scene:
+class FaultFixture:
     """One router with its workers.
 
     Attributes:
@@ -99,18 +99,18 @@ class Scene:
         return [leg for worker in self.workers if worker.role == role for leg in worker.legs]
 
 
-async def closed_within_s(scene: Scene, role: str, since_s: float) -> float | None:
+async def closed_within_s(fixture: FaultFixture, role: str, since_s: float) -> float | None:
     """Until all legs to workers of that role were given up; None: not within ``WAIT_S``."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
-        ended = [leg.given_up_s for leg in scene.legs(role)]
+        ended = [leg.given_up_s for leg in fixture.legs(role)]
         if ended and None not in ended:
             return max(0.0, max(s for s in ended if s is not None) - since_s)
         await asyncio.sleep(0.01)
     return None
 
 
-def how(reply: Reply) -> str:
+def describe(reply: Reply) -> str:
     """What a client saw, in a few words."""
     if reply.status == 0:
         return f"nothing, {reply.broken}" if reply.broken else "nothing"
@@ -135,7 +135,7 @@ def is_whole(reply: Reply) -> bool:
     return reply.status == 200 and len(words) == WORDS and reply.dones == 1 and not reply.errors
 
 
-def tells(reply: Reply) -> bool:
+def reports_error(reply: Reply) -> bool:
     return reply.status >= 500 or bool(reply.errors)
 
 

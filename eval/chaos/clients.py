@@ -1,4 +1,4 @@
-"""The clients of ``load-router``: conversations, turn after turn, well and badly behaved."""
+"""The clients of a chaos run: conversations, turn after turn, well and badly behaved."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ppd.outcome import Outcome
+
+from ..cluster import ClusterError
 from ..dialects import WORKER
 from ..fake_worker.worker import Fault
 from ..http_stream import HangUp, Patience, Reply, StreamConnection, connect
-from .account import DISCONNECTED, OK, Account, outcome_of, problem_of
-from .requests import Conversation, bad_request, begin, fault_to_ask
+from .accounting import ClientCounts, outcome_of, problem_of
+from .requests import ClientConversation, bad_request, new_conversation, requested_fault
 
 _DEADLINE_S = 60.0
 _BACK_OFF_S = 0.2  # where no worker is left
@@ -29,8 +32,8 @@ _SHARES = {
 
 
 @dataclass(slots=True)
-class Turn:
-    """One request and what came of it.
+class SentTurn:
+    """One request and its outcome.
 
     Attributes:
         allowed: outcomes that need no explanation.
@@ -44,43 +47,48 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Shared:
-    """What all clients of a run have in common.
+class RunState:
+    """What all clients of a run share.
 
     Attributes:
-        left: requests to be sent still.
-        drained_since: since when the worker on that port gets no new work; None: it does.
-        calm_for: whether nothing will be done to the workers for so many seconds.
-        odd: turns with an outcome that has to be explained; ``hung_up``: that were given up.
-        marks: to be called when so many requests are left.
+        left: requests that are still to be sent.
+        calm_for: whether no worker will be disrupted for so many seconds.
+        drained_since: since when the worker on a port gets no new work; None: it does.
+        kinds: requests sent, by kind.
+        unexpected: turns whose outcome has to be explained.
+        hung_up: turns that their client gave up.
+        marks: functions to call when so many requests are left.
+        numbers: of requests and conversations.
     """
 
     port: int
     left: int
     calm_for: Callable[[float], bool]
     drained_since: Callable[[int], float | None]
-    account: Account = field(default_factory=Account)
+    counts: ClientCounts = field(default_factory=ClientCounts)
     kinds: Counter[str] = field(default_factory=Counter)
-    odd: list[Turn] = field(default_factory=list)
-    hung_up: list[Turn] = field(default_factory=list)
+    unexpected: list[SentTurn] = field(default_factory=list)
+    hung_up: list[SentTurn] = field(default_factory=list)
     marks: dict[int, Callable[[], None]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
 
     def spend(self) -> None:
+        """Count one request as sent."""
         self.left -= 1
         if mark := self.marks.pop(self.left, None):
             mark()
 
 
-class Talker:
-    """One client: one connection at a time."""
+class ConversationClient:
+    """One client, with one connection at a time."""
 
-    def __init__(self, shared: Shared, source: random.Random) -> None:
+    def __init__(self, shared: RunState, source: random.Random) -> None:
         self._shared = shared
         self._source = source
         self._link: StreamConnection | None = None
 
     async def run(self) -> None:
+        """Hold conversations until all requests have been sent."""
         try:
             while self._shared.left > 0:
                 await self._converse()
@@ -89,7 +97,7 @@ class Talker:
 
     async def _converse(self) -> None:
         source, shared = self._source, self._shared
-        talk = begin(f"c{next(shared.numbers)}", source)
+        conversation = new_conversation(f"c{next(shared.numbers)}", source)
         for _ in range(source.randint(1, 7)):
             if shared.left <= 0:
                 return
@@ -99,43 +107,45 @@ class Talker:
             if kind == "bad":
                 await self._bad()
             elif kind == "half a request":
-                await self._half(talk)
-            elif turn := await self._turn(talk, kind):
-                talk.heard(turn.reply)
-                talk.say(f" And {source.random()}? ")
+                await self._half(conversation)
+            elif turn := await self._turn(conversation, kind):
+                conversation.add_reply(turn.reply)
+                conversation.add_prompt(f" And {source.random()}? ")
 
-    async def _turn(self, talk: Conversation, kind: str) -> Turn | None:
-        """The turn, if the conversation goes on from it."""
+    async def _turn(self, conversation: ClientConversation, kind: str) -> SentTurn | None:
+        """Send a turn; return it if the conversation goes on from it."""
         source = self._source
         number, words, stream = next(self._shared.numbers), source.randint(3, 24), True
         asks, patience = "", None
-        allowed: Sequence[str] = (OK,)
+        allowed: Sequence[str] = (Outcome.OK,)
         match kind:
             case "well":
                 stream = source.random() < 0.7
             case "hangs up":
-                most = source.choice((words, words // 2, words // 2))
-                patience = Patience(HangUp.HALF, events=source.randint(1, most))
-                allowed = (OK, DISCONNECTED)
+                max_events = source.choice((words, words // 2, words // 2))
+                patience = Patience(HangUp.HALF, events=source.randint(1, max_events))
+                allowed = (Outcome.OK, Outcome.DISCONNECTED)
             case "hangs up on silence":
                 stream, asks, patience = self._silence()
-                allowed = (DISCONNECTED,)
+                allowed = (Outcome.DISCONNECTED,)
             case _:
                 stream = source.random() < 0.7
-                asks, allowed = fault_to_ask(source, stream)
-        request = talk.request(f"{number} {talk.name} {asks}".strip(), words, stream)
+                asks, allowed = requested_fault(source, stream)
+        request = conversation.request(
+            f"{number} {conversation.name} {asks}".strip(), words, stream
+        )
         reply = await self._ask(request, patience)
         outcome = outcome_of(reply)
-        turn = Turn(talk.path, f"{kind} {asks}".strip(), tuple(allowed), reply, outcome)
-        problem = problem_of(talk.path, number, words, outcome, reply)
+        turn = SentTurn(conversation.path, f"{kind} {asks}".strip(), tuple(allowed), reply, outcome)
+        problem = problem_of(conversation.path, number, words, outcome, reply)
         self._note(turn, problem)
-        return turn if outcome == OK else None
+        return turn if outcome == Outcome.OK else None
 
     def _silence(self) -> tuple[bool, str, Patience]:
-        """A request whose answer does not end by itself.
+        """Choose a request whose answer does not end by itself.
 
-        A client that leaves at once does not see what was under way to it; so only where no worker
-        is about to break, or nobody could say how that request had ended.
+        A client that leaves at once does not receive what was under way. So it does that only
+        while no worker is about to be disrupted: else the request's outcome would be unknown.
         """
         source = self._source
         how = source.choice((HangUp.HALF, HangUp.AT_ONCE))
@@ -147,43 +157,43 @@ class Talker:
         patience = Patience(how, after_s=source.uniform(0.05, 0.3))
         return source.random() < 0.5, f"decode={Fault.HANGS}", patience
 
-    def _note(self, turn: Turn, problem: str | None) -> None:
-        account, reply = self._shared.account, turn.reply
-        account.finished[turn.path, turn.outcome] += 1
+    def _note(self, turn: SentTurn, problem: str | None) -> None:
+        counts, reply = self._shared.counts, turn.reply
+        counts.finished[turn.path, turn.outcome] += 1
         if reply.left and not reply.whole:
             self._shared.hung_up.append(turn)
         if (route := reply.headers.get("x-ppd-route")) is not None:
-            account.turns[turn.path, route, reply.headers["x-ppd-reason"]] += 1
+            counts.turns[turn.path, route, reply.headers["x-ppd-reason"]] += 1
         if problem is not None:
-            account.unexplained.append(f"{turn.kind}: {problem}")
+            counts.unexplained.append(f"{turn.kind}: {problem}")
         if turn.outcome not in turn.allowed:
-            self._shared.odd.append(turn)
-        if turn.outcome == OK:
+            self._shared.unexpected.append(turn)
+        if turn.outcome == Outcome.OK:
             self._check_worker(reply)
 
     def _check_worker(self, reply: Reply) -> None:
         port = next((value[WORKER] for value in reply.values if WORKER in value), None)
         since_s = None if port is None else self._shared.drained_since(port)
         if port is None:
-            self._shared.account.unexplained.append("an answer that names no worker")
+            self._shared.counts.unexplained.append("an answer that names no worker")
         elif since_s is not None and since_s < reply.sent_s:
-            self._shared.account.unexplained.append("answered by a worker that was drained")
+            self._shared.counts.unexplained.append("answered by a worker that was drained")
 
     async def _bad(self) -> None:
         bad = bad_request(self._source)
         reply = await self._ask(bad.request, None)
         if bad.counted is not None:
-            self._shared.account.finished[bad.counted, "rejected"] += 1
+            self._shared.counts.finished[bad.counted, Outcome.REJECTED] += 1
         if reply.status != bad.status or not reply.errors:
             received = f"{reply.status} {bytes(reply.body[:200])!r} {reply.broken}"
-            self._shared.account.unexplained.append(f"{bad.name}: {received}")
+            self._shared.counts.unexplained.append(f"{bad.name}: {received}")
         if bad.closes:
             self._hang_up()
 
-    async def _half(self, talk: Conversation) -> None:
-        """Nothing of it must be counted, or stay."""
+    async def _half(self, conversation: ClientConversation) -> None:
+        """Send a part of a request, which must leave no trace."""
         link = await self._connected()
-        link.send(talk.request("0 half", 3, True)[: self._source.randint(10, 400)])
+        link.send(conversation.request("0 half", 3, True)[: self._source.randint(10, 400)])
         link.finish()
         self._link = None
 
@@ -202,7 +212,7 @@ class Talker:
             with suppress(OSError):
                 self._link = await connect(self._shared.port)
             if time.monotonic() > until_s:
-                raise ConnectionError("the router takes no connections")
+                raise ClusterError("the router takes no connections")
         return self._link
 
     def _hang_up(self) -> None:
@@ -211,6 +221,7 @@ class Talker:
             self._link = None
 
 
-async def talk(shared: Shared, talkers: int, source: random.Random) -> None:
-    each = [Talker(shared, random.Random(source.random())) for _ in range(talkers)]
-    await asyncio.gather(*(talker.run() for talker in each))
+async def run_clients(shared: RunState, clients: int, source: random.Random) -> None:
+    """Run so many clients until all requests have been sent."""
+    each = [ConversationClient(shared, random.Random(source.random())) for _ in range(clients)]
+    await asyncio.gather(*(client.run() for client in each))
