@@ -55,10 +55,12 @@ class ObservedTurn:
 
     @property
     def last_token_at_s(self) -> float:
+        """When the last token came, on the client's own clock."""
         return self.sent_at_s + 1e-3 * (self.ttft_ms + self.tpot_ms * (self.output_tokens - 1))
 
 
 def of_ours(samples: Sequence[Sample]) -> list[ObservedTurn]:
+    """Convert the turns of our load generator that succeeded."""
     return [
         ObservedTurn(
             conversation=str(sample.conversation),
@@ -204,6 +206,7 @@ _LINE = "{:<7} {:<20} {:>9} {:>9} {:>11} {:>17} {:>7}  {}"
 
 
 def as_text(differences: Sequence[Mapping[str, Any]]) -> str:
+    """Format the differences as a table."""
     head = ("kind", "", "ours", "AIPerf", "difference", "of rounds", "%", "above engine: each")
     lines = [_LINE.format(*head)]
     for row in differences:

@@ -64,6 +64,7 @@ class LoadShape:
     think_s: float
 
     def starts_s(self, seed: int) -> list[float]:
+        """Return when its conversations begin, in seconds."""
         return poisson_starts(self.conversations, self.qps, random.Random(seed))
 
 

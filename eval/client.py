@@ -85,7 +85,8 @@ class _Prompts:
         return random.Random(f"{self._seed}/{number}")
 
     def first(self, source: random.Random, tokens: int, shared: int) -> list[int]:
-        """
+        """Return the prompt of a conversation's first turn.
+
         Args:
             shared: so many are as in all conversations of the run.
         """

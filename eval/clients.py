@@ -176,6 +176,8 @@ def by_openai(run_of: ClientRun) -> int:
 
 
 def by_anthropic(run_of: ClientRun) -> int:
+    """Send messages by the ``anthropic`` client, streamed and whole."""
+
     async def talk(client: anthropic.AsyncAnthropic, number: int) -> int:
         messages: list[Any] = []
         for turn in range(_TURNS):

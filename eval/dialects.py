@@ -25,6 +25,7 @@ class Counts:
     cached: int
 
     def usage(self) -> dict[str, object]:
+        """Return the counts as OpenAI's ``usage`` object."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -34,14 +35,17 @@ class Counts:
 
 
 def word(number: int, i: int) -> str:
+    """Return word ``i`` of a request's answer."""
     return f" {number}.{i}"
 
 
 def text_of(number: int, words: int) -> str:
+    """Return the whole text of a request's answer."""
     return "".join(word(number, i) for i in range(words))
 
 
 def event(value: object) -> bytes:
+    """Return one server-sent event."""
     return b"data: %b\n\n" % orjson.dumps(value)
 
 
@@ -73,6 +77,7 @@ def stream_events(
 
 
 def whole_answer(path: str, number: int, counts: Counts, worker: int) -> dict[str, Any]:
+    """Return the body of an answer that does not stream."""
     if path == GENERATE:
         return {**_native(number, counts, True), WORKER: worker}
     text = text_of(number, counts.completion)
@@ -103,12 +108,14 @@ def _native(number: int, counts: Counts, last: bool) -> dict[str, Any]:
 
 
 def error_event(message: str, status: int) -> bytes:
+    """Return an event with an error, as SGLang writes it."""
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     error = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
     return event({"error": error})
 
 
 def error_answer(message: str, status: int) -> dict[str, Any]:
+    """Return the body of an error, as SGLang writes it."""
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 

@@ -17,16 +17,24 @@ ANY_VOCABULARY = range(32, 96)
 
 
 async def vocabulary_of(http: aiohttp.ClientSession, decode_url: str) -> range:
-    """Token ids for prompts, as a decode worker with the plugin tells; without the special
-    tokens, which stand first or are few."""
+    """Ask a decode worker with the plugin for token ids that prompts may have.
+
+    Special tokens are left out: they stand first, or are few.
+    """
     async with http.get(f"{decode_url}/server_info") as answer:
         size: int = (await answer.json())["internal_states"][0]["ppd"]["vocab_size"]
     return range(size // 16, size)
 
 
 async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None:
-    """As :func:`vocabulary_of`, of whatever serves at ``url``: a worker, or a router, which says
-    where its workers are; None if nobody tells."""
+    """Ask whatever serves at a URL for token ids that prompts may have.
+
+    Args:
+        url: of a worker, or of a router that lists its workers.
+
+    Returns:
+        The ids, see :func:`vocabulary_of`; None if no server lists them.
+    """
     listed = await _get_json(http, f"{url}/workers")
     workers = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     decode = [one["url"] for one in workers if one.get("role") == "decode" and "url" in one]

@@ -37,8 +37,10 @@ _PROGRESS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Attributes:
-    timeout_s: of a turn, from its send to its end.
+    """The server under load, and the targets of its turns.
+
+    Attributes:
+        timeout_s: of a turn, from its send to its end.
     """
 
     url: str

@@ -9,11 +9,13 @@ from ppd.score import Objective, Targets, Weights
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of an operator's weights."""
     parser.add_argument("--w-ttft", type=float)
     parser.add_argument("--w-tpot", type=float)
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of an operator's latency targets."""
     parser.add_argument("--slo-ttft-ms", type=float)
     parser.add_argument("--slo-tpot-ms", type=float)
 

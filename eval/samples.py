@@ -73,10 +73,12 @@ def gap_bound_ms(bucket: int) -> float:
 
 
 def gaps_of(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return a histogram's buckets in order."""
     return tuple(sorted(counts.items()))
 
 
 def sum_gaps(gaps: list[tuple[tuple[int, int], ...]]) -> Counter[int]:
+    """Add up histograms."""
     total: Counter[int] = Counter()
     for one in gaps:
         for bucket, count in one:
@@ -85,8 +87,10 @@ def sum_gaps(gaps: list[tuple[tuple[int, int], ...]]) -> Counter[int]:
 
 
 def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """What tables and figures need of all turns of a run, a list for each field: rows of their own
-    would repeat its names."""
+    """Return the fields of a run's turns that tables and figures need, a list for each field.
+
+    Rows of their own would repeat the fields' names.
+    """
     return {
         "turn": [sample.turn for sample in samples],
         "prompt_tokens": [sample.context_tokens + sample.new_tokens for sample in samples],

@@ -100,9 +100,11 @@ def worker_flags(scenario: Scenario, scale: int) -> WorkerFlags:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Attributes:
-    scale: the post's tokens times this.
-    turns: of each conversation; one run for each number.
+    """What to measure.
+
+    Attributes:
+        scale: the post's tokens times this.
+        turns: of each conversation; one run for each number.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -277,6 +279,7 @@ _COLUMNS = (
 
 
 def as_text(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Format the cells as a table."""
     lines = [[title for _, title in _COLUMNS]]
     lines += [
         ["-" if cell[key] is None else f"{cell[key]}" for key, _ in _COLUMNS] for cell in cells

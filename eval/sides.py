@@ -35,9 +35,11 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Attributes:
-    name: as tables call it.
-    policy: as of ``ppd-router --policy``.
+    """One way to use the machine.
+
+    Attributes:
+        name: as tables call it.
+        policy: as of ``ppd-router --policy``.
     """
 
     name: str
@@ -53,6 +55,7 @@ class WorkerFlags:
     by_role: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, role: Role) -> tuple[str, ...]:
+        """Return the flags of a role's workers."""
         return (*self.every, *self.by_role.get(role, ()))
 
 
@@ -69,6 +72,7 @@ class RunningSides:
     routers: Mapping[Side, Process]
 
     async def vocabulary(self, http: aiohttp.ClientSession) -> range:
+        """Return token ids that all routers' workers take."""
         found = [await find_vocabulary(http, one.url) for one in self.routers.values()]
         return next((one for one in found if one is not None), ANY_VOCABULARY)
 

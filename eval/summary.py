@@ -31,6 +31,7 @@ class Slo:
 
     @property
     def given(self) -> bool:
+        """Whether there is a target."""
         return self.ttft_ms is not None or self.tpot_ms is not None
 
     def met_by(self, sample: Sample) -> bool:
@@ -44,6 +45,8 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
+    """Mean and percentiles of some values."""
+
     n: int
     mean: float
     p50: float
@@ -70,7 +73,8 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """
+    """The summary of a run.
+
     Attributes:
         planned: turns; of these ``sent``, ``ok`` and ``failed``. Turns behind a failed one are
             never sent.
@@ -115,6 +119,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
+    """Return mean and percentiles, or None of no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -144,6 +149,7 @@ def spread_of_gaps(counts: Mapping[int, int]) -> Spread | None:
 
 
 def latencies(samples: Sequence[Sample]) -> Latencies:
+    """Summarize the latencies of turns that succeeded."""
     fine = [sample for sample in samples if not sample.error]
     return Latencies(
         turns=len(fine),
@@ -157,7 +163,8 @@ def latencies(samples: Sequence[Sample]) -> Latencies:
 def summarize(
     samples: Sequence[Sample], plan: Sequence[Conversation], wall_s: float, slo: Slo
 ) -> Summary:
-    """
+    """Summarize a run.
+
     Args:
         samples: one for each turn that was sent.
     """

@@ -50,7 +50,8 @@ class Surface:
 
     @classmethod
     def through(cls, at: Array, values: Sequence[float], like: Surface | None = None) -> Surface:
-        """
+        """Fit a surface to measured values.
+
         Args:
             at: shape (n, axes), a place for each of the n ``values``; a place may come again.
             like: as smooth and as noisy as this one, which saves finding that out.

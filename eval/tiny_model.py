@@ -34,6 +34,8 @@ _FORMAT = 1  # raise when the same spec would give other files
 
 
 class Family(StrEnum):
+    """An architecture of small models."""
+
     LLAMA = "llama"
     QWEN3 = "qwen3"
 
@@ -61,6 +63,7 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
+        """The name of its folder, with a hash of its settings."""
         digest = hashlib.sha256(json.dumps([_FORMAT, asdict(self)]).encode()).hexdigest()
         return f"tiny-{self.family}-{self.vocabulary}-{self.dtype}-{digest[:8]}"
 

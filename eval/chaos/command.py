@@ -91,7 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def summary(done: Run, logged: Counter[str], others: list[str]) -> dict[str, Any]:
-    """
+    """Summarize a run as one JSON object.
+
     Args:
         logged: errors of known kinds in the router's log; ``others``: all others.
     """
@@ -146,6 +147,7 @@ def _flat(rss_mb: dict[float, float], requests: int) -> bool:
 
 
 def rows(done: Run, result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the raw rows of a run: its summary, then each count of clients and router."""
     yield {"part": "summary", **result}
     counts, router_counts = done.shared.counts, done.router_counts
     for name, mine, theirs in (

@@ -64,6 +64,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(policy for policy in self.policies if policy != REPLICA)
 
     def seeds_of(self, trace: Trace) -> tuple[int, ...]:
+        """Return the seeds of a trace: its own, or those of all."""
         return trace.seeds or self.seeds
 
 
@@ -76,6 +77,7 @@ class Way:
 
     @property
     def name(self) -> str:
+        """The name in rows and tables: the policy, with its weights if it has any."""
         if self.weights is None:
             return self.policy
         return f"{self.policy} {self.weights.ttft:g}:{self.weights.tpot:g}"
@@ -90,14 +92,17 @@ class Way:
 
 
 def ways(config: Comparison) -> list[Way]:
+    """Return all ways of a comparison."""
     return [Way(policy) for policy in config.policies] + [
         Way(PPD, weights) for weights in config.weightings
     ]
 
 
 def load_config(path: Path) -> Comparison:
-    """Raises:
-    ConfigError: the file is missing, or nothing that can be compared.
+    """Read the configuration of a comparison.
+
+    Raises:
+        ConfigError: the file is missing, or nothing that can be compared.
     """
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=Comparison)

@@ -38,7 +38,8 @@ Key = tuple[str, int, str]  # trace, seed, way
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """
+    """The workers of a comparison; all are up at once.
+
     Attributes:
         uncached: a decode worker without radix cache, on the core of the other.
         replicas: two, on the cores of both.
@@ -51,24 +52,30 @@ class Workers:
 
     @property
     def urls(self) -> list[str]:
+        """The URLs of all workers."""
         return [worker.url for worker in self.all]
 
     @property
     def all(self) -> list[Process]:
+        """All workers."""
         uncached = [self.uncached] if self.uncached else []
         return [self.prefill, self.decode, *uncached, *self.replicas]
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
+    """What to compare, on which files."""
+
     config: Comparison
     files: Mapping[str, Path]
     tokenizer: Path | None
     table: Path | None
 
     def windows(self) -> dict[tuple[str, int], list[Conversation]]:
-        """Raises:
-        ConfigError: a trace cannot be read, or has no such window.
+        """Read the windows of all traces, by name of the trace and seed.
+
+        Raises:
+            ConfigError: a trace cannot be read, or has no such window.
         """
         return {
             (trace.name, seed): window(trace, self.files, self.tokenizer, seed)
@@ -118,8 +125,10 @@ def measured(out: Path) -> set[Key]:
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
-    """Raises:
-    ConfigError: it cannot be read, or a line is no row of a comparison.
+    """Read the raw rows of a comparison.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is no row of a comparison.
     """
     rows = []
     for number, row in raw_rows.read_rows(out) if out.exists() else ():

@@ -41,6 +41,7 @@ class Turns:
     failed: int
 
     def draw(self, places: Sequence[Place]) -> Array:
+        """Return the turns of some conversations; one may be drawn several times."""
         return np.concatenate([self.by_place[place] for place in places])
 
 
@@ -189,8 +190,10 @@ def _quantiles(turns: Array) -> Array:
 
 
 def _cost(weights: Weights, mine: Array, base: Array) -> Array:
-    """Args:
-    mine, base: shape (..., 2), TTFT and TPOT.
+    """Return the cost of a way, relative to the base.
+
+    Args:
+        mine, base: shape (..., 2), TTFT and TPOT.
     """
     ratio = mine / base
     cost: Array = weights.ttft * ratio[..., 0] + weights.tpot * ratio[..., 1]

@@ -50,8 +50,13 @@ _LONG = (4096, 3000)  # beside decodes only: the gap it makes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured turn, and the TPOT of the decodes beside it: ``bg_tpot_ms`` until its first
-    token, ``reply_tpot_ms`` until its last, ``quiet_tpot_ms`` just before it was sent."""
+    """One measured turn, and the TPOT of the decodes beside it.
+
+    Attributes:
+        quiet_tpot_ms: of the decodes, just before the turn was sent.
+        bg_tpot_ms: of the decodes, until its first token.
+        reply_tpot_ms: of the decodes, until its last token.
+    """
 
     round: int
     context: int
@@ -70,6 +75,8 @@ class Row:
 
 @dataclass(slots=True)
 class Bench:
+    """Sends turns to one prefill worker and two decode workers."""
+
     http: aiohttp.ClientSession
     prefill: Process
     decodes: dict[bool, Process]  # by whether it is bounded
@@ -79,13 +86,16 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
 
     def client(self, bounded: bool) -> EngineClient:
+        """Return the client of the decode worker that bounds chunks, or of the other."""
         urls = self.prefill.url, self.decodes[bounded].url
         return EngineClient(self.http, *urls, self.bootstrap_port, self.source)
 
     def tokens(self, n: int) -> list[int]:
+        """Return so many random token ids."""
         return self.source.choices(self.vocabulary, k=n)
 
     async def empty(self) -> None:
+        """Empty the caches of all workers."""
         await empty_caches(self.http, [self.prefill.url, *(d.url for d in self.decodes.values())])
 
     async def round(self, number: int) -> None:

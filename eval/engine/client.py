@@ -36,6 +36,7 @@ class Reply:
 
     @property
     def ttft_ms(self) -> float:
+        """The time to the first token."""
         return 1e3 * (self.arrived_s[0] - self.sent_s)
 
     def arrived(self) -> None:
@@ -52,7 +53,8 @@ class Reply:
 
 @dataclass(slots=True)
 class EngineClient:
-    """
+    """Sends turns to one prefill and one decode worker.
+
     Args:
         bootstrap_port: of the prefill worker.
         rooms: bootstrap rooms come from it.
@@ -65,8 +67,10 @@ class EngineClient:
     rooms: random.Random
 
     async def remote(self, ids: list[int], output: int, *, whole: bool = False) -> Reply:
-        """Through the prefill worker. ``whole``: the decode worker takes all KV anew, whatever
-        it holds; else what it does not hold.
+        """Send a turn through the prefill worker.
+
+        Args:
+            whole: the decode worker takes all KV, also what it holds; else what it does not hold.
 
         Raises:
             WorkerError: a worker answered with an error.
@@ -97,8 +101,12 @@ class EngineClient:
 
     @asynccontextmanager
     async def decoding(self, prompts: list[list[int]], most: int) -> AsyncIterator[list[Reply]]:
-        """Requests that decode in the background, all of them past their first token; they are
-        hung up on when the context ends.
+        """Let requests decode in the background while the context is open.
+
+        All of them are past their first token when it opens. Their connections are closed when it ends.
+
+        Args:
+            most: tokens of each reply.
 
         Raises:
             WorkerError: one of them failed, or ended before the context did.
@@ -124,6 +132,7 @@ class EngineClient:
 
 
 async def bootstrap_port_of(http: aiohttp.ClientSession, prefill_url: str) -> int:
+    """Ask a prefill worker for its bootstrap port."""
     async with http.get(f"{prefill_url}/server_info") as answer:
         return int((await answer.json())["disaggregation_bootstrap_port"])
 

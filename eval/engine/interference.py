@@ -38,8 +38,11 @@ _ARMS = ((0, "none"), (1, "full"), (1, "append"), (4, "full"), (4, "append"))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """TPOT of the decodes while ``prefills`` of a kind ran beside them: all of their tokens'
-    gaps between the send of the prefills and the first token of the last."""
+    """TPOT of the decodes while prefills of one kind run beside them.
+
+    It counts all gaps between their tokens from the send of the prefills to the first token of the
+    last one.
+    """
 
     round: int
     context: int

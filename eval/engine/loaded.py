@@ -72,4 +72,5 @@ def summarize_load(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def median(values: Sequence[float]) -> float | None:
+    """Return the median to three digits, or None of no values."""
     return round(statistics.median(values), 3) if values else None

@@ -49,6 +49,8 @@ class SoakError(PpdError):
 
 @dataclass(slots=True)
 class Soak:
+    """One soak: its clients, and what was counted so far."""
+
     http: aiohttp.ClientSession
     router: Process
     workers: list[Process]
@@ -60,8 +62,10 @@ class Soak:
     witness: list[list[int]] | None = None
 
     async def run(self, minutes: float) -> None:
-        """Raises:
-        SoakError: a worker died, its pools are not full, or the witness has changed.
+        """Send random turns for some minutes; check once a minute that nothing is missing.
+
+        Raises:
+            SoakError: a worker died, its pools are not full, or the witness has changed.
         """
         ends_s = time.monotonic() + 60 * minutes
         while time.monotonic() < ends_s:

@@ -130,9 +130,11 @@ class PacedConnection(WorkerConnection):
         self._left = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the stream that is open."""
         self._steps.streams.discard(self)
 
     def control(self, path: str, body: bytes) -> object | None:
+        """Set the length of steps and bursts."""
         if path != "/rhythm":
             return None
         asked = json.loads(body)
@@ -140,6 +142,7 @@ class PacedConnection(WorkerConnection):
         return {}
 
     def generate(self, path: str, body: bytes) -> None:
+        """Begin a stream, or send a whole answer."""
         if STREAM.search(body) is None:
             self._transport.write(self._whole)
             return

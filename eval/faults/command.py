@@ -54,7 +54,11 @@ async def _start(
 
 
 async def _until_ready(fixture: FaultFixture, process: Process) -> None:
-    """Raises: ClusterError."""
+    """Wait until a router answers.
+
+    Raises:
+        ClusterError: it does not, within a minute.
+    """
     deadline_s = time.monotonic() + _START_S
     while True:
         reply = await fixture.ask_once()
@@ -66,6 +70,7 @@ async def _until_ready(fixture: FaultFixture, process: Process) -> None:
 
 
 async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
+    """Play one row against one router, with workers of its own."""
     prefill = FakeWorker("prefill", MODEL)
     decode = [FakeWorker("decode", MODEL) for _ in range(row.decodes)]
     for worker in (prefill, *decode):
@@ -101,6 +106,7 @@ async def table(
 
 
 def show(records: Sequence[dict[str, object]], names: Sequence[str]) -> str:
+    """Format the records as a table."""
     cells = {(str(one["fault"]), str(one["router"])): one for one in records}
     lines = [["", *names]]
     for fault in dict.fromkeys(str(one["fault"]) for one in records):

@@ -34,6 +34,7 @@ class FaultFixture:
 
     @property
     def workers(self) -> tuple[FakeWorker, ...]:
+        """All workers."""
         return (self.prefill, *self.decode)
 
     async def ask_once(
@@ -42,6 +43,7 @@ class FaultFixture:
         patience: Patience | None = None,
         fields: Mapping[str, object] | None = None,
     ) -> Reply:
+        """Send one request on a new connection."""
         self.asked += 1
         body = {
             "model": self.model,
@@ -92,10 +94,12 @@ class FaultFixture:
         ]
 
     def heal(self) -> None:
+        """End all faults."""
         for worker in self.workers:
             worker.fault = Fault.NONE
 
     def legs(self, role: str) -> list[Leg]:
+        """Return the requests that the workers of a role have received."""
         return [leg for worker in self.workers if worker.role == role for leg in worker.legs]
 
 
@@ -131,11 +135,13 @@ def _counted(number: int, what: str) -> str:
 
 
 def is_whole(reply: Reply) -> bool:
+    """Return whether an answer has all its words, one ``[DONE]`` and no error."""
     words = text_in(CHAT, reply.values).split() if reply.whole else []
     return reply.status == 200 and len(words) == WORDS and reply.dones == 1 and not reply.errors
 
 
 def reports_error(reply: Reply) -> bool:
+    """Return whether an answer is an error, or carries one."""
     return reply.status >= 500 or bool(reply.errors)
 
 

@@ -32,11 +32,15 @@ _RECOVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """The result of one row for one router."""
+
     right: bool
     words: str
 
 
 def truncated(fault: Fault) -> Callable[[FaultFixture], Awaitable[Cell]]:
+    """Return the play of a stream that breaks off in one way."""
+
     async def play(fixture: FaultFixture) -> Cell:
         for worker in fixture.decode:
             worker.behaviour.pace_s = 0.02
@@ -48,6 +52,7 @@ def truncated(fault: Fault) -> Callable[[FaultFixture], Awaitable[Cell]]:
 
 
 async def terminal_events(fixture: FaultFixture) -> Cell:
+    """Break streams off in four ways: each must end with one error."""
     seen: list[str] = []
     right = True
     for worker in fixture.decode:
@@ -61,6 +66,7 @@ async def terminal_events(fixture: FaultFixture) -> Cell:
 
 
 async def late_headers(fixture: FaultFixture) -> Cell:
+    """Let the prefill worker answer late: the first token must not wait for it."""
     reply = await fixture.ask({"prefill": Fault.LATE})
     late_s = fixture.prefill.behaviour.late_s
     right = is_whole(reply) and reply.ttft_s < late_s / 2
@@ -68,6 +74,7 @@ async def late_headers(fixture: FaultFixture) -> Cell:
 
 
 async def hanging_prefill(fixture: FaultFixture) -> Cell:
+    """Let the prefill worker never answer: its leg must be closed with the stream."""
     reply = await fixture.ask({"prefill": Fault.HANGS})
     closed_s = await closed_within_s(fixture, "prefill", reply.ended_s)
     left = "" if closed_s is not None else ", prefill leg left open"
@@ -113,6 +120,7 @@ async def refusing(fixture: FaultFixture) -> Cell:
 
 
 async def breaker(fixture: FaultFixture) -> Cell:
+    """Let the decode worker fail many times: afterwards it must be used again."""
     for _ in range(_FAILURES):
         await fixture.ask({"decode": Fault.FAILS})
         fixture.heal()
@@ -121,6 +129,7 @@ async def breaker(fixture: FaultFixture) -> Cell:
 
 
 async def own_bootstrap(fixture: FaultFixture) -> Cell:
+    """Send bootstrap fields of the client's own: they must not reach a worker."""
     theirs = {"bootstrap_host": "10.6.6.6", "bootstrap_port": 666, "bootstrap_room": 6666666}
     reply = await fixture.ask(fields=theirs)
     bodies = [leg.body for role in ("prefill", "decode") for leg in fixture.legs(role)]
@@ -200,8 +209,10 @@ def restarting(role: str) -> Callable[[FaultFixture], Awaitable[Cell]]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Attributes:
-    local: it can also happen to a local turn.
+    """One fault, and how it is played.
+
+    Attributes:
+        local: it can also happen to a local turn.
     """
 
     name: str

@@ -40,10 +40,12 @@ class Cell:
     by_seed: dict[int, dict[str, float | None]]
 
     def values(self, metric: str) -> list[float]:
+        """Return a metric of each seed that measured it."""
         found = (of[metric] for _, of in sorted(self.by_seed.items()))
         return [value for value in found if value is not None]
 
     def middle(self, metric: str) -> float | None:
+        """Return the median of a metric over seeds; None if no seed measured it."""
         values = self.values(metric)
         return median(values) if values else None
 
@@ -97,8 +99,10 @@ def _both(
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """Attributes:
-    sides: the best, and all that it does not beat with every seed: more than one is a tie.
+    """The best sides of one point.
+
+    Attributes:
+        sides: the best, and all that it does not beat with every seed: more than one is a tie.
     """
 
     qps: float
@@ -141,6 +145,7 @@ _LINE = "{:>5} {:>5} {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>6}"
 
 
 def as_text(cells: Sequence[Cell]) -> str:
+    """Format the cells as a table."""
     head = ("turns", "QPS", "policy", "T2+ TTFT", "p90", "TPOT", "p90", "tokens/s", "success")
     lines = [_LINE.format(*head, "local", "both")]
     for cell in cells:

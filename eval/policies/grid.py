@@ -44,8 +44,10 @@ _FLAGS = WorkerFlags(("--max-total-tokens", "131072"))
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Attributes:
-    qps: conversations that begin in a second.
+    """One place in the grid.
+
+    Attributes:
+        qps: conversations that begin in a second.
     """
 
     qps: float
@@ -82,11 +84,13 @@ class Grid:
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self) -> Iterator[Point]:
+        """Yield all points."""
         over_qps = [Point(qps, self.fixed_turns) for qps in self.qps]
         over_turns = [Point(self.fixed_qps, turns) for turns in self.turns]
         yield from dict.fromkeys([*over_qps, *over_turns])
 
     def plan(self, point: Point, seed: int) -> list[Conversation]:
+        """Return the conversations of a point and seed; they are the same for all sides."""
         sizes = f"first={self.first}&first_out={self.reply}&new={self.new}&out={self.reply}"
         spec = f"turns:{point.turns}?{sizes}&think_s={self.think_s}"
         count = max(1, round(point.qps * self.arrivals_s))
@@ -145,8 +149,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measured(grid: Grid, out: Path) -> set[Key]:
-    """Raises:
-    ConfigError: the file holds something else.
+    """Read which runs of a grid a file holds.
+
+    Raises:
+        ConfigError: the file holds something else.
     """
     if not out.exists():
         return set()

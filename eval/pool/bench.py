@@ -44,10 +44,12 @@ _LOADS = {"load03": 0.3, "load07": 0.7}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
+    """What to measure.
+
     Attributes:
-        sentences: to draw from, of which the ``shortest`` are the small collection (embedding is
-            what takes long); ``large``: rows of the clustered one, 0: none.
+        sentences: how many to draw from.
+        shortest: how many of them, the shortest, are the small collection: embedding takes long.
+        large: rows of the clustered collection; 0: none.
     """
 
     files: tuple[Path, ...]
@@ -75,6 +77,7 @@ class Point:
 
 
 def run(plan: Plan, out: Path | None) -> int:
+    """Measure all parts; the last line on stdout is one JSON object."""
     if os.environ.get("GLIBC_TUNABLES") != _HUGE_PAGES:
         os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
         os.execv(sys.executable, [sys.executable, "-m", *_again()])

@@ -39,6 +39,8 @@ _LANES, _ITOPK = 32, 256
 
 
 class Way(StrEnum):
+    """A way to run bursts of searches."""
+
     OURS = "ours"
     FIFO = "fifo"  # each thread takes the oldest and finishes it
     FIXED = "fixed"  # each thread takes a batch, all answers come when the last is finished
@@ -46,6 +48,8 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
+    """A search that arrives."""
+
     at_s: float
     stage: Stage
     query: int
@@ -55,6 +59,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
+    """A search that was answered."""
+
     stage: Stage
     took_s: float
     query: int
@@ -225,6 +231,7 @@ def _enqueue(feed: _Feed) -> None:
 
 
 def p99_us(answered: Sequence[Answered], stage: Stage) -> float:
+    """Return the 99th percentile of a stage's latencies, in microseconds."""
     took = [one.took_s for one in answered if one.stage is stage]
     return float(np.percentile(took, 99)) * 1e6
 

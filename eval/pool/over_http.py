@@ -32,7 +32,8 @@ _FOR_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """
+    """One form of request to a pool.
+
     Attributes:
         queries: of one request.
         clients: each sends a request when the one before is answered.
@@ -44,6 +45,7 @@ class Form:
     clients: int
 
     def body(self, queries: Rows) -> bytes:
+        """Return the body of a request for some queries."""
         if self.kind == "application/json":
             asked = {"vectors": queries, "limit": _LIMIT, "params": {"itopk": _ITOPK}}
             return orjson.dumps(asked, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -51,6 +51,7 @@ class Costs:
     alone: float = 70e-6
 
     def compiled(self, itopk: int) -> float:
+        """Return the seconds that a compiled search of this width takes."""
         return self.enter + itopk * (self.expansion + self.kept)
 
 
@@ -93,6 +94,7 @@ Waits = dict[Stage, list[float]]  # seconds from arrival to answer
 
 
 def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
+    """Simulate our engines and scheduler."""
     pace = Pace(costs.expansion)
     plenty = Bounds(len(arrivals), len(arrivals))
     controls = Controls(reserved=0.5, flush_s=0.001)  # as in the bench

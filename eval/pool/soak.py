@@ -1,9 +1,9 @@
-"""``ppd-eval soak pool``: millions of searches while rows come and go, indexes are swapped and a
-shard is killed; no answer may be wrong, nothing may be lost, no memory may leak.
+"""``ppd-eval soak pool``: millions of searches; no answer may be wrong, nothing may be lost.
 
-Two shards and a front before them, as processes. Rows come in crowds, one after the other, and are
-random directions within them: so that a search for one tells whether it is there, for it is found
-with a score of 1 and under its own key, and without it nothing comes near.
+Meanwhile rows come and go, indexes are swapped, and a shard is killed. There are two shards and a
+front before them, as processes. Rows come in crowds, one after the other, and are random directions
+within them. So a search for a row tells whether it is there: the row itself has a score of 1, and
+nothing else comes near.
 """
 
 from __future__ import annotations
@@ -86,11 +86,14 @@ class Shard:
 
     @property
     def url(self) -> str:
+        """The base URL of the shard."""
         return self.process.url
 
 
 @dataclass(slots=True, eq=False)
 class Soak:
+    """One soak: its shards, and what was counted so far."""
+
     http: aiohttp.ClientSession
     launch: Launcher
     shards: list[Shard]
@@ -101,8 +104,10 @@ class Soak:
     next_number: int = 0
 
     async def run(self, searches: int) -> None:
-        """Raises:
-        PoolSoakError: something was wrong.
+        """Search, write, swap and kill until so many searches are answered.
+
+        Raises:
+            PoolSoakError: something was wrong.
         """
         for shard in self.shards:
             await self._fill(shard)

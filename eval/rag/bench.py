@@ -35,8 +35,10 @@ _REPLY_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class RagTurn:
-    """Attributes:
-    context_tokens: of all earlier turns, prompts and replies.
+    """One measured turn.
+
+    Attributes:
+        context_tokens: of all earlier turns, prompts and replies.
     """
 
     round: int

@@ -88,6 +88,8 @@ def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RagCluster:
+    """The processes of a cluster whose router asks a pool."""
+
     prefill: Process
     decode: Process
     pool: Process
@@ -95,6 +97,7 @@ class RagCluster:
 
     @property
     def workers(self) -> list[str]:
+        """The URLs of the workers."""
         return [self.prefill.url, self.decode.url]
 
 

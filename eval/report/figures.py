@@ -211,6 +211,7 @@ def over_qps(cells: Sequence[Cell]) -> str:
 
 
 def over_turns(cells: Sequence[Cell]) -> str:
+    """Draw metrics over turns; return SVG."""
     return _four(cells, lambda cell: float(cell.turns), "turns of a conversation")
 
 

@@ -43,6 +43,7 @@ _LEAD = (
 
 
 def html(sections: Sequence[Section]) -> str:
+    """Return the report as one HTML page."""
     links = "".join(f'<a href="#{one.name}">{escape(one.title)}</a>' for one in sections)
     body = "\n".join(part for one in sections for part in _html_section(one))
     return (
@@ -115,7 +116,8 @@ _MARKDOWN_INK = "#222222"
 
 
 def markdown(sections: Sequence[Section], figures: str) -> str:
-    """
+    """Return the report as Markdown.
+
     Args:
         figures: the folder of :func:`figure_files`, as links say it.
     """

@@ -21,6 +21,7 @@ _POLICIES = (
 
 
 def grid_sections(folder: Path) -> list[Section]:
+    """Return the sections on all policies over load and turns."""
     source = read_source(
         folder, "policy-grid.jsonl", GridRow, "make policy-grid RECORD=results/policy-grid.jsonl"
     )

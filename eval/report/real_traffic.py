@@ -15,8 +15,10 @@ _RUN = "ppd-eval compare eval/compare/public.toml --out results/compare.jsonl --
 
 
 def real_traffic(folder: Path) -> Section:
-    """Raises:
-    ConfigError: the raw file is broken.
+    """Return the section on every policy on real traffic.
+
+    Raises:
+        ConfigError: the raw file is broken.
     """
     return section(
         "real-traffic",

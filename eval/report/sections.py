@@ -27,8 +27,10 @@ from .sources import (
 
 
 def sections(folder: Path) -> list[Section]:
-    """Raises:
-    ConfigError: a raw file is broken.
+    """Return all sections of the report, from the raw files of a folder.
+
+    Raises:
+        ConfigError: a raw file is broken.
     """
     return [
         real_traffic(folder),

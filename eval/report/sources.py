@@ -78,6 +78,8 @@ class CompareRow(msgspec.Struct, frozen=True):
 
 
 class InterferenceRow(_Origin, frozen=True, kw_only=True):
+    """A row of ``interference.jsonl``."""
+
     round: int
     context: int
     batch: int
@@ -94,6 +96,8 @@ class _MixRow(msgspec.Struct, frozen=True):
 
 
 class WeightsRow(_Origin, frozen=True, kw_only=True):
+    """A row of ``weights-cpu.jsonl``."""
+
     w_ttft: float
     w_tpot: float
     local_share: float
@@ -184,8 +188,10 @@ def _listed(values: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """Attributes:
-    run: the command that makes the file.
+    """A raw file that is not there.
+
+    Attributes:
+        run: the command that makes the file.
     """
 
     file: str
@@ -195,7 +201,8 @@ class NotMeasured:
 def read_source(
     folder: Path, name: str, kind: type[msgspec.Struct], run: str, only: str | None = None
 ) -> Source | NotMeasured:
-    """
+    """Read and check a raw file.
+
     Args:
         kind: what each row must be; if it tells no origin, rows of kind ``run`` must.
         run: the command that makes the file.

@@ -75,7 +75,8 @@ LOADS = (
 
 
 class Bench:
-    """
+    """Sends requests to routers, and measures what they cost.
+
     Args:
         direct: port of the decode worker itself.
     """
@@ -204,6 +205,7 @@ def in_round(candidates: Sequence[T], number: int) -> list[T]:
 async def one_round(
     bench: Bench, candidate: Candidate, number: int, requests: int, loads: Sequence[Load]
 ) -> dict[str, object]:
+    """Measure one router once, and return its row."""
     row: dict[str, object] = {"router": candidate.name, "round": number}
     row["cpu_us_per_request"] = await bench.closed_loop(candidate, 32, requests)
     added = await bench.first_tokens(candidate, 200)
@@ -221,7 +223,11 @@ async def one_round(
 
 
 async def until_ready(bench: Bench, candidate: Candidate) -> None:
-    """Raises: ClusterError."""
+    """Wait until a router answers a request.
+
+    Raises:
+        ClusterError: it does not, within a minute.
+    """
     deadline_s = time.monotonic() + START_S
     problem = "it does not listen"
     while time.monotonic() < deadline_s:

@@ -72,6 +72,7 @@ class _Client(_Side):
 
 
 async def serve(port: int, worker_port: int, prefill_port: int | None) -> None:
+    """Copy bytes until the process ends."""
     loop = asyncio.get_running_loop()
     await loop.create_server(
         lambda: _Client(worker_port, prefill_port), "127.0.0.1", port, backlog=8192

@@ -100,6 +100,7 @@ class Checked:
 
     @property
     def off(self) -> float:
+        """The relative error of the simulation."""
         return self.simulated / self.point.value - 1
 
 
@@ -134,6 +135,7 @@ def paper(
 def measure_all(
     grid: list[Point], harness: Harness, costs: CostModel, processes: int
 ) -> list[PointRow]:
+    """Simulate all points, in so many processes."""
     work = partial(measure, harness=harness, costs=costs)
     if processes == 1:
         return [work(point) for point in grid]

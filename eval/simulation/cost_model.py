@@ -32,14 +32,17 @@ class ModelSizes:
 
     @property
     def weight_bytes(self) -> float:
+        """The size of its weights."""
         return self.parameters * self.bytes_per_value
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """The size of one token's KV."""
         return self.layers * 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
     @property
     def flops_per_token(self) -> float:
+        """The floating-point operations for one token, without attention."""
         return 2.0 * self.layer_parameters
 
     @property
@@ -100,6 +103,8 @@ class Extend:
 
 
 class CostModel:
+    """What forwards and transfers take, for one model on one GPU."""
+
     def __init__(self, model: ModelSizes, gpu: Gpu, serving: Serving) -> None:
         self.model = model
         self.gpu = gpu
@@ -114,6 +119,7 @@ class CostModel:
 
     @property
     def kv_capacity_tokens(self) -> int:
+        """The tokens of KV that fit beside the weights."""
         left = (
             self.gpu.memory_bytes * self.serving.memory_used_share
             - self.model.weight_bytes
@@ -122,8 +128,13 @@ class CostModel:
         return int(left / self.model.kv_bytes_per_token)
 
     def step_ms(self, sequences: int, context_tokens: int, extends: list[Extend]) -> float:
-        """One forward: ``sequences`` that decode, which hold ``context_tokens`` together, and the
-        new tokens of ``extends``."""
+        """Return the milliseconds of one forward.
+
+        Args:
+            sequences: that decode.
+            context_tokens: that these hold together.
+            extends: prefills in the same forward.
+        """
         new = sequences + sum(extend.tokens for extend in extends)
         pairs = sum(extend.pairs for extend in extends)
         read = context_tokens + sum(extend.context for extend in extends)
@@ -162,8 +173,11 @@ class CostModel:
         return self.serving.request_ms + self.step_ms(0, 0, [Extend(new_tokens, context_tokens)])
 
     def remote_ttft_ms(self, new_tokens: int, cached_tokens: int, moved_tokens: int) -> float:
-        """In a cluster that does nothing else: ``new_tokens`` after ``cached_tokens`` on the
-        prefill worker, then the KV of ``moved_tokens``, then the decode worker's first step."""
+        """Return the TTFT of a remote turn in an idle cluster.
+
+        It is the prefill of ``new_tokens`` after ``cached_tokens``, then the transfer of
+        ``moved_tokens``, then the decode worker's first step.
+        """
         return (
             self.local_ttft_ms(new_tokens, cached_tokens)
             + moved_tokens * self.transfer_ms

@@ -138,6 +138,7 @@ def run(config: SweepConfig, raw: Path, *, paced: bool, out: Path | None) -> int
 
 
 def measured(config: SweepConfig, raw: Path) -> dict[Key, Medians]:
+    """Read a sweep's medians by cell and route."""
     turns: dict[Key, list[dict[str, Any]]] = defaultdict(list)
     for result in read_runs(config, raw):
         if result.run.route is not None:
@@ -152,8 +153,10 @@ def measured(config: SweepConfig, raw: Path) -> dict[Key, Medians]:
 def simulate(
     config: SweepConfig, key: Key, seeds: Sequence[int], costs: CostModel, chunking: Chunking
 ) -> Medians:
-    """The same conversations, at the same moments, on a worker whose pacer has learned: the
-    cluster's had served the whole sweep before. So what counts is the last of several rounds."""
+    """Simulate the conversations of a cell on a worker whose pacer is warm.
+
+    The cluster's had served the whole sweep before. So only the last of several rounds counts.
+    """
     workload, qps, route = key
     conversations: list[Conversation] = []
     start_s = 0.0

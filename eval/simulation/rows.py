@@ -28,6 +28,8 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """What one simulated turn took."""
+
     rows: list[TurnRow]
     ended_s: float
     moved_tokens: int

@@ -43,6 +43,7 @@ class Traffic:
     copies: int = 1
 
     def conversations(self, seed: int) -> Iterable[Conversation]:
+        """Return the conversations of a seed."""
         if self.trace is not None:
             return traced(self.trace, self.copies)
         source = random.Random(seed)
@@ -117,7 +118,8 @@ def study(
     targets: Targets | None = None,
     routing: Routing | None = None,
 ) -> StudyRow:
-    """
+    """Simulate one cluster under some traffic.
+
     Raises:
         ConfigError: there is no such shape or policy, or no table for it.
     """
@@ -195,8 +197,12 @@ def plan(
     max_workers: int,
     seed: int,
 ) -> tuple[list[StudyRow], StudyRow | None]:
-    """All that was tried, and the cluster of the fewest workers with which ``share`` of all turns
-    meet ``targets``: of several the one with most room."""
+    """Find the smallest cluster that meets the targets.
+
+    Returns:
+        All clusters that were tried. And the one with the fewest workers with which ``share`` of
+        all turns meet ``targets``, or None; of several the one with most room.
+    """
     tried: list[StudyRow] = []
     for workers in range(1, max_workers + 1):
         rows = [
@@ -230,8 +236,12 @@ class Weighing:
 
 
 def weigh(costs: CostModel, best: StudyRow, traffic: Traffic, seed: int) -> Weighing | None:
-    """Weights far on the side of the plan's route, or even ones, if they are. None: replicas have
-    nothing to decide, and for remote turns that are worse in all there are no weights."""
+    """Choose weights for the router of a planned cluster.
+
+    Returns:
+        Weights far on the side of the plan's route, or even ones, if they are. None for replicas,
+        which have nothing to decide, and for remote turns that are worse in all.
+    """
     if "P" not in best.shape:
         return None
     limit = break_even(costs, best.shape.replace("pD", "D").replace("D", "pD"), traffic, seed)

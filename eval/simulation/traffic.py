@@ -55,7 +55,8 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """
+    """One conversation to simulate.
+
     Attributes:
         think_s: before each turn but the first, from the end of the reply before it.
         since_arrival: ... from when that turn arrived, as traces tell it; never before its end.

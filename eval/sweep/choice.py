@@ -27,8 +27,10 @@ Medians = Mapping[Run, tuple[float, float] | None]  # TTFT and TPOT in ms; None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One place with one seed, under all policies: they are compared, so they are measured one
-    right after the other."""
+    """One place with one seed, under all policies.
+
+    Policies are compared, so they are measured one right after the other.
+    """
 
     place: Place
     seed: int
@@ -67,6 +69,7 @@ class Grid:
 
 
 def done(job: Job, policies: Sequence[str], medians: Medians) -> bool:
+    """Return whether a job is measured with all policies."""
     return all(run in medians for run in job.runs(policies))
 
 

@@ -24,7 +24,8 @@ from .config import ClusterAt, SweepConfig
 
 @dataclass(slots=True)
 class Cluster:
-    """
+    """One cluster that takes jobs.
+
     Attributes:
         at: URLs of its workers.
         routers: URL of each policy's.
@@ -39,6 +40,7 @@ class Cluster:
 
     @property
     def workers(self) -> tuple[str, ...]:
+        """The URLs of all workers."""
         return self.at.urls
 
     async def lost(self, http: aiohttp.ClientSession) -> list[str]:
@@ -56,8 +58,10 @@ class Fleet:
     clusters: list[Cluster] = field(default_factory=list)
 
     def start(self) -> None:
-        """Raises:
-        ClusterError: something did not start.
+        """Start all clusters of this machine.
+
+        Raises:
+            ClusterError: something did not start.
         """
         for number, one in enumerate(self.config.clusters):
             routers = {policy: router.url for policy, router in self._routers(one).items()}

@@ -42,6 +42,7 @@ class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """The URLs of all its workers."""
         return (*self.prefill, *self.decode, *self.replica)
 
 
@@ -93,8 +94,10 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """Names what a row was measured with. Seeds may be added, clusters come and go, and what is
-        chosen next changes nothing in what was measured."""
+        """A hash of all that a measured row depends on.
+
+        Seeds and clusters are no part of it, nor is what an adaptive sweep chooses next.
+        """
         free = {"seeds": None, "clusters": None, "clusters_here": None, "adaptive": None}
         fields = msgspec.to_builtins(self) | free
         del fields["note"]
@@ -113,8 +116,10 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.workers[0] > 0
 
     def require_table(self) -> None:
-        """Raises:
-        ConfigError: no table can be made of this sweep.
+        """Check that a table can be made of this sweep.
+
+        Raises:
+            ConfigError: no table can be made of this sweep.
         """
         if not self.makes_table:
             raise ConfigError(f"{self.shape} has no routes to compare: there is no table of it")
@@ -126,6 +131,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return decode + replica
 
     def workloads(self) -> Iterator[Workload]:
+        """Yield all workloads of the grid."""
         a = self.axes
         sizes = (a.context_tokens, a.new_tokens, a.output_tokens)
         yield from product(*(range(len(bins)) for bins in sizes))
@@ -137,6 +143,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [first, *(first + output + k * (new + output) for k in range(self.turns - 1))]
 
     def planned_turns(self, workload: Workload, source: random.Random) -> tuple[PlannedTurn, ...]:
+        """Draw the turns of one conversation."""
         _, new, output = self._tokens(workload)
         first = PlannedTurn(self.contexts(workload)[0], output)
         thinks = (source.expovariate(1 / self.think_s) for _ in range(self.turns - 1))
@@ -154,8 +161,11 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the grid: a workload and a bin of the rate; ``qps`` None: it is measured quiet, one
-    conversation at a time."""
+    """One place in the grid: a workload and a bin of the rate.
+
+    Attributes:
+        qps: None: it is measured quiet, one conversation at a time.
+    """
 
     workload: Workload
     qps: int | None
@@ -176,8 +186,10 @@ class Run:
 
 
 def load_config(path: Path) -> SweepConfig:
-    """Raises:
-    ConfigError: the file is missing, or not a sweep that can be run.
+    """Read the configuration of a sweep.
+
+    Raises:
+        ConfigError: the file is missing, or not a sweep that can be run.
     """
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=SweepConfig)

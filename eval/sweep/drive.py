@@ -56,6 +56,7 @@ class Progress:
     begun_s: float = field(default_factory=time.monotonic)
 
     def tell(self, result: RunResult, jobs_left: int) -> None:
+        """Print one line after a run."""
         self.runs += 1
         left_s = (time.monotonic() - self.begun_s) / max(1, self.jobs) * jobs_left
         place, summary = result.run.place, result.summary
@@ -157,8 +158,10 @@ class Driver:
     async def _run(
         self, http: aiohttp.ClientSession, mine: Cluster, vocabulary: range, run: Run
     ) -> RunResult:
-        """Raises:
-        WorkerError: a worker was lost meanwhile: nothing is written.
+        """Measure one run on one cluster.
+
+        Raises:
+            WorkerError: a worker was lost meanwhile: nothing is written.
         """
         await empty_caches(http, mine.workers)
         begun_s = time.monotonic()

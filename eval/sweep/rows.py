@@ -92,6 +92,8 @@ def _run_result(row: dict[str, Any], turns: list[dict[str, Any]]) -> RunResult |
 
 
 class Writer:
+    """Appends the rows of a sweep to its file."""
+
     def __init__(self, config: SweepConfig, out: Path, model: str) -> None:
         self._config = config
         self._out = out
@@ -116,8 +118,10 @@ class Writer:
         append_whole(self._out, [row | self._where | self._provenance(0)])
 
     def write(self, run: Run, samples: Sequence[Sample], wall_s: float, cluster: str) -> RunResult:
-        """Raises:
-        ConfigError: it cannot be written; what was measured before is kept.
+        """Write the rows of one run, and return its result.
+
+        Raises:
+            ConfigError: it cannot be written; what was measured before is kept.
         """
         turns = [{"row": "turn", **asdict(sample)} for sample in samples]
         summary = {

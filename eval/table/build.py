@@ -58,8 +58,10 @@ def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
 
 
 def record_of(config: SweepConfig, results: Sequence[RunResult], raw: Path) -> TableRecord:
-    """Raises:
-    ConfigError: of :func:`build`.
+    """Build the record of a table from the results of a sweep.
+
+    Raises:
+        ConfigError: of :func:`build`.
     """
     results = [one for one in results if one.run.seed in config.seeds]
     summaries = [one.summary for one in results]

@@ -35,7 +35,8 @@ class PlannedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """
+    """One planned conversation.
+
     Attributes:
         label: its kind, for who compares kinds within a run.
         shared_tokens: with which all conversations of a run begin: a system prompt.
@@ -64,8 +65,9 @@ class Conversation:
 
 
 def poisson_starts(conversations: int, qps: float, source: random.Random) -> list[float]:
-    """A Poisson process that has exactly as many arrivals in its time as it should: by chance
-    alone the rates of short runs would differ by half.
+    """Draw the arrivals of a Poisson process that has exactly its mean count.
+
+    By chance alone the rates of short runs would differ by half.
 
     Args:
         qps: conversations a second.
@@ -133,8 +135,11 @@ def scaled(conversation: Conversation, scale: float) -> Conversation:
 
 
 def cut(conversation: Conversation, max_context: int) -> Conversation | None:
-    """Without the turns from the first on that a model of ``max_context`` could not hold; None
-    if that is all of them."""
+    """Drop the turns that a model of ``max_context`` could not hold, from the first such turn on.
+
+    Returns:
+        The conversation, or None if no turn is left.
+    """
     kept: list[PlannedTurn] = []
     for context, turn in zip(conversation.contexts(), conversation.turns, strict=True):
         if context + turn.new_tokens + turn.output_tokens > max_context:

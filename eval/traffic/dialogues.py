@@ -22,6 +22,8 @@ Count = Callable[[str], int]
 
 
 class Message(msgspec.Struct, frozen=True):
+    """One message of a dialogue."""
+
     role: str
     content: str | None = None
     tool_calls: Any = None
@@ -39,7 +41,7 @@ class _Spoken(msgspec.Struct, frozen=True):
 
 
 class Dialogue(msgspec.Struct, frozen=True):
-    """Under the names it has in plain chat files, in tau-bench and in MT-Bench-101."""
+    """A dialogue, with the field names of plain chat files, tau-bench and MT-Bench-101."""
 
     messages: tuple[Message, ...] = ()
     traj: tuple[Message, ...] = ()
@@ -47,6 +49,7 @@ class Dialogue(msgspec.Struct, frozen=True):
 
     @property
     def spoken(self) -> Sequence[Message]:
+        """The messages, under either of the names that files use."""
         if self.history:
             pairs = [
                 (Message("user", one.user), Message("assistant", one.bot)) for one in self.history
@@ -65,7 +68,8 @@ class AgentRow(msgspec.Struct, frozen=True):
 
 
 def load_count(tokenizer: Path) -> Count:
-    """
+    """Return a function that counts the tokens of a text.
+
     Args:
         tokenizer: ``tokenizer.json``, or the folder of a model that has one.
 
@@ -87,8 +91,10 @@ def load_count(tokenizer: Path) -> Count:
 
 
 def read_dialogues(path: Path, count: Count) -> list[Conversation]:
-    """JSONL, or one JSON array. All that stands before a reply of the assistant is that turn's
-    new text; what follows the last reply is left out.
+    """Read dialogues from JSONL, or from one JSON array.
+
+    All that stands before a reply of the assistant is that turn's new text. What follows the last
+    reply is left out.
 
     Raises:
         ConfigError: a dialogue is broken, or has no reply.
@@ -136,9 +142,11 @@ def _conversation(where: str, messages: Sequence[Message], count: Count) -> Conv
 
 
 def read_agents(path: Path, count: Count) -> list[Conversation]:
-    """Calls of one session in order of time; what a call's prompt has in common with the one
-    before is its context. Sessions have no time of arrival that could be compared: runs of
-    several days are in one file.
+    """Read the sessions of agents from their calls.
+
+    Calls of one session are in order of time. What a call's prompt has in common with the one
+    before is its context. Sessions have no time of arrival that could be compared: runs of several
+    days are in one file.
 
     Raises:
         ConfigError: a line is broken.

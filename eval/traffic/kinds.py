@@ -92,15 +92,19 @@ class ReplaySettings(Settings, frozen=True):
 
 
 class Mooncake(ReplaySettings, frozen=True):
+    """Settings of Mooncake's traces."""
+
     block: Tokens = MOONCAKE_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Attributes:
-    kinds: conversations to hold, each of them as often as wanted if ``endless``.
-    timed: their ``starts_at_s`` mean something.
-    think_s: mean of think times to draw; 0: the turns' own.
+    """Conversations of one kind.
+
+    Attributes:
+        kinds: conversations to hold, each of them as often as wanted if ``endless``.
+        timed: their ``starts_at_s`` mean something.
+        think_s: mean of think times to draw; 0: the turns' own.
     """
 
     kinds: Sequence[Conversation]
@@ -111,7 +115,8 @@ class Workload:
 
 
 def load(spec: str, tokenizer: Path | None = None) -> Workload:
-    """
+    """Read a workload by its specification.
+
     Args:
         tokenizer: of the model; for text.
 

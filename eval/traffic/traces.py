@@ -156,9 +156,11 @@ def read_sessions(path: Path) -> tuple[list[Conversation], bool]:
 
 
 def read_mooncake(path: Path, block_tokens: int) -> list[Conversation]:
-    """A request continues the one whose whole blocks it begins with (the longest if there are
-    several) if it is longer than that with its reply. Blocks that most requests begin with are
-    a system prompt, and continue nothing. A second request that continues the same one is a
+    """Read conversations from a trace of single requests, by their blocks.
+
+    A request continues the one whose whole blocks it begins with, if it is longer than that with
+    its reply. Of several it continues the longest. Blocks that most requests begin with are a
+    system prompt, and continue nothing. A second request that continues the same one is a
     conversation of its own.
 
     Raises:
