@@ -80,7 +80,7 @@ def of_ours(samples: Sequence[Sample]) -> list[ObservedTurn]:
 
 
 def of_aiperf(records: Path) -> list[ObservedTurn]:
-    """From its ``profile_export.jsonl`` of version 0.13.
+    """Read the turns that succeeded from AIPerf's ``profile_export.jsonl`` (version 0.13).
 
     Raises:
         ClientError: it wrote none, or something else.
@@ -126,7 +126,7 @@ _WANTED = (
 
 
 def figures(seen: Sequence[ObservedTurn]) -> dict[str, Any]:
-    """Of one run."""
+    """Compute the figures of one run from its turns."""
     tokens = sum(one.output_tokens for one in seen)
     begun_s = min(one.sent_at_s for one in seen)
     took_s = max(one.last_token_at_s for one in seen) - begun_s
@@ -146,11 +146,14 @@ def figures(seen: Sequence[ObservedTurn]) -> dict[str, Any]:
 
 
 def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """From ``run`` rows: medians over the rounds, and the mean difference of rounds with its range.
+    """Compare two clients by the medians over rounds, and by the rounds' mean difference.
 
-    ``above_engine_ms``: of ours and of AIPerf's mean, how much it is above what the engine itself
-    measured while that client ran: the engine takes longer in one run than in the next, and for a
-    chat than for token ids. It tells no percentiles.
+    ``above_engine_ms`` is how much the means of ours and of AIPerf are above what the engine itself
+    measured while that client ran. The engine takes longer in one run than in the next, and for a
+    chat than for token ids. It has no percentiles.
+
+    Args:
+        rows: of kind ``run``.
     """
     found: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:

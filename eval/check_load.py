@@ -75,7 +75,7 @@ LOAD_SHAPES = {
 
 
 def trace(shape: LoadShape, seed: int, source: random.Random) -> Iterator[dict[str, Any]]:
-    """Lines as AIPerf's ``mooncake_trace`` takes them, with text of its own for every turn."""
+    """Yield lines of AIPerf's ``mooncake_trace``, with text of its own for every turn."""
     for number, start_s in enumerate(shape.starts_s(seed)):
         for turn in range(shape.turns):
             letters = shape.later if turn else shape.first
@@ -256,7 +256,7 @@ def _complete(client: str, seen: list[ObservedTurn], shape: LoadShape) -> list[O
 
 
 def prompt_tokens(seen: Sequence[ObservedTurn], shape: LoadShape) -> list[int]:
-    """Of each turn, in all conversations alike.
+    """Return the prompt tokens of each turn, which are alike in all conversations.
 
     Raises:
         ClientError: they differ from conversation to conversation.
@@ -269,7 +269,7 @@ def prompt_tokens(seen: Sequence[ObservedTurn], shape: LoadShape) -> list[int]:
 
 
 def engine_sums(url: str) -> dict[str, tuple[float, float]]:
-    """Sum in seconds and count of what the engine measures, since it started."""
+    """Return sum in seconds and count of what the engine has measured since it started."""
     totals: dict[str, float] = {}
     for name, _, value in read_metrics(url):
         totals[name] = totals.get(name, 0.0) + value
@@ -282,7 +282,7 @@ def engine_sums(url: str) -> dict[str, tuple[float, float]]:
 def engine_means(
     before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]
 ) -> dict[str, float]:
-    """Means in ms of what came between; without what the engine did not measure."""
+    """Return the means in ms of what was measured between two readings, without what was not."""
     means = {}
     for name, (total_s, count) in after.items():
         total_before_s, count_before = before[name]

@@ -43,7 +43,7 @@ _BENCHMARK = (
 
 @dataclass(frozen=True, slots=True)
 class ClientRun:
-    """Where a client speaks to what, and where it may write."""
+    """What a client sends its requests to, and where it may write."""
 
     url: str
     model: str
@@ -125,7 +125,7 @@ def _counted(url: str) -> dict[str, int]:
 
 
 def by_openai(run_of: ClientRun) -> int:
-    """Chat (streamed, several samples, tools offered), completions and responses."""
+    """Send chats, completions and responses by the ``openai`` client."""
 
     async def talk(client: openai.AsyncOpenAI, number: int) -> int:
         messages: list[Any] = []
@@ -201,7 +201,7 @@ def by_anthropic(run_of: ClientRun) -> int:
 
 
 def by_sglang(run_of: ClientRun) -> int:
-    """Groups that share a system prompt, conversations of several turns."""
+    """Run SGLang's benchmark: groups that share a system prompt, conversations of several turns."""
     rows = run_of.folder / "sglang-benchmark.jsonl"
     rows.unlink(missing_ok=True)
     groups, each = 2, 4
@@ -224,7 +224,7 @@ def by_sglang(run_of: ClientRun) -> int:
 
 
 def by_aiperf(run_of: ClientRun) -> int:
-    """Synthetic conversations with live replies."""
+    """Run AIPerf: synthetic conversations with live replies."""
     command = aiperf_in(run_of.aiperf)
     artifacts = run_of.folder / "aiperf"
     log = run_of.folder / "aiperf.log"

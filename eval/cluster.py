@@ -138,7 +138,7 @@ class Launcher:
         return self.start("router", port, [*argv, *flags])
 
     def start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
-        """Any process that will listen on ``port``."""
+        """Start any process that will listen on ``port``."""
         log = self.logs / f"{name}-{port}.log"
         log.unlink(missing_ok=True)
         popen = self.spawn(log, argv, core)
@@ -251,7 +251,7 @@ def require_free(port: int) -> None:
 
 
 def gpu_flags(index: int, workers: int) -> list[str]:
-    """SGLang flags that share this machine's GPUs among ``workers`` servers of one GPU each.
+    """Return SGLang flags that share this machine's GPUs among ``workers`` servers.
 
     Empty on a machine without GPU.
     """

@@ -48,7 +48,7 @@ TURNS = (
 
 @dataclass(slots=True)
 class Transcript:
-    """What one pass through the conversation showed, a list entry a turn."""
+    """The results of one pass through the conversation, a list entry for each turn."""
 
     routes: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)

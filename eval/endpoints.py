@@ -45,7 +45,7 @@ async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None
 
 
 async def max_context_of(http: aiohttp.ClientSession, url: str) -> int | None:
-    """What the model at ``url`` can hold of one conversation; None if it does not say.
+    """Ask how many tokens the model at ``url`` can hold of one conversation; None: unknown.
 
     Raises:
         aiohttp.ClientError, TimeoutError: nobody answers there.

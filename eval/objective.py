@@ -21,7 +21,7 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
 
 
 def objective_of(options: argparse.Namespace) -> Objective | None:
-    """None if nothing was given.
+    """Return the weights or targets of a command line; None if there are none.
 
     Raises:
         ConfigError: weights or targets make no sense, or both are given.

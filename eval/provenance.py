@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def provenance(seed: int) -> dict[str, object]:
-    """Commit, hardware, versions, time and seed of a measurement made now.
+    """Return commit, hardware, versions, time and seed of a measurement made now.
 
-    ``load_average``: of the last minute, ours included: with more than a few processes to a core,
-    something else was running, too.
+    ``load_average`` is of the last minute, this process included. If it is more than a few
+    processes to a core, something else was running, too.
     """
     return {
         "commit": commit_of(Path(__file__).parent),

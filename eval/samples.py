@@ -26,7 +26,7 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one turn showed.
+    """The measurements of one turn.
 
     Attributes:
         conversation, turn: which one; turns count from 1.
@@ -63,12 +63,12 @@ class Sample:
 
 
 def gap_bucket(gap_ms: float) -> int:
-    """Buckets are 5 % wide; 0 holds all up to 0.01 ms."""
+    """Return a gap's bucket: buckets are 5 % wide, and 0 holds all up to 0.01 ms."""
     return max(0, math.ceil(math.log(gap_ms / _FINEST_MS) / _STEP)) if gap_ms > 0 else 0
 
 
 def gap_bound_ms(bucket: int) -> float:
-    """The longest gap in a bucket."""
+    """Return the longest gap in a bucket."""
     return _FINEST_MS * math.exp(_STEP * bucket)
 
 

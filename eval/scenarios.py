@@ -39,7 +39,7 @@ _KV = ("--max-total-tokens", "131072")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """In the post's tokens.
+    """One of the post's workloads, in the post's tokens.
 
     Attributes:
         batch: sequences that a worker decodes at once.
@@ -89,7 +89,10 @@ def plan(scenario: Scenario, turns: int, scale: int) -> list[Conversation]:
 
 
 def worker_flags(scenario: Scenario, scale: int) -> WorkerFlags:
-    """Chunked prefill in the forwards of running decodes is what the post calls monolithic."""
+    """Return the flags of a scenario's workers.
+
+    Chunked prefill in the forwards of running decodes is what the post calls monolithic.
+    """
     decoding = ("--max-running-requests", str(scenario.batch))
     chunk = ("--chunked-prefill-size", str(scenario.budget * scale))
     return WorkerFlags(
@@ -205,7 +208,7 @@ def _order(
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Medians over the rounds, in the post's order and columns."""
+    """Return medians over the rounds, in the post's order and columns."""
     found: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["name"], row["turns"], row["side"]), []).append(row)
@@ -253,7 +256,7 @@ POST = {
 def ratios(
     cells: Sequence[Mapping[str, Any]], turns: int, side: str, base: str, measured: Sequence[str]
 ) -> dict[str, tuple[float, ...]]:
-    """By scenario: one side's figures as multiples of another's."""
+    """Return one side's figures as multiples of another's, by scenario."""
     of = {(c["scenario"], c["side"]): c for c in cells if c["turns"] == turns}
     return {
         name: tuple(of[name, side][key] / of[name, base][key] for key in measured)

@@ -61,7 +61,7 @@ class WorkerFlags:
 
 @dataclass(frozen=True, slots=True)
 class RunningSides:
-    """Sides that are up.
+    """The workers and routers of all sides.
 
     Attributes:
         workers: the URLs of all of them.

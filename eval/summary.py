@@ -57,7 +57,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of turns that succeeded, in ms; None where there is nothing to tell.
+    """The latencies of turns that succeeded, in ms; None where there is none.
 
     Attributes:
         tpot_ms: of replies of two tokens and more.
@@ -129,7 +129,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def spread_of_gaps(counts: Mapping[int, int]) -> Spread | None:
-    """Of a histogram of :func:`eval.samples.gap_bucket`; a gap counts as its bucket's longest."""
+    """Summarize a histogram of :func:`eval.samples.gap_bucket`, by the buckets' upper bounds."""
     n = sum(counts.values())
     if not n:
         return None

@@ -41,7 +41,7 @@ class Family(StrEnum):
 
 
 class Vocabulary(StrEnum):
-    """``CHARACTERS`` round-trips; ``BPE`` does not (merges re-cut what the model wrote)."""
+    """A tokenizer: ``CHARACTERS`` round-trips, ``BPE`` may cut generated text anew."""
 
     CHARACTERS = "characters"
     BPE = "bpe"
@@ -49,7 +49,7 @@ class Vocabulary(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What determines the files, and so the name of the cached folder."""
+    """The settings that determine a model's files, and so the name of its folder."""
 
     family: Family = Family.LLAMA
     vocabulary: Vocabulary = Vocabulary.CHARACTERS
@@ -69,7 +69,7 @@ class ModelSpec:
 
 
 def cache_folder() -> Path:
-    """In the user's cache folder (``XDG_CACHE_HOME``)."""
+    """Return the models' folder in the user's cache (``XDG_CACHE_HOME``)."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "sglang-ppd" / "models"
 

@@ -44,7 +44,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As its TOML file says it (see ``cpu.toml``).
+    """The configuration of a comparison (see ``cpu.toml``).
 
     Attributes:
         policies: static ones, as of ``ppd-router``; ``pd`` is the measure, ``pd-full`` is ``pd``
@@ -60,7 +60,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """Policies of the same cluster."""
+        """The policies that run on the same cluster as ``ppd``."""
         return tuple(policy for policy in self.policies if policy != REPLICA)
 
     def seeds_of(self, trace: Trace) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One of the things compared."""
+    """One of the ways that are compared."""
 
     policy: str
     weights: Weights | None = None
@@ -84,7 +84,7 @@ class Way:
 
     @property
     def headers(self) -> dict[str, str]:
-        """With which each request tells its weights."""
+        """The headers that give a request its weights."""
         if self.weights is None:
             return {}
         named = {"X-PPD-W-TTFT": self.weights.ttft, "X-PPD-W-TPOT": self.weights.tpot}

@@ -87,7 +87,7 @@ class Study:
         return [(trace, seed) for trace in config.traces for seed in config.seeds_of(trace)]
 
     def order(self) -> list[tuple[Trace, int, Way]]:
-        """Seeds outermost; the ways in another order each time."""
+        """Yield all runs: seeds outermost, the ways in another order each time."""
         every = []
         for trace, seed in sorted(self._places(), key=lambda one: one[1]):
             shuffled = ways(self.config)
@@ -118,7 +118,7 @@ def run(study: Study, model: str | None, out: Path, logs: Path) -> None:
 
 
 def measured(out: Path) -> set[Key]:
-    """Complete runs of the file: a run's row is written behind its turns, as a whole."""
+    """Return the complete runs of a file: a run's row is written behind its turns."""
     return {
         (row["trace"], row["seed"], row["way"]) for row in read_rows(out) if row["row"] == "run"
     }

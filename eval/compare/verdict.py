@@ -63,7 +63,7 @@ def run(config: Comparison, raw: Path) -> int:
 
 
 def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What each way made of a trace, and ``ppd`` against the others.
+    """Compare ``ppd`` with the other ways on one trace.
 
     Raises:
         ConfigError: a way was not measured with all seeds.
@@ -79,7 +79,7 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
 
 
 def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
-    """What was compared, by a raw file's runs alone: the seeds that every way has.
+    """Reconstruct a comparison from the runs of a raw file: the seeds that every way has.
 
     Args:
         runs: rows of kind ``run``.

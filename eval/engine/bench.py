@@ -99,7 +99,7 @@ class Bench:
         await empty_caches(self.http, [self.prefill.url, *(d.url for d in self.decodes.values())])
 
     async def round(self, number: int) -> None:
-        """Every cell once, in random order; the turns of a cell share one first turn."""
+        """Measure every cell once, in random order; the turns of a cell share one first turn."""
         contexts: dict[int, list[int]] = defaultdict(list)
         for context, new in _GRID:
             contexts[context].append(new)

@@ -103,7 +103,8 @@ class EngineClient:
     async def decoding(self, prompts: list[list[int]], most: int) -> AsyncIterator[list[Reply]]:
         """Let requests decode in the background while the context is open.
 
-        All of them are past their first token when it opens. Their connections are closed when it ends.
+        All of them are past their first token when it opens. Their connections are closed when it
+        ends.
 
         Args:
             most: tokens of each reply.
@@ -138,14 +139,14 @@ async def bootstrap_port_of(http: aiohttp.ClientSession, prefill_url: str) -> in
 
 
 async def plugin_state_of(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """What the plugin tells in ``/server_info``."""
+    """Return the plugin's part of a worker's ``/server_info``."""
     async with http.get(f"{url}/server_info") as answer:
         state: dict[str, Any] = (await answer.json())["internal_states"][0]["ppd"]
     return state
 
 
 def gaps_ms(reply: Reply, from_s: float, to_s: float) -> list[float]:
-    """Times between a reply's tokens, of the gaps that lie in an interval in part or whole."""
+    """Return the times between a reply's tokens that overlap an interval."""
     pairs = zip(reply.arrived_s, reply.arrived_s[1:], strict=False)
     return [1e3 * (after - before) for before, after in pairs if after > from_s and before < to_s]
 

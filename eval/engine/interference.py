@@ -150,7 +150,7 @@ async def _cell(
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians over the rounds, and the ratio to decoding alone."""
+    """Return medians over the rounds, and the ratio to decoding alone."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         key = (row["context"], row["batch"], row["prefills"], row["kind"])

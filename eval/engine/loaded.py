@@ -28,7 +28,7 @@ async def load(
     seeds: Sequence[int],
     conversations: int,
 ) -> list[dict[str, Any]]:
-    """Every rate, seed and way; gives a row for each turn."""
+    """Measure every rate, seed and way; return a row for each turn."""
     rows: list[dict[str, Any]] = []
     for seed in seeds:
         for number, rate in enumerate(_RATES):
@@ -49,7 +49,7 @@ async def load(
 
 
 def arrivals(rate: float, seed: int, conversations: int) -> list[Conversation]:
-    """Exactly as many as the rate says, at random times; the same for both ways."""
+    """Return exactly as many conversations as the rate demands, at random times."""
     source = random.Random(f"{rate}/{seed}")
     starts = sorted(source.uniform(0.0, conversations / rate) for _ in range(conversations))
     turns = (PlannedTurn(_FIRST, _OUTPUT), *([PlannedTurn(_LATER, _OUTPUT)] * (_TURNS - 1)))
@@ -57,7 +57,7 @@ def arrivals(rate: float, seed: int, conversations: int) -> list[Conversation]:
 
 
 def summarize_load(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Turns 2 and later; percentiles over all seeds."""
+    """Summarize the later turns at each rate, over all seeds."""
     for rate in _RATES:
         row: dict[str, Any] = {"qps": rate}
         for way in ("delta", "local"):

@@ -104,7 +104,7 @@ class FaultFixture:
 
 
 async def closed_within_s(fixture: FaultFixture, role: str, since_s: float) -> float | None:
-    """Until all legs to workers of that role were given up; None: not within ``WAIT_S``."""
+    """Return how long the legs to a role's workers stayed open; None: longer than ``WAIT_S``."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
         ended = [leg.given_up_s for leg in fixture.legs(role)]
@@ -115,7 +115,7 @@ async def closed_within_s(fixture: FaultFixture, role: str, since_s: float) -> f
 
 
 def describe(reply: Reply) -> str:
-    """What a client saw, in a few words."""
+    """Describe in a few words what a client received."""
     if reply.status == 0:
         return f"nothing, {reply.broken}" if reply.broken else "nothing"
     if reply.status != 200:

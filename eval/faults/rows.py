@@ -82,7 +82,7 @@ async def hanging_prefill(fixture: FaultFixture) -> Cell:
 
 
 def failing(fails: str, waits: str) -> Callable[[FaultFixture], Awaitable[Cell]]:
-    """One worker answers 500; the other waits for it, as for a transfer."""
+    """Return the play of one worker that answers 500 while the other waits for it."""
 
     async def play(fixture: FaultFixture) -> Cell:
         reply = await fixture.ask({fails: Fault.FAILS, waits: Fault.HANGS})
@@ -100,7 +100,7 @@ def failing(fails: str, waits: str) -> Callable[[FaultFixture], Awaitable[Cell]]
 
 
 async def failing_both(fixture: FaultFixture) -> Cell:
-    """The prefill worker answers 500 and the decode worker as if nothing were wrong, but later."""
+    """Let the prefill worker answer 500, and the decode worker answer well, but later."""
     for worker in fixture.decode:
         worker.behaviour.late_s = 0.5
     reply = await fixture.ask({"prefill": Fault.FAILS, "decode": Fault.LATE})
@@ -108,7 +108,7 @@ async def failing_both(fixture: FaultFixture) -> Cell:
 
 
 async def refusing(fixture: FaultFixture) -> Cell:
-    """One of two decode workers is gone, its connections and its port: a local turn's home."""
+    """Take one of two decode workers away, for local turns the home."""
     messages = None
     if fixture.local:
         messages = await fixture.second_turn()
@@ -152,14 +152,14 @@ def _value(body: bytes, name: str) -> object:
 
 
 async def leaves_early(fixture: FaultFixture) -> Cell:
-    """Nothing has come yet, of either leg."""
+    """Let a client hang up before either leg has answered."""
     patience = Patience(HangUp.AT_ONCE, after_s=0.5)
     reply = await fixture.ask({"prefill": Fault.HANGS, "decode": Fault.HANGS}, patience)
     return await _left_behind(fixture, reply, ("prefill", "decode"))
 
 
 async def leaves_in_mid_stream(fixture: FaultFixture) -> Cell:
-    """The prefill worker has answered; the decode worker goes on."""
+    """Let a client hang up while the decode worker streams."""
     for worker in fixture.decode:
         worker.behaviour.pace_s = 0.05
     patience = Patience(HangUp.AT_ONCE, events=2)
@@ -168,7 +168,7 @@ async def leaves_in_mid_stream(fixture: FaultFixture) -> Cell:
 
 
 async def leaves_a_silent_stream(fixture: FaultFixture) -> Cell:
-    """The decode worker has begun, and says nothing for now."""
+    """Let a client hang up while the decode worker pauses."""
     patience = Patience(HangUp.AT_ONCE, events=1)
     reply = await fixture.ask({"decode": Fault.HOLDS}, patience)
     return await _left_behind(fixture, reply, ("decode",))
@@ -187,7 +187,7 @@ async def _left_behind(fixture: FaultFixture, reply: Reply, roles: Sequence[str]
 
 
 def restarting(role: str) -> Callable[[FaultFixture], Awaitable[Cell]]:
-    """It is gone for some requests, then back as another process."""
+    """Return the play of a worker that is gone for some requests, then back as another process."""
 
     async def play(fixture: FaultFixture) -> Cell:
         worker = fixture.prefill if role == "prefill" else fixture.decode[0]

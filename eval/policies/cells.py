@@ -51,12 +51,12 @@ class Cell:
 
     @property
     def failed(self) -> bool:
-        """Fewer turns succeeded than the paper asks of a measurement, in any of the runs."""
+        """Whether in any run fewer turns succeeded than the paper asks of a measurement."""
         return min(self.values("success_rate")) < MIN_SUCCESS
 
 
 def summarize(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:
-    """By point, sides in the order of the file."""
+    """Group rows by point, sides in the order of the file."""
     cells: dict[tuple[float, int, str], Cell] = {}
     for row in rows:
         key = (row["qps"], row["turns"], row["side"])
@@ -112,7 +112,7 @@ class Winner:
 
 
 def winners(cells: Sequence[Cell], metric: str) -> list[Winner]:
-    """At each point. A side that failed there cannot win."""
+    """Return the winners at each point; a side that failed there cannot win."""
     points = dict.fromkeys((cell.turns, cell.qps) for cell in cells)
     found = []
     for turns, qps in points:

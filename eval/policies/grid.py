@@ -78,7 +78,7 @@ class Grid:
 
     @property
     def digest(self) -> str:
-        """Names what a row was measured with; a grid may get more points."""
+        """A hash of all that a measured row depends on; a grid may get more points."""
         points = {"qps", "turns", "fixed_qps", "fixed_turns"}
         fields = {name: value for name, value in asdict(self).items() if name not in points}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
@@ -167,7 +167,7 @@ def measured(grid: Grid, out: Path) -> set[Key]:
 
 
 def order(grid: Grid, seeds: Sequence[int], sides: Sequence[Side] = SIDES) -> Iterator[Key]:
-    """Seeds outermost; at a point all sides one after the other, each in its turn the first."""
+    """Yield all runs: seeds outermost, at each point all sides, each in its turn the first."""
     for seed in seeds:
         for number, point in enumerate(grid.points()):
             first = (number + seed) % len(sides)

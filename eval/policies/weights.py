@@ -45,7 +45,7 @@ class Mix:
 
 
 def plan(config: SweepConfig, mix: Mix) -> list[Conversation]:
-    """Each conversation is of a random workload of the grid; Poisson arrivals."""
+    """Return conversations with Poisson arrivals, each of a random workload of the grid."""
     source = random.Random(mix.seed)
     workloads = list(config.workloads())
     conversations, at_s = [], 0.0

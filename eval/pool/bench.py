@@ -107,7 +107,7 @@ def _again() -> list[str]:
 
 
 def clustered(count: int, seed: int) -> Rows:
-    """Clusters of very different sizes, each a tilted ellipsoid in few of the dimensions."""
+    """Draw clusters of very different sizes, each a tilted ellipsoid in few of the dimensions."""
     source = np.random.default_rng(seed)
     d, inner = _LARGE_DIMENSIONS, 24
     centres = source.normal(size=(_LARGE_CLUSTERS, d)).astype(np.float32)

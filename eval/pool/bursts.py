@@ -69,7 +69,7 @@ class Answered:
 
 
 def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
-    """Poisson arrivals, ``rate`` a second on average, five times as dense in bursts."""
+    """Draw Poisson arrivals of ``rate`` a second on average, five times as dense in bursts."""
     source = random.Random(seed)
     period_s = _QUIET_S + _BURST_S
     quiet_rate = rate * period_s / (_QUIET_S + _BURST * _BURST_S)
@@ -139,7 +139,7 @@ class _Feed:
 def run(
     way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int
 ) -> list[Answered]:
-    """Every arrival, answered."""
+    """Answer every arrival."""
     pace = Pace()
     controls = Controls(reserved=0.5, flush_s=0.001)
     plenty = Bounds(len(arrivals) + 1, len(arrivals) + 1)
@@ -237,7 +237,7 @@ def p99_us(answered: Sequence[Answered], stage: Stage) -> float:
 
 
 def capacity(target: Target, moved: Rows, threads: int, seed: int) -> float:
-    """Searches a second that one after the other can be finished, of the same mix."""
+    """Measure how many searches of the mix ``threads`` threads finish a second."""
     arrivals = [
         Arrival(0.0, one.stage, one.query, one.itopk, one.limit)
         for one in draw(2000.0, 1.0, moved.shape[0], seed)

@@ -63,7 +63,7 @@ FORMS = (
 def rows(
     vectors: Rows, queries: Rows, rounds: int, threads: int, logs: Path
 ) -> Iterator[dict[str, object]]:
-    """Raw rows; each form's runs are interleaved.
+    """Yield raw rows; each form's runs are interleaved.
 
     Raises:
         ClusterError: the pool did not start.

@@ -123,7 +123,7 @@ def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def fifo(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Each core takes the oldest and finishes it."""
+    """Simulate cores that take the oldest search and finish it."""
     waits: Waits = {stage: [] for stage in Stage}
     free_s = [0.0] * _CORES
     for one in arrivals:
@@ -134,7 +134,7 @@ def fifo(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Each core takes a batch, and all its answers come when the last is finished."""
+    """Simulate cores that take a batch; all its answers come when the last is finished."""
     waits: Waits = {stage: [] for stage in Stage}
     free_s = [0.0] * _CORES
     at = 0
@@ -153,7 +153,7 @@ def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 20.0) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object of p99s."""
+    """Simulate all ways at all loads; the last line on stdout is one JSON object of p99s."""
     costs = Costs()
     mix = draw(2000.0, seconds, 1, seeds)
     capacity = _CORES / statistics.mean(_alone(one, costs) for one in mix)

@@ -54,7 +54,7 @@ class Given:
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """As ppd-pool build makes it unless told otherwise."""
+        """The collection that ``ppd-pool build`` makes by default."""
         return build(
             self.rows,
             np.arange(self.rows.shape[0], dtype=np.int64),

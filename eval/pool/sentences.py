@@ -22,7 +22,7 @@ _MIN_WORDS, _MAX_WORDS = 5, 20
 
 
 def collect(files: Sequence[Path], count: int, seed: int) -> tuple[list[str], int]:
-    """``count`` different sentences in random order, and how many of them are from docstrings.
+    """Return ``count`` different sentences in random order, and how many are from docstrings.
 
     Raises:
         ConfigError: a file cannot be read, or there are not so many.

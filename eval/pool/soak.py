@@ -65,7 +65,7 @@ def direction(number: int) -> NDArray[np.float32]:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """What one shard must hold.
+    """One shard, and the rows that it must hold.
 
     Attributes:
         live: numbers of rows that are there; dead: of some that are not any more.
@@ -288,7 +288,11 @@ class Soak:
 
 
 def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
+    """Run the soak; the last line on stdout is one JSON object.
+
+    Returns:
+        The exit status: 1 if recall is too low, or memory has grown.
+    """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         soak = asyncio.run(_soak(launch, Path(folder), searches, seed))

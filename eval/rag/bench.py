@@ -54,7 +54,7 @@ class RagTurn:
 def run(
     model: str | None, docs: Path, cache: Path, rounds: int, out: Path | None, logs: Path
 ) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object.
+    """Measure all ways; the last line on stdout is one JSON object.
 
     Raises:
         ConfigError: there are no docs, or the sentence model cannot be fetched.
@@ -75,7 +75,7 @@ def run(
 
 
 def summarize(turns: Sequence[RagTurn]) -> list[dict[str, Any]]:
-    """Medians over the rounds, a row for each turn."""
+    """Return medians over the rounds, a row for each turn."""
     rows = []
     for number in range(1, _TURNS + 1):
         row: dict[str, Any] = {"turn": number}

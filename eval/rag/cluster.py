@@ -24,14 +24,18 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """``id``: file and number of the passage in it."""
+    """One paragraph.
+
+    Attributes:
+        id: its file, and its number in the file.
+    """
 
     id: str
     text: str
 
 
 def passages(folder: Path) -> list[Passage]:
-    """Of all Markdown below ``folder``: paragraphs, without tables and code.
+    """Return the paragraphs of all Markdown below ``folder``, without tables and code.
 
     Raises:
         ConfigError: there is none.
@@ -55,7 +59,7 @@ def _passages_of(path: Path) -> Iterator[Passage]:
 
 
 def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
-    """``data``/docs, made anew by ``ppd-pool build``.
+    """Build ``data``/docs anew by ``ppd-pool build``.
 
     Raises:
         ConfigError: the model cannot be fetched, or the build fails.
@@ -102,7 +106,7 @@ class RagCluster:
 
 
 def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) -> RagCluster:
-    """Everything, ready; workers and pool share the cores.
+    """Start all processes, and wait for them; workers and pool share the cores.
 
     Raises:
         ClusterError: something did not start.
@@ -120,7 +124,7 @@ def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) ->
 def start_pool(
     launch: Launcher, data: Path, cache: Path, *lines: str, core: int | None = None
 ) -> Process:
-    """A pool, still starting.
+    """Start a pool.
 
     Args:
         lines: of its file, more of them.
@@ -143,7 +147,7 @@ def start_router(
     policy: str,
     *lines: str,
 ) -> Process:
-    """A router that asks ``pool``, still starting.
+    """Start a router that asks ``pool``.
 
     Args:
         lines: of ``[retrieval]``, more of them.

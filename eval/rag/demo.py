@@ -29,7 +29,7 @@ _ROW = "{:>4}  {:<7} {:<13} {:>8} {:>6} {:>7} {:>8}  {}"
 
 @dataclass(slots=True)
 class Transcript:
-    """What the turns of all chats showed, in order."""
+    """The results of the turns of all chats, in order."""
 
     routes: list[str] = field(default_factory=list)
     context_tokens: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Transcript:
 
 
 def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | None) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object.
+    """Hold the chats; the last line on stdout is one JSON object.
 
     Raises:
         ConfigError: there are no docs, or the sentence model cannot be fetched.

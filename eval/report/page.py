@@ -142,7 +142,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def figure_files(sections: Sequence[Section]) -> Iterator[tuple[str, str]]:
-    """Name and content of each figure's file, dark on white: it may be shown on any page."""
+    """Yield name and content of each figure's file, dark on white."""
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
     for one in sections:
         if one.figure is not None:

@@ -88,7 +88,7 @@ def _chance(source: Source | NotMeasured) -> str:
 
 
 def complete(cells: Sequence[Cell]) -> list[Cell]:
-    """Those of points that all sides have been measured at, with the same seeds."""
+    """Return the rows of points that all sides have measured, with the same seeds."""
     sides = {cell.side for cell in cells}
     seeds: dict[tuple[int, float], list[frozenset[int]]] = {}
     for cell in cells:

@@ -50,7 +50,7 @@ class _SampleColumns(msgspec.Struct, frozen=True):
 
 
 class GridRow(_Origin, frozen=True, kw_only=True):
-    """Of ``policy-grid``."""
+    """A row of ``policy-grid.jsonl``."""
 
     grid: str
     side: str
@@ -69,7 +69,7 @@ class GridRow(_Origin, frozen=True, kw_only=True):
 
 
 class CompareRow(msgspec.Struct, frozen=True):
-    """Of ``compare``: a turn, or a run."""
+    """A row of ``compare.jsonl``: a turn, or a run."""
 
     row: str
     trace: str
@@ -110,7 +110,7 @@ class WeightsRow(_Origin, frozen=True, kw_only=True):
 
 
 class ScenarioRow(_Origin, frozen=True, kw_only=True):
-    """Of ``scenarios``."""
+    """A row of ``scenarios.jsonl``."""
 
     name: str
     requests: int
@@ -160,7 +160,7 @@ class ClaimRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file's rows, and what they say of themselves."""
+    """The rows of a raw file, and where they were measured."""
 
     file: str
     rows: Sequence[Row]
@@ -237,7 +237,7 @@ def read_source(
 
 
 def newest(source: Source, key: str) -> Source:
-    """Only the rows that agree with the last one in ``key``."""
+    """Return the rows that agree with the last one in ``key``."""
     last = source.rows[-1][key]
     kept = [
         (row, origins)

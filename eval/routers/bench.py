@@ -88,7 +88,7 @@ class Bench:
         self._asked = 0
 
     async def closed_loop(self, candidate: Candidate, streams: int, requests: int) -> float:
-        """CPU microseconds of a request that does not stream."""
+        """Return the CPU microseconds of a request that does not stream."""
         each = requests // streams
         connections = await connect_many(candidate.port, streams, Tally(), _CHUNK)
 
@@ -106,7 +106,11 @@ class Bench:
         return 1e6 * spent_s / (each * streams)
 
     async def streams(self, candidate: Candidate, load: Load) -> tuple[float, float]:
-        """CPU microseconds of a chunk while all streams are open; memory then, in MB."""
+        """Measure streams that are all open at once.
+
+        Returns:
+            The CPU microseconds of a chunk, and the memory then, in MiB.
+        """
         rhythm = {"interval_s": load.interval_s, "burst": load.burst}
         async with self._http.post(f"http://127.0.0.1:{self._direct}/rhythm", json=rhythm):
             pass
@@ -128,7 +132,11 @@ class Bench:
         return 1e6 * spent_s / max(1, counted), mb
 
     async def first_tokens(self, candidate: Candidate, pairs: int) -> tuple[float, float]:
-        """Added to the time to first token, p50 and p99 over the worker's own p50, in ms."""
+        """Measure what a router adds to the time to the first token.
+
+        Returns:
+            p50 and p99, over the p50 of the worker asked directly, in ms.
+        """
         async with self._http.post(
             f"http://127.0.0.1:{self._direct}/rhythm", json={"interval_s": 0.0, "burst": 2}
         ):
@@ -178,7 +186,7 @@ async def measure(
     requests: int,
     loads: Sequence[Load],
 ) -> list[dict[str, object]]:
-    """A row for each router and round, routers in turn."""
+    """Measure all routers in turn; return a row for each router and round."""
     rows: list[dict[str, object]] = []
     async with aiohttp.ClientSession() as http:
         bench = Bench(http, direct, model)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 
 class KvCache:
-    """The radix cache of a simulated worker: whole sessions, the least recently used evicted first."""
+    """The KV of a simulated worker, counted in tokens by session."""
 
     def __init__(self, capacity_tokens: int) -> None:
         assert capacity_tokens > 0

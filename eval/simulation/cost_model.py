@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Of a dense decoder, from its config.
+    """The sizes of a dense decoder, from its config.
 
     Attributes:
         layer_parameters: those that every token meets (embeddings and head left out).
@@ -47,13 +47,13 @@ class ModelSizes:
 
     @property
     def flops_per_pair(self) -> float:
-        """Of a new token with one token that it attends to: scores and values."""
+        """The operations for a new token and one token that it attends to: scores and values."""
         return 4.0 * self.layers * self.hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """From its data sheet."""
+    """The figures of a GPU, from its data sheet."""
 
     name: str
     peak_flops: float
@@ -63,18 +63,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What no data sheet says. ``docs/SIMULATOR.md`` names the measurement behind each value.
+    """The parameters of serving that no data sheet lists.
 
-    Attributes:
-        compute_share, memory_share: of the peaks that an engine reaches.
-        attention_share: of the peak, in attention's products.
-        step_ms, sequence_ms: a step's fixed price, and that of each sequence that decodes in it.
-        request_ms: client, router, tokenizer and scheduler, once for each turn.
-        handover_ms: once for each transfer, whatever its size: the second leg, and the decode
-            worker's part.
-        link_bytes_per_s: one prefill worker's transfers, one after the other.
-        memory_used_share: of the GPU, by the engine's own limit.
-        activation_bytes: not for KV.
+    ``docs/SIMULATOR.md`` names the measurement behind each value.
     """
 
     compute_share: float
@@ -98,7 +89,7 @@ class Extend:
 
     @property
     def pairs(self) -> float:
-        """Token pairs of its attention: each token attends to the context and to those before."""
+        """The token pairs of its attention, each token with the context and the tokens before."""
         return self.tokens * (self.context + (self.tokens + 1) / 2)
 
 
@@ -146,7 +137,7 @@ class CostModel:
         )
 
     def decode_ms(self, steps: int, sequences: int, context_tokens: int) -> float:
-        """``steps`` decode steps in a row, in closed form: each adds a token to every context."""
+        """Return the milliseconds of ``steps`` decode steps; each adds a token to every context."""
         read = steps * context_tokens + sequences * steps * (steps - 1) / 2
         return steps * self._flat_ms(sequences) + read * self.context_ms
 
@@ -169,7 +160,7 @@ class CostModel:
         )
 
     def local_ttft_ms(self, new_tokens: int, context_tokens: int) -> float:
-        """On a worker that does nothing else."""
+        """Return the TTFT of a local turn on an idle worker."""
         return self.serving.request_ms + self.step_ms(0, 0, [Extend(new_tokens, context_tokens)])
 
     def remote_ttft_ms(self, new_tokens: int, cached_tokens: int, moved_tokens: int) -> float:
@@ -214,5 +205,5 @@ VLLM_H100 = Serving(
 
 
 def paper_model() -> CostModel:
-    """Of the paper's machine: 4 x H100, Llama-3.1-8B, vLLM."""
+    """Return the cost model of the paper's machine: 4 x H100, Llama-3.1-8B, vLLM."""
     return CostModel(LLAMA_8B, H100, VLLM_H100)

@@ -73,7 +73,7 @@ Key = tuple[Workload, int | None, Route]
 
 @dataclass(frozen=True, slots=True)
 class Medians:
-    """Of the turns of a cell's runs: later ones, and the TTFT of first ones."""
+    """Medians of the turns of a cell's runs: of later ones, and the TTFT of first ones."""
 
     first_ttft_ms: float
     ttft_ms: float

@@ -75,7 +75,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PointRow:
-    """What the paper's harness reports of a point, and what it does not. Milliseconds.
+    """The results of one point, in milliseconds: what the paper's harness reports, and more.
 
     Attributes:
         ok_share: of the turns that were begun.

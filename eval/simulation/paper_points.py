@@ -21,7 +21,7 @@ from .traffic import Workload
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``metric`` is a field of ``PointRow``."""
+    """One measured value; ``metric`` is a field of ``PointRow``."""
 
     configuration: str
     workload: str
@@ -104,7 +104,7 @@ def simulated(
     costs: CostModel,
     harness: Harness,
 ) -> list[float]:
-    """What the same points take in the simulator.
+    """Simulate measured points.
 
     Raises:
         ConfigError: a workload of theirs is not among ``workloads``.

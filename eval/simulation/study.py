@@ -182,7 +182,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def candidates(workers: int) -> Iterator[tuple[str, str]]:
-    """Every cluster of a size, with its policy."""
+    """Yield every cluster of a size, with its policy."""
     yield f"{workers}R", "replica"
     for prefill in range(1, workers):
         yield f"{prefill}P_{workers - prefill}D", "pd"
@@ -224,7 +224,7 @@ def _used(targets: Targets, row: StudyRow) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """What to tell the router, so that it routes this traffic as the plan did.
+    """Weights with which the router routes this traffic as the plan did.
 
     Attributes:
         local_up_to: the ``tpot`` weight (``ttft`` 1) up to which Algorithm 1 sends it local; None:
@@ -255,7 +255,7 @@ def weigh(costs: CostModel, best: StudyRow, traffic: Traffic, seed: int) -> Weig
 
 
 def break_even(costs: CostModel, shape: str, traffic: Traffic, seed: int) -> float | None:
-    """Up to which ``w_tpot`` (with ``w_ttft`` 1) Algorithm 1 sends this traffic local.
+    """Return the ``w_tpot`` (with ``w_ttft`` 1) up to which Algorithm 1 sends this traffic local.
 
     Args:
         shape: with decode workers that append; the same is simulated without.

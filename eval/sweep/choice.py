@@ -44,7 +44,7 @@ class Job:
 
 
 class Grid:
-    """Everything, seeds outermost: a sweep cut short has every cell before it has any twice."""
+    """The choice of everything, seeds outermost: each cell is measured once before any twice."""
 
     def __init__(self, config: SweepConfig) -> None:
         rates = (None, *range(len(config.axes.qps)))
@@ -74,7 +74,7 @@ def done(job: Job, policies: Sequence[str], medians: Medians) -> bool:
 
 
 class Adaptive:
-    """Cells spread over the grid first, then always the least certain one.
+    """The choice of cells spread over the grid first, then always the least certain one.
 
     Each measured workload is also measured quiet, with one seed.
     """
@@ -119,12 +119,12 @@ class Adaptive:
         return None
 
     def left(self, medians: Medians) -> int:
-        """At most; most often fewer will do."""
+        """Return how many jobs are left at most; most often fewer will do."""
         used = sum(map(len, self._measured(medians).values()))
         return max(0, self._most - used)
 
     def chance_of_wrong(self, medians: Medians) -> Array:
-        """Shape (cells,): that the route is the wrong one, for the worst of the weightings."""
+        """Return each cell's chance that its route is wrong, for the worst of the weightings."""
         measured = self._measured(medians)
         index = {cell: i for i, cell in enumerate(self._cells)}
         ratios = [(index[cell], pair) for cell, pairs in measured.items() for pair in pairs]
@@ -166,7 +166,7 @@ class Adaptive:
 def log_ratios(
     remote: tuple[float, float] | None, local: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """Of TTFT and TPOT, local to remote; None where there is none."""
+    """Return the log ratios of TTFT and TPOT, local to remote; None where there is none."""
     if remote is None or local is None or min(*remote, *local) <= 0:
         return None
     return math.log(local[0] / remote[0]), math.log(local[1] / remote[1])
@@ -175,7 +175,7 @@ def log_ratios(
 def chance_of_wrong(
     weights: Weights, ttft: tuple[Array, Array], tpot: tuple[Array, Array]
 ) -> Array:
-    """Of a score's sign.
+    """Return the chance that a score has the wrong sign.
 
     Args:
         ttft, tpot: mean and standard deviation of the log ratio, local to remote.

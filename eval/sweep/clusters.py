@@ -44,7 +44,7 @@ class Cluster:
         return self.at.urls
 
     async def lost(self, http: aiohttp.ClientSession) -> list[str]:
-        """URLs of workers that do not answer."""
+        """Return the URLs of workers that do not answer."""
         return [url for url in self.workers if not await is_ready(http, url)]
 
 
@@ -104,7 +104,7 @@ class Fleet:
 
 @contextmanager
 def fleet(config: SweepConfig, model: str, logs: Path) -> Iterator[Fleet]:
-    """Started; stopped when the context ends."""
+    """Start all clusters; they are stopped when the context ends."""
     with launching(logs) as launch:
         all_of = Fleet(config, model, launch)
         all_of.start()
@@ -119,7 +119,7 @@ def router(launch: Launcher, at: ClusterAt, *flags: str) -> Process:
 def start_workers(
     launch: Launcher, config: SweepConfig, model: str, number: int = 0
 ) -> tuple[ClusterAt, list[Process]]:
-    """Workers of one cluster, ready; without GPUs each on a core of its own.
+    """Start the workers of one cluster, and wait; without GPUs each has a core of its own.
 
     Args:
         number: of the cluster; others on this machine have other cores or GPUs.

@@ -34,7 +34,7 @@ _SHAPE = re.compile(r"(?=.)(?:([1-9]\d?)P([1-9]\d?)D)?(?:([1-9]\d?)R)?")
 
 
 class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One that is there: URLs of its workers. The sweep puts routers of its own in front."""
+    """The URLs of a cluster's workers; the sweep starts routers of its own for it."""
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Not the whole grid, but what decisions hang on (``eval.sweep.choice``).
+    """Settings of a sweep that measures only what decisions depend on (``eval.sweep.choice``).
 
     Attributes:
         wrong: the chance of a wrong route that may remain in any cell.
@@ -63,7 +63,7 @@ class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sweep, as its TOML file says (see ``cpu.toml``).
+    """The configuration of a sweep (see ``cpu.toml``).
 
     Attributes:
         shape: ``2P1D`` for two prefill workers and one decode worker, ``1P1D2R`` with two workers
@@ -105,7 +105,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def workers(self) -> tuple[int, int, int]:
-        """Prefill and decode workers and replicas of the shape."""
+        """The numbers of prefill and decode workers and of replicas."""
         found = _SHAPE.fullmatch(self.shape)
         assert found is not None
         return int(found[1] or 0), int(found[2] or 0), int(found[3] or 0)
@@ -126,7 +126,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def homes(self) -> int:
-        """Workers that decode."""
+        """The number of workers that decode."""
         _, decode, replica = self.workers
         return decode + replica
 
@@ -137,7 +137,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield from product(*(range(len(bins)) for bins in sizes))
 
     def contexts(self, workload: Workload) -> list[int]:
-        """Of the first turn (what it brings) and of each later one; their mean is the cell's."""
+        """Return the tokens of the first turn, then the context of each later one."""
         context, new, output = self._tokens(workload)
         first = first_turn_tokens(context, new, output, self.turns)
         return [first, *(first + output + k * (new + output) for k in range(self.turns - 1))]
@@ -181,7 +181,7 @@ class Run:
 
     @property
     def route(self) -> Route | None:
-        """That all later turns should take; None if the policy takes both."""
+        """The route that all later turns should take; None if the policy takes both."""
         return _ROUTES.get(self.policy)
 
 

@@ -48,7 +48,7 @@ def sweep(config: SweepConfig, model: str | None, out: Path, logs: Path) -> None
 
 @dataclass(slots=True)
 class Progress:
-    """What a user sees meanwhile, on stderr."""
+    """Prints the progress of a sweep to stderr."""
 
     kept: int
     runs: int = 0
@@ -72,7 +72,7 @@ class Progress:
 
 
 class Driver:
-    """One task for each cluster; all take from one choice and write to one file."""
+    """Runs one task for each cluster; all take from one choice and write to one file."""
 
     def __init__(self, config: SweepConfig, writer: Writer, progress: Progress) -> None:
         self._config = config
@@ -84,7 +84,7 @@ class Driver:
         self._changed = asyncio.Event()
 
     async def drive(self, all_of: Fleet) -> None:
-        """Until nothing is left to measure.
+        """Measure until nothing is left.
 
         Raises:
             ConfigError: a row cannot be written.

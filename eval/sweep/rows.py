@@ -28,14 +28,14 @@ from .config import Place, Run, SweepConfig
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One complete run: what it was, its summary, its turns, as the file has them."""
+    """One complete run: its summary and its turns, as the file has them."""
 
     run: Run
     summary: dict[str, Any]
     turns: list[dict[str, Any]]
 
     def later(self) -> Iterator[dict[str, Any]]:
-        """Later turns on the route they should take: a refused local turn measured neither."""
+        """Return the later turns on the right route: a refused local turn measured neither."""
         wanted = self.run.route
         for turn in self.turns:
             on_route = wanted is None or turn["route"] == wanted
@@ -43,7 +43,7 @@ class RunResult:
                 yield turn
 
     def medians(self) -> tuple[float, float] | None:
-        """TTFT and TPOT of the later turns, in ms; None if there were none."""
+        """Return TTFT and TPOT of the later turns, in ms; None if there were none."""
         later = list(self.later())
         if not later:
             return None
@@ -54,7 +54,7 @@ class RunResult:
 
 
 def read_runs(config: SweepConfig, raw: Path) -> Iterator[RunResult]:
-    """Each complete run of this configuration.
+    """Yield each complete run of this configuration.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.

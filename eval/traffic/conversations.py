@@ -16,7 +16,7 @@ from ppd.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """One turn to be held.
+    """One planned turn.
 
     It is due ``think_s`` after the end of the reply before, and not earlier than ``gap_s`` after
     the turn before was due: a trace tells when turns arrived, not when replies ended.

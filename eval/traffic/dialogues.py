@@ -30,7 +30,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """As the model reads or writes it: tool calls are JSON."""
+        """The message as the model reads or writes it: tool calls are JSON."""
         calls = msgspec.json.encode(self.tool_calls).decode() if self.tool_calls else ""
         return (self.content or "") + calls
 

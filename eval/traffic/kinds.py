@@ -51,7 +51,7 @@ PAPER = tuple(f"{first}_{later}" for first, later in product(PAPER_FIRST_TURNS, 
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may follow ``?`` for every kind.
+    """Settings that every kind takes after ``?``.
 
     Attributes:
         max_context: conversations end before the turn that would need more.
@@ -61,13 +61,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thinking(Settings, frozen=True):
-    """For kinds that do not tell times: mean of an exponential think time."""
+    """Settings of kinds without times: the mean of an exponential think time."""
 
     think_s: Seconds = 0.0
 
 
 class TurnScaling(Thinking, frozen=True):
-    """Turn scaling, as the paper's ``small_mid_bal`` with more turns."""
+    """Settings of turn scaling, as the paper's ``small_mid_bal`` with more turns."""
 
     first: Tokens = 128
     first_out: Tokens = 128
@@ -76,7 +76,10 @@ class TurnScaling(Thinking, frozen=True):
 
 
 class Grid(Thinking, frozen=True):
-    """Lists of numbers; every combination is a cell. ``context`` is the mean of later turns'."""
+    """Settings of a grid: lists of numbers, of which every combination is a cell.
+
+    ``context`` is the mean of later turns.
+    """
 
     context: str = "1024"
     new: str = "64"
@@ -86,7 +89,7 @@ class Grid(Thinking, frozen=True):
 
 
 class ReplaySettings(Settings, frozen=True):
-    """For kinds that tell times: all of them are divided by ``faster``."""
+    """Settings of kinds with times: all of them are divided by ``faster``."""
 
     faster: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
 
@@ -224,7 +227,7 @@ def _turns(spec: str, what: str, settings: TurnScaling) -> Conversation:
 
 
 def first_turn_tokens(context: float, new: int, output: int, turns: int) -> int:
-    """What a first turn must bring so that the contexts of the later ones have that mean."""
+    """Return the tokens of a first turn, so that the contexts of the later ones have that mean."""
     return round(context - output - (turns - 2) / 2 * (new + output))
 
 

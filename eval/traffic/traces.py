@@ -56,7 +56,7 @@ class MooncakeRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TraceTurn:
-    """One turn as a trace tells it; ``context_tokens`` of the prompt are as in the turn before."""
+    """One turn of a trace; its first ``context_tokens`` are those of the turn before."""
 
     prompt_tokens: int
     context_tokens: int
@@ -77,7 +77,7 @@ class _Session:
 
 
 def conversation_of(turns: Sequence[TraceTurn], starts_at_s: float = 0.0) -> Conversation:
-    """Prompts and common beginnings as long as the trace's, with live replies in between."""
+    """Return a conversation with prompts and common beginnings as long as the trace's."""
     planned, held = [], 0
     for turn in turns:
         kept = min(turn.context_tokens, held, turn.prompt_tokens - 1)
@@ -89,7 +89,7 @@ def conversation_of(turns: Sequence[TraceTurn], starts_at_s: float = 0.0) -> Con
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, numbered from 1; ``.gz`` is unpacked.
+    """Yield lines that are not empty, numbered from 1; ``.gz`` is unpacked.
 
     Raises:
         ConfigError: it cannot be read, or holds none.
@@ -108,7 +108,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_rows(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """JSONL.
+    """Yield the rows of a JSONL file.
 
     Raises:
         ConfigError: of :func:`read_lines`, or a line is no such row.
@@ -122,7 +122,7 @@ def read_rows(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
 
 
 def read_sessions(path: Path) -> tuple[list[Conversation], bool]:
-    """Rows of sessions whose turns count from 1; whether their times of arrival are known.
+    """Read rows of sessions whose turns count from 1; return whether their arrivals are known, too.
 
     A row that goes back to an earlier turn forks: it is held as a conversation of its own.
 
@@ -216,7 +216,9 @@ def _common_blocks(prompts: Sequence[tuple[int | str, ...]]) -> int:
 
 
 def read_azure(path: Path) -> list[Conversation]:
-    """Azure's LLM inference traces: ``TIMESTAMP,ContextTokens,GeneratedTokens``; one turn each.
+    """Read Azure's LLM inference traces, one turn each.
+
+    Columns are ``TIMESTAMP,ContextTokens,GeneratedTokens``.
 
     Raises:
         ConfigError: a column is missing, or a line is broken.

@@ -21,7 +21,7 @@ POISSON = "poisson"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is wanted.
+    """The workload that a command line asks for.
 
     Attributes:
         spec: the workload.
