@@ -1,8 +1,8 @@
-"""What two load clients saw, brought to one form, and how far apart they are: pure functions.
+"""The turns of two load clients in one form, and how far apart their figures are.
 
-Both are summed up by the same formulas, from each turn: TTFT; TPOT, (last token - first token) /
-(tokens - 1); gaps between chunks, in the same histogram; tokens a second from the first send to the
-last token.
+Pure functions. Both clients' figures come from the same formulas, from each turn: TTFT; TPOT,
+(last token - first token) / (tokens - 1); gaps between chunks, in the same histogram; tokens a
+second from the first send to the last token.
 """
 
 from __future__ import annotations

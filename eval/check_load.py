@@ -1,9 +1,9 @@
 """``ppd-eval traffic check-load``: our load generator against AIPerf, on one server.
 
-Both hold conversations of the same lengths, which begin at the same times, in turn, with one core
-for themselves; the server has the other. AIPerf speaks text to ``/v1/chat/completions``, ours token
-ids to ``/generate``: how many tokens AIPerf's prompts have, the server says, and ours have as many.
-What the engine itself measured stands beside both.
+Both hold conversations of the same lengths, which begin at the same times, in turn. The client has
+one core, the server the other. AIPerf sends text to ``/v1/chat/completions``, ours token ids to
+``/generate``. The server reports how many tokens AIPerf's prompts have, and ours have as many. What
+the engine itself measured is recorded with both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The load generator: whole conversations, open loop, against one URL.
 
-Conversations arrive when their plan says, however slow the server is; inside a conversation
-a turn follows the reply before it after its think time. Prompts are token ids of exact length
-on ``/generate``; each turn sends the whole history, as chat clients do. No connection cap, so
-nothing waits here but for a connection to be made, which a user would wait for, too: it is in
-TTFT.
+Conversations arrive when their plan demands, however slow the server is. Inside a conversation a
+turn follows the reply before it after its think time. Prompts are token ids of exact length on
+``/generate``. Each turn sends the whole history, as chat clients do. Connections have no cap: a
+turn only waits for its connection to be made, and that is part of its TTFT.
 """
 
 from __future__ import annotations

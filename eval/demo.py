@@ -1,6 +1,6 @@
 """``ppd-eval demo``: five turns of a chat through prefill worker, decode worker and router.
 
-Shows what the engine itself reports, and repeats the conversation on one monolithic server:
+It prints what the engine itself reports. Then it repeats the conversation on one monolithic server:
 the token ids must be the same.
 """
 

@@ -1,6 +1,6 @@
-"""What answers of the three endpoints look like, as SGLang writes them and as a client reads them.
+"""Answers of the three endpoints, as SGLang writes them and as a client reads them.
 
-Word ``i`` of request ``n`` is ``" n.i"``: whose words a client gets can be told from them.
+Word ``i`` of request ``n`` is ``" n.i"``. So each word shows which request it answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What servers tell of themselves before a run, and what they are asked to do between runs."""
+"""Requests to servers before and between runs: vocabulary, context length, caches, health."""
 
 from __future__ import annotations
 

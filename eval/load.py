@@ -1,7 +1,7 @@
 """``ppd-eval load``: any workload against any ``/generate``, a router's or a plain SGLang server's.
 
-Raw rows are written as turns end: one that begins the run (what was asked, where it ran), one for
-each turn, one that ends it with the summary. A run without its last row was cut short.
+Raw rows are written as turns end: one at the beginning of the run with its settings, one for each
+turn, and one at the end with the summary. A run without its last row was cut short.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flags for an operator's wishes: weights, or targets."""
+"""Command-line options of an operator's objective: weights, or targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a measurement comes from: what every raw result row carries."""
+"""Where a measurement comes from: the fields that every raw row carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one turn showed, and its histogram of gaps between tokens."""
+"""The measurements of one turn, and its histogram of gaps between tokens."""
 
 from __future__ import annotations
 

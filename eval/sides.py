@@ -1,8 +1,8 @@
-"""The same machine used in different ways: the workers of every shape, a router for each policy.
+"""One machine used in different ways: the workers of every shape, a router for each policy.
 
-Owns what stands beside what, and one run of a plan on one side. Every side has both cores, except
-``1R``, which has one. The workers of all sides are up at once and share the cores; only those of
-the side that is measured have anything to do.
+It starts them, and runs a plan on one side. Every side has both cores, except ``1R``, which has
+one. The workers of all sides are up at once and share the cores; only those of the side that is
+measured are busy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run showed, from its samples: pure functions.
+"""The summary of a run, from its samples: pure functions.
 
-Percentiles are values that were seen (nearest rank). Failures are no latencies: they count in
+Percentiles are values that were measured (nearest rank). Failures are no latencies: they count in
 the success rate, and as turns that met no target.
 """
 

@@ -1,4 +1,4 @@
-"""A smooth surface through what was measured at points of a grid, and how sure it is elsewhere.
+"""A smooth surface through the measured points of a grid, and how sure it is elsewhere.
 
 A Gaussian process on the logarithms of the axes: a linear trend and departures from it, each axis
 with a length of its own, fitted by marginal likelihood (scikit-learn's).

@@ -1,9 +1,8 @@
 """Makes small random language models that any SGLang server can load.
 
-Tests, the demo and CPU benchmarks need a model whose greedy output varies from
-position to position, whose files appear in seconds, and, for most of them, whose
-text round-trips: decoding ids and encoding the text again gives the same ids.
-Nothing here knows of serving.
+Tests, the demo and CPU benchmarks need a model whose greedy output varies from position to
+position, and whose files are made in seconds. For most of them its text must round-trip: decoding
+ids and encoding the text again gives the same ids.
 """
 
 from __future__ import annotations

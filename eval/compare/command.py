@@ -1,4 +1,4 @@
-"""``ppd-eval compare``: its flags."""
+"""``ppd-eval compare``: the command."""
 
 from __future__ import annotations
 

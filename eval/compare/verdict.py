@@ -1,10 +1,10 @@
-"""Who was better on the same traffic, and how surely: from raw rows alone.
+"""Which way was better on the same traffic, and how surely, from raw rows alone.
 
 Of later turns, ``cost = w_ttft * TTFT / TTFT_pd + w_tpot * TPOT / TPOT_pd``, at the median and the
-90th percentile. All ways served the same conversations, so confidence intervals come from drawing
-seeds again, and in each whole conversations, the same ones for every way (paired bootstrap, 95 %).
-A seed is a run of each way: what else the machine did in that half minute hits all its turns, and
-conversations alone would not show it.
+90th percentile. All ways served the same conversations. Confidence intervals come from drawing
+seeds again, and in each whole conversations, the same for every way (paired bootstrap, 95 %). A
+seed is one run of each way. Whatever else the machine did in that half minute affects all turns of
+the run; drawing conversations alone would not show it.
 """
 
 from __future__ import annotations

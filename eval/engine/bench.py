@@ -1,11 +1,11 @@
 """``ppd-eval bench engine``: what a later turn costs on each way, and the decodes beside it.
 
 Prefill and decode worker have a core each. ``full`` transfers all of the KV, ``delta`` what the
-decode worker does not hold, ``local`` appends there. Two decode workers share their core, one
-at work at a time: ``bounded`` chunks as ``ppd-worker`` sets them, and ``unbounded``: an append
-in one chunk, alternating with decodes. All is interleaved in one run. Then both ways under load,
-through the router, conversations arriving open loop; on a larger model, for the small one would
-have nothing to do.
+decode worker does not hold, ``local`` appends there. Two decode workers share their core, one at
+work at a time: ``bounded`` has chunks as ``ppd-worker`` sets them, and ``unbounded`` appends in one
+chunk, alternating with decodes. All is interleaved in one run. Then both ways are measured under
+load, through the router, with conversations that arrive open loop. That part has a larger model:
+the small one would have nothing to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Turns sent to a prefill and a decode worker themselves, without a router between.
+"""Turns sent to a prefill and a decode worker directly, without a router between.
 
-For measurements of the engine: the caller says which route a turn takes, and each token's
-arrival is kept. Prompts are token ids on ``/generate``.
+For measurements of the engine. The caller chooses the route of a turn, and each token's arrival is
+kept. Prompts are token ids on ``/generate``.
 """
 
 from __future__ import annotations

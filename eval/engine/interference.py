@@ -1,8 +1,8 @@
-"""``ppd-eval bench interference``: what prefill beside it does to decoding, on one decode worker.
+"""``ppd-eval bench interference``: decoding beside prefills, on one decode worker.
 
-The PPD paper's figure: TPOT of running decodes against how many there are, with nothing else,
-with one full prefill, one append-prefill, four of each; for several contexts. Each prefill runs
-in one chunk between two decode steps: this is what bounded chunks are there to prevent.
+The PPD paper's figure: TPOT of running decodes against how many there are, with nothing else, with
+one full prefill, one append-prefill, and four of each; for several contexts. Each prefill runs in
+one chunk between two decode steps. Bounded chunks are there to prevent that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``ppd-eval soak engine``: random traffic for a long time, and then nothing may be missing.
+"""``ppd-eval soak engine``: random traffic for a long time; afterwards nothing may be missing.
 
-Conversations on both routes, clients that hang up anywhere, a decode worker that is always short
-of KV; on request also pauses that drop running requests' KV. SGLang's own idle checks are on: a
-worker that has leaked a token or a slot dies of it. Once a minute all stops: the pools must be
+Conversations take both routes, clients hang up anywhere, and the decode worker is always short of
+KV. On request it is paused, too, which drops running requests' KV. SGLang's own idle checks are on:
+a worker that has leaked a token or a slot exits. Once a minute all stops. Then the pools must be
 exactly full, and a witness conversation must give the ids that it gave at first.
 """
 

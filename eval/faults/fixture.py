@@ -1,4 +1,4 @@
-"""One router with its faulty workers: asking it, and reading what a client saw."""
+"""One router with its faulty workers, and the requests to it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The faults of ``fault-table``: what is done to the workers, and what a client should see.
+"""The faults of ``bench fault-table``: what is done to the workers, and what a client should receive.
 
-A cell is right if the client learns at once and once what happened, gets all that could be
-had, and nothing is left behind. An error is told by a status of 500 or more, or by an error event
-in a stream; the table does not ask which.
+A cell is right if the client receives at once exactly one error, or all that could be had, and
+nothing is left behind. An error is a status of 500 or more, or an error event in a stream. The
+table makes no difference between these.
 """
 
 from __future__ import annotations

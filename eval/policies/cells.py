@@ -1,4 +1,4 @@
-"""What the policies' runs say, side by side: pure functions of ``policy-grid`` rows."""
+"""The results of all policies side by side: pure functions of ``policy-grid`` rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bursts of mixed searches against three ways of running them: ours, one after the other, batches.
+"""Bursts of mixed searches, run in three ways: ours, one after the other, in batches.
 
-Open loop: searches come when a drawn history says, whatever is under way. All three run the same
-compiled steps in as many threads, so that only who runs when differs.
+Open loop: searches arrive at drawn times, whatever is under way. All three ways run the same
+compiled steps in as many threads. So they differ only in the order of the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is compared only where there is a card: the pool's search on it, and looking at all rows."""
+"""Indexes that need a GPU: the pool's search on it, and exact search of all rows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``ppd-eval pool queueing``: bursts against the same three ways, in simulated time.
+"""``ppd-eval pool queueing``: bursts in the same three ways, in simulated time.
 
-The real engines and the real scheduler over lanes that compute nothing: what an expansion, a
-step or a search takes is given, so that no machine's mood is in it, and so that one can ask what
-would be left if Python took no time at all.
+The real engines and the real scheduler run over lanes that compute nothing. The time that an
+expansion, a step or a search takes is given. So no noise of the machine is in it, and it can be
+asked what would be left if Python took no time.
 """
 
 from __future__ import annotations

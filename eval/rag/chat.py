@@ -1,4 +1,4 @@
-"""One turn of a chat through a router: what it said, and when."""
+"""One turn of a chat through a router: its text and its times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A pool with the project's own docs, and what retrieval needs around it, as processes.
+"""A pool with the project's own docs, and the cluster around it, as processes.
 
-Owns passages, their collection and the start of everything; knows nothing of what is asked.
+It makes passages and their collection, and starts all processes. It sends no requests.
 """
 
 from __future__ import annotations

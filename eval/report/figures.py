@@ -1,7 +1,7 @@
-"""Figures of a report, as SVG: axes, colours, legends. What is drawn comes as values.
+"""Figures of a report, as SVG: axes, colours, legends. The values come from the caller.
 
-Black is drawn in a colour of its own, which a page may replace by that of its text: so one drawing
-serves light pages and dark ones.
+Black is drawn in a colour of its own. A page may replace it by its text's colour, so that one
+drawing serves light pages and dark ones.
 """
 
 from __future__ import annotations

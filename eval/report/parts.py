@@ -1,4 +1,4 @@
-"""Of what a report is made: sections with a figure, tables, and the file behind them."""
+"""The parts of a report: sections with a figure, tables, and the file behind them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a report says: from raw files to sections with a figure or tables.
+"""The sections of a report: from raw files to figures and tables.
 
-Each is made of one file. Text tells how to read what is drawn; figures come from the rows alone.
+Each is made of one file. Its text explains the figure; the figure comes from the rows alone.
 """
 
 from __future__ import annotations

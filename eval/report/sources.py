@@ -1,7 +1,7 @@
-"""Raw files that a report is made of: read, checked, and where they come from.
+"""The raw files of a report: read, checked, with their origin.
 
-A file that is not there is a thing to tell, not an error; one that is broken is an error that names
-file and line.
+A file that is not there is reported, and is no error. A broken one is an error, which names file
+and line.
 """
 
 from __future__ import annotations

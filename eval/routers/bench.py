@@ -1,13 +1,13 @@
 """``ppd-eval bench router``: what a router costs, ours and others', before the same fake workers.
 
-Every router has one core, all the same one, and takes its turn; workers and client share
-another. Each request is a first turn: prefill and decode leg. ``ours`` has its default options,
-``ours_everything`` the optional parts as well (``everything.py``). What is counted is CPU time of
-the router's processes, and what it adds to the time to first token of a worker asked directly.
-The floors are no routers: they copy bytes, in Python, ``floor_two_legs`` to both workers
-(``splice.py``), ``floor_kernel`` in C with three system calls a chunk (``splice.c``), and
-``floor_uring``, for which liburing must be there, with fewer than one (``splice_uring.c``).
-``baseline`` is the router of another checkout of this project. Its rounds are paired with ours.
+Every router has the same core, and takes its turn; workers and client share another. Each request
+is a first turn: prefill and decode leg. It measures CPU time of the router's processes, and what
+the router adds to the time to first token of a worker asked directly. ``ours`` has its default
+options, ``ours_everything`` the optional parts as well (``everything.py``). The floors are no
+routers, they copy bytes: ``floor`` and ``floor_two_legs`` in Python (``splice.py``),
+``floor_kernel`` in C with three system calls a chunk (``splice.c``), ``floor_uring`` with fewer
+than one (``splice_uring.c``; it needs liburing). ``baseline`` is the router of another checkout of
+this project. Its rounds are paired with ours.
 """
 
 from __future__ import annotations

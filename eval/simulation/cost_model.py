@@ -1,10 +1,10 @@
 """What a forward step takes, from the model's sizes and the GPU's: a roofline with few parameters.
 
-A step has three parts. Products with the weights take what computing or reading the weights
-takes, whichever is longer: so a decode step costs the same for one sequence as for a hundred,
-until it saturates. Attention of new tokens takes O(m(n+m)) products for ``m`` tokens after ``n``
-cached ones (PPD paper, section 3). Reading the KV of every context takes its bytes. Besides, each
-step and each sequence in it has a fixed price. Knows nothing of queues.
+A step has three parts. Products with the weights take as long as computing or reading the weights,
+whichever is longer: so a decode step costs the same for one sequence as for a hundred, until it
+saturates. Attention of new tokens takes O(m(n+m)) products for ``m`` tokens after ``n`` cached ones
+(PPD paper, section 3). Reading the KV of every context takes its bytes. Besides, each step and each
+sequence in it has a fixed price. There are no queues in it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What no four GPUs can show: clusters of any size, pauses, traces; and the cheapest that will do.
+"""Studies that four GPUs cannot show: clusters of any size, pauses, traces, the cheapest cluster.
 
-Clients are open loop here, replies come back as they were generated, and only the KV that a
-decode worker lacks is transferred: as SGLang with a decode radix cache serves through our router.
-The costs are those of the paper's machine.
+Clients are open loop here, replies come back as they were generated, and only the KV that a decode
+worker lacks is transferred, as when SGLang with a decode radix cache serves through our router. The
+costs are those of the paper's machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What to measure next: the cell whose decision is least certain.
 
-Both routes' costs differ by factors that vary smoothly over the grid, so that a few cells tell of
-the others. The surfaces of the two log ratios (local to remote, of TTFT and of TPOT) give each cell
-a score of Algorithm 1 with an error, and so the chance that its sign is wrong: after Gotovos et
-al., "Active learning for level set estimation" (IJCAI 2013). A cell that was measured is uncertain,
-too, as long as its seeds disagree: then it is measured with another one.
+Both routes' costs differ by factors that vary smoothly over the grid, so few cells determine the
+others. The surfaces of the two log ratios (local to remote, of TTFT and of TPOT) give each cell a
+score of Algorithm 1 with an error, and so the chance that its sign is wrong: after Gotovos et al.,
+"Active learning for level set estimation" (IJCAI 2013). A measured cell is uncertain, too, as long
+as its seeds disagree: then it is measured with another one.
 """
 
 from __future__ import annotations

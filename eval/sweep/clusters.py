@@ -1,7 +1,7 @@
-"""Where a sweep measures: clusters started on this machine, or clusters that are there.
+"""The clusters that a sweep measures on: started on this machine, or running elsewhere.
 
-Each has a router for every policy; they share the workers, one is driven at a time. A cluster
-that lost a worker is started again if it is ours.
+Each has a router for every policy. They share the workers, and one is used at a time. A cluster
+that has lost a worker is started again if this sweep has started it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A sweep as its TOML file says it, and the conversations of each of its runs.
+"""The configuration of a sweep, and the conversations of each of its runs.
 
-Pure values: what is to be measured. Knows neither clusters nor what was measured already.
+Pure values: what is to be measured. Clusters and results are no part of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drives a sweep: job after job, on every cluster at once; writes what each run showed."""
+"""Drives a sweep: job after job, on every cluster at once, and writes each run."""
 
 from __future__ import annotations
 

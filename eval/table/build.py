@@ -1,6 +1,6 @@
 """``ppd-eval table build``: from a sweep's raw rows to a decision table.
 
-Cells that an adaptive sweep left out get what the measured ones around them say
+Cells that an adaptive sweep left out get the values of a surface through the measured ones
 (``eval.surface``), and no seeds.
 """
 

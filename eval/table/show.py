@@ -1,6 +1,6 @@
 """``ppd-eval table show``: a table as a heat map, in the terminal and as a picture.
 
-Rows are contexts and inputs, columns are replies and rates; a cell says which route it chooses
+Rows are contexts and inputs, columns are replies and rates. A cell shows the route that it chooses
 and how clearly.
 """
 

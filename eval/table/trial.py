@@ -1,4 +1,4 @@
-"""Does a router use a new table: one conversation of each workload, in front of real workers."""
+"""A trial of a new table: one conversation of each workload, through a router with real workers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Plans of conversations: what is to be said and when, before anything is sent.
+"""Plans of conversations: sizes and times of all turns, before anything is sent.
 
-Pure values. Owns sizes, times and the knobs that change a whole plan (scale, rate, cut); knows
-neither where a plan comes from (``workloads``, ``traces``) nor how it is held (``client``).
+Pure values, and the functions that change a whole plan (scale, rate, cut). Plans come from
+``workloads`` and ``traces``; ``client`` holds them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Readers of conversations that are text: tau-bench, MT-Bench-101, mini-SWE agent runs.
 
-What counts is how long each piece is for the model at hand, so every reader is given its
-tokenizer's count. The text itself is dropped: prompts are random tokens of those lengths. Chat
-templates add a few tokens a message, which are not counted.
+Only the lengths count, so every reader is given the count of the model's tokenizer. The text itself
+is dropped: prompts are random tokens of those lengths. Chat templates add a few tokens a message,
+which are not counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Kinds of workload: ``KIND[:WHAT][?KEY=VALUE&...]`` to the conversations it is made of.
+"""Kinds of workload: from ``KIND[:WHAT][?KEY=VALUE&...]`` to conversations.
 
-Made here: ``paper`` (its 18), ``turns`` (its turn scaling), ``grid`` (any). Read: ``mooncake``,
-``sessions``, ``azure``, ``tau-bench``, ``mt-bench-101``, ``mini-swe``. docs/WORKLOADS.md says
-where their files come from. When they arrive, and how many, is ``workloads``' business.
+Generated: ``paper`` (its 18), ``turns`` (its turn scaling), ``grid`` (any). Read: ``mooncake``,
+``sessions``, ``azure``, ``tau-bench``, ``mt-bench-101``, ``mini-swe``; docs/WORKLOADS.md has the
+sources of their files. ``workloads`` sets their number and arrivals.
 """
 
 from __future__ import annotations

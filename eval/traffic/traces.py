@@ -1,8 +1,8 @@
-"""Readers of traces of lengths and times: Mooncake, Azure, and sessions already told apart.
+"""Readers of traces of lengths and times: Mooncake, Azure, and sessions.
 
-Read in place, never kept. A reader gives conversations, or says which line of which file is
-wrong and what is allowed; what is to be done with them is ``workloads``' business. Fields that a
-format has beside those we need are let pass: the files are other people's.
+Files are read in place, never kept. A reader returns conversations, or raises an error with the
+file and line that is wrong and what is allowed. Fields that a format has besides those we need are
+ignored: the files are other people's.
 """
 
 from __future__ import annotations

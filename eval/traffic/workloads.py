@@ -1,6 +1,6 @@
-"""From what is wanted to a plan: which conversations, how many, when, how large.
+"""From a demand to a plan: which conversations, how many, when, how large.
 
-The same demand gives the same plan. Knows no formats (``workload_kinds``) and sends nothing.
+The same demand gives the same plan. ``kinds`` reads the formats, and ``client`` sends the requests.
 """
 
 from __future__ import annotations
