@@ -93,29 +93,29 @@ wheel: setup
 	PPD_COMPILE=$(COMPILE) $(BIN)/python -m pip wheel --quiet --no-deps $(if $(COMPILE),--no-build-isolation) --wheel-dir dist .
 
 bench-hash: setup
-	@$(BIN)/ppd-eval bench-hash
+	@$(BIN)/ppd-eval bench hash
 
 bench-decision: setup
-	@$(BIN)/ppd-eval bench-decision --table $(TABLE)
+	@$(BIN)/ppd-eval bench decision --table $(TABLE)
 
 bench-engine: setup
-	@$(BIN)/ppd-eval bench-engine --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench engine --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 bench-router: setup
-	@$(BIN)/ppd-eval bench-router $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench router $(if $(RECORD),--out $(RECORD))
 
 bench-pool: setup
 	@$(BIN)/python -m pip install --quiet -e '.[pool,pool-rivals]'
-	@$(BIN)/ppd-eval bench-pool --sentences $(SENTENCES) --large $(LARGE) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench pool --sentences $(SENTENCES) --large $(LARGE) $(if $(RECORD),--out $(RECORD))
 
 fault-table: setup
-	@$(BIN)/ppd-eval fault-table $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench fault-table $(if $(RECORD),--out $(RECORD))
 
 load-router: setup
-	@$(BIN)/ppd-eval load-router --requests $(REQUESTS) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak router --requests $(REQUESTS) $(if $(RECORD),--out $(RECORD))
 
 clients: setup
-	@$(BIN)/ppd-eval clients --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval traffic clients --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 # From nothing each time: a table of what was measured just now.
 sweep-small: setup
@@ -123,29 +123,29 @@ sweep-small: setup
 	@$(BIN)/ppd-eval sweep eval/sweep/small.toml --model '$(MODEL)' --out $(SMALL)/raw.jsonl --table $(SMALL)/table.json
 
 check-load: setup
-	@$(BIN)/ppd-eval check-load --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval traffic check-load --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 scenarios: setup
-	@$(BIN)/ppd-eval scenarios --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval traffic scenarios --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 policy-grid: setup
-	@$(BIN)/ppd-eval policy-grid --model '$(MODEL)' --out $(or $(RECORD),.run/policy-grid.jsonl)
+	@$(BIN)/ppd-eval traffic policy-grid --model '$(MODEL)' --out $(or $(RECORD),.run/policy-grid.jsonl)
 
 report: setup
 	@$(BIN)/ppd-eval report --html report.html --markdown docs/REPORT.md
 
 demo-rag: setup
-	@$(BIN)/ppd-eval demo-rag --model '$(MODEL)' $(if $(RECORD),--record $(RECORD))
+	@$(BIN)/ppd-eval rag demo --model '$(MODEL)' $(if $(RECORD),--record $(RECORD))
 
 bench-rag: setup
-	@$(BIN)/ppd-eval bench-rag --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval rag bench --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 soak-engine: setup
-	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak engine --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
 
 soak-pool: setup
 	@$(BIN)/python -m pip install --quiet -e '.[pool]'
-	@$(BIN)/ppd-eval pool-soak --searches $(SEARCHES) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak pool --searches $(SEARCHES) $(if $(RECORD),--out $(RECORD))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,7 +1,8 @@
-"""``ppd-eval replay-decisions``: a router's decision log under another table, weights or policy."""
+"""``ppd-eval table replay-decisions``: a decision log under another table, weights or policy."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections import Counter
@@ -17,6 +18,9 @@ from ppd.score import Objective
 from ppd.table import Table
 from ppd.table_policy import Correction, TablePolicy
 
+from .objective import add_targets, add_weights, objective_of
+from .options import Commands
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -28,7 +32,41 @@ class Changes:
     objective: Objective | None
 
 
-def run(log: Path, changes: Changes, max_shown: int) -> int:
+def add_to(commands: Commands) -> None:
+    """Declare ``table replay-decisions``."""
+    parser = commands.add_parser(
+        "replay-decisions", help="a decision log under another table, weights or policy"
+    )
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--policy", help="in place of the log's")
+    parser.add_argument(
+        "--corrections", nargs="*", choices=[*Correction], help="in place of the log's"
+    )
+    parser.add_argument("--show", type=int, default=20, help="changed decisions to print")
+    add_weights(parser)
+    add_targets(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what would have changed; the last line is one JSON object.
+
+    Raises:
+        ConfigError: the log or the options are wrong.
+        TableError: the table is.
+    """
+    corrections = options.corrections
+    changes = Changes(
+        table=options.table,
+        policy=options.policy,
+        corrections=None if corrections is None else frozenset(corrections),
+        objective=objective_of(options),
+    )
+    return run_replay(options.log, changes, options.show)
+
+
+def run_replay(log: Path, changes: Changes, max_shown: int) -> int:
     """Print what would have changed; the last line is one JSON object.
 
     Raises:
@@ -78,11 +116,11 @@ def _share(routes: Iterable[Route]) -> float | None:
 
 def _line(one: Replayed) -> str:
     seen = one.was.features
-    told = f"request {one.was.number}: {_told(one.was.decision)} -> {_told(one.now)}"
+    text = f"request {one.was.number}: {_told(one.was.decision)} -> {_told(one.now)}"
     if seen is None:
-        return told
+        return text
     return (
-        f"{told}; "
+        f"{text}; "
         f"turn {seen.turn}, context {seen.context_tokens}, new {seen.new_tokens}, "
         f"output {seen.output_tokens}, {seen.qps:.2f} qps"
     )

@@ -44,7 +44,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As its TOML file says it (see ``cpu.toml``).
+    """The configuration of a comparison (see ``cpu.toml``).
 
     Attributes:
         policies: static ones, as of ``ppd-router``; ``pd`` is the measure, ``pd-full`` is ``pd``
@@ -60,29 +60,31 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """Policies of the same cluster."""
+        """The policies that run on the same cluster as ``ppd``."""
         return tuple(policy for policy in self.policies if policy != REPLICA)
 
     def seeds_of(self, trace: Trace) -> tuple[int, ...]:
+        """Return the seeds of a trace: its own, or those of all."""
         return trace.seeds or self.seeds
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One of the things compared."""
+    """One of the ways that are compared."""
 
     policy: str
     weights: Weights | None = None
 
     @property
     def name(self) -> str:
+        """The name in rows and tables: the policy, with its weights if it has any."""
         if self.weights is None:
             return self.policy
         return f"{self.policy} {self.weights.ttft:g}:{self.weights.tpot:g}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """With which each request tells its weights."""
+        """The headers that give a request its weights."""
         if self.weights is None:
             return {}
         named = {"X-PPD-W-TTFT": self.weights.ttft, "X-PPD-W-TPOT": self.weights.tpot}
@@ -90,14 +92,17 @@ class Way:
 
 
 def ways(config: Comparison) -> list[Way]:
+    """Return all ways of a comparison."""
     return [Way(policy) for policy in config.policies] + [
         Way(PPD, weights) for weights in config.weightings
     ]
 
 
 def load_config(path: Path) -> Comparison:
-    """Raises:
-    ConfigError: the file is missing, or nothing that can be compared.
+    """Read the configuration of a comparison.
+
+    Raises:
+        ConfigError: the file is missing, or nothing that can be compared.
     """
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=Comparison)

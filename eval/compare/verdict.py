@@ -1,10 +1,10 @@
-"""Who was better on the same traffic, and how surely: from raw rows alone.
+"""Which way was better on the same traffic, and how surely, from raw rows alone.
 
 Of later turns, ``cost = w_ttft * TTFT / TTFT_pd + w_tpot * TPOT / TPOT_pd``, at the median and the
-90th percentile. All ways served the same conversations, so confidence intervals come from drawing
-seeds again, and in each whole conversations, the same ones for every way (paired bootstrap, 95 %).
-A seed is a run of each way: what else the machine did in that half minute hits all its turns, and
-conversations alone would not show it.
+90th percentile. All ways served the same conversations. Confidence intervals come from drawing
+seeds again, and in each whole conversations, the same for every way (paired bootstrap, 95 %). A
+seed is one run of each way. Whatever else the machine did in that half minute affects all turns of
+the run; drawing conversations alone would not show it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Turns:
     failed: int
 
     def draw(self, places: Sequence[Place]) -> Array:
+        """Return the turns of some conversations; one may be drawn several times."""
         return np.concatenate([self.by_place[place] for place in places])
 
 
@@ -51,18 +52,18 @@ def run(config: Comparison, raw: Path) -> int:
         ConfigError: the file does not hold all runs.
     """
     rows = read_rows(raw)
-    told = [judged(config, trace, rows) for trace in config.traces]
-    for one in told:
+    judgements = [judged(config, trace, rows) for trace in config.traces]
+    for one in judgements:
         _print_ways(one["trace"], one["ways"])
         _print_verdicts(one["verdicts"])
-    verdicts = [verdict["verdict"] for one in told for verdict in one["verdicts"]]
+    verdicts = [verdict["verdict"] for one in judgements for verdict in one["verdicts"]]
     lost = verdicts.count("loses")
-    print(json.dumps({"traces": told, "compared": len(verdicts), "ppd_loses": lost}))
+    print(json.dumps({"traces": judgements, "compared": len(verdicts), "ppd_loses": lost}))
     return 0
 
 
 def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What each way made of a trace, and ``ppd`` against the others.
+    """Compare ``ppd`` with the other ways on one trace.
 
     Raises:
         ConfigError: a way was not measured with all seeds.
@@ -78,7 +79,7 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
 
 
 def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
-    """What was compared, by a raw file's runs alone: the seeds that every way has.
+    """Reconstruct a comparison from the runs of a raw file: the seeds that every way has.
 
     Args:
         runs: rows of kind ``run``.
@@ -189,8 +190,10 @@ def _quantiles(turns: Array) -> Array:
 
 
 def _cost(weights: Weights, mine: Array, base: Array) -> Array:
-    """Args:
-    mine, base: shape (..., 2), TTFT and TPOT.
+    """Return the cost of a way, relative to the base.
+
+    Args:
+        mine, base: shape (..., 2), TTFT and TPOT.
     """
     ratio = mine / base
     cost: Array = weights.ttft * ratio[..., 0] + weights.tpot * ratio[..., 1]

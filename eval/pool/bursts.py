@@ -1,7 +1,7 @@
-"""Bursts of mixed searches against three ways of running them: ours, one after the other, batches.
+"""Bursts of mixed searches, run in three ways: ours, one after the other, in batches.
 
-Open loop: searches come when a drawn history says, whatever is under way. All three run the same
-compiled steps in as many threads, so that only who runs when differs.
+Open loop: searches arrive at drawn times, whatever is under way. All three ways run the same
+compiled steps in as many threads. So they differ only in the order of the work.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _LANES, _ITOPK = 32, 256
 
 
 class Way(StrEnum):
+    """A way to run bursts of searches."""
+
     OURS = "ours"
     FIFO = "fifo"  # each thread takes the oldest and finishes it
     FIXED = "fixed"  # each thread takes a batch, all answers come when the last is finished
@@ -46,6 +48,8 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
+    """A search that arrives."""
+
     at_s: float
     stage: Stage
     query: int
@@ -55,6 +59,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
+    """A search that was answered."""
+
     stage: Stage
     took_s: float
     query: int
@@ -63,7 +69,7 @@ class Answered:
 
 
 def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
-    """Poisson arrivals, ``rate`` a second on average, five times as dense in bursts."""
+    """Draw Poisson arrivals of ``rate`` a second on average, five times as dense in bursts."""
     source = random.Random(seed)
     period_s = _QUIET_S + _BURST_S
     quiet_rate = rate * period_s / (_QUIET_S + _BURST * _BURST_S)
@@ -133,7 +139,7 @@ class _Feed:
 def run(
     way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int
 ) -> list[Answered]:
-    """Every arrival, answered."""
+    """Answer every arrival."""
     pace = Pace()
     controls = Controls(reserved=0.5, flush_s=0.001)
     plenty = Bounds(len(arrivals) + 1, len(arrivals) + 1)
@@ -225,12 +231,13 @@ def _enqueue(feed: _Feed) -> None:
 
 
 def p99_us(answered: Sequence[Answered], stage: Stage) -> float:
+    """Return the 99th percentile of a stage's latencies, in microseconds."""
     took = [one.took_s for one in answered if one.stage is stage]
     return float(np.percentile(took, 99)) * 1e6
 
 
 def capacity(target: Target, moved: Rows, threads: int, seed: int) -> float:
-    """Searches a second that one after the other can be finished, of the same mix."""
+    """Measure how many searches of the mix ``threads`` threads finish a second."""
     arrivals = [
         Arrival(0.0, one.stage, one.query, one.itopk, one.limit)
         for one in draw(2000.0, 1.0, moved.shape[0], seed)

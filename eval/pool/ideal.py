@@ -28,7 +28,7 @@ Costs = Mapping[tuple[int, int], float]  # seconds of one core, by itopk and lim
 
 
 def costs(target: Target, moved: Rows, cores: int) -> Costs:
-    """On each of so many cores, as fast as they are now.
+    """Measure what each kind of query costs on each of so many cores, all busy.
 
     Args:
         moved: queries in the space's rows.
@@ -57,7 +57,7 @@ def costs(target: Target, moved: Rows, cores: int) -> Costs:
 
 
 def p99_us(arrivals: Sequence[Arrival], taken: Costs, cores: int, of: Stage) -> float:
-    """Of one stage's searches, if all are served in the order they come."""
+    """Return a stage's 99th percentile, if all searches are served in the order they come."""
     free_s = [0.0] * cores
     took_s = []
     for one in arrivals:

@@ -1,8 +1,8 @@
-"""``ppd-eval pool-queueing``: bursts against the same three ways, in simulated time.
+"""``ppd-eval pool queueing``: bursts in the same three ways, in simulated time.
 
-The real engines and the real scheduler over lanes that compute nothing: what an expansion, a
-step or a search takes is given, so that no machine's mood is in it, and so that one can ask what
-would be left if Python took no time at all.
+The real engines and the real scheduler run over lanes that compute nothing. The time that an
+expansion, a step or a search takes is given. So no noise of the machine is in it, and it can be
+asked what would be left if Python took no time.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Costs:
     alone: float = 70e-6
 
     def compiled(self, itopk: int) -> float:
+        """Return the seconds that a compiled search of this width takes."""
         return self.enter + itopk * (self.expansion + self.kept)
 
 
@@ -93,6 +94,7 @@ Waits = dict[Stage, list[float]]  # seconds from arrival to answer
 
 
 def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
+    """Simulate our engines and scheduler."""
     pace = Pace(costs.expansion)
     plenty = Bounds(len(arrivals), len(arrivals))
     controls = Controls(reserved=0.5, flush_s=0.001)  # as in the bench
@@ -121,7 +123,7 @@ def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def fifo(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Each core takes the oldest and finishes it."""
+    """Simulate cores that take the oldest search and finish it."""
     waits: Waits = {stage: [] for stage in Stage}
     free_s = [0.0] * _CORES
     for one in arrivals:
@@ -132,7 +134,7 @@ def fifo(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Each core takes a batch, and all its answers come when the last is finished."""
+    """Simulate cores that take a batch; all its answers come when the last is finished."""
     waits: Waits = {stage: [] for stage in Stage}
     free_s = [0.0] * _CORES
     at = 0
@@ -151,7 +153,7 @@ def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 20.0) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object of p99s."""
+    """Simulate all ways at all loads; the last line on stdout is one JSON object of p99s."""
     costs = Costs()
     mix = draw(2000.0, seconds, 1, seeds)
     capacity = _CORES / statistics.mean(_alone(one, costs) for one in mix)
@@ -166,24 +168,24 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
         "fixed": (fixed, costs),
         "fixed_without_python": (fixed, free),
     }
-    told: dict[str, dict[str, float]] = {}
+    summary: dict[str, dict[str, float]] = {}
     with appending(out) as write:
         for load in loads:
             p99_us: dict[str, list[float]] = {}
             for seed in range(seeds):
                 given = draw(capacity * load, seconds, 1, seed)
-                for way, (answer, its) in ways.items():
-                    waits = answer(given, its)
+                for way, (answer, way_costs) in ways.items():
+                    waits = answer(given, way_costs)
                     row: dict[str, Any] = {"load": load, "way": way, "capacity": capacity}
                     for stage in Stage:
                         value = float(np.percentile(waits[stage], 99)) * 1e6
                         row[f"{stage}_p99_us"] = value
                         p99_us.setdefault(f"{way}_{stage}_p99_us", []).append(value)
-                    write({**row, **asdict(its), **provenance(seed)})
-            told[f"load{load}"] = {
+                    write({**row, **asdict(way_costs), **provenance(seed)})
+            summary[f"load{load}"] = {
                 name: round(statistics.median(values), 1) for name, values in p99_us.items()
             }
-    print(json.dumps(told))
+    print(json.dumps(summary))
     return 0
 
 

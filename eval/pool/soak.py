@@ -1,9 +1,9 @@
-"""``ppd-eval pool-soak``: millions of searches while rows come and go, indexes are swapped and a
-shard is killed; no answer may be wrong, nothing may be lost, no memory may leak.
+"""``ppd-eval soak pool``: millions of searches; no answer may be wrong, nothing may be lost.
 
-Two shards and a front before them, as processes. Rows come in crowds, one after the other, and are
-random directions within them: so that a search for one tells whether it is there, for it is found
-with a score of 1 and under its own key, and without it nothing comes near.
+Meanwhile rows come and go, indexes are swapped, and a shard is killed. There are two shards and a
+front before them, as processes. Rows come in crowds, one after the other, and are random directions
+within them. So a search for a row tells whether it is there: the row itself has a score of 1, and
+nothing else comes near.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ppd.errors import PpdError
 
-from ..cluster import Launcher, Process, free_port, launching
+from ..cluster import Launcher, Process, free_port, launching, script
 from ..provenance import provenance
 from ..raw_rows import append_whole
 
@@ -65,7 +65,7 @@ def direction(number: int) -> NDArray[np.float32]:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """What one shard must hold.
+    """One shard, and the rows that it must hold.
 
     Attributes:
         live: numbers of rows that are there; dead: of some that are not any more.
@@ -86,11 +86,14 @@ class Shard:
 
     @property
     def url(self) -> str:
+        """The base URL of the shard."""
         return self.process.url
 
 
 @dataclass(slots=True, eq=False)
 class Soak:
+    """One soak: its shards, and what was counted so far."""
+
     http: aiohttp.ClientSession
     launch: Launcher
     shards: list[Shard]
@@ -101,8 +104,10 @@ class Soak:
     next_number: int = 0
 
     async def run(self, searches: int) -> None:
-        """Raises:
-        PoolSoakError: something was wrong.
+        """Search, write, swap and kill until so many searches are answered.
+
+        Raises:
+            PoolSoakError: something was wrong.
         """
         for shard in self.shards:
             await self._fill(shard)
@@ -215,17 +220,17 @@ class Soak:
             if kind is not None:
                 body["filter"] = {"kind": kind}
                 self.seen["filtered"] += 1
-            told = await self._post("POST", f"{self.front.url}{_PATH}/search", body)
+            answer = await self._post("POST", f"{self.front.url}{_PATH}/search", body)
             self.seen["front"] += 1
-            self.seen["partial"] += told["partial"]
-            if told["partial"] and told["missing"] != ["shard1"]:
-                raise PoolSoakError(f"missing: {told['missing']}, only shard1 was killed")
-            hits = told["results"][0]["hits"]
+            self.seen["partial"] += answer["partial"]
+            if answer["partial"] and answer["missing"] != ["shard1"]:
+                raise PoolSoakError(f"missing: {answer['missing']}, only shard1 was killed")
+            hits = answer["results"][0]["hits"]
             if any(hit["text"] != f"row {hit['id'][1:]}" for hit in hits):
                 raise PoolSoakError(f"texts of other rows: {hits}")
             if kind is not None and any(int(hit["id"][1:]) % _KINDS != kind for hit in hits):
                 raise PoolSoakError(f"rows that do not pass the filter: {hits}")
-            if number in shard.live and not told["partial"]:
+            if number in shard.live and not answer["partial"]:
                 self.seen["sought"] += 1
                 self.seen["missed"] += not hits or hits[0]["id"] != f"r{number}"
 
@@ -283,7 +288,11 @@ class Soak:
 
 
 def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
+    """Run the soak; the last line on stdout is one JSON object.
+
+    Returns:
+        The exit status: 1 if recall is too low, or memory has grown.
+    """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         soak = asyncio.run(_soak(launch, Path(folder), searches, seed))
@@ -295,17 +304,17 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
     )
     recall = 1 - soak.seen["missed"] / soak.seen["sought"]
     growth = last / first
-    told = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
+    summary = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
     if out is not None:
-        row = {**told, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
+        row = {**summary, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
         row["seconds"] = took_s
         append_whole(out, [{**row, **provenance(seed)}])
-    print(json.dumps(told))
+    print(json.dumps(summary))
     return int(recall < _MIN_RECALL or growth > _GROWTH)
 
 
 async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soak:
-    command = str(Path(sys.executable).with_name("ppd-pool"))
+    command = script("ppd-pool")
     shards = []
     for i in range(2):
         data, port = folder / f"shard{i}", free_port()

@@ -43,6 +43,7 @@ _LEAD = (
 
 
 def html(sections: Sequence[Section]) -> str:
+    """Return the report as one HTML page."""
     links = "".join(f'<a href="#{one.name}">{escape(one.title)}</a>' for one in sections)
     body = "\n".join(part for one in sections for part in _html_section(one))
     return (
@@ -57,8 +58,10 @@ def _html_section(one: Section) -> Iterator[str]:
     yield f'<section id="{one.name}">\n<h2>{escape(one.title)}</h2>'
     yield f"<p>{escape(one.reads)}</p>"
     if isinstance(one.source, NotMeasured):
-        told = f"{escape(one.source.file)} is not there; run <code>{escape(one.source.run)}</code>"
-        yield f'<p class="missing"><strong>Not measured:</strong> {told}</p>\n</section>'
+        notice = (
+            f"{escape(one.source.file)} is not there; run <code>{escape(one.source.run)}</code>"
+        )
+        yield f'<p class="missing"><strong>Not measured:</strong> {notice}</p>\n</section>'
         return
     if one.figure is not None:
         label = f'<svg role="img" aria-label="{escape(one.title)}" '
@@ -113,7 +116,8 @@ _MARKDOWN_INK = "#222222"
 
 
 def markdown(sections: Sequence[Section], figures: str) -> str:
-    """
+    """Return the report as Markdown.
+
     Args:
         figures: the folder of :func:`figure_files`, as links say it.
     """
@@ -121,8 +125,8 @@ def markdown(sections: Sequence[Section], figures: str) -> str:
     for one in sections:
         parts += [f"## {one.title}", one.reads]
         if isinstance(one.source, NotMeasured):
-            told = f"`{one.source.file}` is not there; run `{one.source.run}`"
-            parts.append(f"> **Not measured:** {told}")
+            notice = f"`{one.source.file}` is not there; run `{one.source.run}`"
+            parts.append(f"> **Not measured:** {notice}")
             continue
         if one.figure is not None:
             parts.append(f"![{one.title}]({figures}/{one.name}.svg)")
@@ -138,7 +142,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def figure_files(sections: Sequence[Section]) -> Iterator[tuple[str, str]]:
-    """Name and content of each figure's file, dark on white: it may be shown on any page."""
+    """Yield name and content of each figure's file, dark on white."""
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
     for one in sections:
         if one.figure is not None:

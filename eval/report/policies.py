@@ -21,6 +21,7 @@ _POLICIES = (
 
 
 def grid_sections(folder: Path) -> list[Section]:
+    """Return the sections on all policies over load and turns."""
     source = read_source(
         folder, "policy-grid.jsonl", GridRow, "make policy-grid RECORD=results/policy-grid.jsonl"
     )
@@ -87,7 +88,7 @@ def _chance(source: Source | NotMeasured) -> str:
 
 
 def complete(cells: Sequence[Cell]) -> list[Cell]:
-    """Those of points that all sides have been measured at, with the same seeds."""
+    """Return the rows of points that all sides have measured, with the same seeds."""
     sides = {cell.side for cell in cells}
     seeds: dict[tuple[int, float], list[frozenset[int]]] = {}
     for cell in cells:
@@ -128,9 +129,9 @@ _GRID_HEAD = (
 def _numbers(cells: Sequence[Cell]) -> Table:
     rows = []
     for cell in cells:
-        told = [cell.middle(metric) for metric in grid_cells.METRICS[:-1]]
-        figures = [short(value) for value in told[:5]]
-        shares = [percent(value) for value in told[5:]]
+        values = [cell.middle(metric) for metric in grid_cells.METRICS[:-1]]
+        figures = [short(value) for value in values[:5]]
+        shares = [percent(value) for value in values[5:]]
         rows.append((f"{cell.turns}", f"{cell.qps:g}", cell.side, *figures, *shares))
     return Table(_GRID_HEAD, rows, "medians over seeds; ms")
 
@@ -162,14 +163,14 @@ def _winners(cells: Sequence[Cell]) -> tuple[Table, ...]:
     names = tuple(name for _, name in _CONTESTS)
     shares = []
     for side in report_figures.LOOKS:
-        told = []
+        lines = []
         for metric, _ in _CONTESTS:
             of = won[metric]
             alone = sum(one.sides == (side,) for one in of)
             shared = sum(side in one.sides and len(one.sides) > 1 for one in of)
-            told.append(f"{alone} + {shared}")
+            lines.append(f"{alone} + {shared}")
         if any(cell.side == side for cell in cells):
-            shares.append((side, *told))
+            shares.append((side, *lines))
     return (
         Table(("turns", "QPS", *names), rows, "winners by point"),
         Table(("policy", *names), shares, f"of {len(points)} points: won alone + shared"),

@@ -54,11 +54,13 @@ class Job:
 
     @property
     def kv_tokens(self) -> int:
+        """The KV that it needs at its end."""
         return self.prompt_tokens + self.output_tokens
 
 
 class Engine:
-    """
+    """The scheduler of a simulated worker: continuous batching with chunked prefill.
+
     Args:
         chunk_tokens: most tokens of one step.
         pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
@@ -89,10 +91,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
+        """How many jobs wait."""
         return len(self._waiting) + len(self._prefilling)
 
     def submit(self, job: Job, now_ms: float) -> None:
-        """
+        """Add a job.
+
         Raises:
             ConfigError: no worker could ever hold it.
         """

@@ -24,6 +24,8 @@ _FALLS = 0.85  # of the cell before; less than noise explains
 
 
 class Kind(StrEnum):
+    """What is doubtful in a table."""
+
     UNMEASURED = "unmeasured"  # filled from the cells around
     FAR = "far"  # the bin reaches much further than what was measured
     NOISE = "noise"  # another seed might have chosen the other route
@@ -32,6 +34,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One doubtful place in a table."""
+
     kind: Kind
     text: str
 
@@ -52,6 +56,7 @@ def run(path: Path, weights: Weights) -> int:
 
 
 def findings(table: Table, weights: Weights) -> Iterator[Finding]:
+    """Yield all that is doubtful in a table."""
     for name, bins in table.record.axes.each():
         for one in bins:
             if one.high > _REACH * max(1.0, one.at):
@@ -65,8 +70,8 @@ def findings(table: Table, weights: Weights) -> Iterator[Finding]:
         elif noise_decided(cell, weights):
             result = score(weights, cell.remote, cell.local)
             error = standard_error(weights, cell.remote, cell.local, cell.noise)
-            said = f"score {result.local:+.3f}, its standard error {error:.3f}"
-            yield Finding(Kind.NOISE, f"{cell.label}: {said}")
+            detail = f"score {result.local:+.3f}, its standard error {error:.3f}"
+            yield Finding(Kind.NOISE, f"{cell.label}: {detail}")
     yield from _falls(table, records)
 
 

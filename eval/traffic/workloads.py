@@ -1,6 +1,6 @@
-"""From what is wanted to a plan: which conversations, how many, when, how large.
+"""From a demand to a plan: which conversations, how many, when, how large.
 
-The same demand gives the same plan. Knows no formats (``workload_kinds``) and sends nothing.
+The same demand gives the same plan. ``kinds`` reads the formats, and ``client`` sends the requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POISSON = "poisson"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is wanted.
+    """The workload that a command line asks for.
 
     Attributes:
         spec: the workload.
@@ -80,9 +80,7 @@ def _fitting(spec: str, workload: Workload) -> Sequence[Conversation]:
     fitting = [cut(one, workload.max_context) for one in workload.kinds]
     if kinds := [one for one in fitting if one is not None]:
         return kinds
-    shortest = min(
-        one.exchanges[0].new_tokens + one.exchanges[0].output_tokens for one in workload.kinds
-    )
+    shortest = min(one.turns[0].new_tokens + one.turns[0].output_tokens for one in workload.kinds)
     raise ConfigError(
         f"{spec}: max_context must be at least {shortest}, the shortest first turn with its reply"
     )
@@ -115,6 +113,6 @@ def _starts(
 
 
 def _thinking(one: Conversation, think_s: float, source: random.Random) -> Conversation:
-    first, *later = one.exchanges
+    first, *later = one.turns
     drawn = (replace(turn, think_s=source.expovariate(1 / think_s)) for turn in later)
-    return replace(one, exchanges=(first, *drawn))
+    return replace(one, turns=(first, *drawn))

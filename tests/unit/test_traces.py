@@ -28,7 +28,7 @@ def turns_of(one: Conversation) -> list[tuple[int, int, int]]:
     """Context, new and output tokens."""
     return [
         (context, turn.new_tokens, turn.output_tokens)
-        for context, turn in zip(one.contexts(), one.exchanges, strict=True)
+        for context, turn in zip(one.contexts(), one.turns, strict=True)
     ]
 
 
@@ -52,8 +52,8 @@ def test_sessions_have_the_traces_prompts_contexts_and_times(tmp_path: Path) -> 
     assert [one.starts_at_s for one in found] == [0, 1, 6]
     first, second, fork = found
     assert turns_of(first) == [(0, 100, 10), (110, 20, 5), (90, 10, 5)]
-    assert [turn.gap_s for turn in first.exchanges] == [0, 4, 4]
-    assert [turn.keep_tokens for turn in first.exchanges] == [None, None, 90]
+    assert [turn.gap_s for turn in first.turns] == [0, 4, 4]
+    assert [turn.keep_tokens for turn in first.turns] == [None, None, 90]
     assert turns_of(second) == [(0, 30, 3)]
     assert turns_of(fork) == [(0, 160, 5)]
 
@@ -125,7 +125,7 @@ def test_mooncakes_sessions_are_rebuilt_from_blocks(tmp_path: Path) -> None:
         [(0, 15, 1)],
         [(0, 18, 1)],
     ]
-    assert found[0].exchanges[1].gap_s == 3
+    assert found[0].turns[1].gap_s == 3
     assert [one.starts_at_s for one in found] == [0, 1, 4, 5, 6, 7]
     assert {one.shared_tokens for one in found} == {10}
 
@@ -454,7 +454,7 @@ def test_agents_prompts_share_what_they_begin_with(tmp_path: Path) -> None:
         [(0, 4, 3), (4, 2, 3), (3, 1, 3)],
         [(0, 5, 3)],
     ]
-    assert [turn.gap_s for turn in found[0].exchanges] == [0, 2.5, 5.5]
+    assert [turn.gap_s for turn in found[0].turns] == [0, 2.5, 5.5]
 
 
 @given(st.text("ab", max_size=40), st.text("ab", max_size=40))

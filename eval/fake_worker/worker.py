@@ -1,8 +1,8 @@
-"""A fake worker that fails in one of the ways that workers and networks do.
+"""A fake worker that fails in one of the ways in which workers and networks fail.
 
-Which way, ``FaultyWorker.fault`` says, or the request itself: its ``user`` field may name a
-fault for each role (``"decode=resets"``). Several of them fit into one process; computes
-nothing. What it has been asked, and when each leg ended, it remembers.
+``FakeWorker.fault`` selects the way. A request may select it, too: its ``user`` field may name a
+fault for each role (``"decode=resets"``). Several workers fit into one process. With
+:class:`eval.fake_worker.kv.KvState` a worker also holds KV as an engine does.
 """
 
 from __future__ import annotations
@@ -23,14 +23,25 @@ import orjson
 from ppd.contract import LOCAL_MARKER
 
 from ..dialects import DONE, Counts, error_answer, error_event, stream_events, whole_answer
-from ..routers.fake_workers import MOST, STREAM, STREAM_HEAD, WorkerConnection, chunked
+from .connection import (
+    MAX_TOKENS,
+    STREAM,
+    STREAM_HEAD,
+    WorkerConnection,
+    chunked,
+    json_answer,
+)
+from .kv import KvState
 
 _USER = re.compile(rb'"user": ?"([^"]*)"')
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 _REMEMBERED = 1000  # legs
+FLAP = "/flap"
 
 
 class Fault(StrEnum):
+    """A way in which a worker fails."""
+
     NONE = "none"
     LATE = "late"  # says nothing for a while, then answers
     HANGS = "hangs"  # never says anything
@@ -45,6 +56,9 @@ class Fault(StrEnum):
     ERROR_ENDS = "error_ends"  # some events, an error, and the end without [DONE]
 
 
+_WITH_KV = (Fault.NONE, Fault.LATE)  # ways in which a prefill worker transfers KV
+
+
 @dataclass(slots=True)
 class Leg:
     """One request to a worker; times are those of ``time.monotonic``."""
@@ -56,7 +70,7 @@ class Leg:
 
 @dataclass(slots=True)
 class Behaviour:
-    """How a worker works where no fault is asked for.
+    """How fast a worker answers.
 
     Attributes:
         late_s: how late ``LATE`` is.
@@ -67,41 +81,57 @@ class Behaviour:
     pace_s: float = 0.0
 
 
-class FaultyWorker:
-    """A worker on a port of its own, in this process."""
+class FakeWorker:
+    """A worker on a port of its own, in this process.
 
-    def __init__(self, role: str, model: str, behaviour: Behaviour | None = None) -> None:
+    Args:
+        kv: the KV that it holds; None: it holds none, and never refuses a local turn.
+
+    Attributes:
+        fault: how it answers requests that name no fault.
+        boot_id: changes with each restart.
+        legs: the last requests.
+        connections: those that are open.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        model: str,
+        behaviour: Behaviour | None = None,
+        kv: KvState | None = None,
+    ) -> None:
         self.role = role
         self.model = model
         self.behaviour = behaviour or Behaviour()
         self.fault = Fault.NONE
         self.boot_id = uuid.uuid4().hex
         self.legs: deque[Leg] = deque(maxlen=_REMEMBERED)
-        self.connections: set[FaultyConnection] = set()
+        self.connections: set[FakeConnection] = set()
         self.port = 0
+        self._kv = kv
         self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
+        """The base URL of the worker."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def bootstrap_port(self) -> int:
+        """The port that prefill workers announce for transfers."""
         return self.port
 
     async def listen(self, port: int = 0) -> None:
-        """Serve; on the old port again where none is given."""
+        """Serve on a port; without one, on the same port as before."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: self.connection(), "127.0.0.1", port or self.port, backlog=4096
+            lambda: FakeConnection(self), "127.0.0.1", port or self.port, backlog=4096
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def connection(self) -> FaultyConnection:
-        return FaultyConnection(self)
-
     def vanish(self) -> None:
-        """As when the process dies: connections break, new ones are refused."""
+        """Break all connections and refuse new ones, as when the process dies."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -109,16 +139,18 @@ class FaultyWorker:
             connection.reset()
 
     async def close(self) -> None:
+        """Stop serving, and wait until all connections have ended."""
         connections = list(self.connections)
         self.vanish()
         await asyncio.gather(*(connection.lost.wait() for connection in connections))
 
     async def restart(self) -> None:
-        """Come back as another process."""
+        """Serve again, as another process would."""
         self.boot_id = uuid.uuid4().hex
         await self.listen()
 
     def fault_of(self, user: str) -> Fault:
+        """Return the fault that a request's ``user`` field names, else the worker's own."""
         for word in user.split():
             role, _, name = word.partition("=")
             if role == self.role:
@@ -126,13 +158,24 @@ class FaultyWorker:
         return self.fault
 
     def counts(self, user: str, path: str, body: bytes) -> Counts | str:
-        """Tokens of the answer; in words, why there shall be none."""
+        """Return the token counts of the answer, or the message of a refusal."""
+        if self._kv is not None:
+            return self._kv.counts(user.split()[1], body, words_of(body))
         prompt = 100 + len(body) // 4
         return Counts(prompt, words_of(body), prompt if LOCAL_MARKER.encode() in body else 0)
 
     def when_ready(self, fault: Fault, body: bytes, answer: Callable[[], None]) -> None:
-        """Calls ``answer`` when the KV is there."""
-        answer()
+        """Call ``answer`` when the KV of the request is there."""
+        if self._kv is None:
+            answer()
+        else:
+            self._kv.when_ready(self.role, fault in _WITH_KV, body, answer)
+
+    def flap(self, down_s: float) -> None:
+        """Cut the worker off from the network for a while; its state is kept."""
+        loop = asyncio.get_running_loop()
+        self.vanish()
+        loop.call_later(down_s, lambda: loop.create_task(self.listen()))
 
 
 @dataclass(slots=True)
@@ -148,8 +191,14 @@ class _Answering:
     events: deque[bytes] = field(default_factory=deque)
 
 
-class FaultyConnection(WorkerConnection):
-    def __init__(self, worker: FaultyWorker) -> None:
+class FakeConnection(WorkerConnection):
+    """One connection to a :class:`FakeWorker`.
+
+    Attributes:
+        lost: set when it has ended.
+    """
+
+    def __init__(self, worker: FakeWorker) -> None:
         super().__init__(worker.role, worker.model, worker.boot_id, worker.bootstrap_port)
         self.lost = asyncio.Event()
         self._worker = worker
@@ -157,10 +206,12 @@ class FaultyConnection(WorkerConnection):
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection."""
         super().connection_made(transport)
         self._worker.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the request under way was given up."""
         self._worker.connections.discard(self)
         self.lost.set()
         if self._now is not None:
@@ -168,6 +219,7 @@ class FaultyConnection(WorkerConnection):
             self._over()
 
     def reset(self) -> None:
+        """Reset the connection, as a network or a dying process does."""
         if self._transport.is_closing():
             return
         link = self._transport.get_extra_info("socket")
@@ -175,7 +227,16 @@ class FaultyConnection(WorkerConnection):
         self._over()
         self._transport.abort()
 
+    def control(self, path: str, body: bytes) -> object | None:
+        """Take the order to cut the worker off from the network."""
+        if path != FLAP:
+            return None
+        # Not now: this connection, too, is one of those that break.
+        self._loop.call_later(0.01, self._worker.flap, orjson.loads(body)["down_s"])
+        return {}
+
     def generate(self, path: str, body: bytes) -> None:
+        """Answer a generation request, or fail as it or the worker demands."""
         named = _USER.search(body)
         user = named[1].decode() if named else ""
         leg = Leg(body, time.monotonic())
@@ -230,12 +291,8 @@ class FaultyConnection(WorkerConnection):
             self._whole(status, orjson.dumps(error_answer(message, status)))
 
     def _whole(self, status: int, body: bytes) -> None:
-        head = (
-            f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
-        )
         self._over()
-        self._transport.write(head.encode() + body)
+        self._transport.write(json_answer(body, status))
 
     def _stream(self, now: _Answering, counts: Counts) -> None:
         number = _number(now.user)
@@ -294,9 +351,9 @@ class FaultyConnection(WorkerConnection):
 
 
 def words_of(body: bytes) -> int:
-    """How many the answer shall have."""
-    most = MOST.search(body)
-    return int(most[1]) if most else 4
+    """Return how many words the answer to a request has."""
+    tokens = MAX_TOKENS.search(body)
+    return int(tokens[1]) if tokens else 4
 
 
 def _number(user: str) -> int:

@@ -1,4 +1,4 @@
-"""One turn of a chat through a router: what it said, and when."""
+"""One turn of a chat through a router: its text and its times."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from ppd.errors import WorkerError
 
 @dataclass(slots=True)
 class Reply:
-    """Attributes:
-    first_s, last_s: when its first and last text came; ``time.perf_counter``.
-    retrieval: the extension object, if there was one.
+    """The answer to one turn.
+
+    Attributes:
+        first_s, last_s: when its first and last text came; ``time.perf_counter``.
+        retrieval: the extension object, if there was one.
     """
 
     route: str
@@ -28,7 +30,8 @@ class Reply:
 
 
 async def ask(http: aiohttp.ClientSession, router_url: str, body: dict[str, Any]) -> Reply:
-    """
+    """Send one turn, and read its stream.
+
     Raises:
         WorkerError: it failed, or brought no usage.
     """

@@ -1,4 +1,4 @@
-"""One router with its faulty workers: asking it, and reading what a client saw."""
+"""One router with its faulty workers, and the requests to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dialects import CHAT, text_in
-from .client import Patience, Reply, ReplyConnection, connect, http_request
-from .workers import Fault, FaultyWorker, Leg
+from ..fake_worker.worker import FakeWorker, Fault, Leg
+from ..http_stream import Patience, Reply, connect, http_request
 
 WAIT_S = 5.0  # what has not come until then does not come
 SOON_S = 1.0
@@ -18,7 +18,7 @@ WORDS = 4
 
 
 @dataclass(slots=True)
-class Scene:
+class FaultFixture:
     """One router with its workers.
 
     Attributes:
@@ -27,13 +27,14 @@ class Scene:
 
     port: int
     model: str
-    prefill: FaultyWorker
-    decode: Sequence[FaultyWorker]
+    prefill: FakeWorker
+    decode: Sequence[FakeWorker]
     local: bool
     asked: int = 0
 
     @property
-    def workers(self) -> tuple[FaultyWorker, ...]:
+    def workers(self) -> tuple[FakeWorker, ...]:
+        """All workers."""
         return (self.prefill, *self.decode)
 
     async def ask_once(
@@ -42,6 +43,7 @@ class Scene:
         patience: Patience | None = None,
         fields: Mapping[str, object] | None = None,
     ) -> Reply:
+        """Send one request on a new connection."""
         self.asked += 1
         body = {
             "model": self.model,
@@ -51,7 +53,7 @@ class Scene:
             **(fields or {}),
         }
         try:
-            link: ReplyConnection = await connect(self.port)
+            link = await connect(self.port)
         except OSError as error:
             return Reply(broken=str(error))
         try:
@@ -92,26 +94,28 @@ class Scene:
         ]
 
     def heal(self) -> None:
+        """End all faults."""
         for worker in self.workers:
             worker.fault = Fault.NONE
 
     def legs(self, role: str) -> list[Leg]:
+        """Return the requests that the workers of a role have received."""
         return [leg for worker in self.workers if worker.role == role for leg in worker.legs]
 
 
-async def closed_within_s(scene: Scene, role: str, since_s: float) -> float | None:
-    """Until all legs to workers of that role were given up; None: not within ``WAIT_S``."""
+async def closed_within_s(fixture: FaultFixture, role: str, since_s: float) -> float | None:
+    """Return how long the legs to a role's workers stayed open; None: longer than ``WAIT_S``."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
-        ended = [leg.given_up_s for leg in scene.legs(role)]
+        ended = [leg.given_up_s for leg in fixture.legs(role)]
         if ended and None not in ended:
             return max(0.0, max(s for s in ended if s is not None) - since_s)
         await asyncio.sleep(0.01)
     return None
 
 
-def how(reply: Reply) -> str:
-    """What a client saw, in a few words."""
+def describe(reply: Reply) -> str:
+    """Describe in a few words what a client received."""
     if reply.status == 0:
         return f"nothing, {reply.broken}" if reply.broken else "nothing"
     if reply.status != 200:
@@ -131,11 +135,13 @@ def _counted(number: int, what: str) -> str:
 
 
 def is_whole(reply: Reply) -> bool:
+    """Return whether an answer has all its words, one ``[DONE]`` and no error."""
     words = text_in(CHAT, reply.values).split() if reply.whole else []
     return reply.status == 200 and len(words) == WORDS and reply.dones == 1 and not reply.errors
 
 
-def tells(reply: Reply) -> bool:
+def reports_error(reply: Reply) -> bool:
+    """Return whether an answer is an error, or carries one."""
     return reply.status >= 500 or bool(reply.errors)
 
 

@@ -1,13 +1,12 @@
-"""A pool with the project's own docs, and what retrieval needs around it, as processes.
+"""A pool with the project's own docs, and the cluster around it, as processes.
 
-Owns passages, their collection and the start of everything; knows nothing of what is asked.
+It makes passages and their collection, and starts all processes. It sends no requests.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
-from ..cluster import Launcher, Process, free_port, gpu_flags, wait_all
+from ..cluster import Launcher, Process, free_port, gpu_flags, script, wait_all
 from ..pool import minilm
 
 COLLECTION = "docs"
@@ -25,14 +24,18 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """``id``: file and number of the passage in it."""
+    """One paragraph.
+
+    Attributes:
+        id: its file, and its number in the file.
+    """
 
     id: str
     text: str
 
 
 def passages(folder: Path) -> list[Passage]:
-    """Of all Markdown below ``folder``: paragraphs, without tables and code.
+    """Return the paragraphs of all Markdown below ``folder``, without tables and code.
 
     Raises:
         ConfigError: there is none.
@@ -56,7 +59,7 @@ def _passages_of(path: Path) -> Iterator[Passage]:
 
 
 def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
-    """``data``/docs, made anew by ``ppd-pool build``.
+    """Build ``data``/docs anew by ``ppd-pool build``.
 
     Raises:
         ConfigError: the model cannot be fetched, or the build fails.
@@ -81,14 +84,16 @@ def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
         for old in collection.iterdir():
             old.unlink()
         collection.rmdir()
-    argv = [str(Path(sys.executable).with_name("ppd-pool")), "build", str(file), str(collection)]
+    argv = [script("ppd-pool"), "build", str(file), str(collection)]
     made = subprocess.run(argv, capture_output=True, text=True, check=False)
     if made.returncode:
         raise ConfigError(f"ppd-pool build failed: {made.stderr.strip()[-500:]}")
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class RagCluster:
+    """The processes of a cluster whose router asks a pool."""
+
     prefill: Process
     decode: Process
     pool: Process
@@ -96,11 +101,12 @@ class Scene:
 
     @property
     def workers(self) -> list[str]:
+        """The URLs of the workers."""
         return [self.prefill.url, self.decode.url]
 
 
-def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) -> Scene:
-    """Everything, ready; workers and pool share the cores.
+def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) -> RagCluster:
+    """Start all processes, and wait for them; workers and pool share the cores.
 
     Raises:
         ClusterError: something did not start.
@@ -112,13 +118,13 @@ def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) ->
     patient = ("ttft_budget_ms = 5e3", "max_ms = 5e3")
     router = start_router(launch, prefill, decode, pool, data, policy, *patient)
     wait_all([router])
-    return Scene(prefill, decode, pool, router)
+    return RagCluster(prefill, decode, pool, router)
 
 
 def start_pool(
     launch: Launcher, data: Path, cache: Path, *lines: str, core: int | None = None
 ) -> Process:
-    """A pool, still starting.
+    """Start a pool.
 
     Args:
         lines: of its file, more of them.
@@ -126,9 +132,9 @@ def start_pool(
     """
     port = free_port()
     settings = data / f"pool-{port}.toml"
-    told = [f'data = "{data / "collections"}"', f"port = {port}", f'sentence_model = "{cache}"']
-    settings.write_text("\n".join((*told, *lines, "")))
-    argv = [str(Path(sys.executable).with_name("ppd-pool")), "serve", "--config", str(settings)]
+    fields = [f'data = "{data / "collections"}"', f"port = {port}", f'sentence_model = "{cache}"']
+    settings.write_text("\n".join((*fields, *lines, "")))
+    argv = [script("ppd-pool"), "serve", "--config", str(settings)]
     return launch.start("pool", port, argv, core)
 
 
@@ -141,7 +147,7 @@ def start_router(
     policy: str,
     *lines: str,
 ) -> Process:
-    """A router that asks ``pool``, still starting.
+    """Start a router that asks ``pool``.
 
     Args:
         lines: of ``[retrieval]``, more of them.
