@@ -375,7 +375,8 @@ class Attempts:
         """Take an event; the effect is to be carried out before the next one.
 
         Args:
-            now_s: monotonic.
+            event: what has happened.
+            now_s: when, by a monotonic clock.
         """
         if self._phase is _Phase.ENDED:
             return _NOTHING

@@ -194,6 +194,8 @@ def decide(
 
     Args:
         features: None if no earlier request is a prefix of it.
+        policy: asked where nothing else settles the route.
+        objective: of the request.
         opening: of turns without a usable home, where the cluster has both kinds of worker;
             None: the policy's.
     """

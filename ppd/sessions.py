@@ -125,10 +125,13 @@ class SessionIndex:
     def record(
         self, chain: PrefixChain, turn: Turn, now_s: float, after: Digest | None = None
     ) -> None:
-        """Remember a finished request, in place of an earlier one with the same input.
+        """Record a finished request, in place of an earlier one with the same input.
 
         Args:
-            after: what was found for it (``Hit.digest``).
+            chain: prefixes of its input.
+            turn: what is known now.
+            now_s: by a monotonic clock.
+            after: digest of the turn that it continued (``Hit.digest``).
         """
         digest = chain.end
         for entries in (self._newest, self._followed):

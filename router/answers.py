@@ -63,6 +63,7 @@ def answer_to(error: Exception, where: str) -> ErrorAnswer:
     """The answer to an error; an unexpected one is logged.
 
     Args:
+        error: as it was raised.
         where: of the request, for the log.
     """
     match error:

@@ -45,6 +45,7 @@ def checked(body: Mapping[str, Any], kind: type[T]) -> T:
     """The known fields of a body; unknown ones are not looked at.
 
     Args:
+        body: JSON of a client.
         kind: a msgspec structure of the known fields.
 
     Raises:

@@ -98,6 +98,10 @@ def parse(
     """Read, check and rewrite a request body.
 
     Args:
+        endpoint: that it was sent to.
+        raw: the body.
+        tenant: its sender; "" without a key.
+        served: what the workers serve.
         session: the sender's name for the conversation, beside the body.
 
     Raises:
@@ -184,6 +188,9 @@ def _opened(
     """``fields`` as JSON without its closing brace; ``raw``'s bytes if it only gained some.
 
     Args:
+        raw: the client's body.
+        given: its JSON.
+        fields: what the workers get.
         hashed: a field that has been written already, to be hashed.
 
     Raises:

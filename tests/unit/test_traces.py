@@ -270,12 +270,12 @@ valid_files = st.one_of(*(st.tuples(st.just(reader), lines) for reader, lines in
 def check_plan(found: list[Conversation]) -> None:
     """Check what must hold of conversations from any file."""
     assert found
-    assert all(one.exchanges for one in found)
+    assert all(one.turns for one in found)
     assert min(one.starts_at_s for one in found) == 0
     assert [one.starts_at_s for one in found] == sorted(one.starts_at_s for one in found)
     for one in found:
-        assert 0 <= one.shared_tokens <= one.exchanges[0].new_tokens
-        for turn in one.exchanges:
+        assert 0 <= one.shared_tokens <= one.turns[0].new_tokens
+        for turn in one.turns:
             assert turn.new_tokens >= 1
             assert turn.output_tokens >= 1
             assert turn.keep_tokens is None or turn.keep_tokens >= 0
