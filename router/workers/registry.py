@@ -31,7 +31,7 @@ logger = logging.getLogger("ppd.router.workers")
 
 @dataclass(slots=True)
 class WorkerRegistry:
-    """All workers; what ``ppd.planner`` sees of the cluster.
+    """All workers; what ``ppd.planning`` sees of the cluster.
 
     ``control``: for handshakes and probes; with short timeouts, and a connection for each, so
     that none of them meets one that the worker has closed. ``make_breaker``: one for a
