@@ -1,7 +1,11 @@
 """Errors of connections to workers."""
 
+from __future__ import annotations
 
-class ConnectError(OSError):
+from ppd.errors import PpdError
+
+
+class ConnectError(PpdError, OSError):
     """A connection could not be established; nothing was sent."""
 
 
