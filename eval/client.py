@@ -60,8 +60,8 @@ async def hold(
         run = _Run(http, url, time.perf_counter(), prompts, ended)
         async with asyncio.TaskGroup() as held:
             tasks = [
-                held.create_task(_hold_one(run, number, one))
-                for number, one in enumerate(conversations)
+                held.create_task(_hold_one(run, number, conversation))
+                for number, conversation in enumerate(conversations)
             ]
     return [sample for task in tasks for sample in task.result()]
 

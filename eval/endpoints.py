@@ -36,11 +36,17 @@ async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None
         The ids, see :func:`vocabulary_of`; None if no server lists them.
     """
     listed = await _get_json(http, f"{url}/workers")
-    workers = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    decode = [one["url"] for one in workers if one.get("role") == "decode" and "url" in one]
-    for one in (url, *decode[:1]):
+    workers = (
+        [server for server in listed if isinstance(server, dict)]
+        if isinstance(listed, list)
+        else []
+    )
+    decode = [
+        worker["url"] for worker in workers if worker.get("role") == "decode" and "url" in worker
+    ]
+    for server in (url, *decode[:1]):
         with suppress(aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError):
-            return await vocabulary_of(http, one)
+            return await vocabulary_of(http, server)
     return None
 
 

@@ -126,7 +126,7 @@ async def _measure(
     asked |= {"slo": asdict(target.slo), "vocabulary": [vocabulary.start, vocabulary.stop]}
     asked |= {"demand": {**asdict(demand), "tokenizer": str(demand.tokenizer or "")}}
     write({"row": "begin", "part": "load", "run": run, **asked, **provenance(demand.seed)})
-    turns = sum(len(one.turns) for one in conversations)
+    turns = sum(len(conversation.turns) for conversation in conversations)
     progress = _Progress(turns)
 
     def ended(sample: Sample) -> None:
@@ -163,8 +163,11 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
             raise WorkerError(f"{target.url}: nobody answers: {problem}") from error
         vocabulary = await find_vocabulary(http, target.url)
     number, longest = max(
-        ((number, one.longest_tokens) for number, one in enumerate(conversations)),
-        key=lambda one: one[1],
+        (
+            (number, conversation.longest_tokens)
+            for number, conversation in enumerate(conversations)
+        ),
+        key=lambda numbered: numbered[1],
     )
     if most is not None and longest > most:
         raise ConfigError(

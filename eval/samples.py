@@ -80,8 +80,8 @@ def gaps_of(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 def sum_gaps(gaps: list[tuple[tuple[int, int], ...]]) -> Counter[int]:
     """Add up histograms."""
     total: Counter[int] = Counter()
-    for one in gaps:
-        for bucket, count in one:
+    for histogram in gaps:
+        for bucket, count in histogram:
             total[bucket] += count
     return total
 

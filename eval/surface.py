@@ -34,7 +34,7 @@ def places(axes: Axes) -> Array:
     """Return where each cell is measured: shape (cells, 4), axes from 0 to 1 in logarithms."""
     columns = []
     for _, bins in axes.each():
-        at = np.log1p([one.at for one in bins])
+        at = np.log1p([bin_.at for bin_ in bins])
         span = at[-1] - at[0]
         columns.append((at - at[0]) / span if span > 0 else at * 0.0)
     return np.array(list(product(*columns)), dtype=np.float64)

@@ -152,12 +152,12 @@ def _compare(
     rows = given.rows
     _, truth = faiss.knn(queries, rows, LIMIT)
     indexes = []
-    for one in names:
+    for index_name in names:
         began_s = time.perf_counter()
-        indexes.append(pool_rivals.make(one, given))
+        indexes.append(pool_rivals.make(index_name, given))
         built_s = time.perf_counter() - began_s
-        _tell(f"{name}: {one} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s")
-        write(origin | {"what": "build", "set": name, "index": one, "seconds": built_s})
+        _tell(f"{name}: {index_name} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s")
+        write(origin | {"what": "build", "set": name, "index": index_name, "seconds": built_s})
         indexes[-1].find(queries[:50], 32, 1)
     points: dict[tuple[str, int, int], list[Point]] = defaultdict(list)
     for number in range(plan.rounds):
@@ -277,12 +277,12 @@ def _bursts(
 
 def _identical(target: Target, queries: Rows, answered: Sequence[pool_bursts.Answered]) -> bool:
     """Whether a sample of what was found among others is what is found alone."""
-    for one in answered[:: max(1, len(answered) // 200)]:
-        limit = len(one.nodes)
+    for answer in answered[:: max(1, len(answered) // 200)]:
+        limit = len(answer.nodes)
         _, nodes = batch.search(
-            target, queries[one.query : one.query + 1], limit, one.itopk, lanes=1
+            target, queries[answer.query : answer.query + 1], limit, answer.itopk, lanes=1
         )
-        if tuple(nodes[0].tolist()) != one.nodes:
+        if tuple(nodes[0].tolist()) != answer.nodes:
             return False
     return True
 

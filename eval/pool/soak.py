@@ -114,7 +114,7 @@ class Soak:
         workers = [self._search(shard) for shard in self.shards for _ in range(_SEARCHERS)]
         workers += [self._write(shard) for shard in self.shards]
         workers += [self._ask_front(), self._ask_front(), self._swap(), self._kill(self.shards[1])]
-        tasks = [asyncio.ensure_future(one) for one in workers]
+        tasks = [asyncio.ensure_future(worker) for worker in workers]
         try:
             while self.seen["searches"] < searches:
                 done, _ = await asyncio.wait(tasks, timeout=10.0)
@@ -323,10 +323,10 @@ async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soa
         shards.append(Shard(launch.start("shard", port, argv), argv))
     port = free_port()
     settings = folder / "front.toml"
-    urls = [[one.url] for one in shards]
+    urls = [[shard.url] for shard in shards]
     settings.write_text(f"shards = {json.dumps(urls)}\nport = {port}\nshard_slack_s = 60.0\n")
     front = launch.start("front", port, [command, "serve", "--config", str(settings)])
-    for process in (*(one.process for one in shards), front):
+    for process in (*(shard.process for shard in shards), front):
         await asyncio.to_thread(process.wait_ready, "/health", time.monotonic() + 120.0)
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=120.0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:

@@ -40,7 +40,7 @@ def passages(folder: Path) -> list[Passage]:
     Raises:
         ConfigError: there is none.
     """
-    found = [one for path in sorted(folder.rglob("*.md")) for one in _passages_of(path)]
+    found = [passage for path in sorted(folder.rglob("*.md")) for passage in _passages_of(path)]
     if not found:
         raise ConfigError(f"{folder}: no Markdown with passages of {_LEAST} characters or more")
     return found
@@ -67,12 +67,12 @@ def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = minilm.embed([one.text for one in found], cache)
+    rows = minilm.embed([passage.text for passage in found], cache)
     data.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {
-            "id": [one.id for one in found],
-            "text": [one.text for one in found],
+            "id": [passage.id for passage in found],
+            "text": [passage.text for passage in found],
             "vector": list(rows),
         }
     )

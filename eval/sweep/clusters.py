@@ -63,9 +63,9 @@ class Fleet:
         Raises:
             ClusterError: something did not start.
         """
-        for number, one in enumerate(self.config.clusters):
-            routers = {policy: router.url for policy, router in self._routers(one).items()}
-            self.clusters.append(Cluster(f"given {number}", one, routers))
+        for number, cluster in enumerate(self.config.clusters):
+            routers = {policy: router.url for policy, router in self._routers(cluster).items()}
+            self.clusters.append(Cluster(f"given {number}", cluster, routers))
         if not self.config.clusters:
             _tell_of_shared_cores(self.config)
             self.clusters = [self._here(n) for n in range(self.config.clusters_here)]

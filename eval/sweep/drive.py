@@ -36,8 +36,8 @@ def sweep(config: SweepConfig, model: str | None, out: Path, logs: Path) -> None
     path = tiny_model.resolve(model)
     results = list(read_runs(config, out))
     driver = Driver(config, Writer(config, out, path), Progress(len(results)))
-    for one in results:
-        driver.medians[one.run] = one.medians()
+    for result in results:
+        driver.medians[result.run] = result.medians()
     if driver.choice.next(driver.medians, ()) is not None:
         driver.writer.begin()
         with fleet(config, path, logs) as all_of:

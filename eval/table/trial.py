@@ -50,6 +50,8 @@ async def _talk(config: SweepConfig, router: str, decode: str) -> list[Sample]:
         vocabulary = await vocabulary_of(http, decode)
     samples = []
     for workload in config.workloads():
-        one = plan(config, Place(workload, None), config.seeds[0])[:1]
-        samples += await hold(router, one, seed=f"trial/{workload}", vocabulary=vocabulary)
+        conversations = plan(config, Place(workload, None), config.seeds[0])[:1]
+        samples += await hold(
+            router, conversations, seed=f"trial/{workload}", vocabulary=vocabulary
+        )
     return samples

@@ -175,7 +175,7 @@ def _made(settings: Thinking, kinds: Sequence[Conversation]) -> Workload:
 def _read(
     settings: ReplaySettings, found: Sequence[Conversation], *, timed: bool = True
 ) -> Workload:
-    kinds = [hastened(one, settings.faster) for one in found]
+    kinds = [hastened(conversation, settings.faster) for conversation in found]
     return Workload(kinds, endless=False, timed=timed, max_context=settings.max_context)
 
 
