@@ -171,7 +171,7 @@ class _Check:
     def rounds(self, rounds: int) -> list[dict[str, Any]]:
         """A ``run`` row for each client and round."""
         shape = LOAD_SHAPES[self.kind]
-        # Kernels warm up; and the server says how long AIPerf's prompts are.
+        # Kernels warm up, and the server counts the tokens of AIPerf's prompts.
         prompts = prompt_tokens(self._by_aiperf(shape, -1), shape)
         self._by_ours(shape, -1, prompts)
         rows = []
@@ -186,11 +186,11 @@ class _Check:
                     if (now := prompt_tokens(seen, shape)) != prompts:
                         raise ClientError(f"AIPerf's prompts had {prompts} tokens, now {now}")
                 engine = engine_means(before, engine_sums(self.server.url))
-                rows.append(self._told(client, number, shape, seen, engine))
+                rows.append(self._run_row(client, number, shape, seen, engine))
             print(f"  {self.kind}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         return rows
 
-    def _told(
+    def _run_row(
         self,
         client: str,
         number: int,

@@ -12,7 +12,7 @@ import orjson
 
 from ppd.errors import WorkerError
 
-# Where nobody tells the vocabulary: every tokenizer has these, and few are special.
+# For servers that report no vocabulary: every tokenizer has these, and few are special.
 ANY_VOCABULARY = range(32, 96)
 
 
@@ -97,7 +97,7 @@ async def empty_caches(
 
 
 async def is_ready(http: aiohttp.ClientSession, url: str) -> bool:
-    """Whether a worker says that it can serve."""
+    """Return whether a worker reports that it can serve."""
     try:
         timeout = aiohttp.ClientTimeout(total=5.0)
         async with http.get(f"{url}/health", timeout=timeout) as answer:

@@ -138,7 +138,7 @@ async def _measure(
     samples = await hold(
         target.url,
         conversations,
-        # Never twice the same: a server that is still up would know it.
+        # Never twice the same: a server that is still up would have it in its cache.
         seed=f"{demand.spec}/{demand.seed}/{run}",
         vocabulary=vocabulary,
         silence_s=target.timeout_s,
@@ -153,7 +153,7 @@ async def _measure(
 
 
 async def _ask(target: Target, conversations: Sequence[Conversation], scale: float) -> range:
-    """What prompts are made of; and whether anybody is there who can take them."""
+    """Return the token ids of prompts; check that a server answers and can hold them."""
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         try:

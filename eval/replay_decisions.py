@@ -94,7 +94,7 @@ def summary(result: Iterable[Replayed]) -> dict[str, object]:
     result = list(result)
     free = [replayed for replayed in result if replayed.was.features is not None]
     moved = Counter(
-        f"{_told(replayed.was.decision)} -> {_told(replayed.now)}"
+        f"{_decision_text(replayed.was.decision)} -> {_decision_text(replayed.now)}"
         for replayed in result
         if replayed.changed
     )
@@ -118,7 +118,8 @@ def _share(routes: Iterable[Route]) -> float | None:
 
 def _line(replayed: Replayed) -> str:
     seen = replayed.was.features
-    text = f"request {replayed.was.number}: {_told(replayed.was.decision)} -> {_told(replayed.now)}"
+    was, now = _decision_text(replayed.was.decision), _decision_text(replayed.now)
+    text = f"request {replayed.was.number}: {was} -> {now}"
     if seen is None:
         return text
     return (
@@ -128,7 +129,7 @@ def _line(replayed: Replayed) -> str:
     )
 
 
-def _told(decision: Decision) -> str:
+def _decision_text(decision: Decision) -> str:
     return f"{decision.route} ({decision.reason})"
 
 

@@ -19,7 +19,7 @@ class Failure(StrEnum):
     TIMEOUT = "timeout"
     DROPPED = "dropped"  # no connection, or one that ended before the answer did
     REFUSED = "refused"  # a status other than 200
-    ERROR = "error"  # told inside the stream
+    ERROR = "error"  # reported inside the stream
     SHORT = "short"  # another number of tokens than asked for
     MALFORMED = "malformed"  # no answer of /generate
 

@@ -73,7 +73,7 @@ class Surface:
         mean = float(y.mean())
         # One thread: the matrices are small, and the cores belong to the workers.
         with threadpool_limits(1), warnings.catch_warnings():
-            # A length or a share at its bound is an answer: the axis does not matter, say.
+            # A length or a share at its bound is an answer: the axis may not matter.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(at, y - mean)
         return cls(process, mean, float(process.kernel_.k2.noise_level))

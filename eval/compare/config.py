@@ -20,7 +20,7 @@ from ..traffic.workloads import Demand, plan
 PPD = "ppd"
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent
 FULL_TRANSFER = "pd-full"  # the same to a decode worker without a radix cache: all is sent
-REPLICA = "replica"  # two workers that do both: another cluster, so nobody ``ppd`` must beat
+REPLICA = "replica"  # two workers that do both: another cluster, so no rival of ``ppd``
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

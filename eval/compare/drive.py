@@ -209,7 +209,7 @@ async def _measure(
             samples = await hold(
                 routers[way.policy].url,
                 plans,
-                seed=f"{trace.name}/{seed}/{way.name}",  # a router must not know them yet
+                seed=f"{trace.name}/{seed}/{way.name}",  # new to the router
                 vocabulary=vocabulary,
                 headers=way.headers,
             )

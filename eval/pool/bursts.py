@@ -33,7 +33,10 @@ KINDS = {  # (itopk, limit), drawn alike
     Stage.PREFILL: ((32, 10), (64, 10)),
     Stage.DECODE: ((64, 10), (128, 10), (256, 50)),
 }
-_PREFILL_BUDGET_S, _DECODE_BUDGET_S = 0.005, 0.05  # deadlines' order only; nobody is cut short
+_PREFILL_BUDGET_S, _DECODE_BUDGET_S = (
+    0.005,
+    0.05,
+)  # for the order alone; no search is cut
 _NEVER_CUT_S = 3600.0
 _LANES, _ITOPK = 32, 256
 
@@ -96,7 +99,7 @@ class _Feed:
         self._moved = moved
         self._next = 0
         self.answered: list[Answered] = []
-        self.ready: list[tuple[float, int, Search]] = []  # for those who keep their own order
+        self.ready: list[tuple[float, int, Search]] = []  # for ways that keep their own order
         self.numbers: dict[int, int] = {}
 
     def due(self, now_s: float) -> list[Search]:

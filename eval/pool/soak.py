@@ -254,7 +254,7 @@ class Soak:
                 self.seen["swaps_cut"] += 1
 
     async def _kill(self, shard: Shard) -> None:
-        """At once, in the midst of whatever it does; it is there again with all it had said."""
+        """Kill a shard at once, and start it again: it must have all that it had acknowledged."""
         while True:
             await asyncio.sleep(_KILL_S)
             shard.up.clear()
@@ -298,7 +298,7 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
         soak = asyncio.run(_soak(launch, Path(folder), searches, seed))
     took_s = round(time.monotonic() - began_s)
     third = max(1, len(soak.memory_mb) // 3)
-    # A run that ends before the first swap tells nothing of memory.
+    # A run that ends before the first swap shows nothing of memory.
     first, last = (
         max(some, default=1.0) for some in (soak.memory_mb[:third], soak.memory_mb[-third:])
     )

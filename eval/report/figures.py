@@ -15,7 +15,7 @@ from typing import Any
 
 from ..policies.cells import THROUGHPUT, TPOT, TTFT, Cell
 
-INK = "#12ab34"  # stands for the text's colour until a page says which that is
+INK = "#12ab34"  # stands for the text's colour until a page sets it
 _WIDTH = 7.6
 
 # Okabe and Ito's colours, which most colour-blind people tell apart; and markers for all.

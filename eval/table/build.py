@@ -35,7 +35,7 @@ Runs = dict[tuple[Place, str], list[RunResult]]
 
 
 def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
-    """Write the table of a sweep; gives what a user wants to know of it.
+    """Write the table of a sweep, and return a summary of it.
 
     Raises:
         ConfigError: runs are missing, too much failed, they are of several models, or the file

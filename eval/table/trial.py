@@ -24,7 +24,7 @@ from ..sweep.config import Place, SweepConfig, plan
 def run(
     config: SweepConfig, model: str | None, table: Path, summary: dict[str, Any], logs: Path
 ) -> None:
-    """Print ``told`` with what the router decided, as one JSON line.
+    """Print ``summary`` with the router's decisions, as one JSON line.
 
     Raises:
         WorkerError: a turn failed, or none was decided by the table.
