@@ -33,7 +33,7 @@ help:
 	@echo "make bench-router     what a router costs: ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make bench-pool       vector search: ours, hnswlib, faiss, usearch; bursts (SENTENCES='FILE...' RECORD=FILE)"
 	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
-	@echo "make load-router      200,000 requests while workers are killed; the books must agree (REQUESTS=200000)"
+	@echo "make load-router      200,000 requests while workers are killed; the counts must agree (REQUESTS=200000)"
 	@echo "make clients          openai, anthropic, sglang.benchmark.serving and AIPerf through the router (RECORD=FILE)"
 	@echo "make check-load       our load generator against AIPerf, on one server (RECORD=FILE)"
 	@echo "make scenarios        six scenarios, monolithic against disaggregated (RECORD=FILE)"

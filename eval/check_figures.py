@@ -127,20 +127,20 @@ _WANTED = (
 
 def figures(seen: Sequence[ObservedTurn]) -> dict[str, Any]:
     """Compute the figures of one run from its turns."""
-    tokens = sum(one.output_tokens for one in seen)
-    begun_s = min(one.sent_at_s for one in seen)
-    took_s = max(one.last_token_at_s for one in seen) - begun_s
+    tokens = sum(turn.output_tokens for turn in seen)
+    begun_s = min(turn.sent_at_s for turn in seen)
+    took_s = max(turn.last_token_at_s for turn in seen) - begun_s
     summary = {
-        "ttft_ms": spread([one.ttft_ms for one in seen]),
-        "tpot_ms": spread([one.tpot_ms for one in seen]),
-        "itl_ms": spread_of_gaps(sum_gaps([one.gaps for one in seen])),
-        "late_ms": spread([one.late_ms for one in seen]),
+        "ttft_ms": spread([turn.ttft_ms for turn in seen]),
+        "tpot_ms": spread([turn.tpot_ms for turn in seen]),
+        "itl_ms": spread_of_gaps(sum_gaps([turn.gaps for turn in seen])),
+        "late_ms": spread([turn.late_ms for turn in seen]),
     }
     return {
         "turns": len(seen),
         "took_s": round(took_s, 3),
         "output_tokens_per_s": round(tokens / took_s, 2),
-        "cached_tokens": sum(one.cached_tokens for one in seen),
+        "cached_tokens": sum(turn.cached_tokens for turn in seen),
         **{name: None if found is None else asdict(found) for name, found in summary.items()},
     }
 

@@ -171,7 +171,7 @@ class _Check:
     def rounds(self, rounds: int) -> list[dict[str, Any]]:
         """A ``run`` row for each client and round."""
         shape = LOAD_SHAPES[self.kind]
-        # Kernels warm up; and the server says how long AIPerf's prompts are.
+        # Kernels warm up, and the server counts the tokens of AIPerf's prompts.
         prompts = prompt_tokens(self._by_aiperf(shape, -1), shape)
         self._by_ours(shape, -1, prompts)
         rows = []
@@ -186,11 +186,11 @@ class _Check:
                     if (now := prompt_tokens(seen, shape)) != prompts:
                         raise ClientError(f"AIPerf's prompts had {prompts} tokens, now {now}")
                 engine = engine_means(before, engine_sums(self.server.url))
-                rows.append(self._told(client, number, shape, seen, engine))
+                rows.append(self._run_row(client, number, shape, seen, engine))
             print(f"  {self.kind}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         return rows
 
-    def _told(
+    def _run_row(
         self,
         client: str,
         number: int,
@@ -199,8 +199,8 @@ class _Check:
         engine: dict[str, float],
     ) -> dict[str, Any]:
         asked = {"part": "check-load", "kind": self.kind, "client": client, "round": number}
-        for one in seen:
-            self.write({"row": "turn", **asked, **asdict(one)})
+        for turn in seen:
+            self.write({"row": "turn", **asked, **asdict(turn)})
         row = {"row": "run", **asked, "talk": asdict(shape), "aiperf": AIPERF, **figures(seen)}
         row |= {"engine": engine, "model": Path(self.model).name, **provenance(number)}
         self.write(row)
@@ -250,7 +250,7 @@ def _complete(client: str, seen: list[ObservedTurn], shape: LoadShape) -> list[O
     expected = shape.conversations * shape.turns
     if len(seen) != expected:
         raise ClientError(f"{client}: {len(seen)} of {expected} turns succeeded")
-    if wrong := {one.output_tokens for one in seen} - {shape.reply}:
+    if wrong := {turn.output_tokens for turn in seen} - {shape.reply}:
         raise ClientError(f"{client}: replies of {sorted(wrong)} tokens, asked for {shape.reply}")
     return seen
 
@@ -261,7 +261,9 @@ def prompt_tokens(seen: Sequence[ObservedTurn], shape: LoadShape) -> list[int]:
     Raises:
         ClientError: they differ from conversation to conversation.
     """
-    found = [{one.prompt_tokens for one in seen if one.turn == n + 1} for n in range(shape.turns)]
+    found = [
+        {turn.prompt_tokens for turn in seen if turn.turn == n + 1} for n in range(shape.turns)
+    ]
     if any(len(lengths) != 1 for lengths in found):
         lengths_by_turn = [sorted(lengths) for lengths in found]
         raise ClientError(f"prompts of the same text have different lengths: {lengths_by_turn}")

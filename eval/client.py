@@ -47,7 +47,7 @@ async def hold(
         vocabulary: token ids to make prompts of.
         silence_s: of a turn without any event, before it is given up.
         timeout_s: of a turn from its send to its end.
-        ended: is told of every turn as it ends.
+        ended: called with every turn as it ends.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_read=silence_s)
     async with aiohttp.ClientSession(
@@ -60,8 +60,8 @@ async def hold(
         run = _Run(http, url, time.perf_counter(), prompts, ended)
         async with asyncio.TaskGroup() as held:
             tasks = [
-                held.create_task(_hold_one(run, number, one))
-                for number, one in enumerate(conversations)
+                held.create_task(_hold_one(run, number, conversation))
+                for number, conversation in enumerate(conversations)
             ]
     return [sample for task in tasks for sample in task.result()]
 

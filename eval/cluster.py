@@ -221,9 +221,9 @@ def wait_all(processes: Sequence[Process], timeout_s: float = 240.0) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at the moment.
+    """Return a TCP port of the loopback interface that is free at the moment.
 
-    From below the range the kernel hands out to clients: a worker takes half a minute to bind
+    It is below the range that the kernel gives to clients: a worker takes half a minute to bind
     its port, and any connection made meanwhile could have taken it.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())

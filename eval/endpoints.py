@@ -12,7 +12,7 @@ import orjson
 
 from ppd.errors import WorkerError
 
-# Where nobody tells the vocabulary: every tokenizer has these, and few are special.
+# For servers that report no vocabulary: every tokenizer has these, and few are special.
 ANY_VOCABULARY = range(32, 96)
 
 
@@ -36,11 +36,17 @@ async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None
         The ids, see :func:`vocabulary_of`; None if no server lists them.
     """
     listed = await _get_json(http, f"{url}/workers")
-    workers = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    decode = [one["url"] for one in workers if one.get("role") == "decode" and "url" in one]
-    for one in (url, *decode[:1]):
+    workers = (
+        [server for server in listed if isinstance(server, dict)]
+        if isinstance(listed, list)
+        else []
+    )
+    decode = [
+        worker["url"] for worker in workers if worker.get("role") == "decode" and "url" in worker
+    ]
+    for server in (url, *decode[:1]):
         with suppress(aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError):
-            return await vocabulary_of(http, one)
+            return await vocabulary_of(http, server)
     return None
 
 
@@ -91,7 +97,7 @@ async def empty_caches(
 
 
 async def is_ready(http: aiohttp.ClientSession, url: str) -> bool:
-    """Whether a worker says that it can serve."""
+    """Return whether a worker reports that it can serve."""
     try:
         timeout = aiohttp.ClientTimeout(total=5.0)
         async with http.get(f"{url}/health", timeout=timeout) as answer:

@@ -258,7 +258,7 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come."""
-        if self.acknowledges_at_once:  # the kernel forgets the option after some packets
+        if self.acknowledges_at_once:  # the kernel resets the option after some packets
             link = self._transport.get_extra_info("socket")
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         try:

@@ -126,7 +126,7 @@ async def _measure(
     asked |= {"slo": asdict(target.slo), "vocabulary": [vocabulary.start, vocabulary.stop]}
     asked |= {"demand": {**asdict(demand), "tokenizer": str(demand.tokenizer or "")}}
     write({"row": "begin", "part": "load", "run": run, **asked, **provenance(demand.seed)})
-    turns = sum(len(one.turns) for one in conversations)
+    turns = sum(len(conversation.turns) for conversation in conversations)
     progress = _Progress(turns)
 
     def ended(sample: Sample) -> None:
@@ -138,7 +138,7 @@ async def _measure(
     samples = await hold(
         target.url,
         conversations,
-        # Never twice the same: a server that is still up would know it.
+        # Never twice the same: a server that is still up would have it in its cache.
         seed=f"{demand.spec}/{demand.seed}/{run}",
         vocabulary=vocabulary,
         silence_s=target.timeout_s,
@@ -153,7 +153,7 @@ async def _measure(
 
 
 async def _ask(target: Target, conversations: Sequence[Conversation], scale: float) -> range:
-    """What prompts are made of; and whether anybody is there who can take them."""
+    """Return the token ids of prompts; check that a server answers and can hold them."""
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         try:
@@ -163,8 +163,11 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
             raise WorkerError(f"{target.url}: nobody answers: {problem}") from error
         vocabulary = await find_vocabulary(http, target.url)
     number, longest = max(
-        ((number, one.longest_tokens) for number, one in enumerate(conversations)),
-        key=lambda one: one[1],
+        (
+            (number, conversation.longest_tokens)
+            for number, conversation in enumerate(conversations)
+        ),
+        key=lambda numbered: numbered[1],
     )
     if most is not None and longest > most:
         raise ConfigError(

@@ -80,9 +80,9 @@ def run_replay(log: Path, changes: Changes, max_shown: int) -> int:
         raise ConfigError(f"{log}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{log}: {error}") from error
-    changed = [one for one in result if one.changed]
-    for one in changed[:max_shown]:
-        print(_line(one))
+    changed = [replayed for replayed in result if replayed.changed]
+    for replayed in changed[:max_shown]:
+        print(_line(replayed))
     if len(changed) > max_shown:
         print(f"... and {len(changed) - max_shown} more")
     print(json.dumps(summary(result)))
@@ -92,17 +92,19 @@ def run_replay(log: Path, changes: Changes, max_shown: int) -> int:
 def summary(result: Iterable[Replayed]) -> dict[str, object]:
     """Counts of a replay. Shares are of the turns that any policy could have sent either way."""
     result = list(result)
-    free = [one for one in result if one.was.features is not None]
+    free = [replayed for replayed in result if replayed.was.features is not None]
     moved = Counter(
-        f"{_told(one.was.decision)} -> {_told(one.now)}" for one in result if one.changed
+        f"{_decision_text(replayed.was.decision)} -> {_decision_text(replayed.now)}"
+        for replayed in result
+        if replayed.changed
     )
     return {
         "decisions": len(result),
         "later_turns": len(free),
-        "changed": sum(one.changed for one in result),
-        "identical": sum(one.same for one in result),
-        "local_share_before": _share(one.was.decision.route for one in free),
-        "local_share_after": _share(one.now.route for one in free),
+        "changed": sum(replayed.changed for replayed in result),
+        "identical": sum(replayed.same for replayed in result),
+        "local_share_before": _share(replayed.was.decision.route for replayed in free),
+        "local_share_after": _share(replayed.now.route for replayed in free),
         "moves": dict(moved.most_common()),
     }
 
@@ -114,9 +116,10 @@ def _share(routes: Iterable[Route]) -> float | None:
     return round(sum(route is Route.LOCAL for route in routes) / len(routes), 4)
 
 
-def _line(one: Replayed) -> str:
-    seen = one.was.features
-    text = f"request {one.was.number}: {_told(one.was.decision)} -> {_told(one.now)}"
+def _line(replayed: Replayed) -> str:
+    seen = replayed.was.features
+    was, now = _decision_text(replayed.was.decision), _decision_text(replayed.now)
+    text = f"request {replayed.was.number}: {was} -> {now}"
     if seen is None:
         return text
     return (
@@ -126,7 +129,7 @@ def _line(one: Replayed) -> str:
     )
 
 
-def _told(decision: Decision) -> str:
+def _decision_text(decision: Decision) -> str:
     return f"{decision.route} ({decision.reason})"
 
 

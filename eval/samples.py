@@ -19,7 +19,7 @@ class Failure(StrEnum):
     TIMEOUT = "timeout"
     DROPPED = "dropped"  # no connection, or one that ended before the answer did
     REFUSED = "refused"  # a status other than 200
-    ERROR = "error"  # told inside the stream
+    ERROR = "error"  # reported inside the stream
     SHORT = "short"  # another number of tokens than asked for
     MALFORMED = "malformed"  # no answer of /generate
 
@@ -80,8 +80,8 @@ def gaps_of(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 def sum_gaps(gaps: list[tuple[tuple[int, int], ...]]) -> Counter[int]:
     """Add up histograms."""
     total: Counter[int] = Counter()
-    for one in gaps:
-        for bucket, count in one:
+    for histogram in gaps:
+        for bucket, count in histogram:
             total[bucket] += count
     return total
 

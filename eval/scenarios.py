@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
         ConfigError: an option makes no sense.
         ClusterError: a process did not start.
     """
-    chosen = tuple(one for one in SCENARIOS if one.name in options.scenarios)
+    chosen = tuple(scenario for scenario in SCENARIOS if scenario.name in options.scenarios)
     wanted = Wanted(chosen, options.rounds, options.scale, tuple(options.turns))
     if min(wanted.rounds, wanted.scale, *wanted.turns) < 1:
         raise ConfigError("rounds, scale and turns must be at least 1")

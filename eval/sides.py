@@ -73,7 +73,7 @@ class RunningSides:
 
     async def vocabulary(self, http: aiohttp.ClientSession) -> range:
         """Return token ids that all routers' workers take."""
-        found = [await find_vocabulary(http, one.url) for one in self.routers.values()]
+        found = [await find_vocabulary(http, router.url) for router in self.routers.values()]
         return next((one for one in found if one is not None), ANY_VOCABULARY)
 
 

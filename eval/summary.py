@@ -168,7 +168,7 @@ def summarize(
     Args:
         samples: one for each turn that was sent.
     """
-    planned = sum(len(one.turns) for one in plan)
+    planned = sum(len(conversation.turns) for conversation in plan)
     fine = [sample for sample in samples if not sample.error]
     later = [sample for sample in fine if sample.turn > 1]
     good = sum(slo.met_by(sample) for sample in fine)

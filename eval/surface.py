@@ -34,7 +34,7 @@ def places(axes: Axes) -> Array:
     """Return where each cell is measured: shape (cells, 4), axes from 0 to 1 in logarithms."""
     columns = []
     for _, bins in axes.each():
-        at = np.log1p([one.at for one in bins])
+        at = np.log1p([bin_.at for bin_ in bins])
         span = at[-1] - at[0]
         columns.append((at - at[0]) / span if span > 0 else at * 0.0)
     return np.array(list(product(*columns)), dtype=np.float64)
@@ -73,7 +73,7 @@ class Surface:
         mean = float(y.mean())
         # One thread: the matrices are small, and the cores belong to the workers.
         with threadpool_limits(1), warnings.catch_warnings():
-            # A length or a share at its bound is an answer: the axis does not matter, say.
+            # A length or a share at its bound is an answer: the axis may not matter.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(at, y - mean)
         return cls(process, mean, float(process.kernel_.k2.noise_level))

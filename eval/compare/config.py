@@ -20,7 +20,7 @@ from ..traffic.workloads import Demand, plan
 PPD = "ppd"
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent
 FULL_TRANSFER = "pd-full"  # the same to a decode worker without a radix cache: all is sent
-REPLICA = "replica"  # two workers that do both: another cluster, so nobody ``ppd`` must beat
+REPLICA = "replica"  # two workers that do both: another cluster, so no rival of ``ppd``
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +133,7 @@ def _problems(config: Comparison) -> Iterator[str]:
             yield f"trace {trace.name}: conversations must be at least 1"
         if trace.poisson and trace.qps is None:
             yield f"trace {trace.name}: poisson needs qps"
-    yield from (problem for one in config.weightings if (problem := one.problem()))
+    yield from (problem for weighting in config.weightings if (problem := weighting.problem()))
 
 
 def window(
@@ -164,5 +164,5 @@ def window(
             f"{first} to {first + trace.conversations}"
         )
     chosen = whole[first : first + trace.conversations]
-    starts_s = [one.starts_at_s - chosen[0].starts_at_s for one in chosen]
+    starts_s = [conversation.starts_at_s - chosen[0].starts_at_s for conversation in chosen]
     return starting(chosen, starts_s if trace.qps is None else at_rate(starts_s, trace.qps))

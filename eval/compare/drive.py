@@ -89,7 +89,7 @@ class Study:
     def order(self) -> list[tuple[Trace, int, Way]]:
         """Yield all runs: seeds outermost, the ways in another order each time."""
         every = []
-        for trace, seed in sorted(self._places(), key=lambda one: one[1]):
+        for trace, seed in sorted(self._places(), key=lambda place: place[1]):
             shuffled = ways(self.config)
             random.Random(f"{trace.name}/{seed}").shuffle(shuffled)
             every += [(trace, seed, way) for way in shuffled]
@@ -105,7 +105,11 @@ def run(study: Study, model: str | None, out: Path, logs: Path) -> None:
     """
     windows = study.windows()
     done = measured(out)
-    left = [one for one in study.order() if (one[0].name, one[1], one[2].name) not in done]
+    left = [
+        (trace, seed, way)
+        for trace, seed, way in study.order()
+        if (trace.name, seed, way.name) not in done
+    ]
     print(f"{len(left)} runs to measure, {len(done)} in {out}", file=sys.stderr, flush=True)
     if not left:
         return
@@ -205,7 +209,7 @@ async def _measure(
             samples = await hold(
                 routers[way.policy].url,
                 plans,
-                seed=f"{trace.name}/{seed}/{way.name}",  # a router must not know them yet
+                seed=f"{trace.name}/{seed}/{way.name}",  # new to the router
                 vocabulary=vocabulary,
                 headers=way.headers,
             )
@@ -231,7 +235,7 @@ async def _measure(
             row = {"row": "run", **where, **run_row, **provenance(seed)}
             append_whole(out, [*_turns(where, samples), row])
             took_s = (time.monotonic() - begun_s) / number * (len(left) - number)
-            failed = sum(bool(one.error) for one in samples)
+            failed = sum(bool(sample.error) for sample in samples)
             print(
                 f"{number}/{len(left)} {trace.name} seed {seed} {way.name}: {len(samples)} turns, "
                 f"{failed} failed; {took_s / 60:.0f} min left",
@@ -246,7 +250,7 @@ def _turns(where: Mapping[str, object], samples: Sequence[Sample]) -> list[dict[
 
 def _check_lengths(windows: Mapping[tuple[str, int], list[Conversation]], most: int | None) -> None:
     for (name, seed), plans in windows.items():
-        longest = max(one.longest_tokens for one in plans)
+        longest = max(plan.longest_tokens for plan in plans)
         if most is not None and longest > most:
             raise ConfigError(
                 f"trace {name}, seed {seed}: a conversation grows to {longest} tokens, the model "

@@ -53,10 +53,10 @@ def run(config: Comparison, raw: Path) -> int:
     """
     rows = read_rows(raw)
     judgements = [judged(config, trace, rows) for trace in config.traces]
-    for one in judgements:
-        _print_ways(one["trace"], one["ways"])
-        _print_verdicts(one["verdicts"])
-    verdicts = [verdict["verdict"] for one in judgements for verdict in one["verdicts"]]
+    for judgement in judgements:
+        _print_ways(judgement["trace"], judgement["ways"])
+        _print_verdicts(judgement["verdicts"])
+    verdicts = [verdict["verdict"] for judgement in judgements for verdict in judgement["verdicts"]]
     lost = verdicts.count("loses")
     print(json.dumps({"traces": judgements, "compared": len(verdicts), "ppd_loses": lost}))
     return 0
@@ -147,7 +147,7 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
     draws = list(_draws(shared))
     points = {name: _quantiles(turns.draw(shared)) for name, turns in every.items()}
     spread = {
-        name: np.array([_quantiles(turns.draw(one)) for one in draws])
+        name: np.array([_quantiles(turns.draw(draw)) for draw in draws])
         for name, turns in every.items()
     }
     for weights in config.weightings:
@@ -210,7 +210,7 @@ def _figures(
     for name, turns in every.items():
         p50, p90 = _quantiles(turns.draw(sorted(turns.by_place)))
         planned = sum(run["planned"] for run in runs[name])
-        later = sum(len(one) for one in turns.by_place.values())
+        later = sum(len(value) for value in turns.by_place.values())
         local = sum(run["routes"].get("local", 0) for run in runs[name])
         figures[name] = {
             "ttft_p50_ms": round(float(p50[0]), 1),
@@ -232,19 +232,20 @@ def _print_ways(trace: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
         f"{'way':<14} {'TTFT p50':>9} {'p90':>9} {'TPOT p50':>9} {'p90':>7} {'local':>6} "
         f"{'cached':>9} {'KV MB':>8} {'failed':>7}"
     )
-    for name, one in figures.items():
+    for name, way in figures.items():
         print(
-            f"{name:<14} {one['ttft_p50_ms']:>9} {one['ttft_p90_ms']:>9} {one['tpot_p50_ms']:>9} "
-            f"{one['tpot_p90_ms']:>7} {one['local_share']:>6.0%} {one['cached_tokens']:>9} "
-            f"{one['kv_mb_moved']:>8} {one['failed']:>7}"
+            f"{name:<14} {way['ttft_p50_ms']:>9} {way['ttft_p90_ms']:>9} {way['tpot_p50_ms']:>9} "
+            f"{way['tpot_p90_ms']:>7} {way['local_share']:>6.0%} {way['cached_tokens']:>9} "
+            f"{way['kv_mb_moved']:>8} {way['failed']:>7}"
         )
 
 
 def _print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
-    for one in verdicts:
-        low, high = one["interval"]
-        costs = ", ".join(f"{name} {cost:g}" for name, cost in one["costs"].items())
+    for verdict in verdicts:
+        low, high = verdict["interval"]
+        costs = ", ".join(f"{name} {cost:g}" for name, cost in verdict["costs"].items())
         print(
-            f"  {one['weights']:>4} {one['at']}: ppd {one['verdict']} {one['best_static']} "
-            f"({one['difference']:+g}, 95 % {low:+g} to {high:+g}); {costs}"
+            f"  {verdict['weights']:>4} {verdict['at']}: ppd {verdict['verdict']} "
+            f"{verdict['best_static']} "
+            f"({verdict['difference']:+g}, 95 % {low:+g} to {high:+g}); {costs}"
         )

@@ -285,8 +285,8 @@ def run(options: argparse.Namespace) -> int:
             }
             wait_all(list(routers.values()))
             loaded = asyncio.run(_measure_load(prefill, decodes, routers, seeds, conversations))
-            for one in loaded:
-                write({**_origin("loaded", path), **one})
+            for turn in loaded:
+                write({**_origin("loaded", path), **turn})
         rates = list(summarize_load(loaded))
         _print(rates)
     print(json.dumps({"cells": cells, "loaded": rates}))

@@ -165,8 +165,8 @@ async def _before_any_ends(
     Raises:
         WorkerError: a stream ended before that.
     """
-    for one in awaited:
-        await asyncio.wait([one, *streams], return_when=asyncio.FIRST_COMPLETED)
+    for task in awaited:
+        await asyncio.wait([task, *streams], return_when=asyncio.FIRST_COMPLETED)
     for stream in streams:
         if stream.done():
             stream.result()  # raises what it raised

@@ -43,8 +43,8 @@ class Fault(StrEnum):
     """A way in which a worker fails."""
 
     NONE = "none"
-    LATE = "late"  # says nothing for a while, then answers
-    HANGS = "hangs"  # never says anything
+    LATE = "late"  # waits for a while, then answers
+    HANGS = "hangs"  # never answers
     HOLDS = "holds"  # the first event, then nothing
     FAILS = "fails"  # status 500
     REJECTS = "rejects"  # status 400

@@ -97,9 +97,9 @@ async def table(
     for row in rows:
         asked = [name for name in names if row.local or name != OURS[1]]
         cells = await asyncio.gather(*(cell(launch, row, name, rivals) for name in asked))
-        for name, one in zip(asked, cells, strict=True):
+        for name, result in zip(asked, cells, strict=True):
             records.append(
-                {"fault": row.name, "router": name, "right": one.right, "seen": one.words}
+                {"fault": row.name, "router": name, "right": result.right, "seen": result.words}
             )
             print(f"  {records[-1]}", file=sys.stderr, flush=True)
     return records
@@ -107,7 +107,7 @@ async def table(
 
 def show(records: Sequence[dict[str, object]], names: Sequence[str]) -> str:
     """Format the records as a table."""
-    cells = {(str(one["fault"]), str(one["router"])): one for one in records}
+    cells = {(str(record["fault"]), str(record["router"])): record for record in records}
     lines = [["", *names]]
     for fault in dict.fromkeys(str(one["fault"]) for one in records):
         line = [fault]
@@ -148,8 +148,8 @@ def run(options: argparse.Namespace) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     with appending(options.out) as write, ExitStack() as stack:
         records = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
-        for one in records:
-            write({**one, **rival_routers.VERSIONS, **provenance(0)})
+        for record in records:
+            write({**record, **rival_routers.VERSIONS, **provenance(0)})
     print(show(records, names))
     wrong = {
         name: [o["fault"] for o in records if o["router"] == name and not o["right"]]

@@ -1,4 +1,4 @@
-"""The faults of ``bench fault-table``: what is done to workers, what a client should receive.
+"""The faults of ``bench fault-table``, and what a client should receive of each.
 
 A cell is right if the client receives at once exactly one error, or all that could be had, and
 nothing is left behind. An error is a status of 500 or more, or an error event in a stream. The

@@ -137,8 +137,8 @@ def _beats(best: Cell, other: Cell, metric: str) -> bool:
     """With every seed that both have: as many comparisons as seeds, all of one sign."""
     seeds = best.by_seed.keys() & other.by_seed.keys()
     pairs = [(best.by_seed[seed][metric], other.by_seed[seed][metric]) for seed in seeds]
-    known = [(one, two) for one, two in pairs if one is not None and two is not None]
-    return bool(known) and all(_rank(one, metric) < _rank(two, metric) for one, two in known)
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return bool(known) and all(_rank(a, metric) < _rank(b, metric) for a, b in known)
 
 
 _LINE = "{:>5} {:>5} {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>6}"

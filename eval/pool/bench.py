@@ -132,7 +132,9 @@ def _sentences(plan: Plan) -> tuple[Rows, dict[str, object]]:
     if plan.shortest is not None:
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         texts = [texts[i] for i in sorted(by_length[: plan.shortest])]
-    _tell(f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings")
+    _print_progress(
+        f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings"
+    )
     return minilm.embed(texts, plan.cache), {"drawn": plan.sentences, "from_docstrings": documented}
 
 
@@ -152,12 +154,14 @@ def _compare(
     rows = given.rows
     _, truth = faiss.knn(queries, rows, LIMIT)
     indexes = []
-    for one in names:
+    for index_name in names:
         began_s = time.perf_counter()
-        indexes.append(pool_rivals.make(one, given))
+        indexes.append(pool_rivals.make(index_name, given))
         built_s = time.perf_counter() - began_s
-        _tell(f"{name}: {one} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s")
-        write(origin | {"what": "build", "set": name, "index": one, "seconds": built_s})
+        _print_progress(
+            f"{name}: {index_name} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s"
+        )
+        write(origin | {"what": "build", "set": name, "index": index_name, "seconds": built_s})
         indexes[-1].find(queries[:50], 32, 1)
     points: dict[tuple[str, int, int], list[Point]] = defaultdict(list)
     for number in range(plan.rounds):
@@ -182,7 +186,7 @@ def _compare(
             )
             row = {"what": "single", "set": name, "index": index.name, "width": width}
             write(origin | row | {"p50_us": p50, "p99_us": p99})
-    _tell(json.dumps({name: summary}))
+    _print_progress(json.dumps({name: summary}))
     return summary
 
 
@@ -247,7 +251,7 @@ def _bursts(
     moved = target.snapshot.space.queries(queries)
     tries = [pool_bursts.capacity(target, moved, plan.threads, plan.seed) for _ in range(_TRIES)]
     most = statistics.median(tries)
-    _tell(f"bursts: one after the other, {most:.0f} searches a second are finished")
+    _print_progress(f"bursts: one after the other, {most:.0f} searches a second are finished")
     summary: dict[str, dict[str, float]] = {}
     identical = True
     for name, load in _LOADS.items():
@@ -271,21 +275,21 @@ def _bursts(
                     fields = {"round": number, "searches": len(answered), "p99_us": value}
                     write(origin | row | fields | {"capacity": most, "n": target.snapshot.count})
         summary[name] = {key: round(statistics.median(values), 1) for key, values in p99.items()}
-        _tell(json.dumps({name: summary[name]}))
+        _print_progress(json.dumps({name: summary[name]}))
     return summary, identical
 
 
 def _identical(target: Target, queries: Rows, answered: Sequence[pool_bursts.Answered]) -> bool:
     """Whether a sample of what was found among others is what is found alone."""
-    for one in answered[:: max(1, len(answered) // 200)]:
-        limit = len(one.nodes)
+    for answer in answered[:: max(1, len(answered) // 200)]:
+        limit = len(answer.nodes)
         _, nodes = batch.search(
-            target, queries[one.query : one.query + 1], limit, one.itopk, lanes=1
+            target, queries[answer.query : answer.query + 1], limit, answer.itopk, lanes=1
         )
-        if tuple(nodes[0].tolist()) != one.nodes:
+        if tuple(nodes[0].tolist()) != answer.nodes:
             return False
     return True
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

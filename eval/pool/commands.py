@@ -43,7 +43,7 @@ def add_queueing(commands: Commands) -> None:
     """Declare ``pool queueing``."""
     queueing = commands.add_parser("queueing", help="bursts of searches, in simulated time")
     queueing.add_argument("--loads", type=float, nargs="+", default=[0.15, 0.2, 0.25, 0.3, 0.7])
-    queueing.add_argument("--seeds", type=int, default=5, help="how many; the medians are told")
+    queueing.add_argument("--seeds", type=int, default=5, help="how many; the medians are printed")
     add_out(queueing)
     queueing.set_defaults(run=_queueing)
 

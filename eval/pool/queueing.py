@@ -126,10 +126,10 @@ def fifo(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
     """Simulate cores that take the oldest search and finish it."""
     waits: Waits = {stage: [] for stage in Stage}
     free_s = [0.0] * _CORES
-    for one in arrivals:
-        ends_s = max(heapq.heappop(free_s), one.at_s) + _alone(one, costs)
+    for arrival in arrivals:
+        ends_s = max(heapq.heappop(free_s), arrival.at_s) + _alone(arrival, costs)
         heapq.heappush(free_s, ends_s)
-        waits[one.stage].append(ends_s - one.at_s)
+        waits[arrival.stage].append(ends_s - arrival.at_s)
     return waits
 
 
@@ -142,7 +142,7 @@ def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
         last = at + BATCH - 1
         is_full_s = arrivals[last].at_s if last < len(arrivals) else _NEVER_S
         begins_s = max(heapq.heappop(free_s), min(is_full_s, arrivals[at].at_s + BATCH_WAIT_S))
-        batch = [one for one in arrivals[at : at + BATCH] if one.at_s <= begins_s]
+        batch = [arrival for arrival in arrivals[at : at + BATCH] if arrival.at_s <= begins_s]
         works_s = sum(costs.search + costs.compiled(one.itopk) for one in batch)
         ends_s = begins_s + costs.step + works_s
         for one in batch:
@@ -156,7 +156,7 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
     """Simulate all ways at all loads; the last line on stdout is one JSON object of p99s."""
     costs = Costs()
     mix = draw(2000.0, seconds, 1, seeds)
-    capacity = _CORES / statistics.mean(_alone(one, costs) for one in mix)
+    capacity = _CORES / statistics.mean(_alone(arrival, costs) for arrival in mix)
     half = replace(costs, step=costs.step / 2, search=costs.search / 2, alone=costs.alone / 2)
     free = replace(costs, step=0.0, search=0.0, alone=0.0)
     ways: dict[str, tuple[Callable[[Sequence[Arrival], Costs], Waits], Costs]] = {
@@ -189,8 +189,8 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
     return 0
 
 
-def _alone(one: Arrival, costs: Costs) -> float:
-    return costs.alone + costs.compiled(one.itopk)
+def _alone(arrival: Arrival, costs: Costs) -> float:
+    return costs.alone + costs.compiled(arrival.itopk)
 
 
 def _engine(core: _Core, scheduler: Scheduler, pace: Pace) -> Engine:
@@ -201,14 +201,14 @@ def _engine(core: _Core, scheduler: Scheduler, pace: Pace) -> Engine:
     return Engine(scheduler, pace, lambda: core.now_s, StepShape(), backend, engines=_CORES)
 
 
-def _search(one: Arrival) -> Search:
+def _search(arrival: Arrival) -> Search:
     return Search(
-        one.stage,
-        one.at_s,
-        one.at_s + _NEVER_S,
-        steps_of(one.itopk),
+        arrival.stage,
+        arrival.at_s,
+        arrival.at_s + _NEVER_S,
+        steps_of(arrival.itopk),
         target=_TARGET,
         query=np.zeros((1, 1), np.float32),
-        itopk=one.itopk,
-        limit=one.limit,
+        itopk=arrival.itopk,
+        limit=arrival.limit,
     )

@@ -38,7 +38,9 @@ def collect(files: Sequence[Path], count: int, seed: int) -> tuple[list[str], in
     for text in _docstrings(source):
         if len(given) + len(more) >= count:
             break
-        more.update(dict.fromkeys(one for one in _sentences([text]) if one not in kept))
+        more.update(
+            dict.fromkeys(sentence for sentence in _sentences([text]) if sentence not in kept)
+        )
     documented = list(more)[: count - len(given)]
     if len(given) + len(documented) < count:
         raise ConfigError(f"{len(given) + len(documented)} sentences found, {count} needed")

@@ -114,7 +114,7 @@ class Soak:
         workers = [self._search(shard) for shard in self.shards for _ in range(_SEARCHERS)]
         workers += [self._write(shard) for shard in self.shards]
         workers += [self._ask_front(), self._ask_front(), self._swap(), self._kill(self.shards[1])]
-        tasks = [asyncio.ensure_future(one) for one in workers]
+        tasks = [asyncio.ensure_future(worker) for worker in workers]
         try:
             while self.seen["searches"] < searches:
                 done, _ = await asyncio.wait(tasks, timeout=10.0)
@@ -254,7 +254,7 @@ class Soak:
                 self.seen["swaps_cut"] += 1
 
     async def _kill(self, shard: Shard) -> None:
-        """At once, in the midst of whatever it does; it is there again with all it had said."""
+        """Kill a shard at once, and start it again: it must have all that it had acknowledged."""
         while True:
             await asyncio.sleep(_KILL_S)
             shard.up.clear()
@@ -298,7 +298,7 @@ def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
         soak = asyncio.run(_soak(launch, Path(folder), searches, seed))
     took_s = round(time.monotonic() - began_s)
     third = max(1, len(soak.memory_mb) // 3)
-    # A run that ends before the first swap tells nothing of memory.
+    # A run that ends before the first swap shows nothing of memory.
     first, last = (
         max(some, default=1.0) for some in (soak.memory_mb[:third], soak.memory_mb[-third:])
     )
@@ -323,10 +323,10 @@ async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soa
         shards.append(Shard(launch.start("shard", port, argv), argv))
     port = free_port()
     settings = folder / "front.toml"
-    urls = [[one.url] for one in shards]
+    urls = [[shard.url] for shard in shards]
     settings.write_text(f"shards = {json.dumps(urls)}\nport = {port}\nshard_slack_s = 60.0\n")
     front = launch.start("front", port, [command, "serve", "--config", str(settings)])
-    for process in (*(one.process for one in shards), front):
+    for process in (*(shard.process for shard in shards), front):
         await asyncio.to_thread(process.wait_ready, "/health", time.monotonic() + 120.0)
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=120.0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:

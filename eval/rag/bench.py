@@ -136,7 +136,7 @@ async def _hold(
                 context,
                 usage["prompt_tokens"],
                 details.get("cached_tokens") or 0,
-                1e3 * (reply.first_s - sent_s),  # with the search, whoever made it
+                1e3 * (reply.first_s - sent_s),  # with the search, the router's or the client's
             )
         )
         context = usage["prompt_tokens"] + usage["completion_tokens"]

@@ -17,16 +17,13 @@ class Reply:
     """The answer to one turn.
 
     Attributes:
-        first_s, last_s: when its first and last text came; ``time.perf_counter``.
-        retrieval: the extension object, if there was one.
+        first_s: when its first text came; ``time.perf_counter``.
     """
 
     route: str
     text: str = ""
     first_s: float = 0.0
-    last_s: float = 0.0
     usage: dict[str, Any] = field(default_factory=dict)
-    retrieval: dict[str, Any] = field(default_factory=dict)
 
 
 async def ask(http: aiohttp.ClientSession, router_url: str, body: dict[str, Any]) -> Reply:
@@ -55,11 +52,9 @@ async def ask(http: aiohttp.ClientSession, router_url: str, body: dict[str, Any]
                 raise WorkerError(f"a turn failed: {chunk['error']}")
             for choice in chunk["choices"]:
                 if text := choice["delta"].get("content"):
-                    reply.last_s = time.perf_counter()
-                    reply.first_s = reply.first_s or reply.last_s
+                    reply.first_s = reply.first_s or time.perf_counter()
                     reply.text += text
             reply.usage = chunk.get("usage") or reply.usage
-            reply.retrieval = chunk.get("retrieval") or reply.retrieval
     if not reply.usage:
         raise WorkerError("a turn's stream brought no usage")
     return reply

@@ -40,7 +40,7 @@ def passages(folder: Path) -> list[Passage]:
     Raises:
         ConfigError: there is none.
     """
-    found = [one for path in sorted(folder.rglob("*.md")) for one in _passages_of(path)]
+    found = [passage for path in sorted(folder.rglob("*.md")) for passage in _passages_of(path)]
     if not found:
         raise ConfigError(f"{folder}: no Markdown with passages of {_LEAST} characters or more")
     return found
@@ -67,12 +67,12 @@ def build_collection(found: Sequence[Passage], data: Path, cache: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = minilm.embed([one.text for one in found], cache)
+    rows = minilm.embed([passage.text for passage in found], cache)
     data.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {
-            "id": [one.id for one in found],
-            "text": [one.text for one in found],
+            "id": [passage.id for passage in found],
+            "text": [passage.text for passage in found],
             "vector": list(rows),
         }
     )
@@ -111,49 +111,20 @@ def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) ->
     Raises:
         ClusterError: something did not start.
     """
-    pool = start_pool(launch, data, cache)
+    pool_port, router_port = free_port(), free_port()
+    settings = data / f"pool-{pool_port}.toml"
+    settings.write_text(
+        f'data = "{data / "collections"}"\nport = {pool_port}\nsentence_model = "{cache}"\n'
+    )
+    pool_argv = [script("ppd-pool"), "serve", "--config", str(settings)]
+    pool = launch.start("pool", pool_port, pool_argv)
     prefill = launch.worker(Role.PREFILL, model, *gpu_flags(0, 2))
     decode = launch.worker(Role.DECODE, model, *gpu_flags(1, 2))
     wait_all([prefill, decode, pool])
-    patient = ("ttft_budget_ms = 5e3", "max_ms = 5e3")
-    router = start_router(launch, prefill, decode, pool, data, policy, *patient)
+    # Long time limits: on CPU a search shares its cores with two workers.
+    options = data / f"router-{router_port}.toml"
+    options.write_text(f'[retrieval]\nurl = "{pool.url}"\nttft_budget_ms = 5e3\nmax_ms = 5e3\n')
+    flags = ["--policy", policy, "--config", str(options)]
+    router = launch.router([prefill], [decode], *flags, port=router_port)
     wait_all([router])
     return RagCluster(prefill, decode, pool, router)
-
-
-def start_pool(
-    launch: Launcher, data: Path, cache: Path, *lines: str, core: int | None = None
-) -> Process:
-    """Start a pool.
-
-    Args:
-        lines: of its file, more of them.
-        core: that it shall keep to.
-    """
-    port = free_port()
-    settings = data / f"pool-{port}.toml"
-    fields = [f'data = "{data / "collections"}"', f"port = {port}", f'sentence_model = "{cache}"']
-    settings.write_text("\n".join((*fields, *lines, "")))
-    argv = [script("ppd-pool"), "serve", "--config", str(settings)]
-    return launch.start("pool", port, argv, core)
-
-
-def start_router(
-    launch: Launcher,
-    prefill: Process,
-    decode: Process,
-    pool: Process,
-    data: Path,
-    policy: str,
-    *lines: str,
-) -> Process:
-    """Start a router that asks ``pool``.
-
-    Args:
-        lines: of ``[retrieval]``, more of them.
-    """
-    port = free_port()
-    options = data / f"router-{port}.toml"
-    options.write_text("\n".join(("[retrieval]", f'url = "{pool.url}"', *lines, "")))
-    flags = ["--policy", policy, "--config", str(options)]
-    return launch.router([prefill], [decode], *flags, port=port)

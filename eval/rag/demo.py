@@ -103,7 +103,9 @@ def _hold(url: str, chat: tuple[str, ...], transcript: Transcript) -> None:
                         reply += chunk.choices[0].delta.content
                     usage = chunk.usage or usage
                     if (note := getattr(chunk, "retrieval", None)) is not None:
-                        cited = [one for one in note["citations"] if one["turn"] == number]
+                        cited = [
+                            citation for citation in note["citations"] if citation["turn"] == number
+                        ]
                 headers = response.headers
             assert usage is not None
             messages.append({"role": "assistant", "content": reply})
@@ -113,9 +115,9 @@ def _hold(url: str, chat: tuple[str, ...], transcript: Transcript) -> None:
             transcript.context_tokens.append(context)
             transcript.cached_tokens.append(cached)
             transcript.ttft_ms.append(round(1e3 * first_s, 1))
-            transcript.citations.append([one["id"] for one in cited])
+            transcript.citations.append([citation["id"] for citation in cited])
             new = usage.prompt_tokens - context
-            names = ", ".join(f"{one['id']} ({one['score']:.2f})" for one in cited)
+            names = ", ".join(f"{citation['id']} ({citation['score']:.2f})" for citation in cited)
             row = (number, transcript.routes[-1], headers["x-ppd-reason"], context, new, cached)
             print(_ROW.format(*row, transcript.ttft_ms[-1], names), flush=True)
             context = usage.prompt_tokens + usage.completion_tokens

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
                 (folder / name).write_text(figure)
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    missing = [one.source.file for one in found if isinstance(one.source, NotMeasured)]
+    missing = [section.source.file for section in found if isinstance(section.source, NotMeasured)]
     summary = {"part": "report", "html": str(options.html), "sections": len(found)}
     print(json.dumps(summary | {"not_measured": sorted(set(missing))}))
     return 0

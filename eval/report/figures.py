@@ -15,7 +15,7 @@ from typing import Any
 
 from ..policies.cells import THROUGHPUT, TPOT, TTFT, Cell
 
-INK = "#12ab34"  # stands for the text's colour until a page says which that is
+INK = "#12ab34"  # stands for the text's colour until a page sets it
 _WIDTH = 7.6
 
 # Okabe and Ito's colours, which most colour-blind people tell apart; and markers for all.
@@ -283,7 +283,7 @@ _VERDICTS = {"beats": "#009e73", "ties": "#8a8a8a", "loses": "#d55e00"}
 
 def verdicts(judgements: Sequence[Mapping[str, Any]]) -> str:
     """Draw what a policy costs more or less than the best of the others, a panel for each trace."""
-    names = [f"{one['weights']} {one['at']}" for one in judgements[0]["verdicts"]]
+    names = [f"{verdict['weights']} {verdict['at']}" for verdict in judgements[0]["verdicts"]]
     with _style() as pyplot:
         figure, (panels,) = pyplot.subplots(
             1,
@@ -293,13 +293,15 @@ def verdicts(judgements: Sequence[Mapping[str, Any]]) -> str:
             squeeze=False,
         )
         for axes, of in zip(panels, judgements, strict=True):
-            for y, one in enumerate(of["verdicts"]):
-                color = _VERDICTS[one["verdict"]]
-                axes.plot(one["interval"], [y, y], color=color, linewidth=2, solid_capstyle="butt")
-                axes.plot(one["difference"], y, "o", color=color, markersize=5)
+            for y, verdict in enumerate(of["verdicts"]):
+                color = _VERDICTS[verdict["verdict"]]
+                axes.plot(
+                    verdict["interval"], [y, y], color=color, linewidth=2, solid_capstyle="butt"
+                )
+                axes.plot(verdict["difference"], y, "o", color=color, markersize=5)
                 axes.annotate(
-                    one["best_static"],
-                    (max(one["interval"]), y),
+                    verdict["best_static"],
+                    (max(verdict["interval"]), y),
                     xytext=(3, 0),
                     textcoords="offset points",
                     va="center",

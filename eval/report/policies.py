@@ -148,9 +148,11 @@ _CONTESTS = (
 
 def _winners(cells: Sequence[Cell]) -> tuple[Table, ...]:
     won = {metric: grid_cells.winners(cells, metric) for metric, _ in _CONTESTS}
-    points = dict.fromkeys((one.turns, one.qps) for ones in won.values() for one in ones)
+    points = dict.fromkeys((winner.turns, winner.qps) for ones in won.values() for winner in ones)
     by_point = {
-        (metric, one.turns, one.qps): one.sides for metric, ones in won.items() for one in ones
+        (metric, winner.turns, winner.qps): winner.sides
+        for metric, ones in won.items()
+        for winner in ones
     }
     rows = [
         (
@@ -166,8 +168,8 @@ def _winners(cells: Sequence[Cell]) -> tuple[Table, ...]:
         lines = []
         for metric, _ in _CONTESTS:
             of = won[metric]
-            alone = sum(one.sides == (side,) for one in of)
-            shared = sum(side in one.sides and len(one.sides) > 1 for one in of)
+            alone = sum(winner.sides == (side,) for winner in of)
+            shared = sum(side in winner.sides and len(winner.sides) > 1 for winner in of)
             lines.append(f"{alone} + {shared}")
         if any(cell.side == side for cell in cells):
             shares.append((side, *lines))

@@ -36,9 +36,11 @@ def real_traffic(folder: Path) -> Section:
 def _content(source: Source) -> Content:
     config = measured([row for row in source.rows if row["row"] == "run"])
     judgements = [judged(config, trace, source.rows) for trace in config.traces]
-    for one, trace in zip(judgements, config.traces, strict=True):
-        one["seeds"] = len(trace.seeds)
-    tables = [_ways(one) for one in judgements] + [_verdicts(one) for one in judgements]
+    for judgement, trace in zip(judgements, config.traces, strict=True):
+        judgement["seeds"] = len(trace.seeds)
+    tables = [_ways(judgement) for judgement in judgements] + [
+        _verdicts(judgement) for judgement in judgements
+    ]
     return report_figures.verdicts(judgements), tuple(tables)
 
 
@@ -47,13 +49,13 @@ def _ways(judgement: Mapping[str, Any]) -> Table:
     rows = [
         (
             name,
-            *(short(one[key]) for key in ("ttft_p50_ms", "ttft_p90_ms")),
-            *(short(one[key]) for key in ("tpot_p50_ms", "tpot_p90_ms")),
-            percent(one["local_share"]),
-            short(one["kv_mb_moved"]),
-            f"{one['failed']}",
+            *(short(way[key]) for key in ("ttft_p50_ms", "ttft_p90_ms")),
+            *(short(way[key]) for key in ("tpot_p50_ms", "tpot_p90_ms")),
+            percent(way["local_share"]),
+            short(way["kv_mb_moved"]),
+            f"{way['failed']}",
         )
-        for name, one in judgement["ways"].items()
+        for name, way in judgement["ways"].items()
     ]
     return Table(head, rows, f"{judgement['trace']}: {judgement['later_turns']} later turns; ms")
 
@@ -62,16 +64,16 @@ def _verdicts(judgement: Mapping[str, Any]) -> Table:
     head = ("weights", "at", "ppd", "best other", "its cost", "difference", "95 %", "ppd")
     rows = [
         (
-            one["weights"],
-            one["at"],
-            short(_cost_of_ppd(one["costs"], one["weights"])),
-            one["best_static"],
-            short(one["costs"][one["best_static"]]),
-            f"{one['difference']:+.3g}",
-            _interval(one["interval"]),
-            one["verdict"],
+            verdict["weights"],
+            verdict["at"],
+            short(_cost_of_ppd(verdict["costs"], verdict["weights"])),
+            verdict["best_static"],
+            short(verdict["costs"][verdict["best_static"]]),
+            f"{verdict['difference']:+.3g}",
+            _interval(verdict["interval"]),
+            verdict["verdict"],
         )
-        for one in judgement["verdicts"]
+        for verdict in judgement["verdicts"]
     ]
     return Table(head, rows, f"{judgement['trace']}: costs, {judgement['seeds']} seeds")
 

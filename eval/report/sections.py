@@ -133,7 +133,7 @@ def _scenarios(folder: Path) -> Section:
 
 def _against_post(cells: Sequence[Mapping[str, Any]]) -> Table:
     """Of single turns: throughput, TTFT, latency as multiples of the monolithic side's."""
-    one, two = (
+    to_one, to_two = (
         scenarios.ratios(cells, 1, scenarios.PD.name, base.name, scenarios.RATIOS)
         for base in (scenarios.ONE, scenarios.TWO)
     )
@@ -142,7 +142,7 @@ def _against_post(cells: Sequence[Mapping[str, Any]]) -> Table:
         return "-" if of is None else " / ".join(f"{value:.2f}" for value in of)
 
     rows = [
-        (name, as_text(scenarios.POST[name]), as_text(one.get(name)), as_text(two.get(name)))
+        (name, as_text(scenarios.POST[name]), as_text(to_one.get(name)), as_text(to_two.get(name)))
         for name in scenarios.NAMES
     ]
     head = ("scenario", "the post", "pd / 1R (twice the cores)", "pd / 2R (equal cores)")

@@ -164,21 +164,21 @@ class Source:
 
     file: str
     rows: Sequence[Row]
-    told_by: Sequence[_Origin]
+    origins: Sequence[_Origin]
 
     def origin(self) -> str:
-        """One line: rows, commits, hardware, seeds, model, days."""
-        one = self.told_by
+        """Return one line: rows, commits, hardware, seeds, model, days."""
+        origins = self.origins
         parts = [f"{self.file}, {len(self.rows)} rows"]
-        parts.append("commit " + _listed(row.commit for row in one))
-        parts.append(_listed(row.hardware for row in one))
-        if loads := [row.load_average for row in one if row.load_average is not None]:
+        parts.append("commit " + _listed(row.commit for row in origins))
+        parts.append(_listed(row.hardware for row in origins))
+        if loads := [row.load_average for row in origins if row.load_average is not None]:
             parts.append(f"load average {min(loads):g} to {max(loads):g}")
-        seeds = sorted({row.seed for row in one})
+        seeds = sorted({row.seed for row in origins})
         parts.append(("seeds " if len(seeds) > 1 else "seed ") + ", ".join(map(str, seeds)))
-        if models := {row.model for row in one} - {""}:
+        if models := {row.model for row in origins} - {""}:
             parts.append("model " + _listed(models))
-        parts.append(_listed(row.at[:10] for row in one))
+        parts.append(_listed(row.at[:10] for row in origins))
         return " · ".join(parts)
 
 
@@ -240,8 +240,8 @@ def newest(source: Source, key: str) -> Source:
     """Return the rows that agree with the last one in ``key``."""
     last = source.rows[-1][key]
     kept = [
-        (row, origins)
-        for row, origins in zip(source.rows, source.told_by, strict=True)
+        (row, origin)
+        for row, origin in zip(source.rows, source.origins, strict=True)
         if row[key] == last
     ]
-    return Source(source.file, [row for row, _ in kept], [origins for _, origins in kept])
+    return Source(source.file, [row for row, _ in kept], [origin for _, origin in kept])

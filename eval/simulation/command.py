@@ -154,12 +154,12 @@ def _check(workloads: Sequence[Workload], harness: Harness, costs: CostModel) ->
 
 def _print_points(checked: Iterable[Checked]) -> None:
     print("| measured point | | measured | simulated | off | |\n|---|---|---|---|---|---|")
-    for one in checked:
-        point = one.point
+    for check in checked:
+        point = check.point
         print(
             f"| {point.configuration} {point.workload} QPS {point.qps:g} | {point.metric} "
-            f"| {point.value:g} | {one.simulated:.1f} | {one.off:+.0%} "
-            f"| {'calibration' if one.calibration else ''} |"
+            f"| {point.value:g} | {check.simulated:.1f} | {check.off:+.0%} "
+            f"| {'calibration' if check.calibration else ''} |"
         )
 
 
@@ -185,11 +185,11 @@ def _write(
         *(
             {
                 "row": "measured",
-                **asdict(one.point),
-                "simulated": one.simulated,
-                "calibration": one.calibration,
+                **asdict(check.point),
+                "simulated": check.simulated,
+                "calibration": check.calibration,
             }
-            for one in checked
+            for check in checked
         ),
         *({"row": "claim", **asdict(claim), "difference": claim.difference} for claim in stated),
         {"row": "run", **summary},

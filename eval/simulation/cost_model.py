@@ -189,7 +189,7 @@ LLAMA_8B = ModelSizes(
 H100 = Gpu(name="H100 SXM", peak_flops=989e12, memory_bytes_per_s=3.35e12, memory_bytes=80e9)
 
 # What ``ppd-eval simulate calibrate`` gives (docs/SIMULATOR.md). Assumed: attention's share (the
-# paper's contexts are too short to tell), and the last; the one before is the paper's flag.
+# paper's contexts are too short to show it), and the last; the one before is the paper's flag.
 VLLM_H100 = Serving(
     compute_share=0.525,
     attention_share=0.525,

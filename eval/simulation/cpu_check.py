@@ -161,15 +161,17 @@ def simulate(
     conversations: list[Conversation] = []
     start_s = 0.0
     for seed in (*seeds,) * _ROUNDS:
-        for number, one in enumerate(plan(config, Place(workload, qps), seed)):
+        for number, conversation in enumerate(plan(config, Place(workload, qps), seed)):
             if qps is None and number:  # held one after the other
                 start_s += _APART_S
             conversations.append(
                 Conversation(
                     session=len(conversations),
-                    at_s=start_s + one.starts_at_s,
-                    turns=tuple(Exchange(e.new_tokens, e.output_tokens) for e in one.turns),
-                    think_s=tuple(e.think_s for e in one.turns[1:]),
+                    at_s=start_s + conversation.starts_at_s,
+                    turns=tuple(
+                        Exchange(e.new_tokens, e.output_tokens) for e in conversation.turns
+                    ),
+                    think_s=tuple(e.think_s for e in conversation.turns[1:]),
                 )
             )
         start_s += _APART_S

@@ -78,7 +78,7 @@ class Engine:
         self._pacer = pacer
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._prefilling: deque[Job] = deque()
-        self._fresh: list[Job] = []  # speak after the next step
+        self._fresh: list[Job] = []  # their first token comes with the next step
         self._ends: list[tuple[int, int, Job]] = []
         self._pushed = 0
         self._context_tokens = 0  # of all that decode

@@ -63,7 +63,7 @@ class Routing:
     placement: Placement = Placement.CHANCE
 
     def policy(self, name: str) -> Policy:
-        """A new one: the table's learns.
+        """Return a new policy: the table's adapts to its traffic.
 
         Raises:
             ConfigError: there is no such policy, or no table for it.

@@ -143,7 +143,7 @@ def _traffic(options: argparse.Namespace) -> Traffic:
         raise ConfigError("--qps and --duration-s must be above 0")
     workloads = load(options.workloads)
     if options.names:
-        workloads = tuple(one for one in workloads if one.name in options.names)
+        workloads = tuple(workload for workload in workloads if workload.name in options.names)
     if not workloads:
         raise ConfigError(f"{options.workloads} holds none of these workloads")
     return Traffic(workloads, options.qps, options.duration_s)

@@ -90,10 +90,14 @@ def load(path: Path) -> tuple[Workload, ...]:
         workloads = msgspec.json.decode(path.read_bytes(), type=tuple[Workload, ...])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    for one in workloads:
-        if not one.turns or min(min(t.new, t.out) for t in one.turns) < 1 or min(one.qps) <= 0:
+    for workload in workloads:
+        if (
+            not workload.turns
+            or min(min(t.new, t.out) for t in workload.turns) < 1
+            or min(workload.qps) <= 0
+        ):
             raise ConfigError(
-                f"{path}: {one.name} must have turns of at least one token, qps above 0"
+                f"{path}: {workload.name} must have turns of at least one token, qps above 0"
             )
     return workloads
 

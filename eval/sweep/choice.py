@@ -141,7 +141,7 @@ class Adaptive:
         if again:
             self._fitted_to = len(known)
         ttft, tpot = (surface.at(self._places) for surface in self._fitted)
-        chances = [chance_of_wrong(one, ttft, tpot) for one in self._wanted.weightings]
+        chances = [chance_of_wrong(weighting, ttft, tpot) for weighting in self._wanted.weightings]
         worst: Array = np.maximum.reduce(chances)
         return worst
 
@@ -185,7 +185,7 @@ def chance_of_wrong(
     # To the first order, the errors of the two taken as independent.
     sd = np.hypot(weights.ttft * saved * ttft[1], weights.tpot * lost * tpot[1])
     deviations = np.abs(score) / np.maximum(sd, 1e-9)
-    return np.array([0.5 * math.erfc(one / math.sqrt(2.0)) for one in deviations])
+    return np.array([0.5 * math.erfc(deviation / math.sqrt(2.0)) for deviation in deviations])
 
 
 def _spread_out(at: Array, n: int) -> list[int]:

@@ -63,11 +63,11 @@ class Fleet:
         Raises:
             ClusterError: something did not start.
         """
-        for number, one in enumerate(self.config.clusters):
-            routers = {policy: router.url for policy, router in self._routers(one).items()}
-            self.clusters.append(Cluster(f"given {number}", one, routers))
+        for number, cluster in enumerate(self.config.clusters):
+            routers = {policy: router.url for policy, router in self._routers(cluster).items()}
+            self.clusters.append(Cluster(f"given {number}", cluster, routers))
         if not self.config.clusters:
-            _tell_of_shared_cores(self.config)
+            _warn_of_shared_cores(self.config)
             self.clusters = [self._here(n) for n in range(self.config.clusters_here)]
 
     def again(self, cluster: Cluster) -> Cluster:
@@ -141,7 +141,7 @@ def start_workers(
     return ClusterAt(urls[Role.PREFILL], urls[Role.DECODE], urls[Role.REPLICA]), started
 
 
-def _tell_of_shared_cores(config: SweepConfig) -> None:
+def _warn_of_shared_cores(config: SweepConfig) -> None:
     workers, cores = sum(config.workers) * config.clusters_here, len(os.sched_getaffinity(0))
     if workers > cores and not gpu_flags(0, 1):
         warning = f"{workers} workers share {cores} cores: they disturb each other"

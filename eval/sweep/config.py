@@ -219,11 +219,11 @@ def _problems(config: SweepConfig) -> Iterator[str]:
 
 
 def _cluster_problems(config: SweepConfig) -> Iterator[str]:
-    for number, one in enumerate(config.clusters):
-        if (len(one.prefill), len(one.decode), len(one.replica)) != config.workers:
-            got = f"{len(one.prefill)}P{len(one.decode)}D{len(one.replica)}R"
+    for number, cluster in enumerate(config.clusters):
+        if (len(cluster.prefill), len(cluster.decode), len(cluster.replica)) != config.workers:
+            got = f"{len(cluster.prefill)}P{len(cluster.decode)}D{len(cluster.replica)}R"
             yield f"clusters[{number}] must be {config.shape}, the shape, got {got}"
-    urls = [url for one in config.clusters for url in one.urls]
+    urls = [url for cluster in config.clusters for url in cluster.urls]
     for url in urls:
         if not url.startswith(("http://", "https://")):
             yield f"workers must be given as http:// or https:// URLs, got {url}"
@@ -262,14 +262,14 @@ def _adaptive_problems(adaptive: Adaptive) -> Iterator[str]:
             yield f"adaptive.{name} must be above {low:g} and at most {high:g}, got {value:g}"
     if not adaptive.weightings:
         yield "adaptive.weightings must name one"
-    yield from (problem for one in adaptive.weightings if (problem := one.problem()))
+    yield from (problem for weighting in adaptive.weightings if (problem := weighting.problem()))
 
 
 def _size_problems(config: SweepConfig) -> Iterator[str]:
     for workload in config.workloads():
         first, *later = config.contexts(workload)
         held = config.axes.context_tokens[workload[0]]
-        if first < _MIN_FIRST or not all(held.low <= one < held.high for one in later):
+        if first < _MIN_FIRST or not all(held.low <= context < held.high for context in later):
             yield (
                 f"context {held.at:g} with {config.axes.new_tokens[workload[1]].at:g} new tokens: "
                 f"the first turn would have {first} tokens (at least {_MIN_FIRST}), the later "

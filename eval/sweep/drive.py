@@ -36,8 +36,8 @@ def sweep(config: SweepConfig, model: str | None, out: Path, logs: Path) -> None
     path = tiny_model.resolve(model)
     results = list(read_runs(config, out))
     driver = Driver(config, Writer(config, out, path), Progress(len(results)))
-    for one in results:
-        driver.medians[one.run] = one.medians()
+    for result in results:
+        driver.medians[result.run] = result.medians()
     if driver.choice.next(driver.medians, ()) is not None:
         driver.writer.begin()
         with fleet(config, path, logs) as all_of:
@@ -55,7 +55,7 @@ class Progress:
     jobs: int = 0
     begun_s: float = field(default_factory=time.monotonic)
 
-    def tell(self, result: RunResult, jobs_left: int) -> None:
+    def print_run(self, result: RunResult, jobs_left: int) -> None:
         """Print one line after a run."""
         self.runs += 1
         left_s = (time.monotonic() - self.begun_s) / max(1, self.jobs) * jobs_left
@@ -107,7 +107,7 @@ class Driver:
             )
 
     async def _use(self, http: aiohttp.ClientSession, all_of: Fleet, mine: Cluster) -> str | None:
-        """Measure on one cluster; says why if it was lost for good."""
+        """Measure on one cluster; return the reason if it was lost for good."""
         deaths = 0
         while True:
             try:
@@ -149,7 +149,7 @@ class Driver:
                     if run not in self.medians:
                         result = await self._run(http, mine, vocabulary, run)
                         self.medians[run] = result.medians()
-                        self.progress.tell(result, self.choice.left(self.medians))
+                        self.progress.print_run(result, self.choice.left(self.medians))
                 self.progress.jobs += 1
             finally:
                 self._busy.remove(job)

@@ -150,4 +150,8 @@ def _strayed(route: Route | None, samples: Iterable[Sample]) -> int:
     """Later turns that took another route than the one measured: refused ones. Conversations that
     live on replicas are not measured."""
     fine = (route, Route.REPLICA)
-    return 0 if route is None else sum(one.turn > 1 and one.route not in fine for one in samples)
+    return (
+        0
+        if route is None
+        else sum(sample.turn > 1 and sample.route not in fine for sample in samples)
+    )

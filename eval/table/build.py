@@ -35,7 +35,7 @@ Runs = dict[tuple[Place, str], list[RunResult]]
 
 
 def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
-    """Write the table of a sweep; gives what a user wants to know of it.
+    """Write the table of a sweep, and return a summary of it.
 
     Raises:
         ConfigError: runs are missing, too much failed, they are of several models, or the file
@@ -63,13 +63,13 @@ def record_of(config: SweepConfig, results: Sequence[RunResult], raw: Path) -> T
     Raises:
         ConfigError: of :func:`build`.
     """
-    results = [one for one in results if one.run.seed in config.seeds]
-    summaries = [one.summary for one in results]
+    results = [result for result in results if result.run.seed in config.seeds]
+    summaries = [result.summary for result in results]
     if len({summary["model"] for summary in summaries}) != 1:
         raise ConfigError(f"{raw}: must hold runs of {config.digest}, this sweep, with one model")
     runs: Runs = defaultdict(list)
-    for one in results:
-        runs[one.run.place, one.run.policy].append(one)
+    for result in results:
+        runs[result.run.place, result.run.policy].append(result)
     return TableRecord(
         version=VERSION,
         model=summaries[0]["model"],
@@ -222,7 +222,7 @@ def _around(config: SweepConfig, measured: dict[Cell, CellRecord], route: str) -
 
     def surface(value: Callable[[Measured], float]) -> list[float]:
         logs = [math.log(value(getattr(record, route))) for record in measured.values()]
-        return [math.exp(one) for one in Surface.through(at, logs).at(everywhere)[0]]
+        return [math.exp(value) for value in Surface.through(at, logs).at(everywhere)[0]]
 
     ttft, tpot = surface(lambda m: m.ttft_ms.median), surface(lambda m: m.tpot_ms.median)
     ttft_tail = surface(lambda m: m.ttft_ms.p99 / m.ttft_ms.median)

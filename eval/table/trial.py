@@ -24,7 +24,7 @@ from ..sweep.config import Place, SweepConfig, plan
 def run(
     config: SweepConfig, model: str | None, table: Path, summary: dict[str, Any], logs: Path
 ) -> None:
-    """Print ``told`` with what the router decided, as one JSON line.
+    """Print ``summary`` with the router's decisions, as one JSON line.
 
     Raises:
         WorkerError: a turn failed, or none was decided by the table.
@@ -50,6 +50,8 @@ async def _talk(config: SweepConfig, router: str, decode: str) -> list[Sample]:
         vocabulary = await vocabulary_of(http, decode)
     samples = []
     for workload in config.workloads():
-        one = plan(config, Place(workload, None), config.seeds[0])[:1]
-        samples += await hold(router, one, seed=f"trial/{workload}", vocabulary=vocabulary)
+        conversations = plan(config, Place(workload, None), config.seeds[0])[:1]
+        samples += await hold(
+            router, conversations, seed=f"trial/{workload}", vocabulary=vocabulary
+        )
     return samples

@@ -81,8 +81,8 @@ def starting(
 ) -> list[Conversation]:
     """The same, each at its time, in order of time."""
     return [
-        replace(one, starts_at_s=at_s)
-        for one, at_s in zip(conversations, sorted(starts_s), strict=True)
+        replace(conversation, starts_at_s=at_s)
+        for conversation, at_s in zip(conversations, sorted(starts_s), strict=True)
     ]
 
 
@@ -106,8 +106,8 @@ def hastened(conversation: Conversation, factor: float) -> Conversation:
     if factor == 1.0:
         return conversation
     planned = tuple(
-        replace(one, think_s=one.think_s / factor, gap_s=one.gap_s / factor)
-        for one in conversation.turns
+        replace(turn, think_s=turn.think_s / factor, gap_s=turn.gap_s / factor)
+        for turn in conversation.turns
     )
     starts_at_s = conversation.starts_at_s / factor
     return replace(conversation, starts_at_s=starts_at_s, turns=planned)
@@ -123,12 +123,12 @@ def scaled(conversation: Conversation, scale: float) -> Conversation:
 
     planned = tuple(
         replace(
-            one,
-            new_tokens=less(one.new_tokens),
-            output_tokens=less(one.output_tokens),
-            keep_tokens=None if one.keep_tokens is None else less(one.keep_tokens),
+            turn,
+            new_tokens=less(turn.new_tokens),
+            output_tokens=less(turn.output_tokens),
+            keep_tokens=None if turn.keep_tokens is None else less(turn.keep_tokens),
         )
-        for one in conversation.turns
+        for turn in conversation.turns
     )
     shared = less(conversation.shared_tokens)
     return replace(conversation, turns=planned, shared_tokens=shared)

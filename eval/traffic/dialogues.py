@@ -52,7 +52,8 @@ class Dialogue(msgspec.Struct, frozen=True):
         """The messages, under either of the names that files use."""
         if self.history:
             pairs = [
-                (Message("user", one.user), Message("assistant", one.bot)) for one in self.history
+                (Message("user", exchange.user), Message("assistant", exchange.bot))
+                for exchange in self.history
             ]
             return [message for pair in pairs for message in pair]
         return self.messages or self.traj
@@ -99,7 +100,7 @@ def read_dialogues(path: Path, count: Count) -> list[Conversation]:
     Raises:
         ConfigError: a dialogue is broken, or has no reply.
     """
-    return [_conversation(where, one.spoken, count) for where, one in _dialogues(path)]
+    return [_conversation(where, dialogue.spoken, count) for where, dialogue in _dialogues(path)]
 
 
 def _dialogues(path: Path) -> Iterator[tuple[str, Dialogue]]:
@@ -113,7 +114,9 @@ def _dialogues(path: Path) -> Iterator[tuple[str, Dialogue]]:
         )
     except BROKEN_JSON as error:
         raise ConfigError(f"{path}: {error}") from error
-    yield from ((f"{path}: dialogue {number}", one) for number, one in enumerate(whole, 1))
+    yield from (
+        (f"{path}: dialogue {number}", dialogue) for number, dialogue in enumerate(whole, 1)
+    )
 
 
 def _conversation(where: str, messages: Sequence[Message], count: Count) -> Conversation:

@@ -142,12 +142,12 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             mooncake = _settings(spec, query, Mooncake)
             return _read(mooncake, read_mooncake(_path(spec, what), mooncake.block))
         case "azure":
-            told_times = _settings(spec, query, ReplaySettings)
-            return _read(told_times, read_azure(_path(spec, what)))
+            replay_settings = _settings(spec, query, ReplaySettings)
+            return _read(replay_settings, read_azure(_path(spec, what)))
         case "sessions":
-            told_times = _settings(spec, query, ReplaySettings)
+            replay_settings = _settings(spec, query, ReplaySettings)
             found, timed = read_sessions(_path(spec, what))
-            return _read(told_times, found, timed=timed)
+            return _read(replay_settings, found, timed=timed)
         case "tau-bench" | "mt-bench-101":
             settings = _settings(spec, query, Thinking)
             found = read_dialogues(_path(spec, what), _count(spec, tokenizer))
@@ -158,9 +158,9 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
                 max_context=settings.max_context,
             )
         case "mini-swe":
-            told_times = _settings(spec, query, ReplaySettings)
+            replay_settings = _settings(spec, query, ReplaySettings)
             found = read_agents(_path(spec, what), _count(spec, tokenizer))
-            return _read(told_times, found, timed=False)
+            return _read(replay_settings, found, timed=False)
         case _:
             raise ConfigError(
                 f"workload {spec}: no such kind; allowed: paper:NAME turns:N grid mooncake:FILE "
@@ -175,7 +175,7 @@ def _made(settings: Thinking, kinds: Sequence[Conversation]) -> Workload:
 def _read(
     settings: ReplaySettings, found: Sequence[Conversation], *, timed: bool = True
 ) -> Workload:
-    kinds = [hastened(one, settings.faster) for one in found]
+    kinds = [hastened(conversation, settings.faster) for conversation in found]
     return Workload(kinds, endless=False, timed=timed, max_context=settings.max_context)
 
 

@@ -189,8 +189,10 @@ def read_mooncake(path: Path, block_tokens: int) -> list[Conversation]:
         if whole_blocks > shared:
             ended[row.hash_ids[whole_blocks - 1]] = session
     return [
-        replace(one, shared_tokens=min(shared * block_tokens, one.turns[0].new_tokens))
-        for one in _conversations(sessions)
+        replace(
+            conversation, shared_tokens=min(shared * block_tokens, conversation.turns[0].new_tokens)
+        )
+        for conversation in _conversations(sessions)
     ]
 
 
@@ -209,7 +211,7 @@ def _common_blocks(prompts: Sequence[tuple[int | str, ...]]) -> int:
     """How many blocks more than half of the prompts begin with."""
     common = 0
     while True:
-        counts = Counter(one[common] for one in prompts if len(one) > common)
+        counts = Counter(prompt[common] for prompt in prompts if len(prompt) > common)
         if len(prompts) < 2 or 2 * max(counts.values(), default=0) <= len(prompts):
             return common
         common += 1
@@ -227,9 +229,9 @@ def read_azure(path: Path) -> list[Conversation]:
     lines = read_lines(path)
     _, head = next(lines)
     names = head.decode("utf-8", "replace").strip("\ufeff\r\n ").split(",")
-    if missing := [one for one in columns if one not in names]:
+    if missing := [column for column in columns if column not in names]:
         raise ConfigError(f"{path}:1: the columns must be {','.join(columns)}; without {missing}")
-    places = [names.index(one) for one in columns]
+    places = [names.index(column) for column in columns]
     arrivals: list[tuple[datetime, int, int]] = []
     for number, line in lines:
         fields = line.decode("utf-8", "replace").strip().split(",")
@@ -264,6 +266,8 @@ def read_azure(path: Path) -> list[Conversation]:
 
 def _conversations(sessions: Iterable[_Session]) -> list[Conversation]:
     """In order of their beginnings, the first at 0."""
-    found = sorted(sessions, key=lambda one: one.starts_at_s or 0.0)
-    begin_s = min((one.starts_at_s or 0.0 for one in found), default=0.0)
-    return [conversation_of(one.turns, (one.starts_at_s or 0.0) - begin_s) for one in found]
+    found = sorted(sessions, key=lambda session: session.starts_at_s or 0.0)
+    begin_s = min((session.starts_at_s or 0.0 for session in found), default=0.0)
+    return [
+        conversation_of(session.turns, (session.starts_at_s or 0.0) - begin_s) for session in found
+    ]
