@@ -34,6 +34,9 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.disaggregation.decode import DecodePreallocQueue
 from sglang_patches.hooks import HOOKS
 from sglang_patches.targets import check_applied
+import pkgutil
+for hook in HOOKS:
+    pkgutil.resolve_name(hook.target)
 """
 
 
@@ -52,7 +55,6 @@ def test_enabled_all_hooks_are_applied(sglang: Interpreter) -> None:
 
 def test_not_enabled_nothing_is_touched(sglang: Interpreter) -> None:
     result = sglang.run("""
-        import pkgutil
         before = [pkgutil.resolve_name(h.target) for h in HOOKS]
         load_plugins()
         assert before == [pkgutil.resolve_name(h.target) for h in HOOKS]

@@ -62,9 +62,9 @@ def alternating_workers(
         prefill = start_overlapped_prefill(launcher, model, common, router_url)
         announced = ("--ppd-routers", router_url, "--ppd-alternate")
         decode = launcher.worker(Role.DECODE, model, *common, *schedule, *announced)
-        alone = launcher.worker(Role.REPLICA, model, *common, *schedule)
+        monolithic = launcher.worker(Role.REPLICA, model, *common, *schedule)
         wait_ready(*launcher.started)
-        yield Workers(prefill, decode, alone, 64, model)
+        yield Workers(prefill, decode, monolithic, 64, model)
 
 
 def start_overlapped_prefill(
@@ -93,12 +93,14 @@ def start_overlapped_prefill(
 
 
 @pytest.fixture(scope="module")
-def small_chunk_workers(bpe_workers: Workers, launcher: Launcher) -> Iterator[Workers]:
-    """The BPE workers, but a decode worker with the smallest chunks and a short waiting timeout."""
-    decode = start_decode(
-        *(bpe_workers, launcher, "small-chunks", "--ppd-append-chunk", "16"),
-        environment={"SGLANG_REQ_WAITING_TIMEOUT": "1"},
-    )
+def slow_append_workers(bpe_workers: Workers, launcher: Launcher) -> Iterator[Workers]:
+    """The BPE workers, but a decode worker that appends slowly and has a short waiting timeout.
+
+    Beside a decode it prefills 16 tokens in every 32 steps.
+    """
+    pace = ("--ppd-append-chunk", "16", "--prefill-decode-interval", "32")
+    timeout = {"SGLANG_REQ_WAITING_TIMEOUT": "2"}  # seconds
+    decode = start_decode(bpe_workers, launcher, "slow-append", *pace, environment=timeout)
     yield replace(bpe_workers, decode=decode)
     begin_stop([decode])
 
@@ -252,9 +254,9 @@ async def test_decodes_go_on_beside_a_long_append(
 
 
 async def test_the_waiting_timeout_and_the_load_see_the_local_queue(
-    small_chunk_workers: Workers, http: aiohttp.ClientSession
+    slow_append_workers: Workers, http: aiohttp.ClientSession
 ) -> None:
-    workers = small_chunk_workers
+    workers = slow_append_workers
     client = await client_of(http, workers)
     vocabulary = await vocabulary_of(http, workers.decode.url)
     source = random.Random(1)
@@ -273,7 +275,8 @@ async def test_the_waiting_timeout_and_the_load_see_the_local_queue(
         await wait_until(is_waiting, second)
         with pytest.raises(WorkerError, match="waiting timeout"):
             await second
-        await first
+        assert not first.done()
+    await first  # in full chunks, as nothing decodes any more
     assert (await plugin_state(http, workers.decode))["aborted"] == 1
     await workers.settle(http)
 

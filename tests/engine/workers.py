@@ -219,6 +219,6 @@ def start_cluster(
         flags = ("--page-size", str(page_size))
         prefill = launcher.worker(Role.PREFILL, model, *flags, *prefill_flags)
         decode = launcher.worker(Role.DECODE, model, *flags, *decode_flags)
-        alone = launcher.worker(Role.REPLICA, model, *flags) if monolithic else None
+        replica = launcher.worker(Role.REPLICA, model, *flags) if monolithic else None
         wait_ready(*launcher.started)
-        yield Workers(prefill, decode, alone, page_size, model)
+        yield Workers(prefill, decode, replica, page_size, model)
