@@ -1,3 +1,3 @@
-"""The pure core of PPD: values in, decision out. No I/O, no clock, no engine."""
+"""The pure core of PPD: values in, decisions out, without I/O, clock or engine."""
 
 __version__ = "0.1.0"

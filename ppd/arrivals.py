@@ -1,7 +1,7 @@
-"""How many turns arrive a second: the one definition for sweeps, tables and the router.
+"""The arrival rate of turns: the one definition for sweeps, tables and the router.
 
-A rate over a sliding window, of requests of any turn, for the whole cluster; divided by its
-decode workers where a table is read or made. Knows no clock.
+The rate counts requests of any turn in a sliding window, for the whole cluster. Where a table is
+read or built, the rate is divided by the number of decode workers. Time is passed in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ _SLOTS = 60
 
 
 class ArrivalRate:
-    """Arrivals in slots of half a second, so that memory does not grow with the rate."""
+    """Counts arrivals in slots of a sliding window, so memory does not grow with the rate.
+
+    Args:
+        window_s: length of the window.
+    """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         assert window_s > 0
@@ -24,7 +28,7 @@ class ArrivalRate:
         self._first_s: float | None = None
 
     def note(self, now_s: float) -> None:
-        """One arrival. ``now_s`` never goes back."""
+        """Record one arrival; ``now_s`` must not decrease from call to call."""
         if self._first_s is None:
             self._first_s = now_s
         if not self._slots or now_s - self._slots[-1][0] >= self._slot_s:
@@ -33,9 +37,9 @@ class ArrivalRate:
         self._total += 1
 
     def per_second(self, now_s: float) -> float:
-        """Arrivals a second within the window; 0 before the first.
+        """The arrivals per second within the window; 0 before the first.
 
-        A window that has only begun is divided by what has passed of it, but by no less than
+        While the first window is not over, the divisor is the time that has passed, and at least
         a second: two requests at once are no high rate.
         """
         while self._slots and self._slots[0][0] <= now_s - self._window_s:

@@ -1,11 +1,14 @@
 """The wire contract between router and engine (docs/REFERENCE.md, "Wire contract").
 
-A *remote* turn carries a bootstrap address and room in both bodies, as SGLang's own
-routers do. A *local* turn carries no room but a marker in ``custom_params``, the one
-dict that SGLang 0.5.21 hands unchanged from all its endpoints to the scheduler
-(unknown top-level fields are dropped there). The marker has the name that SGLang's
-draft PR #34773 gives the field. ``min_cached_tokens`` is a precondition in the sense
-of HTTP's If-Match: a decode worker that holds less refuses before any work.
+A *remote* turn carries a bootstrap address and room in both bodies, as SGLang's own routers do.
+A *local* turn carries no room. It carries a marker in ``custom_params``, the one dict that
+SGLang 0.5.21 passes unchanged from all its endpoints to the scheduler (unknown top-level fields
+are dropped there). The marker has the name that SGLang's draft PR #34773 gives the field.
+``min_cached_tokens`` is a precondition in the sense of HTTP's If-Match: a decode worker that
+holds fewer tokens refuses the request before any work.
+
+A worker describes itself under ``internal_states[0]["ppd"]`` of ``/server_info``, as a
+``WorkerDescription``.
 """
 
 from __future__ import annotations
@@ -14,13 +17,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from ppd.errors import ContractError
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class Role(StrEnum):
-    """What a worker does; SGLang's words, as in ``--disaggregation-mode``, and ``replica`` for a
-    server that does both."""
+    """The role of a worker.
+
+    ``prefill`` and ``decode`` are SGLang's own words (``--disaggregation-mode``). A ``replica`` is
+    a server that does both.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -30,7 +42,7 @@ class Role(StrEnum):
 LOCAL_MARKER = "do_local_prefill"
 MIN_CACHED_TOKENS = "min_cached_tokens"
 
-# What a client could use to aim KV transfers, or to pass for the router.
+# Fields by which a client could redirect KV transfers, or pass for the router.
 FORBIDDEN_FIELDS = frozenset(
     {
         "bootstrap_host",
@@ -51,7 +63,7 @@ FORBIDDEN_FIELDS = frozenset(
         "need_wait_for_mm_inputs",
         "num_items_assigned",
         "routing_key",
-        # Engine-side sessions live on one worker, and their names are not a tenant's own.
+        # Engine-side sessions live on one worker, and all tenants share their names.
         "session_id",
         "session_params",
     }
@@ -63,11 +75,16 @@ _REFUSAL_PREFIX = "ppd-refusal "
 
 @dataclass(frozen=True, slots=True)
 class LocalTerms:
-    """Under which condition a decode worker shall append-prefill itself."""
+    """The condition under which a decode worker append-prefills a turn itself.
+
+    Attributes:
+        min_cached_tokens: the decode worker must hold at least so many tokens of the prompt.
+    """
 
     min_cached_tokens: int = 0
 
     def to_custom_params(self) -> dict[str, object]:
+        """The ``custom_params`` of a local turn: the marker and the precondition."""
         return {LOCAL_MARKER: True, MIN_CACHED_TOKENS: self.min_cached_tokens}
 
 
@@ -77,7 +94,7 @@ def is_marked(custom_params: object) -> bool:
 
 
 def parse_terms(custom_params: object) -> LocalTerms:
-    """The terms of a marked request.
+    """Parse the terms of a marked request.
 
     Raises:
         ContractError: the marker is not ``true``, or the precondition is no token count.
@@ -86,25 +103,38 @@ def parse_terms(custom_params: object) -> LocalTerms:
         raise ContractError(f"custom_params must be an object, got {custom_params!r}")
     if custom_params.get(LOCAL_MARKER) is not True:
         raise ContractError(f"{LOCAL_MARKER} must be true, got {custom_params.get(LOCAL_MARKER)!r}")
-    least = custom_params.get(MIN_CACHED_TOKENS, 0)
-    if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+    min_cached = custom_params.get(MIN_CACHED_TOKENS, 0)
+    if not isinstance(min_cached, int) or isinstance(min_cached, bool) or min_cached < 0:
         raise ContractError(
-            f"{MIN_CACHED_TOKENS} must be a number of tokens (an integer >= 0), got {least!r}"
+            f"{MIN_CACHED_TOKENS} must be a number of tokens (an integer >= 0), got {min_cached!r}"
         )
-    return LocalTerms(min_cached_tokens=least)
+    return LocalTerms(min_cached_tokens=min_cached)
 
 
 class RefusalReason(StrEnum):
+    """Why a decode worker refuses a local turn.
+
+    Attributes:
+        TOO_FEW_CACHED_TOKENS: the worker holds fewer tokens than the request requires.
+        TOO_MANY_TOKENS: the worker would have too many append tokens under way, with those of
+            the requests that wait there already.
+        MALFORMED_TERMS: the marker or the precondition is malformed.
+    """
+
     TOO_FEW_CACHED_TOKENS = "too_few_cached_tokens"
-    TOO_MANY_TOKENS = "too_many_tokens"  # with those that wait there already
+    TOO_MANY_TOKENS = "too_many_tokens"
     MALFORMED_TERMS = "malformed_terms"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a decode worker did not take a local turn; travels as the abort's message.
+    """A decode worker's refusal of a local turn, sent as the abort's message.
 
-    ``flushes``: how often its whole cache has been flushed; None if it does not tell.
+    Attributes:
+        cached_tokens: tokens of the prompt that the worker holds.
+        min_cached_tokens: tokens that the request requires.
+        detail: free text for logs.
+        flushes: how often the worker has flushed its whole cache; None if it is not reported.
     """
 
     reason: RefusalReason
@@ -114,6 +144,7 @@ class Refusal:
     flushes: int | None = None
 
     def to_message(self) -> str:
+        """Encode the refusal as the text of an engine's error message."""
         return _REFUSAL_PREFIX + json.dumps(
             {
                 "reason": self.reason.value,
@@ -126,9 +157,9 @@ class Refusal:
 
 
 def parse_refusal(message: str) -> Refusal | None:
-    """The refusal that an engine's error message is, or None if it is some other error.
+    """Parse an engine's error message; None if it is another error than a refusal.
 
-    Only at the start of a message: validation errors repeat what a client has sent.
+    The prefix counts only at the start of a message: validation errors repeat a client's input.
     """
     if not message.startswith(_REFUSAL_PREFIX):
         return None
@@ -139,7 +170,110 @@ def parse_refusal(message: str) -> Refusal | None:
             cached_tokens=int(fields["cached_tokens"]),
             min_cached_tokens=int(fields["min_cached_tokens"]),
             detail=str(fields.get("detail", "")),
-            flushes=None if (told := fields.get("flushes")) is None else int(told),
+            flushes=None if (flushes := fields.get("flushes")) is None else int(flushes),
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+class WorkerLoad(msgspec.Struct, frozen=True):
+    """The load of a worker at one moment.
+
+    Attributes:
+        running: requests that decode.
+        waiting: local requests that wait.
+        append_tokens: uncached tokens of the local requests that wait or are in mid-prefill.
+        kv_used_tokens: KV in use; what could be evicted counts as free.
+        kv_total_tokens: capacity of the KV cache.
+        decode_step_ms: moving average of a decode step without prefill; None before the first.
+    """
+
+    running: Count = 0
+    waiting: Count = 0
+    append_tokens: Count = 0
+    kv_used_tokens: Count = 0
+    kv_total_tokens: Count = 0
+    decode_step_ms: float | None = None
+
+
+DESCRIPTION_VERSION = 1
+
+
+class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
+    """A worker's description of itself under ``internal_states[0]["ppd"]`` of ``/server_info``.
+
+    The wire format is flat: the fields of ``WorkerLoad`` stand beside these. A reader ignores
+    fields that it has no use for, so a worker may be newer than its router.
+
+    Attributes:
+        version: the format of the description, ``DESCRIPTION_VERSION``.
+        boot_id: random name of the scheduler process; it changes with every restart.
+        local_prefill: whether the worker takes local append-prefills.
+        plugin_version: version of the ``sglang-ppd`` package.
+        native: whether SGLang itself takes local prefills, without the scheduling hooks.
+        vocab_size: number of token ids of the model.
+        flushes: how often the process has flushed its whole KV cache; None if not counted.
+        kv_token_bytes: bytes of one token's KV in a transfer, over all ranks; None if unknown.
+        special_tokens: the model's special tokens of unusual form (``ppd.marks``).
+        prefilling: requests in mid-prefill. This counter and those after it stand only in the
+            description of a worker with the scheduling hooks. They count since the process began.
+        accepted: local requests that were queued.
+        prefilled: local prefills that were completed.
+        too_few_cached_tokens: requests refused on arrival for the precondition.
+        evicted_while_waiting: requests refused for the precondition when their turn came.
+        too_many_tokens: requests refused because of the bound on append tokens.
+        malformed_terms: requests refused for malformed terms.
+        aborted: requests aborted while they waited or between two chunks.
+        requeued: requests that lost their KV and were prefilled again.
+        chunks: chunks of local prefill.
+        cached_tokens: prompt tokens of accepted requests that were cached on arrival.
+        uncached_tokens: prompt tokens of accepted requests that were not.
+        longest_decode_gap_ms: longest time between two tokens of running decodes across a chunk.
+    """
+
+    version: int
+    boot_id: str
+    local_prefill: bool
+    plugin_version: str = ""
+    native: bool = False
+    vocab_size: Count | None = None
+    flushes: Count | None = None
+    kv_token_bytes: Count | None = None
+    special_tokens: tuple[str, ...] = ()
+    prefilling: Count | UnsetType = UNSET
+    accepted: Count | UnsetType = UNSET
+    prefilled: Count | UnsetType = UNSET
+    too_few_cached_tokens: Count | UnsetType = UNSET
+    evicted_while_waiting: Count | UnsetType = UNSET
+    too_many_tokens: Count | UnsetType = UNSET
+    malformed_terms: Count | UnsetType = UNSET
+    aborted: Count | UnsetType = UNSET
+    requeued: Count | UnsetType = UNSET
+    chunks: Count | UnsetType = UNSET
+    cached_tokens: Count | UnsetType = UNSET
+    uncached_tokens: Count | UnsetType = UNSET
+    longest_decode_gap_ms: float | UnsetType = UNSET
+
+    def load(self) -> WorkerLoad:
+        """The part of the description that changes from moment to moment."""
+        names = WorkerLoad.__struct_fields__
+        return WorkerLoad(**{name: getattr(self, name) for name in names})
+
+    def to_json_object(self) -> dict[str, object]:
+        """The description as a dict of plain values, without the fields that are unset."""
+        fields: dict[str, object] = msgspec.to_builtins(self)
+        return fields
+
+
+def parse_description(data: object) -> WorkerDescription | None:
+    """Parse the decoded JSON value of ``internal_states[0]["ppd"]``.
+
+    Returns:
+        None if there is no description, if it is malformed, or if its version is another one than
+        ``DESCRIPTION_VERSION``. Such a worker can be served as one without the plugin.
+    """
+    try:
+        description = msgspec.convert(data, type=WorkerDescription)
+    except msgspec.ValidationError:
+        return None
+    return description if description.version == DESCRIPTION_VERSION else None

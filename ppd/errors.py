@@ -1,14 +1,17 @@
-"""Every error this project raises on purpose.
+"""The exceptions that this project raises on purpose, as one tree.
 
 PpdError
-├── ConfigError      an option or environment variable is wrong
-├── ContractError    a local-prefill marker in a request is malformed
+├── ConfigError      an option, an environment variable or a configuration file is wrong
+├── ContractError    a message between router and worker is malformed
 ├── EngineError      a worker answered with an error, or not at all
 ├── IndexFileError   a vector index, or what it is built from, cannot be read or written
-├── RequestError     a client's request is wrong (becomes HTTP 4xx)
-│   └── Overloaded   it may come again later (429)
-├── TableError       a decision table is malformed, or of another model
+├── RequestError     a client's request is wrong (HTTP 4xx)
+│   └── Overloaded   the request may be retried later (HTTP 429)
+├── TableError       a decision table is malformed, or was measured with another model
 └── WorkerError      a worker is unreachable, or is not what the router needs
+
+``ppd`` and ``sglang_patches`` define no other exception. Packages above them derive theirs from
+these classes.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from ppd.outcome import Outcome
 
 
 class PpdError(Exception):
-    """Base of the tree; the message is one line and names what is wrong and what is allowed."""
+    """Base of every exception that this project raises on purpose.
+
+    The message is one line. It names what is wrong and what is allowed.
+    """
 
 
 class ConfigError(PpdError):
-    pass
+    """An option, an environment variable or a configuration file is wrong."""
 
 
 class ContractError(PpdError):
-    pass
+    """A message between router and worker is malformed."""
 
 
 class EngineError(PpdError):
@@ -60,14 +66,14 @@ class EngineError(PpdError):
 
 
 class IndexFileError(PpdError):
-    pass
+    """A vector index, or what it is built from, cannot be read, written or loaded."""
 
 
 class RequestError(PpdError):
-    """A request that no worker shall see.
+    """A client's request is wrong and is not sent to any worker.
 
     Attributes:
-        status: the HTTP status for the client.
+        status: the HTTP status of the response.
         param: the field at fault, as OpenAI's error objects name it.
         code: OpenAI's machine-readable code, where one exists.
     """
@@ -82,10 +88,10 @@ class RequestError(PpdError):
 
 
 class Overloaded(RequestError):
-    """Not now.
+    """A request is refused for lack of capacity and may be retried later (HTTP 429).
 
     Attributes:
-        retry_after_s: when it may be worth trying again.
+        retry_after_s: seconds after which a retry may succeed.
     """
 
     def __init__(self, message: str, *, retry_after_s: float, code: str = "overloaded") -> None:
@@ -94,8 +100,8 @@ class Overloaded(RequestError):
 
 
 class TableError(PpdError):
-    pass
+    """A decision table is malformed, or was measured with another model."""
 
 
 class WorkerError(PpdError):
-    pass
+    """A worker is unreachable, or is not what the router needs."""

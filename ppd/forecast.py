@@ -1,8 +1,8 @@
-"""Lengths that are unknown when a route is decided: predicted, and checked afterwards.
+"""Predictions of lengths that are unknown when a route is decided.
 
-A reply's, from the conversation's own replies and those of its tenant, as means of logarithms
-(lengths have long tails), each with recent replies counting more; it says how well it does.
-And a first prompt's, of which only the bytes are known.
+The length of a reply is predicted from the conversation's own replies and those of its tenant.
+Both are running means of logarithms, because lengths have long tails. Recent replies count more.
+The error of the predictions is measured. The tokens of a first prompt are predicted from its bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ from collections import OrderedDict
 
 _RECENT = 0.3  # weight of the newest reply in a mean
 _MAX_TENANTS = 10_000
-_UNKNOWN = 256.0  # tokens of a reply, before anything has been seen
+_UNKNOWN = 256.0  # predicted tokens of a reply before the first one
 _TOKENS_PER_BYTE = 0.25
 
 
 def blend(usual_tokens: float | None, tokens: int) -> float:
-    """The running mean after one more reply of ``tokens``; None: it is the first."""
+    """Update a running mean of reply lengths.
+
+    Args:
+        usual_tokens: the mean so far; None before the first reply.
+        tokens: length of the new reply.
+    """
     if usual_tokens is None:
         return float(max(1, tokens))
     old, new = math.log(usual_tokens), math.log(max(1, tokens))
@@ -25,8 +30,10 @@ def blend(usual_tokens: float | None, tokens: int) -> float:
 
 
 class Forecast:
-    """Recent reply lengths by tenant (those of a conversation its ``Turn`` carries), and how many
-    bytes make a token, by kind of prompt."""
+    """Predicts reply lengths by tenant, and tokens per byte by kind of prompt.
+
+    The caller keeps the mean of each conversation, in its ``Turn``.
+    """
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, float] = OrderedDict()
@@ -34,21 +41,23 @@ class Forecast:
         self._off: float | None = None
 
     def prompt_tokens(self, kind: str, prompt_bytes: int) -> int:
-        """Tokens of a prompt nothing else is known of."""
+        """The predicted tokens of a prompt, from its bytes and the kind of prompt."""
         return round(prompt_bytes * self._tokens_per_byte.get(kind, _TOKENS_PER_BYTE))
 
     def learn_prompt(self, kind: str, prompt_bytes: int, tokens: int) -> None:
-        seen = tokens / max(1, prompt_bytes)
-        old = self._tokens_per_byte.get(kind, seen)
-        self._tokens_per_byte[kind] = old + 0.1 * (seen - old)
+        """Update the tokens per byte of a kind of prompt by one prompt."""
+        ratio = tokens / max(1, prompt_bytes)
+        old = self._tokens_per_byte.get(kind, ratio)
+        self._tokens_per_byte[kind] = old + 0.1 * (ratio - old)
 
     def reply_tokens(
         self, tenant: str, usual_tokens: float | None, max_reply_tokens: int | None
     ) -> int:
-        """Tokens of the next reply.
+        """The predicted tokens of the next reply.
 
         Args:
-            usual_tokens: running mean of the conversation's replies; None: it has none.
+            tenant: the tenant of the conversation.
+            usual_tokens: running mean of the conversation's replies; None before the first.
             max_reply_tokens: the request's own limit, if it has one.
         """
         of_tenant = self._tenants.get(tenant)
@@ -60,7 +69,7 @@ class Forecast:
                 tokens = known
             case own, None:
                 tokens = own
-            case own, known:  # a conversation's few replies are worth as much as its tenant's many
+            case own, known:  # a conversation's few replies weigh as much as its tenant's many
                 assert known is not None
                 tokens = math.sqrt(own * known)
         if max_reply_tokens is not None:
@@ -68,20 +77,23 @@ class Forecast:
         return max(1, round(tokens))
 
     def learn_reply(self, tenant: str, predicted: int | None, tokens: int) -> float | None:
-        """A reply has ended. Returns by which factor the prediction was off, from 1; None
-        without one."""
+        """Update the predictions by a reply that has ended.
+
+        Returns:
+            The factor by which ``predicted`` was off, at least 1; None without a prediction.
+        """
         self._tenants[tenant] = blend(self._tenants.get(tenant), tokens)
         self._tenants.move_to_end(tenant)
         if len(self._tenants) > _MAX_TENANTS:
             self._tenants.popitem(last=False)
         if predicted is None:
             return None
-        seen = max(1, tokens)
-        factor = max(predicted / seen, seen / predicted)
+        actual = max(1, tokens)
+        factor = max(predicted / actual, actual / predicted)
         self._off = factor if self._off is None else self._off + 0.05 * (factor - self._off)
         return factor
 
     @property
     def typically_off(self) -> float | None:
-        """Running mean of that factor; None before the first."""
+        """The running mean of the factors that ``learn_reply`` returned; None before the first."""
         return self._off

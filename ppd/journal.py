@@ -1,9 +1,9 @@
-"""The decision log: what a router decided and what came of it, so that it can be replayed.
+"""The decision log: a router's decisions and their outcomes, in a form that can be replayed.
 
-One JSON object a line, in the order of events. Replaying them through the policy they were
-made with gives the same decisions; through another table, other weights or another policy,
-what would have changed. A counterfactual for each decision by itself: the load that the
-other decisions would have made is not simulated.
+The log holds one JSON object per line, in the order of events. A replay through the policy of the
+log gives the same decisions. A replay through another table, other weights or another policy
+shows the decisions that would have changed. Each decision is a counterfactual by itself: the
+load that the other decisions would have caused is not simulated.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ VERSION = 1
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
-    """A router has started.
+    """The first event of a run: a router has started.
 
     Attributes:
-        at: the time of day, ISO 8601; the other events count seconds of a monotonic clock.
-        policy: as ``--policy`` named it.
-        table: the digest of the table's file; "" without one.
+        version: the format of the log, ``VERSION``.
+        at: wall-clock time, ISO 8601. The other events count seconds of a monotonic clock.
+        policy: the policy's name, as ``--policy`` has it.
+        corrections: the corrections of a table policy.
+        append_budget_tokens: the budget of the ``reservation`` correction.
+        table: the digest of the table's file; "" without a table.
     """
 
     version: int
@@ -40,7 +43,16 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=Tr
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", forbid_unknown_fields=True):
-    """A turn's route was decided. ``number`` is the request's."""
+    """The route of a turn was decided.
+
+    Attributes:
+        number: the number of the request, which ``Finished`` repeats.
+        at_s: monotonic time.
+        endpoint: the API endpoint that was called.
+        tenant: the tenant that sent the request.
+        objective: the weights or targets of the decision.
+        features: the inputs of the decision; None if it needed none.
+    """
 
     number: int
     at_s: float
@@ -52,13 +64,21 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", forbid_unknown_fields=
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_fields=True):
-    """A turn has been answered, or has ended otherwise.
+    """A request has ended.
 
     Attributes:
-        route, reason: as they came to be: a refused local turn ends as a remote one.
-        outcome: ``answered``, or how it ended otherwise, in the words of ``ppd_finished``.
-        observed: it was told to the policy: it streamed undisturbed, on the route decided at first.
-        ttft_ms: None if no worker spoke; ``tpot_ms``: None unless it streamed more than one token.
+        number: the number of the request, as in ``Decided``.
+        at_s: monotonic time.
+        route: the last route of the turn; a refused local turn ends as a remote one.
+        reason: the reason of that route.
+        outcome: the outcome of the request, as the label of ``ppd_finished``.
+        observed: whether the policy observed the turn. It does so if the turn streamed to its end
+            without a retry, on the route that was decided at first.
+        prompt_tokens: tokens of the prompt, as the worker counted them.
+        cached_tokens: tokens of the prompt that were cached.
+        completion_tokens: tokens of the reply.
+        ttft_ms: time to the first token; None without one.
+        tpot_ms: time per output token; None unless more than one token was streamed.
     """
 
     number: int
@@ -75,7 +95,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_field
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset", forbid_unknown_fields=True):
-    """What was observed has been forgotten, at an operator's wish."""
+    """An operator has discarded the observations of the policy."""
 
     at_s: float
 
@@ -87,16 +107,17 @@ _DECODER = msgspec.json.Decoder(Event)
 
 
 def to_line(event: Event) -> bytes:
+    """Encode an event as one line of the log."""
     return _ENCODER.encode(event) + b"\n"
 
 
 def read(lines: Iterable[bytes]) -> Iterator[Event]:
-    """The events of a log, of one run of a router or several.
+    """Read the events of a log of one or several runs.
 
-    A line that was cut short is left out where a run ends: the router was killed while it wrote.
+    A truncated line at the end of a run is skipped: the router was killed while it wrote.
 
     Raises:
-        ConfigError: naming the line that is no event.
+        ConfigError: a line is no event, or of another version; the message names the line.
     """
     broken: ConfigError | None = None
     for number, line in enumerate(lines, 1):
@@ -126,17 +147,19 @@ def read(lines: Iterable[bytes]) -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A decision as it was and as it would be; ``changed`` is its route, ``same`` all of it."""
+    """One decision of a log, and the decision of the replay."""
 
     was: Decided
     now: Decision
 
     @property
     def changed(self) -> bool:
+        """Whether the route differs."""
         return self.was.decision.route is not self.now.route
 
     @property
     def same(self) -> bool:
+        """Whether the whole decision is equal, reason and costs included."""
         return self.was.decision == self.now
 
 
@@ -145,11 +168,12 @@ def replay(
     new_policy: Callable[[Opened], Policy],
     objective: Objective | None = None,
 ) -> Iterator[Replayed]:
-    """Every decision of a log again.
+    """Replay every decision of a log.
 
     Args:
-        new_policy: makes the policy of a run, which is told what that run's was told.
-        objective: in place of each decision's own.
+        events: the events of the log.
+        new_policy: creates the policy for a run. It observes the same turns as the run's own.
+        objective: replaces the objective of each decision, if given.
     """
     features: dict[int, Features] = {}
     policy: Policy | None = None
@@ -170,11 +194,11 @@ def replay(
                     features[event.number] = event.features
                 yield Replayed(event, now)
             case Finished():
-                seen = features.pop(event.number, None)
-                if seen is not None and event.observed:
+                decided_on = features.pop(event.number, None)
+                if decided_on is not None and event.observed:
                     assert event.ttft_ms is not None
                     assert event.tpot_ms is not None
-                    policy.observe(seen, event.route, event.ttft_ms, event.tpot_ms)
+                    policy.observe(decided_on, event.route, event.ttft_ms, event.tpot_ms)
             case Reset():
                 if isinstance(policy, TablePolicy):
                     policy.observed.reset()

@@ -1,7 +1,7 @@
-"""Marks: strings that a tokenizer or a chat template takes for more than text.
+"""Marks: strings that a tokenizer or a chat template interprets as control tokens.
 
-In somebody else's text they could end a message and speak as another role. Most models' are of a
-few forms; a model's own special tokens come on top, as its worker tells them.
+In untrusted text a mark could end a message and begin one of another role. The marks of most
+models have a few common forms. A model's other special tokens come from its worker's description.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_USUAL = (
+_COMMON_FORMS = (
     r"<[|｜][^<>]{1,64}?[|｜]>",  # <|im_start|>, <|eot_id|>, <｜User｜>
     r"</?s>",
     r"\[/?INST\]",
@@ -19,35 +19,36 @@ _USUAL = (
     r"</?think>",
     r"</?tool_(?:call|response)>",
 )
-_BREAK = "\u200b"  # zero-width space: nothing to a reader, another string to a tokenizer
+_BREAK = "\u200b"  # zero-width space: invisible to a reader, another string to a tokenizer
 
 
 class Marks:
-    """
+    """Finds marks in text and breaks them up.
+
     Args:
-        special: tokens of the model that are more than text; blank ones are left alone.
+        special: special tokens of the model; blank ones are ignored.
     """
 
     def __init__(self, special: Iterable[str] = ()) -> None:
-        usable = {one for one in special if one.strip() and _BREAK not in one}
-        own = sorted(map(re.escape, usable), key=len, reverse=True)
-        self._found = re.compile("|".join((*own, *_USUAL)))
+        usable = {token for token in special if token.strip() and _BREAK not in token}
+        escaped = sorted(map(re.escape, usable), key=len, reverse=True)
+        self._pattern = re.compile("|".join((*escaped, *_COMMON_FORMS)))
 
     def broken(self, text: str) -> str:
-        """``text`` in which no mark is left; it reads the same."""
-        while True:  # what is broken up may have hidden another
-            again = self._found.sub(_broken, text)
-            if again == text:
+        """Return ``text`` with every mark broken up by an invisible character."""
+        while True:  # a mark that was broken up may have overlapped another
+            replaced = self._pattern.sub(_break_up, text)
+            if replaced == text:
                 return text
-            text = again
+            text = replaced
 
 
-def _broken(found: re.Match[str]) -> str:
-    mark = found[0]
+def _break_up(match: re.Match[str]) -> str:
+    mark = match[0]
     return _BREAK.join((mark[:1], mark[1:])) if len(mark) > 1 else _BREAK
 
 
 def unusual(special: Iterable[str]) -> tuple[str, ...]:
-    """Those in which ``Marks()`` finds nothing to break up, in order."""
-    usual = Marks()
-    return tuple(sorted({one for one in special if one.strip() and usual.broken(one) == one}))
+    """Select the special tokens that have none of the common forms, sorted."""
+    common = Marks()
+    return tuple(sorted({one for one in special if one.strip() and common.broken(one) == one}))

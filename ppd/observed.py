@@ -1,7 +1,8 @@
-"""What turns really took against what the table said, cell by cell and route by route.
+"""Correction factors for a decision table, from the measured TTFT and TPOT of served turns.
 
-The table stays; beside it stands a factor for each value, shrunk towards 1 while little has
-been seen and never beyond a bound, so that a bad hour cannot turn a cell for good.
+The table itself is not changed. Each cell and route has one factor for TTFT and one for TPOT.
+A factor is shrunk towards 1 while there are few turns, and it is bounded, so that an hour of
+unusual load cannot change the choice of a cell for good.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import msgspec
 from ppd.decision import Route
 from ppd.table import Costs
 
-BOUND = 4.0  # no factor is above this, or below its inverse
-_PRIOR = 20.0  # so many turns of the table's own weight
-_MEMORY = 200.0  # later turns count as if so many had been seen: older ones fade
+BOUND = 4.0  # the largest factor; its inverse is the smallest
+_PRIOR = 20.0  # the weight of the table's own value, in turns
+_MEMORY = 200.0  # turns of the running mean: older ones fade
 
 
 @dataclass(slots=True)
 class _Ratios:
-    """Means of log(seen / expected)."""
+    """Running means of log(measured / expected)."""
 
     turns: float = 0.0
     ttft: float = 0.0
@@ -30,7 +31,14 @@ class _Ratios:
 
 
 class Factor(msgspec.Struct, frozen=True):
-    """By how much a cell's route is now taken to differ from the table."""
+    """The current correction factors of a cell and route.
+
+    Attributes:
+        cell: the index of the cell.
+        turns: weight of the observations, in turns.
+        ttft: factor on the table's TTFT.
+        tpot: factor on the table's TPOT.
+    """
 
     cell: int
     route: Route
@@ -40,20 +48,22 @@ class Factor(msgspec.Struct, frozen=True):
 
 
 class Observed:
+    """The observations of all cells and routes."""
+
     def __init__(self) -> None:
         self._ratios: dict[tuple[int, Route], _Ratios] = {}
 
     def note(
         self, cell: int, route: Route, expected: Costs, ttft_ms: float, tpot_ms: float
     ) -> None:
-        """One turn took ``ttft_ms`` and ``tpot_ms``, where ``expected`` was."""
+        """Record the measured TTFT and TPOT of a turn whose expected costs were ``expected``."""
         ratios = self._ratios.setdefault((cell, route), _Ratios())
         ratios.turns = min(_MEMORY, ratios.turns + 1.0)
         ratios.ttft += (_log_ratio(ttft_ms, expected.ttft_ms) - ratios.ttft) / ratios.turns
         ratios.tpot += (_log_ratio(tpot_ms, expected.tpot_ms) - ratios.tpot) / ratios.turns
 
     def correct(self, cell: int, route: Route, costs: Costs) -> Costs:
-        """``costs``, shrunk towards what was seen."""
+        """Return ``costs`` multiplied by the factors of the cell and route."""
         ratios = self._ratios.get((cell, route))
         if ratios is None:
             return costs
@@ -66,7 +76,7 @@ class Observed:
         )
 
     def factors(self) -> Iterator[Factor]:
-        """All that differ from 1, for the operator."""
+        """The factors of all cells and routes that have observations."""
         for (cell, route), ratios in self._ratios.items():
             share = ratios.turns / (ratios.turns + _PRIOR)
             yield Factor(
@@ -78,9 +88,10 @@ class Observed:
             )
 
     def reset(self) -> None:
+        """Discard all observations."""
         self._ratios.clear()
 
 
-def _log_ratio(seen: float, expected: float) -> float:
-    """Bounded, so that one turn that hung for a minute is one turn."""
-    return math.log(max(1 / BOUND, min(BOUND, seen / expected)))
+def _log_ratio(measured: float, expected: float) -> float:
+    """The bounded log ratio: one turn that hung for a minute must not outweigh all others."""
+    return math.log(max(1 / BOUND, min(BOUND, measured / expected)))

@@ -1,4 +1,4 @@
-"""How a request ended: the one list for metrics, logs, the decision log and the benches."""
+"""The outcomes of a request: one list for metrics, logs, the decision log and the benches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The label ``outcome`` of the metric ``ppd_finished``; a request has exactly one."""
+    """How a request ended; each request has exactly one outcome.
+
+    The values are the label ``outcome`` of the metric ``ppd_finished``.
+    """
 
     OK = "ok"
     FROM_CACHE = "from_cache"  # answered by the router alone

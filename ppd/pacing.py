@@ -1,9 +1,9 @@
-"""How large a chunk of append-prefill may be, so that running decodes keep their pace.
+"""The pacing of append-prefill: chunk sizes with which running decodes keep their TPOT.
 
-Owns a running estimate of what a chunk adds to the time between two decode steps, and the
-choice that follows. Knows neither engine nor clock: steps come in as values. Sizes follow
-Sarathi-Serve's observation (OSDI 2024, section 4) that a decode step has room for some prefill;
-how much is learned here from the steps themselves.
+This module owns a running estimate of the time that a chunk adds between two decode steps, and
+the choice of the next chunk. Durations are passed in; there is neither engine nor clock here.
+Sarathi-Serve (OSDI 2024, section 4) observes that a decode step has room for some prefill. How
+much is estimated here from the steps themselves.
 """
 
 from __future__ import annotations
@@ -12,39 +12,47 @@ import math
 from dataclasses import dataclass
 from operator import mul
 
-# Decodes that miss the target anyway are not slowed by more than this, nor those of a server
-# without a target.
+# The smallest effective target, in decode steps: it holds without a target, and where decodes
+# alone already miss theirs.
 MIN_SLOWDOWN = 1.5
-# The target holds over a chunk and the decode steps after it; one token's gap may be planned so
-# many targets long. A chunk has a price whatever its size (it reads its context's KV): many small
-# ones would cost decodes more than few with steps between.
-_LONGEST_GAP = 1.75
-_LAST_CHUNK = 1.5  # it may be so much longer, if that makes it the last: no gap reaches 3 targets
-_MIN_USE = 1.5  # nor does a chunk cost less than so many times that price
-_MAX_DECODE_STEPS = 16  # from chunk to chunk: append-prefill must not starve either
-_FIRST_TOKENS = 32  # of the first chunk beside decodes; later ones at most twice the largest tried
-_PROBE_EVERY = 16  # chunks: then two steps of decodes alone, or their own time would be unknown
-_DECODE_WEIGHT = 0.1  # of a new decode step in its moving average
-_FORGET = 0.98  # of what chunks are known to cost, at each chunk
+# The target holds on average over a chunk and the decode steps after it. The gap of one token may
+# be this many targets long. Every chunk has a fixed cost (it reads its context's KV), so many
+# small chunks would delay decodes more than few large ones with steps between them.
+_MAX_GAP = 1.75
+_LAST_CHUNK = 1.5  # the last chunk may be this much longer: no gap reaches 3 targets
+_MIN_USE = 1.5  # the budget of a chunk is at least this multiple of its fixed cost
+_MAX_DECODE_STEPS = 16  # between two chunks: append-prefill must not starve either
+_FIRST_TOKENS = 32  # the first chunk beside decodes; later ones at most twice the largest so far
+_PROBE_EVERY = 16  # chunks, then two steps of decodes alone to measure their own time
+_DECODE_WEIGHT = 0.1  # weight of a new decode step in the moving average
+_FORGET = 0.98  # weight of the earlier chunks in the estimate, at each new chunk
 _RIDGE = 1e-3
 _FEW = 8  # chunks
-_OUTLIER = 4.0  # a step so many times longer than expected counts as that long
+_OUTLIER = 4.0  # a longer step counts as this multiple of its expected time
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What to run next: so many tokens, then so many decode steps without prefill."""
+    """The next chunk.
+
+    Attributes:
+        tokens: tokens to prefill.
+        decode_steps: decode steps without prefill to run after it.
+    """
 
     tokens: int
     decode_steps: int
 
 
 class ChunkCost:
-    """Milliseconds that a chunk adds: ``a + b * context + (c + d * context) * tokens``, no term
-    negative.
+    """An estimate of the milliseconds that a chunk adds to a decode step.
 
-    Least squares over exponentially forgotten chunks. What grows with context is attention's:
-    KV read once a chunk, and products for each token.
+    The model is ``a + b * context + (c + d * context) * tokens`` with terms of at least 0, fitted
+    by least squares over exponentially forgotten chunks. The terms that grow with context are
+    those of attention: the KV that is read once per chunk, and the products of each token.
+
+    Attributes:
+        chunks: chunks observed so far.
     """
 
     _TOKENS, _CONTEXT = 256.0, 4096.0  # scale the terms to about one
@@ -56,13 +64,16 @@ class ChunkCost:
         self.chunks = 0
 
     def ms(self, tokens: int, context: float) -> float:
-        """
+        """The estimated cost of a chunk, in milliseconds.
+
         Args:
-            context: tokens that each of ``tokens`` attends to, on average.
+            tokens: size of the chunk.
+            context: mean number of tokens that each of them attends to.
         """
         return float(sum(map(mul, self._terms, self._features(tokens, context))))
 
     def observe(self, tokens: int, context: float, ms: float) -> None:
+        """Update the estimate by a chunk that took ``ms``."""
         if self.chunks >= _FEW:
             ms = min(ms, _OUTLIER * max(self.ms(tokens, context), 1.0))
         self.chunks += 1
@@ -71,25 +82,25 @@ class ChunkCost:
             self._targets[i] = _FORGET * self._targets[i] + features[i] * ms
             for j in range(4):
                 row[j] = _FORGET * row[j] + features[i] * features[j]
-            row[i] += _RIDGE * (1 - _FORGET)  # what was forgotten of it
+            row[i] += _RIDGE * (1 - _FORGET)  # the ridge itself is not forgotten
         terms = self._terms
-        for _ in range(20):  # coordinate descent: each term its best, or 0
+        for _ in range(20):  # coordinate descent: each term at its optimum, or 0
             for i, row in enumerate(self._products):
                 others = sum(map(mul, row, terms)) - row[i] * terms[i]
                 terms[i] = max(0.0, (self._targets[i] - others) / row[i])
 
     def fixed_ms(self, context: float) -> float:
-        """Of a chunk however small."""
+        """The cost of the smallest chunk, in milliseconds."""
         return self.ms(0, context)
 
-    def max_reply_tokens(self, budget_ms: float, context: float, limit: int) -> int:
-        """The largest chunk within a budget; 0 if there is none."""
+    def max_tokens(self, budget_ms: float, context: float, limit: int) -> int:
+        """The size of the largest chunk within a budget, at most ``limit``; 0 if there is none."""
         fixed = self.fixed_ms(context)
         each = self.ms(1, context) - fixed
         left_ms = budget_ms - fixed
         if left_ms < 0:
             return 0
-        if left_ms >= each * limit:  # not by division: what a token costs may be next to nothing
+        if left_ms >= each * limit:  # no division: the cost of a token may be close to 0
             return limit
         return math.floor(left_ms / each)
 
@@ -99,14 +110,18 @@ class ChunkCost:
 
 
 class Pacer:
-    """Chooses chunk after chunk.
+    """Chooses the size of each chunk, and the number of decode steps after it.
 
     Args:
-        full_chunk: tokens of a chunk when nothing decodes, and never more.
-        page_size: chunks are whole pages.
-        mixed: a chunk runs in one forward with a decode step, not between two of them.
-        target_ms: TPOT that running decodes shall keep; None: MIN_SLOWDOWN of their own.
-        fixed_chunk: tokens of every chunk beside decodes; then nothing is estimated.
+        full_chunk: tokens of a chunk when nothing decodes; the largest chunk.
+        page_size: tokens of a KV page; chunks are whole pages.
+        mixed: whether a chunk runs in one forward with a decode step, not between two of them.
+        target_ms: the TPOT to keep for running decodes; None for ``MIN_SLOWDOWN`` times their own.
+        fixed_chunk: tokens of every chunk beside decodes; nothing is estimated then.
+
+    Attributes:
+        decode_ms: moving average of a decode step without prefill; None before the first.
+        cost: the estimated cost of chunks.
     """
 
     def __init__(
@@ -125,14 +140,14 @@ class Pacer:
         self.fixed_chunk = fixed_chunk
         self.decode_ms: float | None = None
         self.cost = ChunkCost()
-        self._largest_tried = 0
+        self._largest_chunk = 0
         self._since_probe = 0
         self._unsettled: tuple[int, float, float] | None = None
 
     def decoded(self, ms: float) -> None:
-        """A decode step without prefill took ``ms``.
+        """Record that a decode step without prefill took ``ms``.
 
-        What the first one after a chunk takes longer is the chunk's doing.
+        The delay of the first decode step after a chunk counts as a cost of the chunk.
         """
         ms = max(ms, 0.01)
         if self.decode_ms is None:
@@ -145,29 +160,35 @@ class Pacer:
             self.decode_ms += _DECODE_WEIGHT * (ms - self.decode_ms)
 
     def chunked(self, tokens: int, context: float, ms: float) -> None:
-        """A chunk ran beside decodes in ``ms``, those of their step included if mixed."""
+        """Record that a chunk beside decodes took ``ms``.
+
+        Args:
+            tokens: size of the chunk.
+            context: mean number of tokens that each of them attended to.
+            ms: duration of the forward; it includes the decode step if chunks are mixed.
+        """
         self._settle(0.0)
-        self._largest_tried = max(self._largest_tried, tokens)
+        self._largest_chunk = max(self._largest_chunk, tokens)
         self._since_probe += 1
         if self.decode_ms is not None:
-            if self.cost.chunks < _FEW:  # too few to tell an outlier by
+            if self.cost.chunks < _FEW:  # too few to recognise an outlier
                 ms = min(ms, _FEW * _OUTLIER * self.decode_ms)
             ms = max(0.0, ms - self.decode_ms) if self.mixed else ms
             self._unsettled = tokens, context, ms
 
     def _settle(self, later_ms: float) -> None:
-        """Take down the last chunk's cost, with what it did to the step after."""
+        """Record the cost of the last chunk, with the delay of the step after it."""
         if self._unsettled is not None:
             tokens, context, ms = self._unsettled
             self._unsettled = None
             self.cost.observe(tokens, context, ms + later_ms)
 
     def next_chunk(self, rest: int, context: float) -> Chunk:
-        """The next chunk beside running decodes.
+        """Choose the next chunk beside running decodes.
 
         Args:
-            rest: tokens of the request that is next, at least 1.
-            context: tokens that it has before them.
+            rest: tokens that the next request still needs, at least 1.
+            context: tokens of the request before these.
         """
         if self.fixed_chunk is not None:
             return Chunk(self._pages(self.fixed_chunk), 0 if self.mixed else 1)
@@ -175,22 +196,20 @@ class Pacer:
             return Chunk(self._pages(_FIRST_TOKENS), 0 if self.mixed else 1)
         target_ms = max(self.target_ms or 0.0, MIN_SLOWDOWN * self.decode_ms)
         budget_ms = target_ms - self.decode_ms
-        gap_ms = max(
-            _LONGEST_GAP * target_ms - self.decode_ms, _MIN_USE * self.cost.fixed_ms(context)
-        )
-        limit = min(self.full_chunk, max(_FIRST_TOKENS, 2 * self._largest_tried))
-        tokens = self._pages(self.cost.max_reply_tokens(gap_ms, context, limit))
+        gap_ms = max(_MAX_GAP * target_ms - self.decode_ms, _MIN_USE * self.cost.fixed_ms(context))
+        limit = min(self.full_chunk, max(_FIRST_TOKENS, 2 * self._largest_chunk))
+        tokens = self._pages(self.cost.max_tokens(gap_ms, context, limit))
         if tokens < rest <= min(_LAST_CHUNK * tokens, limit):
             tokens = self._pages(rest + self.page_size - 1)
         added_ms = self.cost.ms(min(tokens, rest), context)
         steps = max(1, min(_MAX_DECODE_STEPS, math.ceil(added_ms / budget_ms - 0.01)))
-        if self.mixed:  # its own step is one of them
+        if self.mixed:  # the chunk's own forward is one of them
             steps -= 1
         if self._since_probe >= _PROBE_EVERY:
-            steps = max(2, steps)  # the first is not as decode steps are
+            steps = max(2, steps)  # the first one still includes a delay by the chunk
         return Chunk(tokens, steps)
 
     def _pages(self, tokens: int) -> int:
-        """Whole pages, at least one, at most a full chunk."""
-        least = max(1, min(16, self.full_chunk) // self.page_size)
-        return max(least, min(tokens, self.full_chunk) // self.page_size) * self.page_size
+        """Round down to whole pages, at least one and at most a full chunk."""
+        min_pages = max(1, min(16, self.full_chunk) // self.page_size)
+        return max(min_pages, min(tokens, self.full_chunk) // self.page_size) * self.page_size

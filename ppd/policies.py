@@ -1,4 +1,4 @@
-"""Policies that need no table: the fixed ones, and the rules that others ship."""
+"""Policies that need no table: the fixed ones, and the rules of other systems."""
 
 from __future__ import annotations
 
@@ -22,38 +22,45 @@ NAMES = (
 
 
 class Replica(Policy):
-    """``replica``: no disaggregation; each conversation on one worker that does both."""
+    """``replica``: no disaggregation; each conversation stays on one replica worker."""
 
     opening = Route.REPLICA
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose the replica route for every turn."""
         return Decision(Route.REPLICA, Reason.POLICY_REPLICA)
 
 
 class AlwaysRemote(Policy):
-    """``pd``: every turn through the prefill worker (x=0)."""
+    """``pd``: every turn is prefilled by a prefill worker (x=0)."""
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose the remote route for every turn."""
         return Decision(Route.REMOTE, Reason.POLICY_PD)
 
 
 class AlwaysLocal(Policy):
-    """``full``: every later turn on the decode worker that holds its KV (x=1)."""
+    """``full``: every later turn is prefilled by the decode worker that holds its KV (x=1)."""
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose the local route for every turn."""
         return Decision(Route.LOCAL, Reason.POLICY_FULL)
 
 
 @dataclass(frozen=True, slots=True)
 class Partial(Policy):
-    """``partial:SHARE``: that share of the conversations local, for all their later turns.
+    """``partial:SHARE``: a fixed share of the conversations is local, for all their later turns.
 
-    Which ones is a hash of the session's name: the same ones every time.
+    A hash of the session's name selects them, so they are the same ones in every run.
+
+    Attributes:
+        share: from 0 to 1.
     """
 
     share: float
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose the local route for sessions whose hash lies in the share."""
         at = xxhash.xxh3_64_intdigest(features.session.encode()) / 2**64
         route = Route.LOCAL if at < self.share else Route.REMOTE
         return Decision(route, Reason.POLICY_PARTIAL)
@@ -63,9 +70,13 @@ class Partial(Policy):
 class DynamoThreshold(Policy):
     """``threshold``: NVIDIA Dynamo's conditional disaggregation, by its documented defaults.
 
-    Local if fewer than ``max_uncached`` tokens, and less than ``max_share`` of the prompt, are
-    not cached at home; also if the prefill worker is ``busy`` with more tokens than that (None:
-    never). Not if the home has no KV left for them.
+    A turn is local if few tokens of its prompt are uncached at home, or if the prefill worker is
+    busy. It is never local if the home has no KV left for these tokens.
+
+    Attributes:
+        max_uncached: fewer uncached tokens than that are few.
+        max_share: they must also be a smaller share of the prompt than that.
+        busy: the prefill worker is busy with more queued tokens than that; None for never.
     """
 
     max_uncached: int = 2048
@@ -73,6 +84,7 @@ class DynamoThreshold(Policy):
     busy: int | None = None
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose a route by the uncached tokens, the prefill queue and the free KV."""
         uncached = features.uncached_at_home
         short = uncached < self.max_uncached and uncached < self.max_share * features.prompt_tokens
         busy = self.busy is not None and features.prefill_queue_tokens > self.busy
@@ -82,20 +94,28 @@ class DynamoThreshold(Policy):
 
 @dataclass(frozen=True, slots=True)
 class UncachedThreshold(Policy):
-    """``threshold:uncached=TOKENS``: llm-d's prefix-based decider; local below so many."""
+    """``threshold:uncached=TOKENS``: llm-d's prefix-based decider.
+
+    Attributes:
+        max_uncached: a turn with fewer uncached tokens at home is local.
+    """
 
     max_uncached: int
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose a route by the uncached tokens."""
         few = features.uncached_at_home < self.max_uncached
         return Decision(Route.LOCAL if few else Route.REMOTE, Reason.POLICY_THRESHOLD)
 
 
 def static_policy(spec: str) -> Policy:
-    """The policy that ``--policy`` names, other than the table's.
+    """Build the policy that ``--policy`` names; every policy but the table's.
+
+    Args:
+        spec: the name, with an argument after a colon where the policy has one.
 
     Raises:
-        ConfigError: no such policy, or its argument is wrong.
+        ConfigError: there is no such policy, or its argument is wrong.
     """
     name, _, argument = spec.partition(":")
     match name, argument.partition("="):

@@ -1,14 +1,13 @@
-"""Prefix digests: recognise that a request continues an earlier one, without a client key.
+"""Prefix digests, by which a request is recognised as the continuation of an earlier one.
 
-A chat history is hashed message by message, a prompt block by block; each boundary gives
-the digest of everything before it. A request is remembered by the digest of its whole
-input. A later request that contains that input has the same digest at one of its
-boundaries, and what follows is the reply that was generated, then the new turn: so the
-reply never has to be read to recognise the conversation. Forks, regenerations and edits
-need no special case: they share a shorter prefix.
+A chat history is hashed message by message, a prompt block by block. Each boundary has the
+digest of the input before it. An index keeps the digest of each request's whole input. A later
+request that contains that input has the same digest at one of its boundaries. After that
+boundary follow the reply that was generated and the new turn, so the reply is never compared.
+Forks, regenerations and edits need no special case: they share a shorter prefix.
 
-The digests are routing keys (xxh3-128), not proofs: whether a worker still holds the
-tokens is decided by the worker (``min_cached_tokens``).
+The digests are routing keys (xxh3-128), not proofs. The worker itself checks whether it still
+holds the tokens (``min_cached_tokens``).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import xxhash
 
 Digest = bytes
 BLOCK_BYTES = 1024
-_ROOT_BYTES = 256  # of a prompt
+_ROOT_BYTES = 256  # length of a prompt's root
 
 # Message fields that reach the prompt through usual chat templates. Left out on purpose:
 # reasoning_content, which clients keep or strip as they like, and fields that SDKs add
@@ -34,14 +33,24 @@ _FIELDS = [
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A prefix of a request that an earlier request may have ended with."""
+    """A prefix of a request that may be the whole input of an earlier request.
+
+    Attributes:
+        digest: the digest of the prefix.
+        bytes_after: bytes of the input after the prefix.
+    """
 
     digest: Digest
-    bytes_after: int  # input that follows it
+    bytes_after: int
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """Where a prompt ended: the digest of its last whole block, and what follows that."""
+    """The end of a prompt, relative to its blocks.
+
+    Attributes:
+        block: the digest after the last whole block.
+        tail_bytes: bytes of the prompt after that block.
+    """
 
     block: Digest
     tail_bytes: int
@@ -52,77 +61,105 @@ class PrefixChain(Protocol):
 
     @property
     def end(self) -> Digest:
-        """Digest of the whole input."""
+        """The digest of the whole input."""
 
     @property
     def anchor(self) -> Anchor | None:
-        """What an index must remember to offer this input as a candidate, besides ``end``."""
+        """The anchor that an index must keep besides ``end``; None if ``end`` is enough."""
 
     @property
     def root(self) -> Digest:
-        """Of how the conversation opens: the same in all its turns, unless it opens with hardly
-        anything."""
+        """The digest of the conversation's opening.
+
+        It is the same for all turns of a conversation, unless the opening is very short.
+        """
 
     @property
-    def total_bytes(self) -> int: ...
+    def total_bytes(self) -> int:
+        """The bytes of the input."""
 
     def candidates(self, tails: Callable[[Digest], Iterable[int]]) -> Iterator[Candidate]:
-        """All prefixes, longest first. ``tails``: tail lengths remembered for a block."""
+        """Iterate over all prefixes, the longest first.
+
+        Args:
+            tails: maps a block's digest to the tail lengths of the anchors that an index keeps.
+        """
 
 
 class MessageChain(msgspec.Struct, frozen=True):
-    """Prefixes of a chat: one boundary a message."""
+    """The prefixes of a chat, with a boundary after each message.
+
+    Attributes:
+        digests: the digest at each boundary.
+        sizes: bytes up to each boundary.
+        opening: index of the first message of a user.
+    """
 
     digests: tuple[Digest, ...]
-    sizes: tuple[int, ...]  # bytes up to each boundary
-    opening: int  # the first message of a user
+    sizes: tuple[int, ...]
+    opening: int
 
     @property
     def end(self) -> Digest:
+        """The digest of the whole chat."""
         return self.digests[-1]
 
     @property
     def anchor(self) -> None:
-        return None
+        """None: the digest of the whole chat is enough."""
+        return
 
     @property
     def root(self) -> Digest:
+        """The digest up to the first message of a user."""
         return self.digests[self.opening]
 
     @property
     def total_bytes(self) -> int:
+        """The bytes of the chat."""
         return self.sizes[-1]
 
     def candidates(self, tails: Callable[[Digest], Iterable[int]]) -> Iterator[Candidate]:
+        """Iterate over the prefixes that end with a message, the longest first."""
         total = self.sizes[-1]
         for digest, size in zip(reversed(self.digests), reversed(self.sizes), strict=True):
             yield Candidate(digest, total - size)
 
 
 class BlockChain(msgspec.Struct, frozen=True):
-    """Prefixes of a prompt: whole blocks, and from each the remembered tails."""
+    """The prefixes of a prompt: its whole blocks, with the tails that an index keeps.
+
+    Attributes:
+        data: the prompt.
+        blocks: the digests after 0, 1, 2, ... whole blocks.
+    """
 
     data: bytes
-    blocks: tuple[Digest, ...]  # after 0, 1, 2, ... whole blocks
+    blocks: tuple[Digest, ...]
 
     @property
     def end(self) -> Digest:
+        """The digest of the whole prompt."""
         return self._tail_digest(len(self.blocks) - 1, len(self.data))
 
     @property
     def root(self) -> Digest:
+        """The digest of the first 256 bytes."""
         return self._tail_digest(0, min(_ROOT_BYTES, len(self.data)))
 
     @property
     def anchor(self) -> Anchor:
+        """The end of the prompt relative to its last whole block."""
         last = len(self.blocks) - 1
         return Anchor(self.blocks[last], len(self.data) - last * BLOCK_BYTES)
 
     @property
     def total_bytes(self) -> int:
+        """The bytes of the prompt."""
         return len(self.data)
 
     def candidates(self, tails: Callable[[Digest], Iterable[int]]) -> Iterator[Candidate]:
+        """Iterate over the prefixes that end with one of the ``tails``, the longest first."""
         total = len(self.data)
         for i in range(len(self.blocks) - 1, -1, -1):
             start = i * BLOCK_BYTES
@@ -137,11 +174,12 @@ class BlockChain(msgspec.Struct, frozen=True):
 
 
 def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> MessageChain:
-    """The chain of a chat history (at least one message).
+    """Hash a chat history of at least one message.
 
     Args:
-        salt: tenant, model and whatever else stands before the messages in the prompt
-            (tools, template options): histories under different salts never match.
+        salt: the tenant, the model, and everything that the prompt holds before the messages
+            (tools, template options). Histories under different salts never match.
+        messages: the messages, as in OpenAI's chat API.
     """
     hasher = xxhash.xxh3_128(salt)
     digests: list[Digest] = []
@@ -170,12 +208,12 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
 
 
 def hash_text(salt: bytes, text: str) -> BlockChain:
-    """The chain of a plain prompt."""
+    """Hash a plain prompt."""
     return _hash_blocks(b"text " + salt, text.encode(errors="surrogatepass"))
 
 
 def hash_ids(salt: bytes, input_ids: Sequence[int]) -> BlockChain:
-    """The chain of a tokenized prompt.
+    """Hash a tokenized prompt.
 
     Raises:
         OverflowError: an id is negative or does not fit 32 bits.
@@ -194,7 +232,7 @@ def _hash_blocks(salt: bytes, data: bytes) -> BlockChain:
 
 
 def _canonical(value: object) -> tuple[bytes, bytes]:
-    """What kind of value it is (no string), and bytes that stand for it among its kind."""
+    """Encode a value other than a string: its kind, and bytes that are unique within the kind."""
     match value:
         case [{"type": "text", "text": str(text), **rest}] if not rest:
             # Some clients wrap a string in one text part; templates render both alike.

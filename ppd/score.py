@@ -1,8 +1,8 @@
-"""From what both routes cost to which is better, by the operator's wishes.
+"""The comparison of both routes' costs by the operator's objective.
 
-Algorithm 1 of the PPD paper (arXiv 2603.13358) weighs what a local turn saves in TTFT against
-what it costs in TPOT. The alternative are targets: the route more likely to meet them.
-Nothing here measures; other wishes only score the same costs again.
+Algorithm 1 of the PPD paper (arXiv 2603.13358) weighs the TTFT that a local turn saves against
+the TPOT that it costs. The alternative objective is a pair of targets: the route that is more
+likely to meet them is better. Nothing is measured here: another objective compares the same costs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _Z99 = 2.3263478740408408  # of the normal distribution: where its 99th percenti
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="weights"):
-    """``w_ttft`` and ``w_tpot`` of Algorithm 1."""
+    """The weights ``w_ttft`` and ``w_tpot`` of Algorithm 1."""
 
     ttft: float = 1.0
     tpot: float = 1.0
 
     def problem(self) -> str | None:
+        """What is wrong with the weights; None if nothing is."""
         if not (0 <= self.ttft <= _MAX_WEIGHT and 0 <= self.tpot <= _MAX_WEIGHT):
             got = f"got ttft={self.ttft}, tpot={self.tpot}"
             return f"weights must be numbers from 0 to {_MAX_WEIGHT:g}, {got}"
@@ -36,12 +37,13 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="weig
 
 
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="targets"):
-    """Service-level objectives of a turn; None: any value will do."""
+    """The service-level objectives of a turn; None for a quantity without a target."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
     def problem(self) -> str | None:
+        """What is wrong with the targets; None if nothing is."""
         given = [target for target in (self.ttft_ms, self.tpot_ms) if target is not None]
         if not given:
             return "one of the targets ttft_ms and tpot_ms must be given"
@@ -57,14 +59,16 @@ Objective = Weights | Targets
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How two routes compare.
+    """The comparison of two routes.
 
     Attributes:
         ttft_saved: share of the remote TTFT that a local turn saves (the paper's delta).
-        tpot_lost: share of the remote TPOT that it adds.
-        remote, local: what is compared. With weights 0 and Algorithm 1's score; with targets
-            the chances to meet them.
-        prefers_local: the choice.
+        tpot_lost: share of the remote TPOT that a local turn adds.
+        remote: the score of the remote route. It is 0 with weights, and with targets the
+            probability to meet them.
+        local: the score of the local route. It is Algorithm 1's score with weights, and with
+            targets the probability to meet them.
+        prefers_local: whether the local route is better.
     """
 
     ttft_saved: float
@@ -75,6 +79,7 @@ class Score:
 
 
 def score(objective: Objective, remote: Costs, local: Costs) -> Score:
+    """Compare the costs of both routes."""
     ttft_saved = (remote.ttft_ms - local.ttft_ms) / remote.ttft_ms
     tpot_lost = (local.tpot_ms - remote.tpot_ms) / remote.tpot_ms
     match objective:
@@ -82,16 +87,16 @@ def score(objective: Objective, remote: Costs, local: Costs) -> Score:
             points = objective.ttft * ttft_saved - objective.tpot * tpot_lost
             return Score(ttft_saved, tpot_lost, 0.0, points, points > 0)
         case Targets():
-            of_remote, of_local = chance(objective, remote), chance(objective, local)
-            # Where both are as likely (both certain, both hopeless), as with even weights.
-            better = of_local > of_remote or (of_local == of_remote and ttft_saved > tpot_lost)
-            return Score(ttft_saved, tpot_lost, of_remote, of_local, better)
+            p_remote, p_local = chance(objective, remote), chance(objective, local)
+            # Where both are equally likely (both certain, both hopeless), as with equal weights.
+            better = p_local > p_remote or (p_local == p_remote and ttft_saved > tpot_lost)
+            return Score(ttft_saved, tpot_lost, p_remote, p_local, better)
         case _:
             assert_never(objective)
 
 
 def standard_error(weights: Weights, remote: Costs, local: Costs, noise: Noise) -> float:
-    """Of Algorithm 1's score."""
+    """The standard error of Algorithm 1's score."""
     ttft = noise.ttft * local.ttft_ms / remote.ttft_ms
     tpot = noise.tpot * local.tpot_ms / remote.tpot_ms
     return math.hypot(weights.ttft * ttft, weights.tpot * tpot)
@@ -100,32 +105,37 @@ def standard_error(weights: Weights, remote: Costs, local: Costs, noise: Noise) 
 def local_within_noise(
     objective: Objective, remote: Costs, local: Costs, measured: Costs, noise: Noise
 ) -> bool:
-    """Whether local would be preferred if it had cost one standard error less when measured.
+    """Whether local would be preferred if its measured costs were one standard error lower.
 
-    After the rule by which the simpler model is taken unless another is better by more than that
-    (Breiman et al., Classification and Regression Trees, 1984): local moves no KV.
+    This is the one-standard-error rule: the simpler model is chosen unless another one is better
+    by more than that (Breiman et al., Classification and Regression Trees, 1984). The local route
+    is the simpler one, because it moves no KV.
 
     Args:
-        measured: local, before what is live made it dearer: only that is uncertain.
+        objective: the operator's objective.
+        remote: costs of the remote route.
+        local: costs of the local route, with the corrections for the current load.
+        measured: costs of the local route as measured; only these are uncertain.
+        noise: the relative standard errors of the measurement.
     """
-    kinder = replace(
+    lowered = replace(
         local,
-        ttft_ms=_less(local.ttft_ms, measured.ttft_ms, noise.ttft),
-        tpot_ms=_less(local.tpot_ms, measured.tpot_ms, noise.tpot),
+        ttft_ms=_lowered(local.ttft_ms, measured.ttft_ms, noise.ttft),
+        tpot_ms=_lowered(local.tpot_ms, measured.tpot_ms, noise.tpot),
     )
-    return score(objective, remote, kinder).prefers_local
+    return score(objective, remote, lowered).prefers_local
 
 
-def _less(now_ms: float, measured_ms: float, noise: float) -> float:
+def _lowered(now_ms: float, measured_ms: float, noise: float) -> float:
     error = noise / (1.0 + noise)
     return now_ms - error * min(now_ms, measured_ms)
 
 
 def chance(targets: Targets, costs: Costs) -> float:
-    """The probability that a turn of these costs meets both targets.
+    """The probability that a turn with these costs meets both targets.
 
-    TTFT and TPOT are taken as independent and lognormal, through the measured median and 99th
-    percentile.
+    TTFT and TPOT are modelled as independent lognormal variables with the measured median and
+    99th percentile.
     """
     return _below(targets.ttft_ms, costs.ttft_ms, costs.ttft_tail) * _below(
         targets.tpot_ms, costs.tpot_ms, costs.tpot_tail

@@ -1,7 +1,7 @@
-"""The decision table: what both routes of a later turn cost, looked up by workload.
+"""The decision table: the costs of both routes of a later turn, looked up by workload.
 
-Owns the lookup. How costs become a choice is ``ppd.score``'s; what a file holds,
-``ppd.table_file``'s; how a table comes about, ``eval``'s.
+This module owns the lookup. ``ppd.score`` compares costs, ``ppd.table_file`` owns the file format,
+and ``eval`` builds tables.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from ppd.errors import TableError
 from ppd.table_file import Axes, CellRecord, Measured, Statistic, TableRecord, decode, problems
 
 _MAX_PROBLEMS = 20  # in one message
-# From the range of n values to their standard deviation: mean of the range of n normal ones.
+# The mean range of n normal values, in standard deviations.
 _RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
-_UNKNOWN_NOISE = 0.05  # relative; one seed tells none
+_UNKNOWN_NOISE = 0.05  # relative; one seed has no measurable spread
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a route costs, in milliseconds: the medians, and how far the tails reach.
+    """The costs of a route.
 
-    ``*_tail`` is the 99th percentile divided by the median.
+    Attributes:
+        ttft_ms: median time to the first token.
+        tpot_ms: median time per output token.
+        ttft_tail: 99th percentile of TTFT, divided by its median.
+        tpot_tail: 99th percentile of TPOT, divided by its median.
     """
 
     ttft_ms: float
@@ -36,7 +40,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How well a cell is known: relative standard errors of its quotients, local over remote."""
+    """The uncertainty of a cell: relative standard errors of its quotients, local over remote."""
 
     ttft: float
     tpot: float
@@ -44,11 +48,17 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell, ready for decisions.
+    """A cell of the table, in the form that decisions use.
 
     Attributes:
-        running: that of its remote run.
-        quiet_remote_ms, quiet_local_ms: TTFT when nothing waits.
+        index: its position in ``Table.cells``.
+        label: its bins, in the form of log lines.
+        remote: measured costs of the remote route.
+        local: measured costs of the local route.
+        noise: the uncertainty of the measurement.
+        running: mean number of requests in a decode worker's batch during the remote run.
+        quiet_remote_ms: TTFT of the remote route when no other request waits.
+        quiet_local_ms: TTFT of the local route when no other request waits.
     """
 
     index: int
@@ -62,17 +72,23 @@ class Cell:
 
 
 class Table:
-    """A valid table.
+    """A valid decision table.
+
+    Args:
+        record: the content of a table file.
+
+    Attributes:
+        cells: all cells, in the order of their indices.
 
     Raises:
-        TableError: naming everything that is wrong with ``record``.
+        TableError: the record is not valid. The message names every problem.
     """
 
     def __init__(self, record: TableRecord) -> None:
-        if wrong := list(problems(record)):
-            more = len(wrong) - _MAX_PROBLEMS
-            shown = wrong[:_MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
-            raise TableError("; ".join(shown))
+        if found := list(problems(record)):
+            more = len(found) - _MAX_PROBLEMS
+            listed = found[:_MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
+            raise TableError("; ".join(listed))
         self.record = record
         axes = [bins for _, bins in record.axes.each()]
         self._lows = tuple(tuple(b.low for b in bins) for bins in axes)
@@ -88,14 +104,21 @@ class Table:
 
     @classmethod
     def parse(cls, data: bytes) -> Table:
-        """Raises:
-        TableError: ``data`` is no table, or of a format this version does not read.
+        """Parse the content of a table file.
+
+        Raises:
+            TableError: ``data`` is no valid table, or of a format that this version cannot read.
         """
         return cls(decode(data))
 
     def require(self, models: Sequence[str]) -> None:
-        """Raises:
-        TableError: it was measured with another model than ``models``, the one served.
+        """Check that the table was measured with the model that is served.
+
+        Args:
+            models: the names of the served model.
+
+        Raises:
+            TableError: the table was measured with another model.
         """
         if not self.is_for(models):
             raise TableError(
@@ -103,11 +126,18 @@ class Table:
             )
 
     def is_for(self, models: Sequence[str]) -> bool:
-        """Whether it was measured with the model that is served (under several names)."""
+        """Whether the table was measured with the model that is served under these names."""
         return base_name(self.record.model) in map(base_name, models)
 
     def find(self, context: float, new: float, output: float, qps: float) -> Cell | None:
-        """The cell of a workload; None if a value lies beyond its axis."""
+        """The cell of a workload; None if a value lies beyond its axis.
+
+        Args:
+            context: tokens of KV before the turn.
+            new: tokens that the turn adds.
+            output: tokens of the reply.
+            qps: turns per second and decode worker.
+        """
         at = (context, new, output, qps)
         index = 0
         for value, lows, high, stride in zip(
@@ -124,10 +154,19 @@ class Table:
     def interpolate(
         self, context: float, new: float, output: float, qps: float
     ) -> tuple[Costs, Costs]:
-        """Costs (remote, local) between the points where the nearest cells were measured.
+        """Interpolate the costs of a workload between the points where cells were measured.
 
-        Linear in the logarithms, of axes and costs alike, which never gives a negative cost;
-        beyond the outermost points the nearest cell's.
+        The interpolation is linear in the logarithms of axes and costs, so a cost is never
+        negative. Beyond the outermost points the costs are those of the nearest cell.
+
+        Args:
+            context: tokens of KV before the turn.
+            new: tokens that the turn adds.
+            output: tokens of the reply.
+            qps: turns per second and decode worker.
+
+        Returns:
+            The costs of the remote and of the local route.
         """
         corners: list[tuple[int, float]] = [(0, 1.0)]
         for value, points, stride in zip(
@@ -151,12 +190,12 @@ class Table:
 
 
 def base_name(model: str) -> str:
-    """A model's name without the folders before it: workers may keep it in different ones."""
+    """A model's name without its folders, which may differ between workers."""
     return model.rstrip("/").rpartition("/")[2]
 
 
 def _between(points: Sequence[float], value: float) -> tuple[int, float]:
-    """The point below ``value``, and which share of the way to the next it has gone."""
+    """The index of the point below ``value``, and the fraction of the way to the next point."""
     above = bisect_right(points, value)
     if above == 0:
         return 0, 0.0
@@ -201,7 +240,7 @@ def _costs(measured: Measured) -> Costs:
 
 
 def _noise(record: CellRecord) -> Noise:
-    """By how far the seeds' medians lie apart."""
+    """Estimate the noise of a cell from the spread of its seeds' medians."""
     remote, local, seeds = record.remote, record.local, len(record.seeds)
     return Noise(
         ttft=math.hypot(_error(remote.ttft_ms, seeds), _error(local.ttft_ms, seeds)),
@@ -210,7 +249,7 @@ def _noise(record: CellRecord) -> Noise:
 
 
 def _error(statistic: Statistic, seeds: int) -> float:
-    """Standard error of a median, as a share of it."""
+    """The standard error of a median, as a share of it."""
     if seeds < 2:
         return _UNKNOWN_NOISE
     deviation = statistic.spread / _RANGE.get(seeds, 3.1)

@@ -1,6 +1,6 @@
-"""The file of a decision table: what stands in it, and what makes it sound.
+"""The file format of a decision table, and its validation.
 
-Algorithm 1 of the PPD paper (arXiv 2603.13358) keeps only the sign of a score in each cell; here
+Algorithm 1 of the PPD paper (arXiv 2603.13358) keeps only the sign of a score in each cell. Here
 the measurements themselves are kept, so that weights can be applied afterwards.
 """
 
@@ -19,7 +19,13 @@ VERSION = 1
 
 
 class Bin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One bin of an axis: ``low`` belongs to it, ``high`` does not; measured at ``at``."""
+    """One bin of an axis.
+
+    Attributes:
+        low: lower bound, inclusive.
+        high: upper bound, exclusive.
+        at: the value at which the bin was measured.
+    """
 
     low: float
     high: float
@@ -30,10 +36,10 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The axes of a table, in the order in which cells are indexed.
 
     Attributes:
-        context_tokens: KV of the conversation before the turn.
-        new_tokens: input that the turn adds.
-        output_tokens: length of the reply.
-        qps: turns a second for each decode worker (``ppd.arrivals``).
+        context_tokens: tokens of the conversation's KV before the turn.
+        new_tokens: input tokens that the turn adds.
+        output_tokens: tokens of the reply.
+        qps: turns per second and decode worker (``ppd.arrivals``).
     """
 
     context_tokens: tuple[Bin, ...]
@@ -42,17 +48,19 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qps: tuple[Bin, ...]
 
     def each(self) -> Iterator[tuple[str, tuple[Bin, ...]]]:
+        """Iterate over the axes: name and bins."""
         for name in self.__struct_fields__:
             yield name, getattr(self, name)
 
 
 class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A measured quantity.
+    """The statistic of a measured quantity.
 
     Attributes:
-        p99: the highest of the values while there are fewer than a hundred.
-        n: how many values; 0 where the cell was not measured.
-        spread: between the lowest and the highest median of a seed.
+        median: the median of all values.
+        p99: the 99th percentile; the maximum while there are fewer than a hundred values.
+        n: number of values; 0 if the cell was not measured.
+        spread: difference between the highest and the lowest median of a seed.
     """
 
     median: float
@@ -62,12 +70,14 @@ class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One route in one cell.
+    """The measurement of one route in one cell.
 
     Attributes:
-        quiet_ttft_ms: median of the same workload when nothing else was served.
+        ttft_ms: time to the first token.
+        tpot_ms: time per output token.
+        quiet_ttft_ms: median TTFT of the same workload when nothing else was served.
         running: mean number of requests that decoded on a decode worker meanwhile.
-        qps: turns a second for each decode worker that really arrived.
+        qps: turns per second and decode worker that arrived in fact.
     """
 
     ttft_ms: Statistic
@@ -78,10 +88,14 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
+    """One cell of a table file.
+
     Attributes:
         bins: its index on each axis, in the order of ``Axes``.
-        seeds: it was measured with; none: it was not, and holds what the cells around it say.
+        remote: the measurement of the remote route.
+        local: the measurement of the local route.
+        seeds: the seeds it was measured with. Without seeds the cell was not measured, and its
+            values are interpolated from the cells around it.
     """
 
     bins: tuple[int, int, int, int]
@@ -91,11 +105,21 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def measured(self) -> bool:
+        """Whether the cell was measured, not interpolated."""
         return bool(self.seeds)
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a table comes from; ``sweep`` is the sweep's configuration as it was given."""
+    """The origin of a table.
+
+    Attributes:
+        hardware: the machine that the sweep ran on.
+        engine: version of the engine.
+        plugin: version of the plugin.
+        commit: commit of this repository.
+        at: time of day, ISO 8601.
+        sweep: the sweep's configuration as it was given.
+    """
 
     hardware: str
     engine: str
@@ -106,19 +130,23 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def note(self) -> str:
-        """What whoever uses the table should know of how it was measured; "": nothing."""
+        """The operator's note on the measurement; "" without one."""
         return str(self.sweep.get("note", ""))
 
 
 class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table as it stands in a file.
+    """The content of a table file.
 
     Attributes:
-        model: as the workers name it; of a path only the last part counts.
-        shape: of the cluster, ``1P1D`` for one prefill and one decode worker.
-        prefill_ms_per_token: what one more token costs a remote turn that the prefill worker
-            must compute and send.
-        append_ms_per_token: the same of a local turn, on the decode worker.
+        version: the file format, ``VERSION``.
+        model: the model's name at the workers; only the last part of a path counts.
+        shape: the shape of the cluster, ``1P1D`` for one prefill and one decode worker.
+        provenance: the origin of the table.
+        prefill_ms_per_token: TTFT that one more token adds to a remote turn, if the prefill
+            worker must compute and send it.
+        append_ms_per_token: TTFT that one more uncached token adds to a local turn.
+        axes: the axes of the table.
+        cells: one record for each combination of bins.
     """
 
     version: int
@@ -132,10 +160,10 @@ class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decode(data: bytes) -> TableRecord:
-    """The record that a file holds; whether it is sound ``problems`` says.
+    """Decode a table file; ``problems`` validates its content.
 
     Raises:
-        TableError: ``data`` is no table, or of a format this version does not read.
+        TableError: ``data`` is no table, or of a format that this version cannot read.
     """
     try:
         version = msgspec.json.decode(data, type=_OnlyVersion).version
@@ -151,17 +179,17 @@ class _OnlyVersion(msgspec.Struct):
 
 
 def problems(record: TableRecord) -> Iterator[str]:
-    """Everything that is wrong with a table's content."""
+    """Iterate over everything that is wrong with a table's content."""
     if not record.model:
         yield "model is empty"
     for name in ("prefill_ms_per_token", "append_ms_per_token"):
         value = getattr(record, name)
         if not 0 < value < math.inf:
             yield f"{name} must be above 0, got {value}"
-    sound = True
+    axes_valid = True
     for name, bins in record.axes.each():
         for problem in _axis_problems(name, bins):
-            sound = False
+            axes_valid = False
             yield problem
     seen: set[tuple[int, ...]] = set()
     sizes = [len(bins) for _, bins in record.axes.each()]
@@ -174,7 +202,7 @@ def problems(record: TableRecord) -> Iterator[str]:
         for route in ("remote", "local"):
             where = f"cell {list(cell.bins)} {route}"
             yield from _cell_problems(where, getattr(cell, route), cell.measured)
-    if sound:
+    if axes_valid:
         for bins_of in product(*map(range, sizes)):
             if bins_of not in seen:
                 yield f"cell {list(bins_of)} is missing"
@@ -183,32 +211,34 @@ def problems(record: TableRecord) -> Iterator[str]:
 def _axis_problems(name: str, bins: Sequence[Bin]) -> Iterator[str]:
     if not bins:
         yield f"axis {name} has no bins"
-    for i, one in enumerate(bins):
-        # Also refuses NaN, of which every comparison is false.
-        if not 0 <= one.low <= one.at < one.high < math.inf:
+    for i, b in enumerate(bins):
+        # Also refuses NaN, for which every comparison is false.
+        if not 0 <= b.low <= b.at < b.high < math.inf:
             yield (
                 f"axis {name}, bin {i}: 0 <= low <= at < high must hold, got "
-                f"{one.low}, {one.at}, {one.high}"
+                f"{b.low}, {b.at}, {b.high}"
             )
-    for i, (one, two) in enumerate(pairwise(bins)):
-        if two.low < one.high:
-            yield f"axis {name}: bins {i} and {i + 1} overlap ({one.high} and {two.low})"
-        elif two.low > one.high:
-            yield f"axis {name}: a hole between bins {i} and {i + 1} ({one.high} to {two.low})"
+    for i, (before, after) in enumerate(pairwise(bins)):
+        if after.low < before.high:
+            yield f"axis {name}: bins {i} and {i + 1} overlap ({before.high} and {after.low})"
+        elif after.low > before.high:
+            yield (
+                f"axis {name}: a hole between bins {i} and {i + 1} ({before.high} to {after.low})"
+            )
 
 
 def _cell_problems(where: str, measured: Measured, has_seeds: bool) -> Iterator[str]:
     for name in ("ttft_ms", "tpot_ms"):
-        one: Statistic = getattr(measured, name)
-        if not 0 < one.median < math.inf:
-            yield f"{where}: {name}.median must be above 0, got {one.median}"
-        if not one.median <= one.p99 < math.inf:
-            yield f"{where}: {name}.p99 must be at least the median, got {one.p99}"
-        if not 0 <= one.spread < math.inf:
-            yield f"{where}: {name}.spread must be 0 or more, got {one.spread}"
-        if (one.n > 0) is not has_seeds:
-            wanted = "at least 1" if has_seeds else "0, there are no seeds"
-            yield f"{where}: {name}.n must be {wanted}, got {one.n}"
+        statistic: Statistic = getattr(measured, name)
+        if not 0 < statistic.median < math.inf:
+            yield f"{where}: {name}.median must be above 0, got {statistic.median}"
+        if not statistic.median <= statistic.p99 < math.inf:
+            yield f"{where}: {name}.p99 must be at least the median, got {statistic.p99}"
+        if not 0 <= statistic.spread < math.inf:
+            yield f"{where}: {name}.spread must be 0 or more, got {statistic.spread}"
+        if (statistic.n > 0) is not has_seeds:
+            expected = "at least 1" if has_seeds else "0, there are no seeds"
+            yield f"{where}: {name}.n must be {expected}, got {statistic.n}"
     if not 0 < measured.quiet_ttft_ms < math.inf:
         yield f"{where}: quiet_ttft_ms must be above 0, got {measured.quiet_ttft_ms}"
     for name in ("running", "qps"):

@@ -1,8 +1,8 @@
-"""``ppd``: the route that the decision table says, corrected by what is live.
+"""The policy ``ppd``: the decision table's route, corrected for the current load.
 
-Without corrections it is Algorithm 1 of the PPD paper: the cell's two measurements, the
-weights, the sign. Each correction can be left out, and is the reason of a decision that it
-has turned.
+Without corrections it is Algorithm 1 of the PPD paper: the sign of the weighted sum of the cell's
+two measurements. Each correction can be left out. A correction that changes the route of a
+decision is its reason.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ DEFAULT_APPEND_BUDGET = 16_384
 
 
 class Correction(StrEnum):
-    """``interpolation``: take costs between the points where cells were measured.
-    ``stale_prefix``: a remote turn also computes what its prefill worker has missed.
-    ``load``: queues and the home's batch, where they are worse than usual; no local turn
-    without KV for it.
-    ``reservation``: no more append tokens under way on a decode worker than its budget.
-    ``shrinkage``: move a cell's costs towards what its turns took.
-    ``noise``: remote only if it is better by more than the standard error of the measurements.
+    """A correction of the table's costs or of its choice.
+
+    Attributes:
+        INTERPOLATION: interpolate costs between the points where cells were measured.
+        STALE_PREFIX: add the tokens that the prefill worker has missed to a remote turn.
+        LOAD: add the current queues and the home's batch where they are longer than in the
+            measurement; refuse a local turn for which the home has no free KV.
+        RESERVATION: keep the append tokens under way on a decode worker within a budget.
+        SHRINKAGE: multiply a cell's costs by the factors observed in served turns.
+        NOISE: choose remote only if it is better by more than the measurement's standard error.
     """
 
     INTERPOLATION = "interpolation"
@@ -40,17 +43,17 @@ class Correction(StrEnum):
     NOISE = "noise"
 
 
-# What is known for certain, of the moment and of the table. The other two change what cells say.
+# These depend on exact inputs: the state of the cluster, and the table's own standard errors.
 DEFAULT_CORRECTIONS = frozenset(
     {Correction.STALE_PREFIX, Correction.LOAD, Correction.RESERVATION, Correction.NOISE}
 )
 
-_MAX_CROWDING = 2.0  # how far TPOT losses are carried beyond the batch they were measured with
+_MAX_CROWDING = 2.0  # bound on the extrapolation of TPOT losses to larger batches
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Costs after a correction, and the reason it is if they turn the decision."""
+    """The costs after a correction, and the reason to give if they change the route."""
 
     reason: Reason
     remote: Costs
@@ -58,9 +61,12 @@ class _Step:
 
 
 class TablePolicy(Policy):
-    """Args:
-    table: None if there is none for the model: every cell is unknown then.
-    append_budget_tokens: of the ``reservation`` correction, for each decode worker.
+    """Chooses routes by a decision table and the enabled corrections.
+
+    Args:
+        table: the table; None if there is none for the model, then every cell is unknown.
+        corrections: the enabled corrections.
+        append_budget_tokens: the budget of the ``reservation`` correction, per decode worker.
     """
 
     def __init__(
@@ -76,13 +82,17 @@ class TablePolicy(Policy):
         self._fallback = DynamoThreshold()
 
     def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose a route by the corrected costs; Dynamo's threshold where no cell is known."""
         decision = self._by_table(features, objective)
         if decision.route is Route.LOCAL and (veto := self._veto(features)):
             return structs.replace(decision, route=Route.REMOTE, reason=veto)
         return decision
 
     def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
-        """Compare with the costs before shrinkage: shrinkage shall learn what is left over."""
+        """Record the measured costs of a served turn for the ``shrinkage`` correction.
+
+        They are compared with the costs before shrinkage, so that its factors do not compound.
+        """
         cell = self._cell(features)
         if cell is None or route is Route.REPLICA or Correction.SHRINKAGE not in self.corrections:
             return
@@ -98,10 +108,10 @@ class TablePolicy(Policy):
             )
         scored: Score | None = None
         for step in self._steps(features, cell):
-            again = score(objective, step.remote, step.local)
-            if scored is None or again.prefers_local is not scored.prefers_local:
+            rescored = score(objective, step.remote, step.local)
+            if scored is None or rescored.prefers_local is not scored.prefers_local:
                 reason = step.reason
-            scored = again
+            scored = rescored
         assert scored is not None
         route = Route.LOCAL if scored.prefers_local else Route.REMOTE
         if (
@@ -118,7 +128,7 @@ class TablePolicy(Policy):
         return self.table.find(*_workload(features))
 
     def _steps(self, features: Features, cell: Cell) -> Iterator[_Step]:
-        """The cell's costs, then what each correction makes of them; shrinkage is the last."""
+        """Iterate over the cell's costs, then those after each correction; shrinkage is last."""
         assert self.table is not None
         remote, local = cell.remote, cell.local
         yield _Step(Reason.TABLE, remote, local)
@@ -132,8 +142,8 @@ class TablePolicy(Policy):
             remote = replace(remote, ttft_ms=remote.ttft_ms + late_ms)
             yield _Step(Reason.STALE_PREFIX, remote, local)
         if Correction.LOAD in self.corrections:
-            # A turn takes what it takes alone, after what waits before it now. The cell holds the
-            # waiting that is usual at its QPS: never less than that.
+            # The TTFT of a turn is its TTFT alone plus the current wait. The cell's own TTFT
+            # includes the wait that is usual at its QPS, and is the minimum.
             if features.prefill_queue_tokens:
                 wait_ms = features.prefill_queue_tokens * record.prefill_ms_per_token
                 now_ms = cell.quiet_remote_ms + late_ms + wait_ms
@@ -142,7 +152,7 @@ class TablePolicy(Policy):
                 wait_ms = features.home_append_tokens * record.append_ms_per_token
                 now_ms = cell.quiet_local_ms + wait_ms
                 local = replace(local, ttft_ms=max(now_ms, local.ttft_ms))
-            # In a fuller batch there are more whose next turns are appended into its decoding.
+            # A larger batch has more conversations, whose next turns are appended beside it.
             lost_ms = local.tpot_ms - remote.tpot_ms
             crowding = (features.home_running + 1) / (cell.running + 1)
             if lost_ms > 0 and crowding > 1:
@@ -157,7 +167,7 @@ class TablePolicy(Policy):
             )
 
     def _veto(self, features: Features) -> Reason | None:
-        """Why a turn must not go local, whatever it would save."""
+        """The reason for which a turn must not be local, at any saving; None without one."""
         under_way = features.home_append_tokens + features.uncached_at_home
         if Correction.RESERVATION in self.corrections and under_way > self.append_budget_tokens:
             return Reason.APPEND_BUDGET
@@ -167,7 +177,7 @@ class TablePolicy(Policy):
 
 
 def _workload(features: Features) -> tuple[int, int, int, float]:
-    """A turn's place on the table's axes."""
+    """The coordinates of a turn on the table's axes."""
     return (
         features.context_tokens,
         features.new_tokens,

@@ -1,8 +1,8 @@
-"""SGLang plugin: lets a decode server take local append-prefills.
+"""SGLang plugin with which a decode server takes local append-prefills.
 
 SGLang calls :func:`register` in each of its processes (entry point group
-``sglang.srt.plugins``). Without ``PPD_ENABLE=1`` it changes nothing, but for the kernels of a
-process that was started through the CPU launcher, which could not compute without them.
+``sglang.srt.plugins``). Without ``PPD_ENABLE=1`` it changes nothing, except that it installs the
+CPU kernels in a process that was started through the CPU launcher.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 def register() -> None:
     """Check every hook target, then register all hooks, or end the process.
 
-    SGLang logs an exception of a plugin and goes on without it; a server with half
-    of the hooks would corrupt its KV accounting. ``SystemExit`` is not an exception
-    to SGLang, so the server refuses to start instead.
+    SGLang logs an ``Exception`` of a plugin and starts without it. A server with half
+    of the hooks would corrupt its KV accounting. SGLang does not catch ``SystemExit``,
+    so the server refuses to start instead.
 
     Raises:
         SystemExit: an option is wrong, or a target is missing or has another signature.
@@ -39,7 +39,7 @@ def register() -> None:
         if native.engine_takes_local_prefills():
             register_all(native.HOOKS)
         else:
-            engine()  # one that the hooks were written against
+            engine()  # refuses a version that the hooks were not written against
             register_all(hooks.HOOKS)
     except ConfigError as error:
         raise SystemExit(f"sglang-ppd: {error}") from error

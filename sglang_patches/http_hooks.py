@@ -1,4 +1,4 @@
-"""The hooks on SGLang's HTTP process: they begin and end the heartbeat."""
+"""The hooks on SGLang's HTTP process: they start the heartbeat and end it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 from sglang_patches.heartbeat import Address, Heartbeat
 from sglang_patches.settings import read_settings
-from sglang_patches.targets import Hook
+from sglang_patches.targets import Hook, source_link
+
+_READ_AGAINST = ("0.5.21", "0.5.23")
 
 
 def init_tokenizer_manager(
     _result: None, self: Any, server_args: Any, *_args: Any, **_kwargs: Any
 ) -> None:
+    """Start the heartbeat if the settings name routers and the server has a role in PD."""
     settings = read_settings(os.environ)
     assert settings is not None, "no hook is in a process where the plugin is off"
     self.ppd_heartbeat = None
@@ -30,23 +33,28 @@ def init_tokenizer_manager(
 
 
 def sigterm_handler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Announce to the routers that the server leaves, when it begins to drain."""
     if (heartbeat := self.tokenizer_manager.ppd_heartbeat) is not None:
         heartbeat.leave()
 
 
 HTTP_HOOKS: tuple[Hook, ...] = (
     Hook(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__",
-        "self, server_args, port_args, *, start_pd_bootstrap_service",
-        "after",
-        init_tokenizer_manager,
-        "start the heartbeat to the routers of PPD_ROUTERS",
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__",
+        parameters="self, server_args, port_args, *, start_pd_bootstrap_service",
+        kind="after",
+        function=init_tokenizer_manager,
+        reason="start the heartbeat to the routers of PPD_ROUTERS",
+        read_against=_READ_AGAINST,
+        upstream=source_link("managers/tokenizer_manager.py", 480),
     ),
     Hook(
-        "sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler",
-        "self, signum, frame",
-        "after",
-        sigterm_handler,
-        "say goodbye to them when the server begins to drain",
+        target="sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler",
+        parameters="self, signum, frame",
+        kind="after",
+        function=sigterm_handler,
+        reason="announce to these routers that the worker leaves when the server begins to drain",
+        read_against=_READ_AGAINST,
+        upstream=source_link("managers/tokenizer_manager.py", 3838),
     ),
 )

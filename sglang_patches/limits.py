@@ -1,7 +1,8 @@
-"""With which of SGLang's flags a decode server may take local prefills.
+"""The check of SGLang's flags on a decode server that takes local prefills.
 
-Refused is what cannot work, or would go wrong in silence; warned about is what upstream's own code
-should carry, but nobody has tried. docs/REFERENCE.md lists both.
+A flag is refused if local prefill cannot work with it, or would fail without an error. A flag is
+warned about if upstream's own code should support it, but no test covers it. docs/REFERENCE.md
+lists both.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ _UNTRIED: tuple[tuple[str, Any], ...] = (
 
 
 def check_flags(server_args: Any) -> None:
-    """Warn of what was never tried.
+    """Refuse unsupported flags, and warn about untested ones.
+
+    Args:
+        server_args: SGLang's ``ServerArgs``.
 
     Raises:
-        ConfigError: naming every flag that cannot be.
+        ConfigError: a flag is not supported, or a required one is missing. The message names all.
     """
     wrong = [f"{flag} is not supported with PPD_ENABLE=1" for flag in _given(server_args, _REFUSED)]
     if not server_args.disaggregation_decode_enable_radix_cache:
@@ -50,6 +54,6 @@ def check_flags(server_args: Any) -> None:
 def _given(server_args: Any, flags: tuple[tuple[str, Any], ...]) -> list[str]:
     return [
         f"--{name.replace('_', '-')}"
-        for name, usual in flags
-        if (getattr(server_args, name, usual) or None) != (usual or None)
+        for name, default in flags
+        if (getattr(server_args, name, default) or None) != (default or None)
     ]

@@ -1,12 +1,12 @@
-"""Local requests from arrival until their prefill is launched.
+"""The queue of local requests, from arrival until their prefill is launched.
 
-Upstream's decode loop never prefills, and there ``waiting_queue`` means "KV already
-received" (an abort frees the KV of each entry), so local requests wait in a queue of their
-own. This module owns it: the precondition, the bound, aborts. When and how much of it runs
-is ``local_step.py``'s.
+Upstream's decode loop never prefills, and its ``waiting_queue`` holds requests whose KV was
+received (an abort frees the KV of each entry). So local requests wait in a queue of their own.
+This module owns the precondition, the bound, and aborts. ``local_step.py`` owns when and how much
+of the queue runs.
 
-Engine objects (scheduler, request) are SGLang's and untyped here; where versions differ in what
-one is called, ``engines.py`` knows. Line numbers are 0.5.21's.
+Engine objects (scheduler, request) are SGLang's and untyped here. Where their names differ between
+versions, ``engines.py`` has both. Line numbers are 0.5.21's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from ppd.contract import Refusal, RefusalReason, parse_terms
 from ppd.errors import ContractError
 from sglang_patches.engines import engine
-from sglang_patches.telemetry import Outcome, Progress, Telemetry
+from sglang_patches.telemetry import LocalPrefillOutcome, Progress, Telemetry
 
 logger = logging.getLogger("ppd.engine")
 
@@ -28,17 +28,22 @@ LOCAL_ROOM = -1
 
 
 def is_local(req: Any) -> bool:
-    """Whether ``req`` is (or will be) prefilled on this decode server."""
+    """Whether ``req`` is prefilled on this decode server."""
     return bool(req.bootstrap_room == LOCAL_ROOM)
 
 
 class LocalQueue:
-    """
+    """The queue of local requests that wait for their prefill.
+
     Args:
-        max_append_tokens: uncached tokens that may be under way, ``launched`` ones included.
+        scheduler: SGLang's scheduler.
+        max_append_tokens: uncached tokens that may wait or be in prefill at a time.
+        telemetry: receives the outcome of each request.
 
     Attributes:
-        flushes: how often the whole KV cache has been flushed; routers forget by it.
+        requests: the requests that wait, in order.
+        flushes: how often the whole KV cache has been flushed. A router drops its record of the
+            worker's KV when this number changes.
     """
 
     def __init__(self, scheduler: Any, max_append_tokens: int, telemetry: Telemetry) -> None:
@@ -51,29 +56,31 @@ class LocalQueue:
     def admit(self, req: Any) -> None:
         """Queue a new local request, or refuse it before any work.
 
-        The refusal's status is 503: of the codes that SGLang's tokenizer manager turns
-        into an HTTP status (1802-1826), the one that says "not here, not now".
+        The status of a refusal is 503: of the codes that SGLang's tokenizer manager turns
+        into an HTTP status (1802-1826), this one means that another worker may serve the request.
         """
         from sglang.srt.disaggregation.utils import is_unadmitted_reject
 
-        if is_unadmitted_reject(req):  # e.g. too long a prompt: upstream has the message
+        if is_unadmitted_reject(req):  # e.g. too long a prompt: upstream sends the error
             self._scheduler.retire_unadmitted_request(req)
             return
         try:
-            least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
+            min_cached = parse_terms(req.sampling_params.custom_params).min_cached_tokens
         except ContractError as error:
             refusal = Refusal(RefusalReason.MALFORMED_TERMS, detail=str(error))
-            self._refuse(req, refusal, HTTPStatus.BAD_REQUEST, Outcome.MALFORMED_TERMS)
+            self._refuse(req, refusal, HTTPStatus.BAD_REQUEST, LocalPrefillOutcome.MALFORMED_TERMS)
             return
         cached = self._cached_tokens(req)
-        if cached < least:
-            self._refuse_uncached(req, cached, least, Outcome.TOO_FEW_CACHED_TOKENS)
+        if cached < min_cached:
+            outcome = LocalPrefillOutcome.TOO_FEW_CACHED_TOKENS
+            self._refuse_uncached(req, cached, min_cached, outcome)
             return
         uncached, under_way = len(req.origin_input_ids) - cached, self.append_tokens()
         if under_way + uncached > self._max_append_tokens:
             detail = f"{uncached} after {under_way}, at most {self._max_append_tokens}"
-            refusal = Refusal(RefusalReason.TOO_MANY_TOKENS, cached, least, detail)
-            self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, Outcome.TOO_MANY_TOKENS)
+            refusal = Refusal(RefusalReason.TOO_MANY_TOKENS, cached, min_cached, detail)
+            outcome = LocalPrefillOutcome.TOO_MANY_TOKENS
+            self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, outcome)
             return
         req.ppd_progress = Progress(time.perf_counter(), cached, uncached)
         req.ppd_requeued = False
@@ -81,13 +88,13 @@ class LocalQueue:
         self._queue(req)
 
     def requeue(self, req: Any) -> None:
-        """Prefill ``req`` again from its tokens, ahead of newer requests.
+        """Queue ``req`` to be prefilled again from its tokens, ahead of newer requests.
 
-        For a request that lost its KV and cannot be restored as a transferred one: it was
-        paused, gave way to decodes in mid-prefill, or (overlap scheduling) was retracted before
-        its first token came back. It is finished here now, whatever that costs: upstream streams an
-        empty event of a request that was retracted so early (output_streamer counts no tokens as
-        a full interval), and behind that a router can no longer take it elsewhere.
+        The request lost its KV and cannot be restored like a transferred one. It was paused, it
+        was evicted in mid-prefill in favour of decodes, or (with overlap scheduling) it was
+        retracted before its first token came back. It is not refused any more: upstream streams
+        an empty event of a request that was retracted so early (output_streamer counts no tokens
+        as a full interval), and after that a router cannot retry it on another worker.
         """
         req.ppd_requeued = True
         self._telemetry.requeued()
@@ -101,9 +108,9 @@ class LocalQueue:
         self.requests.insert(0 if first else len(self.requests), req)
 
     def refuse_evicted(self, tokens: int) -> None:
-        """Check the precondition again, of the requests that the next ``tokens`` belong to.
+        """Check the precondition again for the requests that the next ``tokens`` belong to.
 
-        Waiting requests hold no lock on their prefix: it would let a long queue pin the cache
+        Waiting requests hold no lock on their prefix. With a lock, a long queue would pin cache
         that running requests need.
         """
         policy = self._scheduler.policy
@@ -113,17 +120,24 @@ class LocalQueue:
             if in_order and tokens <= 0:
                 kept += self.requests[position:]
                 break
-            least = parse_terms(req.sampling_params.custom_params).min_cached_tokens
+            min_cached = parse_terms(req.sampling_params.custom_params).min_cached_tokens
             cached = self._cached_tokens(req)
-            if cached < least and not req.ppd_requeued:
-                self._refuse_uncached(req, cached, least, Outcome.EVICTED_WHILE_WAITING)
+            if cached < min_cached and not req.ppd_requeued:
+                outcome = LocalPrefillOutcome.EVICTED_WHILE_WAITING
+                self._refuse_uncached(req, cached, min_cached, outcome)
             else:
                 kept.append(req)
                 tokens -= len(req.origin_input_ids) - cached
         self.requests = kept
 
     def abort(self, rid_prefix: str, abort_all: bool, reason: Any) -> None:
-        """Drop waiting requests; they hold no KV. Upstream aborts the others."""
+        """Drop the matching requests that wait; they hold no KV. Upstream aborts the others.
+
+        Args:
+            rid_prefix: drop the requests whose id begins with it.
+            abort_all: drop all requests instead.
+            reason: the finish reason of the response.
+        """
         from sglang.srt.managers.scheduler import _make_abort_req
 
         scheduler = self._scheduler
@@ -139,13 +153,13 @@ class LocalQueue:
             engine().send_abort(scheduler, abort, req)
 
     def ended_early(self, req: Any) -> None:
-        """An accepted request will not be prefilled to its end."""
+        """Record that an accepted request will not be prefilled to its end."""
         if req.ppd_progress is not None:
             req.ppd_progress = None
-            self._telemetry.ended(Outcome.ABORTED)
+            self._telemetry.ended(LocalPrefillOutcome.ABORTED)
 
     def append_tokens(self) -> int:
-        """Uncached tokens of local requests, waiting or in mid-prefill."""
+        """The number of uncached tokens of local requests that wait or are in mid-prefill."""
         waiting = sum(
             max(0, len(r.origin_input_ids) + len(r.output_ids) - r.num_matched_prefix_tokens)
             for r in self.requests
@@ -153,7 +167,7 @@ class LocalQueue:
         return int(waiting) + self.chunk_rest_tokens()
 
     def chunk_rest_tokens(self) -> int:
-        """Tokens that the request in mid-prefill still needs KV for."""
+        """The number of tokens for which the request in mid-prefill still needs KV."""
         req = self._scheduler.chunked_req
         if req is None:
             return 0
@@ -164,16 +178,20 @@ class LocalQueue:
         engine().match_prefix(self._scheduler, req)
         return int(req.num_matched_prefix_tokens)
 
-    def _refuse_uncached(self, req: Any, cached: int, least: int, outcome: Outcome) -> None:
+    def _refuse_uncached(
+        self, req: Any, cached: int, min_cached: int, outcome: LocalPrefillOutcome
+    ) -> None:
         refusal = Refusal(
             RefusalReason.TOO_FEW_CACHED_TOKENS,
             cached_tokens=cached,
-            min_cached_tokens=least,
+            min_cached_tokens=min_cached,
             flushes=self.flushes,
         )
         self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, outcome)
 
-    def _refuse(self, req: Any, refusal: Refusal, status: HTTPStatus, outcome: Outcome) -> None:
+    def _refuse(
+        self, req: Any, refusal: Refusal, status: HTTPStatus, outcome: LocalPrefillOutcome
+    ) -> None:
         from sglang.srt.disaggregation.utils import prepare_abort
 
         logger.info("local prefill refused: rid=%s %s", req.rid, refusal)

@@ -1,10 +1,10 @@
-"""The decode server's step while there is local work: which prefill runs, how much, beside what.
+"""The scheduling step of a decode server while it has local requests.
 
-Owns the order of things in a step and the room that is kept for others; how large a chunk may
-be is ``ppd.pacing``'s choice, and which requests wait is ``local_queue.py``'s.
+This module owns the order of work in a step and the KV that is reserved for other requests.
+``ppd.pacing`` chooses the size of a chunk. ``local_queue.py`` owns the requests that wait.
 
-Engine objects (scheduler, request, batch) are SGLang's and untyped here; where versions differ
-in what one is called, ``engines.py`` knows. Line numbers are 0.5.21's.
+Engine objects (scheduler, request, batch) are SGLang's and untyped here. Where their names differ
+between versions, ``engines.py`` has both. Line numbers are 0.5.21's.
 """
 
 from __future__ import annotations
@@ -21,28 +21,40 @@ from sglang_patches.telemetry import Telemetry
 
 
 class LocalStep:
+    """Schedules chunks of local prefill between and beside the steps of running decodes.
+
+    Args:
+        scheduler: SGLang's scheduler.
+        queue: the local requests that wait.
+        pacer: chooses the next chunk.
+        telemetry: receives the times of chunks and decode gaps.
+
+    Attributes:
+        just_merged: requests whose prefill ran in the batch before the step that is scheduled now.
+            With overlap scheduling, that batch may still run.
+    """
+
     def __init__(
         self, scheduler: Any, queue: LocalQueue, pacer: Pacer, telemetry: Telemetry
     ) -> None:
         self._scheduler = scheduler
         self._queue = queue
         self.pacer = pacer
-        # With overlap a step is scheduled while the forward before still runs; but not on a
-        # CPU, whose forwards run in the scheduler's own thread.
+        # With overlap, a step is scheduled while the previous forward still runs. On a CPU it
+        # never does, because forwards run in the scheduler's own thread.
         lag = int(scheduler.enable_overlap and scheduler.device != "cpu")
         self._times = StepTimes(queue, pacer, telemetry, lag)
-        # Those prefilled by the batch that the coming step runs beside, or directly after.
         self.just_merged: tuple[Any, ...] = ()
         self._decode_steps_left = 0  # before the next chunk, while decodes wait
-        # Upstream's waiting_queue while ours stands in its place.
+        # Upstream's waiting_queue while the local queue stands in its place.
         self._received: list[Any] | None = None
 
-    # -- what the rest of the scheduler must count --------------------------------------
+    # -- requests that the rest of the scheduler must count ------------------------------
 
     def launched(self) -> list[Any]:
-        """Requests whose prefill is under way and which no upstream queue holds.
+        """The requests whose prefill is under way and which no upstream queue holds.
 
-        Running decodes among them, if the last step mixed them in.
+        Running decodes are among them if the last step mixed them in.
         """
         scheduler = self._scheduler
         chunked, last = scheduler.chunked_req, scheduler.last_batch
@@ -54,12 +66,12 @@ class LocalStep:
     def is_being_written(self, req: Any) -> bool:
         """Whether the forward that writes this request's KV may still be running.
 
-        With overlap scheduling a backup taken now could miss it.
+        With overlap scheduling, a backup taken now could miss that KV.
         """
         return any(r is req for r in self.just_merged)
 
     def about_to_decode(self) -> list[Any]:
-        """Transferred requests that will decode soon, and need room to grow."""
+        """The transferred requests that will decode soon and need KV to grow."""
         scheduler = self._scheduler
         received = scheduler.waiting_queue if self._received is None else self._received
         return [*received, *(r.req for r in scheduler.disagg_decode_transfer_queue.queue)]
@@ -67,11 +79,11 @@ class LocalStep:
     # -- the step -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step is about to be scheduled."""
+        """Record that a step is about to be scheduled."""
         self._times.begin()
 
     def scheduled(self, batch: Any, running_batch: Any) -> None:
-        """``batch`` runs now; None: nothing does."""
+        """Record that ``batch`` runs now; None if no batch runs."""
         if batch is None:
             self.interrupted()
         elif batch.forward_mode.is_extend():
@@ -81,11 +93,12 @@ class LocalStep:
             self._decode_steps_left = max(0, self._decode_steps_left - 1)
 
     def interrupted(self) -> None:
-        """Nothing runs, for want of work or in a pause."""
+        """Record that no batch runs, for lack of work or because of a pause."""
         self._times.interrupted()
         self._decode_steps_left = 0
 
     def has_work(self) -> bool:
+        """Whether there is a local request that waits, is in prefill, or was just prefilled."""
         scheduler = self._scheduler
         return bool(
             self._queue.requests
@@ -95,7 +108,7 @@ class LocalStep:
         )
 
     def extend(self, running_batch: Any) -> tuple[Any, Any]:
-        """The next local prefill batch, if there is one to run now.
+        """Schedule the next local prefill batch, if one can run now.
 
         The order is that of ``Scheduler.get_next_batch_to_run`` (scheduler.py:3641):
         finish aborts, keep the last chunk's KV, merge the last extend, then prefill.
@@ -125,15 +138,15 @@ class LocalStep:
         with self._prefill_scheduled_by_upstream(chunk.tokens + mixed):
             plan = scheduler.get_new_batch_prefill(running_batch)
         if plan.batch_to_run is not None:
-            # Upstream does not mix where logprobs are asked for: then decodes wait after all.
+            # Upstream does not mix a batch with logprobs: then decodes wait for its end.
             left_out = not plan.batch_to_run.decoding_reqs
-            interval = scheduler.prefill_decode_interval  # the operator's, at least
+            interval = scheduler.prefill_decode_interval  # the operator's minimum
             steps = max(chunk.decode_steps, interval, left_out)
             self._decode_steps_left = steps if decodes_wait else 0
         return plan.batch_to_run, plan.running_batch
 
     def _next_chunk(self) -> Chunk:
-        """Of the request in mid-prefill, or of the first that waits."""
+        """Choose the next chunk of the request in mid-prefill, or of the first that waits."""
         chunked = self._scheduler.chunked_req
         if chunked is not None:
             return self.pacer.next_chunk(
@@ -144,7 +157,10 @@ class LocalStep:
         return self.pacer.next_chunk(max(1, len(first.origin_input_ids) - cached), cached)
 
     def _agreed(self, chunk: Chunk) -> Chunk:
-        """The first rank's choice: each has taken its own times, and all must run the same step."""
+        """Take the first rank's chunk on every rank.
+
+        Each rank measures its own times, but all of them must run the same step.
+        """
         scheduler = self._scheduler
         if scheduler.server_args.tp_size == 1:
             return chunk
@@ -156,11 +172,11 @@ class LocalStep:
         return first
 
     def _fits(self, tokens: int, decodes: int) -> bool:
-        """Whether the next chunk has KV now, and the tokens of decodes in the same forward.
+        """Whether KV is free for the next chunk and for the decodes in the same forward.
 
-        The KV of a request in mid-prefill was there when it was admitted, but decode steps
-        between its chunks take more than the share that admission expects of them; and upstream
-        ends the process if the allocation of a chunk fails (mem_cache/allocation.py:169).
+        The KV of a request in mid-prefill was free when it was admitted. Decode steps between its
+        chunks take more than the share that admission expects of them. Upstream ends the process
+        if the allocation of a chunk fails (mem_cache/allocation.py:169).
         """
         scheduler = self._scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size()
@@ -170,15 +186,15 @@ class LocalStep:
         elif decodes:
             tokens = min(tokens, self._queue.append_tokens())
         else:
-            return True  # upstream's admission looks after it
+            return True  # upstream's admission checks it
         return bool(free >= tokens + (1 + decodes) * scheduler.page_size)
 
     def give_way(self, running_batch: Any) -> None:
-        """Take its KV from the request in mid-prefill if decodes have no room for a step.
+        """Free the KV of the request in mid-prefill if decodes have no room for a step.
 
-        Upstream would retract decodes, and abort the last one. What is computed stays in the
-        radix cache until someone needs the room; the request waits again, ahead of newer ones.
-        Where forwards overlap, the result of its last chunk is still to come, and is left out
+        Upstream would retract decodes, and abort the last one. The KV that was computed stays in
+        the radix cache until it is evicted; the request waits again, ahead of newer ones.
+        Where forwards overlap, the result of its last chunk is still to come. Upstream ignores it
         like that of any retracted request (batch_result_processor.py:337).
         """
         scheduler = self._scheduler
@@ -224,7 +240,7 @@ class LocalStep:
 
     @contextmanager
     def _prefill_scheduled_by_upstream(self, chunk_tokens: int) -> Iterator[None]:
-        """Let upstream's prefill scheduling read our queue, with our chunk.
+        """Point upstream's prefill scheduling at the local queue and the chosen chunk.
 
         Preemption is off meanwhile: it would requeue a running request as a new one.
         """
@@ -246,9 +262,9 @@ class LocalStep:
 
     @contextmanager
     def chunk_set_aside(self) -> Iterator[None]:
-        """Let upstream's decode step run while a local request is in mid-prefill.
+        """Hide the request in mid-prefill from upstream's decode step.
 
-        Upstream asserts there is no such request; and it must keep one slot free for it.
+        Upstream asserts that there is no such request. One running slot is kept free for it.
         """
         scheduler = self._scheduler
         chunked = scheduler.chunked_req

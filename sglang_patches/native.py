@@ -1,8 +1,8 @@
-"""For an SGLang that takes local prefills itself (draft PR sgl-project/sglang#34773).
+"""Hooks for an SGLang that takes local prefills itself (draft PR sgl-project/sglang#34773).
 
-Such an engine has a request field ``do_local_prefill``. Then none of our scheduling hooks is
-applied: a marked request is given that field, and the server goes on telling routers what it
-is. The precondition ``min_cached_tokens`` is not the engine's: it is not checked there.
+The requests of such an engine have a field ``do_local_prefill``. Then none of the scheduling hooks
+is applied: a marked request gets that field, and the server still describes itself to routers.
+The engine does not check the precondition ``min_cached_tokens``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import uuid
 from typing import Any
 
 from ppd import __version__
-from ppd.contract import LOCAL_MARKER, Role, is_marked
+from ppd.contract import DESCRIPTION_VERSION, LOCAL_MARKER, Role, WorkerDescription, is_marked
 from sglang_patches.http_hooks import HTTP_HOOKS
-from sglang_patches.targets import Hook
+from sglang_patches.targets import REPOSITORY, Hook
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_READ_AGAINST = ("draft PR #34773",)
+_PULL_REQUEST = f"{REPOSITORY}/pull/34773"
 
 
 def engine_takes_local_prefills() -> bool:
+    """Whether the requests of the installed SGLang have the field ``do_local_prefill``."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 
     kinds = TokenizedGenerateReqInput.__mro__
@@ -26,51 +29,64 @@ def engine_takes_local_prefills() -> bool:
 
 
 def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Give the scheduler process its random name."""
     self.ppd_boot_id = uuid.uuid4().hex
 
 
 def handle_generate_request(
     original: Any, self: Any, recv_req: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    """Set the engine's own field on a marked request."""
     if is_marked(recv_req.sampling_params.custom_params):
         setattr(recv_req, LOCAL_MARKER, True)
     return original(self, recv_req, *args, **kwargs)
 
 
 def get_internal_state(result: Any, self: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Add the worker's description to the internal state."""
     used, _share = self.pool_stats_observer.get_pool_stats().get_kv_token_stats()
-    result.internal_state["ppd"] = {
-        "version": __version__,
-        "local_prefill": self.disaggregation_mode.value == Role.DECODE,
-        "native": True,
-        "vocab_size": self.model_config.vocab_size,
-        "boot_id": self.ppd_boot_id,
-        "running": len(self.running_batch.reqs),
-        "waiting": 0,
-        "append_tokens": 0,
-        "kv_used_tokens": used,
-        "kv_total_tokens": self.max_total_num_tokens,
-        "decode_step_ms": None,
-    }
+    result.internal_state["ppd"] = WorkerDescription(
+        version=DESCRIPTION_VERSION,
+        plugin_version=__version__,
+        boot_id=self.ppd_boot_id,
+        local_prefill=bool(self.disaggregation_mode.value == Role.DECODE),
+        native=True,
+        vocab_size=self.model_config.vocab_size,
+        running=len(self.running_batch.reqs),
+        kv_used_tokens=used,
+        kv_total_tokens=self.max_total_num_tokens,
+    ).to_json_object()
     return result
 
 
-# Any parameters will do: they are passed on as they come.
+# The hooks pass on any parameters, so they do not check them.
 HOOKS: tuple[Hook, ...] = (
-    Hook(f"{_SCHEDULER}.__init__", None, "after", init_scheduler, "a name for this process"),
     Hook(
-        f"{_SCHEDULER}.handle_generate_request",
-        None,
-        "around",
-        handle_generate_request,
-        "the wire contract's marker becomes the engine's own field",
+        target=f"{_SCHEDULER}.__init__",
+        parameters=None,
+        kind="after",
+        function=init_scheduler,
+        reason="give the process a name by which routers recognise a restart",
+        read_against=_READ_AGAINST,
+        upstream=_PULL_REQUEST,
     ),
     Hook(
-        f"{_SCHEDULER}.get_internal_state",
-        None,
-        "after",
-        get_internal_state,
-        "the router's handshake",
+        target=f"{_SCHEDULER}.handle_generate_request",
+        parameters=None,
+        kind="around",
+        function=handle_generate_request,
+        reason="the wire contract's marker becomes the engine's own field",
+        read_against=_READ_AGAINST,
+        upstream=_PULL_REQUEST,
+    ),
+    Hook(
+        target=f"{_SCHEDULER}.get_internal_state",
+        parameters=None,
+        kind="after",
+        function=get_internal_state,
+        reason="the worker describes itself in /server_info for the router's handshake",
+        read_against=_READ_AGAINST,
+        upstream=_PULL_REQUEST,
     ),
     *HTTP_HOOKS,
 )

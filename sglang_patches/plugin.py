@@ -1,4 +1,4 @@
-"""The plugin of one scheduler: its parts, put together, and what they tell together."""
+"""The plugin of one scheduler: its parts, and the description they make together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ppd import __version__
-from ppd.contract import Role
+from ppd.contract import DESCRIPTION_VERSION, Role, WorkerDescription
 from ppd.marks import unusual
 from ppd.pacing import Pacer
 from sglang_patches.local_queue import LocalQueue
@@ -18,11 +18,11 @@ from sglang_patches.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What hangs on a scheduler as ``scheduler.ppd``.
+    """The parts of the plugin, attached to a scheduler as ``scheduler.ppd``.
 
     Attributes:
-        boot_id: names this process: a router tells a restart from a pause by it.
-        special_tokens: of the model, those of which a router would not think by itself.
+        boot_id: random name of this process, by which a router recognises a restart.
+        special_tokens: the model's special tokens of unusual form (``ppd.marks.unusual``).
     """
 
     scheduler: Any
@@ -34,11 +34,15 @@ class Plugin:
 
     @property
     def takes_appends(self) -> bool:
+        """Whether the server takes local append-prefills, as every decode server does."""
         return bool(self.scheduler.disaggregation_mode.value == Role.DECODE)
 
     @property
     def running(self) -> int:
-        """Requests that decode; those in a mixed batch are not in the running one meanwhile."""
+        """The number of requests that decode.
+
+        Requests in a mixed batch are not in the running batch meanwhile.
+        """
         scheduler = self.scheduler
         last = scheduler.last_batch
         mixed = (last.decoding_reqs or ()) if last and last.forward_mode.is_extend() else ()
@@ -46,11 +50,11 @@ class Plugin:
 
     @property
     def kv_token_bytes(self) -> int | None:
-        """Of one token's KV, as a transfer brings it to all ranks of this decode server.
+        """Bytes of one token's KV in a transfer, over all ranks of this decode server.
 
-        What is registered for transfers (``KVArgs.kv_item_lens``: bytes of a page in each buffer of
-        this rank), not a formula: that would have to know every attention there is. None where it
-        is not told: no decode server, or layers spread over pipeline stages.
+        Taken from the buffers that are registered for transfers (``KVArgs.kv_item_lens``: bytes of
+        a page in each buffer of this rank): a formula would need a case for every attention.
+        None for a server that is no decode server, or whose layers are spread over pipeline stages.
         """
         scheduler, args = self.scheduler, self.scheduler.server_args
         if not self.takes_appends or args.pp_size > 1:
@@ -59,31 +63,32 @@ class Plugin:
         ranks = args.tp_size // (args.dp_size if args.enable_dp_attention else 1)
         return int(sum(registered.kv_item_lens) // registered.page_size * ranks)
 
-    def state(self) -> dict[str, Any]:
-        """For ``/server_info`` and the heartbeat; ``docs/REFERENCE.md`` says what stands here."""
+    def description(self) -> WorkerDescription:
+        """The worker's description for ``/server_info`` and the heartbeat."""
         scheduler, pacer = self.scheduler, self.step.pacer
         used, _share = scheduler.pool_stats_observer.get_pool_stats().get_kv_token_stats()
-        return {
-            "version": __version__,
-            "local_prefill": self.takes_appends,
-            "vocab_size": scheduler.model_config.vocab_size,
-            "boot_id": self.boot_id,
-            "flushes": self.queue.flushes,
-            "running": self.running,
-            "waiting": len(self.queue.requests),
-            "append_tokens": self.queue.append_tokens(),
-            "prefilling": 0 if scheduler.chunked_req is None else 1,
-            "kv_used_tokens": used,
-            "kv_total_tokens": scheduler.max_total_num_tokens,
-            "kv_token_bytes": self.kv_token_bytes,
-            "special_tokens": self.special_tokens,
-            "decode_step_ms": None if pacer.decode_ms is None else round(pacer.decode_ms, 3),
-            **self.telemetry.state(),
-        }
+        return WorkerDescription(
+            version=DESCRIPTION_VERSION,
+            plugin_version=__version__,
+            boot_id=self.boot_id,
+            local_prefill=self.takes_appends,
+            vocab_size=scheduler.model_config.vocab_size,
+            flushes=self.queue.flushes,
+            kv_token_bytes=self.kv_token_bytes,
+            special_tokens=self.special_tokens,
+            running=self.running,
+            waiting=len(self.queue.requests),
+            append_tokens=self.queue.append_tokens(),
+            kv_used_tokens=used,
+            kv_total_tokens=scheduler.max_total_num_tokens,
+            decode_step_ms=None if pacer.decode_ms is None else round(pacer.decode_ms, 3),
+            prefilling=0 if scheduler.chunked_req is None else 1,
+            **self.telemetry.counters(),
+        )
 
 
 def attach(scheduler: Any, settings: Settings) -> Plugin:
-    """Give ``scheduler`` its plugin."""
+    """Build the plugin of ``scheduler`` and attach it."""
     metrics = scheduler.metrics_collector if scheduler.metrics_reporter.enable_metrics else None
     telemetry = Telemetry(None if metrics is None else metrics.labels)
     queue = LocalQueue(scheduler, settings.max_append_tokens, telemetry)
@@ -103,10 +108,10 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
         _special_tokens(scheduler.tokenizer),
     )
     scheduler.ppd = plugin
-    # PrefillAdder knows the cache but not the scheduler.
+    # PrefillAdder has a reference to the cache but none to the scheduler.
     scheduler.tree_cache.ppd = plugin
     if plugin.takes_appends:
-        # /v1/loads counts the local queue as waiting, too.
+        # /v1/loads counts the requests of the local queue as waiting, too.
         scheduler.load_inquirer = replace(
             scheduler.load_inquirer,
             get_waiting_queue=lambda: [*scheduler.waiting_queue, *queue.requests],
@@ -115,6 +120,6 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
 
 
 def _special_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """None are known of a server without tokenizer, or with one that is not Hugging Face's."""
+    """The special tokens of unusual form; none without a tokenizer of Hugging Face's kind."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return unusual(token.content for token in added.values() if token.special)

@@ -34,12 +34,13 @@ class Settings:
     """Options of an enabled plugin; all other sizes come from SGLang's own flags.
 
     Attributes:
-        max_append_tokens: uncached tokens of local requests that wait or prefill at a time. A
-            router reserves less for itself; this holds whatever routers there are.
-        tpot_target_ms: TPOT that running decodes shall keep beside local prefill.
+        max_append_tokens: uncached tokens of local requests that may wait or be in prefill at a
+            time. A router has a smaller budget of its own; this one holds for all routers.
+        tpot_target_ms: the TPOT to keep for running decodes beside local prefill.
         append_chunk: tokens of each chunk beside running decodes, in place of a target.
         routers: base URLs of the routers to announce this worker to.
-        advertise_url: where routers reach this worker; else from ``--host`` and ``--port``.
+        advertise_url: base URL under which routers reach this worker; by default it is derived
+            from ``--host`` and ``--port``.
         worker_token: the routers' shared secret for announcements.
     """
 
@@ -52,7 +53,7 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings | None:
-    """The options; None if the plugin shall change nothing.
+    """Read the options from the environment; None if the plugin is not enabled.
 
     Raises:
         ConfigError: an option is malformed, or a ``PPD_*`` name is unknown.
@@ -111,9 +112,9 @@ def _base_url(name: str, text: str) -> str:
     url = text.strip().rstrip("/")
     try:
         parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port
     except ValueError:
-        sound = False
-    if not sound or parts.path or parts.query or parts.fragment or parts.username:
+        valid = False
+    if not valid or parts.path or parts.query or parts.fragment or parts.username:
         raise ConfigError(f"{name} must be http://HOST:PORT, got {text!r}")
     return url

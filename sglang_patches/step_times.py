@@ -1,7 +1,7 @@
-"""What scheduling steps take, told to the pacer and the telemetry.
+"""Measures the duration of scheduling steps and passes it to the pacer and the telemetry.
 
-What a step took is known when the next one is scheduled, or the one after that where forwards
-overlap with scheduling.
+The duration of a step is known when the next one is scheduled. Where forwards overlap with
+scheduling, it is known one step later.
 
 Engine objects (request, batch) are SGLang's and untyped here.
 """
@@ -21,14 +21,14 @@ from sglang_patches.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one scheduler step runs.
+    """The work of one scheduler step.
 
     Attributes:
-        tokens: to prefill; 0: decodes alone.
-        context: tokens before each of them, on average.
-        mixed: decodes are in the same forward.
-        decodes_wait: for it to end, if not mixed.
-        completes: requests whose prefill ends with it.
+        tokens: tokens that are prefilled; 0 for a step of decodes alone.
+        context: mean number of tokens that each of them attends to.
+        mixed: whether decodes run in the same forward.
+        decodes_wait: whether running decodes wait for the step to end.
+        completes: requests whose prefill ends with the step.
     """
 
     tokens: int = 0
@@ -42,9 +42,13 @@ _DECODES_ALONE = _Step()
 
 
 class StepTimes:
-    """
+    """Measures steps, from the calls that the scheduler makes as it schedules them.
+
     Args:
-        lag: forwards that may still run when a step is scheduled.
+        queue: the local requests that wait.
+        pacer: receives the durations of decode steps and chunks.
+        telemetry: receives chunks, decode gaps and completed prefills.
+        lag: number of forwards that may still run when a step is scheduled.
     """
 
     def __init__(self, queue: LocalQueue, pacer: Pacer, telemetry: Telemetry, lag: int) -> None:
@@ -53,10 +57,10 @@ class StepTimes:
         self._telemetry = telemetry
         self._steps: deque[_Step] = deque(maxlen=1 + lag)  # without a pause between them
         self._entered_s = 0.0
-        self._gap_ms = 0.0  # since the last token of decodes that wait
+        self._gap_ms = 0.0  # since the last token of the decodes that wait
 
     def begin(self) -> None:
-        """A step is about to be scheduled: an earlier one has ended."""
+        """Record that a step is about to be scheduled, so that an earlier one has ended."""
         now_s = time.perf_counter()
         if len(self._steps) == self._steps.maxlen:
             self._ended(self._steps[0], 1e3 * (now_s - self._entered_s))
@@ -64,18 +68,24 @@ class StepTimes:
         self._entered_s = now_s
 
     def interrupted(self) -> None:
-        """Nothing runs now, and the time until the next step is no step's."""
+        """Record that no batch runs; the time until the next step belongs to no step."""
         for step in self._steps:
             self._complete(step, self._entered_s)
         self._steps.clear()
         self._gap_ms = 0.0
 
     def decodes(self) -> None:
-        """Decodes run now, and nothing else."""
+        """Record that a step of decodes alone runs."""
         self._steps.append(_DECODES_ALONE)
 
     def prefills(self, batch: Any, running_batch: Any, unfinished: Any) -> None:
-        """``batch`` runs now; the prefill of ``unfinished`` does not end with it."""
+        """Record that the prefill ``batch`` runs.
+
+        Args:
+            batch: SGLang's batch; decodes may be mixed in.
+            running_batch: the decodes that wait, if they are not mixed in.
+            unfinished: the request whose prefill does not end with this batch, or None.
+        """
         mixed = len(batch.decoding_reqs or ())
         requests = batch.reqs[: len(batch.reqs) - mixed]
         ends = [engine().extend_end(req) for req in requests]

@@ -1,4 +1,4 @@
-"""Checks hook targets against the SGLang that is installed, then registers hooks: all or none."""
+"""Hooks on SGLang: the check of their targets, and their registration (all hooks or none)."""
 
 from __future__ import annotations
 
@@ -6,33 +6,41 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ppd.errors import ConfigError
 from sglang_patches.engines import VERSIONS
 
+REPOSITORY = "https://github.com/sgl-project/sglang"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """One change to SGLang.
+    """One change to a function of SGLang.
 
     Attributes:
-        target: dotted path of the function, as HookRegistry wants it.
-        parameters: its parameters in those versions, as ``parameter_names`` gives them; None if
-            the hook passes on whatever they are.
-        kind: "around" or "after" (HookType's values).
-        function: our side.
+        target: dotted path of the function, as HookRegistry expects it.
+        parameters: the function's parameters in the versions of ``read_against``, as
+            ``parameter_names`` returns them; None if the hook passes on any parameters.
+        kind: HookType's value. An "around" hook gets the original function first, an "after" hook
+            gets its result first.
+        function: the function of this package that is registered.
         reason: why the change is needed.
+        read_against: the SGLang versions whose source the hook was written against.
+        upstream: link to the target's source in the first of these versions, or to the pull
+            request that the hook was written for.
     """
 
     target: str
     parameters: str | None
-    kind: str
+    kind: Literal["around", "after"]
     function: Callable[..., Any]
     reason: str
+    read_against: tuple[str, ...]
+    upstream: str
 
     def problem(self) -> str | None:
-        """What is wrong with the target in the installed SGLang, or None."""
+        """What is wrong with the target in the installed SGLang; None if nothing is."""
         try:
             target = pkgutil.resolve_name(self.target)
         except (ImportError, AttributeError) as error:
@@ -43,8 +51,18 @@ class Hook:
         return None
 
 
+def source_link(path: str, line: int) -> str:
+    """The link to a line of SGLang 0.5.21's source.
+
+    Args:
+        path: the file, relative to ``python/sglang/srt``.
+        line: its line, from 1.
+    """
+    return f"{REPOSITORY}/blob/v0.5.21/python/sglang/srt/{path}#L{line}"
+
+
 def parameter_names(function: Callable[..., Any]) -> str:
-    """``function``'s parameters as they are written in its head, names and markers only."""
+    """The parameters of ``function`` as its source writes them: names and markers only."""
     parameters = inspect.signature(function).parameters.values()
     names = [str(p.replace(annotation=p.empty, default=p.empty)) for p in parameters]
     for i, parameter in enumerate(parameters):
@@ -59,7 +77,8 @@ def register_all(hooks: Sequence[Hook]) -> None:
     """Register ``hooks`` with SGLang, which applies them once all plugins have run.
 
     Raises:
-        ConfigError: naming every target that does not fit; then nothing is registered.
+        ConfigError: a target does not fit. The message names every such target, and no hook is
+            registered.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.version import __version__ as installed
@@ -75,14 +94,14 @@ def register_all(hooks: Sequence[Hook]) -> None:
 
 
 def check_applied(hooks: Sequence[Hook]) -> None:
-    """Make sure that SGLang, which only logs a hook that failed, applied all of them.
+    """Check that SGLang applied every hook; by itself it only logs a hook that failed.
 
     Raises:
-        ConfigError: naming the targets that were left as they were.
+        ConfigError: a hook was not applied. The message names the targets.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    # The registry's own account: ``__wrapped__`` stands on upstream's decorated functions too.
+    # The registry's own record: ``__wrapped__`` stands on upstream's decorated functions too.
     left = [hook.target for hook in hooks if hook.target not in HookRegistry._patched]
     if left:
         raise ConfigError(f"SGLang did not apply the hooks on {', '.join(left)}")

@@ -1,7 +1,7 @@
-"""What the plugin tells: counters in ``/server_info``, SGLang's ``/metrics``, one line a turn.
+"""The plugin's telemetry: counters in ``/server_info``, metrics, one log line a local prefill.
 
-Knows nothing of queues and steps; they say what happened. The metrics are registered in the
-scheduler process, whose values SGLang's own ``/metrics`` endpoint collects (``--enable-metrics``).
+The queue and the step report events here. The metrics are registered in the scheduler process;
+SGLang's own ``/metrics`` endpoint collects their values (``--enable-metrics``).
 """
 
 from __future__ import annotations
@@ -19,22 +19,27 @@ _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
-class Outcome(StrEnum):
-    """What became of a request for a local prefill; each has exactly one."""
+class LocalPrefillOutcome(StrEnum):
+    """How a request for a local prefill ended; each request has exactly one outcome."""
 
     PREFILLED = "prefilled"
-    TOO_FEW_CACHED_TOKENS = "too_few_cached_tokens"  # on arrival
-    EVICTED_WHILE_WAITING = "evicted_while_waiting"  # the same, when its turn came
+    TOO_FEW_CACHED_TOKENS = "too_few_cached_tokens"  # refused on arrival
+    EVICTED_WHILE_WAITING = "evicted_while_waiting"  # refused when its turn came
     TOO_MANY_TOKENS = "too_many_tokens"
     MALFORMED_TERMS = "malformed_terms"
-    ABORTED = "aborted"  # waiting or between two chunks
+    ABORTED = "aborted"  # while it waited or between two chunks
 
 
 @dataclass(slots=True)
 class Progress:
-    """One local prefill under way; times are ``time.perf_counter`` seconds.
+    """The progress of one local prefill.
 
-    ``uncached_tokens`` as matched on arrival.
+    Attributes:
+        arrived_s: when the request was queued, in ``time.perf_counter`` seconds.
+        cached_tokens: prompt tokens that were cached on arrival.
+        uncached_tokens: prompt tokens that were not.
+        started_s: when its first chunk was scheduled; None before that.
+        chunks: chunks scheduled so far.
     """
 
     arrived_s: float
@@ -45,20 +50,20 @@ class Progress:
 
 
 class _Metrics:
-    """Prometheus' side; made only where SGLang collects metrics."""
+    """The plugin's Prometheus metrics; created only where SGLang collects metrics."""
 
     def __init__(self, labels: Mapping[str, Any]) -> None:
-        # Not before: SGLang sets PROMETHEUS_MULTIPROC_DIR first.
+        # Imported late: SGLang sets PROMETHEUS_MULTIPROC_DIR first.
         from prometheus_client import Counter as PromCounter
         from prometheus_client import Gauge, Histogram
 
         names, values = list(labels), list(labels.values())
 
-        def histogram(name: str, told: str, buckets: tuple[float, ...]) -> Any:
-            return Histogram(name, told, names, buckets=buckets).labels(*values)
+        def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(name, help_text, names, buckets=buckets).labels(*values)
 
-        def gauge(name: str, told: str) -> Any:
-            return Gauge(name, told, names, multiprocess_mode="mostrecent").labels(*values)
+        def gauge(name: str, help_text: str) -> Any:
+            return Gauge(name, help_text, names, multiprocess_mode="mostrecent").labels(*values)
 
         self._values = values
         self._prefills = PromCounter(
@@ -66,7 +71,7 @@ class _Metrics:
             "Requests for a local append-prefill, by what became of them",
             [*names, "outcome"],
         )
-        for outcome in Outcome:
+        for outcome in LocalPrefillOutcome:
             self._prefills.labels(*values, outcome)
         self.requeued = PromCounter(
             "ppd_engine_requeued",
@@ -98,35 +103,39 @@ class _Metrics:
             "ppd_engine_decode_step_seconds", "A decode step without prefill, moving average"
         )
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: LocalPrefillOutcome) -> None:
         self._prefills.labels(*self._values, outcome).inc()
 
 
 class Telemetry:
-    """
+    """Counts the events of local prefills and exports them.
+
     Args:
-        labels: of SGLang's own metrics; None where it collects none.
+        labels: the labels of SGLang's own metrics; None where SGLang collects none.
     """
 
     def __init__(self, labels: Mapping[str, Any] | None) -> None:
         self._metrics = None if labels is None else _Metrics(labels)
-        self._outcomes: Counter[Outcome] = Counter()
+        self._outcomes: Counter[LocalPrefillOutcome] = Counter()
         self._accepted = self._requeued = self._chunks = 0
         self._cached_tokens = self._uncached_tokens = 0
         self._longest_gap_ms = 0.0
 
     def accepted(self, progress: Progress) -> None:
+        """Record that a local request was queued."""
         self._accepted += 1
         self._cached_tokens += progress.cached_tokens
         self._uncached_tokens += progress.uncached_tokens
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: LocalPrefillOutcome) -> None:
+        """Record how a request for a local prefill ended."""
         self._outcomes[outcome] += 1
         if self._metrics:
             self._metrics.ended(outcome)
 
     def prefilled(self, rid: str, progress: Progress, now_s: float) -> None:
-        assert progress.started_s is not None, "what was never launched cannot end"
+        """Record that the local prefill of request ``rid`` was completed."""
+        assert progress.started_s is not None, "a prefill that was never launched cannot end"
         queued_s = progress.started_s - progress.arrived_s
         prefill_s = now_s - progress.started_s
         logger.info(
@@ -138,38 +147,43 @@ class Telemetry:
             1e3 * queued_s,
             1e3 * prefill_s,
         )
-        self.ended(Outcome.PREFILLED)
+        self.ended(LocalPrefillOutcome.PREFILLED)
         if self._metrics:
             self._metrics.uncached_tokens.observe(progress.uncached_tokens)
             self._metrics.queue_seconds.observe(queued_s)
             self._metrics.prefill_seconds.observe(prefill_s)
 
     def requeued(self) -> None:
+        """Record that a request lost its KV and was queued again."""
         self._requeued += 1
         if self._metrics:
             self._metrics.requeued.inc()
 
     def chunk(self, tokens: int) -> None:
+        """Record a chunk of local prefill."""
         self._chunks += 1
         if self._metrics:
             self._metrics.chunk_tokens.observe(tokens)
 
     def decode_gap(self, ms: float) -> None:
+        """Record the time between two tokens of running decodes across a chunk."""
         self._longest_gap_ms = max(self._longest_gap_ms, ms)
         if self._metrics:
             self._metrics.decode_gap_seconds.observe(ms / 1e3)
 
     def load(self, waiting: int, append_tokens: int, decode_ms: float | None) -> None:
+        """Export the load of the local queue and the time of a decode step."""
         if self._metrics:
             self._metrics.waiting.set(waiting)
             self._metrics.append_tokens.set(append_tokens)
             if decode_ms is not None:
                 self._metrics.decode_step_seconds.set(decode_ms / 1e3)
 
-    def state(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
+        """The counters, named as the fields of ``ppd.contract.WorkerDescription``."""
         return {
             "accepted": self._accepted,
-            **{outcome.value: self._outcomes[outcome] for outcome in Outcome},
+            **{outcome.value: self._outcomes[outcome] for outcome in LocalPrefillOutcome},
             "requeued": self._requeued,
             "chunks": self._chunks,
             "cached_tokens": self._cached_tokens,

@@ -1,9 +1,8 @@
-"""``ppd-worker``: starts ``sglang.launch_server`` with the flags its role needs.
+"""``ppd-worker``: starts ``sglang.launch_server`` with the flags that its role needs.
 
-Owns the choice of flags and environment, nothing else: the process *becomes* the
-server (``exec``), so signals, exit code and the care for children are SGLang's own.
-Every flag it does not know is passed through, and a flag given by the caller
-replaces the one this module would add.
+It owns only the choice of flags and environment. The process *becomes* the server (``exec``), so
+signals, the exit code and the supervision of children are SGLang's own. Every flag that is not
+its own is passed through. A flag of the caller replaces the one that this module would add.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from sglang_patches.settings import read_settings
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to run: ``argv`` for ``exec``, and the variables to add to the environment."""
+    """A command to run: ``argv`` for ``exec``, and the variables to add to the environment."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -41,7 +40,7 @@ _OPTIONS = {
         settings.TPOT_TARGET_MS,
         "MS",
         "decode: TPOT that running decodes keep beside local prefill "
-        "(default: at most a quarter longer than without)",
+        "(default: at most 1.5 times the TPOT without local prefill)",
     ),
     "--ppd-append-chunk": (
         settings.APPEND_CHUNK,
@@ -61,7 +60,7 @@ _OPTIONS = {
     "--ppd-advertise-url": (
         settings.ADVERTISE_URL,
         "URL",
-        "where routers reach this worker (default: from --host and --port)",
+        "base URL under which routers reach this worker (default: from --host and --port)",
     ),
 }
 
@@ -79,15 +78,16 @@ def plan_launch(
     plain: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Launch:
-    """The server's command for ``role``.
+    """Choose the command and the environment of a server.
 
     Args:
+        role: the role of the worker.
         passed: SGLang flags from the caller, in SGLang's own spelling.
         cpu: run on a machine without GPU.
         environment: the caller's variables, which win over the ones added here.
-        float32: the model's weights are; SGLang's ``--dtype auto`` would halve them.
-        alternate: chunks run between decode steps.
-        plain: without the plugin; a decode worker keeps no KV between turns.
+        float32: whether the model's weights are float32, which ``--dtype auto`` would halve.
+        alternate: run chunks between decode steps, not in them.
+        plain: run without the plugin; a decode worker keeps no KV between turns.
         options: variables of the plugin, which win over the caller's.
     """
     flags: dict[str, str | None] = {"--enable-cache-report": None}
@@ -109,7 +109,7 @@ def plan_launch(
         flags["--disaggregation-decode-retraction-backup"] = "cpu_tensor"
     elif role is Role.DECODE:
         flags["--disaggregation-decode-enable-radix-cache"] = None
-        # A chunk when nothing decodes; what arrives meanwhile waits for its end.
+        # The size of a chunk when nothing decodes; new requests wait for its end.
         flags["--chunked-prefill-size"] = "512" if cpu else "2048"
         if not alternate:
             flags["--enable-mixed-chunk"] = None  # chunks run in the forwards of running decodes
@@ -124,7 +124,7 @@ def plan_launch(
             "--sleep-on-idle": None,
         }
         if role is Role.PREFILL:
-            # On a CPU a forward blocks the scheduler: with overlap, a finished prompt would wait
+            # On a CPU a forward blocks the scheduler. With overlap, a finished prompt would wait
             # for the next prompt's forward before it is sent.
             flags["--disable-overlap-schedule"] = None
         added["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -149,12 +149,12 @@ def plan_launch(
 
 
 def _is_float32(model_path: str) -> bool:
-    """Whether a local model says its weights are float32; False for one still to be fetched."""
+    """Whether the weights of a local model are float32; False for one not downloaded yet."""
     config = Path(model_path) / "config.json"
     try:
         fields = json.loads(config.read_text())
     except (OSError, ValueError):
-        return False  # SGLang will read it too, and say what is wrong with it
+        return False  # SGLang reads the file too, and reports what is wrong with it
     return "float32" in (fields.get("dtype"), fields.get("torch_dtype"))
 
 
@@ -171,6 +171,7 @@ def _has_gpu() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the ``ppd-worker`` command: parse its arguments and become the server."""
     parser = argparse.ArgumentParser(
         prog="ppd-worker",
         description="Start an SGLang worker for a PPD cluster. Flags not listed here go to "
@@ -192,8 +193,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "keeps no KV between turns",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
-    for flag, (variable, metavar, told) in _OPTIONS.items():
-        parser.add_argument(flag, dest=variable, metavar=metavar, help=told)
+    for flag, (variable, metavar, help_text) in _OPTIONS.items():
+        parser.add_argument(flag, dest=variable, metavar=metavar, help=help_text)
     options, passed = parser.parse_known_args(argv)
 
     cpu = "--device=cpu" in passed or (

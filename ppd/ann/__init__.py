@@ -1,1 +1,4 @@
-"""Vector search one graph step at a time: arrays in, arrays out. Needs the ``pool`` extra."""
+"""Vector search one graph step at a time: arrays in, arrays out.
+
+It needs the ``pool`` extra.
+"""

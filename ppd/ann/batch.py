@@ -1,4 +1,4 @@
-"""Many searches of one kind at once: the plain call, without stages or deadlines."""
+"""Batch search: many queries in one call, without stages or deadlines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from . import process
 from .lanes import CpuLaneSet, Target
 from .space import Rows
 
-LANES = 8  # in lockstep: while one row is on its way from memory, another one is measured
+LANES = 8  # in lockstep: while one row is loaded from memory, another one is measured
 
 
 class Searcher:
-    """Lanes that are kept from call to call. Not for two callers at once.
+    """A batch search whose lanes are kept from call to call; not thread-safe.
 
     Args:
-        itopk: the widest search.
+        target: the snapshot to search.
+        itopk: the largest itopk of a search.
+        lanes: lanes per thread.
+        threads: number of threads.
     """
 
     def __init__(self, target: Target, itopk: int, *, lanes: int = LANES, threads: int = 1) -> None:
@@ -31,9 +34,12 @@ class Searcher:
     def search(
         self, queries: Rows, limit: int, itopk: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """
+        """Find the nearest rows of each query.
+
         Args:
-            queries: (n, dimensions), as users know them.
+            queries: (n, dimensions), in the users' space.
+            limit: rows to find per query.
+            itopk: nodes that a search keeps; at least ``limit``.
 
         Returns:
             Squared distances and nodes, (n, limit); infinity and -1 where there are fewer.
@@ -54,11 +60,12 @@ class Searcher:
         return near, nodes
 
     def close(self) -> None:
+        """Stop the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 
     def _begin(self) -> None:
-        """In each thread of the pool."""
+        """Pin a new thread of the pool to a core of its own, if there are enough cores."""
         if (core := next(self._cores, None)) is not None:
             process.stay_on(core)
 
@@ -83,7 +90,7 @@ def search(
     lanes: int = LANES,
     threads: int = 1,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """``Searcher.search``, once."""
+    """Find the nearest rows of each query in one call of ``Searcher.search``."""
     searcher = Searcher(target, itopk, lanes=lanes, threads=threads)
     try:
         return searcher.search(queries, limit, itopk)

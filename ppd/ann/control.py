@@ -1,7 +1,7 @@
-"""Moves the reservation and the flush timeout to where neither prefill nor decode suffers more.
+"""The control loop of the pool: balances searches of prefill and decode.
 
-A feedback loop after Trinity's (section 3.3). Knows no clock: it is told what the last interval
-looked like, and answers with the controls of the next.
+It adjusts the reservation and the flush timeout by feedback, after Trinity (section 3.3). It has
+no clock: the feedback of the last interval is passed in, and the next controls come out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .schedule import MAX_RESERVED, Controls
 
 _GAIN = 0.15  # of the reservation, for each unit of pressure
 _FLUSH_GAIN = 0.5  # of the timeout's logarithm
-_MAX_PRESSURE = 1.0  # in one interval
+_MAX_PRESSURE = 1.0  # per interval
 _DEAD_BAND = 0.1
 
 
 class Move(StrEnum):
-    """Why the controls are as they are."""
+    """The reason of an adjustment of the controls."""
 
     PREFILL_WAITS = "prefill_waits"
     DECODE_STALLS = "decode_stalls"
@@ -29,11 +29,11 @@ class Move(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What an interval looked like.
+    """The measurements of one interval.
 
     Attributes:
-        kv_link_use: share of the KV link that is used, 0 to 1.
-        prefill_wait_p95_ms: of searches for prefill, from arrival to answer.
+        kv_link_use: share of the KV link's bandwidth in use, 0 to 1.
+        prefill_wait_p95_ms: 95th percentile of the latency of prefill searches.
         decode_stall: share of decode time that is spent waiting for searches, 0 to 1.
     """
 
@@ -44,10 +44,16 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Aims:
-    """What is held to be enough.
+    """The targets of the control loop, and the bounds of the controls.
 
     Attributes:
-        link_busy: a KV link used more than that gains nothing from faster prefills.
+        prefill_wait_p95_ms: target of the latency of prefill searches.
+        decode_stall: target of the share of decode time spent waiting.
+        link_busy: above this use of the KV link, faster prefills gain nothing.
+        min_reserved: smallest reservation.
+        max_reserved: largest reservation.
+        min_flush_s: shortest flush timeout.
+        max_flush_s: longest flush timeout.
     """
 
     prefill_wait_p95_ms: float = 5.0
@@ -60,17 +66,24 @@ class Aims:
 
 
 class ControlLoop:
+    """Adjusts the controls after each interval.
+
+    Attributes:
+        aims: the targets and bounds.
+        controls: the controls of the next interval.
+    """
+
     def __init__(self, aims: Aims, controls: Controls) -> None:
         self.aims = aims
         self.controls = controls
 
     def step(self, seen: Feedback) -> Move:
-        """Take one interval's feedback; ``controls`` are the next one's."""
+        """Update ``controls`` by the feedback of one interval; returns the reason."""
         aims = self.aims
         wait = seen.prefill_wait_p95_ms / aims.prefill_wait_p95_ms
         stall = seen.decode_stall / aims.decode_stall
         link_busy = seen.kv_link_use > aims.link_busy
-        # What prefill would gain ends up behind the link's queue.
+        # With a busy link, faster prefills would only wait in the link's queue.
         wait_over = 0.0 if link_busy else max(0.0, math.log2(max(wait, 1e-9)))
         stall_over = max(0.0, math.log2(max(stall, 1e-9)))
         pressure = wait_over - stall_over

@@ -1,8 +1,8 @@
-"""Edges of rows that are added to a graph while it is searched.
+"""The edges of rows that are added to a graph while it is searched.
 
-A tree of edges leads from the seeds to every node, and no edge of it is ever replaced: so whatever
-could be reached once can be reached for ever. All other edges of a node's second half give way to
-shorter ones.
+A tree of edges leads from the seeds to every node, and its edges are never replaced. So a node
+that is reachable once stays reachable. The other edges in the second half of a node's list are
+replaced by shorter ones.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 from .instructions import single
 from .kernels import BLOCK, EMPTY, bounded_distance
 
-Held = NDArray[np.uint8]  # (nodes, degree // 2) of each node's second half: 1: an edge of the tree
+# (nodes, degree // 2): 1 where an edge of a node's second half belongs to the tree.
+Held = NDArray[np.uint8]
 
 
 def held(neighbours: NDArray[np.int32], seeds: NDArray[np.int32]) -> Held:
-    """A tree over what the seeds lead to; of first halves, as far as they reach."""
+    """Build the tree over all nodes that the seeds lead to.
+
+    Edges of first halves are preferred; these are never replaced and need no mark.
+
+    Returns:
+        The marks of the second halves' edges that belong to the tree.
+    """
     made = np.zeros((neighbours.shape[0], neighbours.shape[1] // 2), np.uint8)
     _hold_tree(neighbours, seeds, made)
     return made
@@ -58,10 +65,14 @@ def _hold_tree(neighbours, seeds, made):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def link(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
-    """Give a node its edges, by detour count among ``near`` (nearest first); then edges to it.
+    """Link a new node into the graph: its own edges, then edges that lead to it.
 
     Args:
-        made: as ``held`` gives it.
+        codes: (nodes, width) codes of the rows.
+        neighbours: (nodes, degree) int32, written.
+        made: the marks of the tree, as ``held`` returns them; written.
+        node: the new node.
+        near: candidates, nearest first; chosen by detour count.
     """
     degree = neighbours.shape[1]
     count = near.shape[0]
@@ -89,8 +100,10 @@ def link(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _hold(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
-    """An edge of the tree to ``node``: from the nearest with room for one, else from a neighbour
-    of one of these."""
+    """Add an edge of the tree that leads to ``node``.
+
+    It starts at the nearest candidate with room for one, else at a neighbour of a candidate.
+    """
     for j in range(near.shape[0]):
         if _lead(codes, neighbours, made, near[j], node, True):
             return
@@ -111,8 +124,11 @@ def _link_back(codes, neighbours, made, parent, node):  # type: ignore[no-untype
 
 @njit(nogil=True, cache=True)
 def _lead(codes, neighbours, made, parent, node, hold):  # type: ignore[no-untyped-def]
-    """An edge in an empty place, or in that of the longest of the second half that may go: to hold
-    it, always; else if it is shorter. Gives whether there is one now."""
+    """Add an edge from ``parent`` to ``node``, and return whether there is one now.
+
+    It takes an empty place, or replaces the longest edge of the second half that is not in the
+    tree. An edge of the tree (``hold``) always replaces it, another edge only if it is shorter.
+    """
     degree = neighbours.shape[1]
     half = degree - degree // 2
     infinity = np.float32(np.inf)

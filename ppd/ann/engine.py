@@ -1,7 +1,7 @@
-"""Searches of both stages, for any targets, one step at a time.
+"""The search engine: advances searches of both stages and of any targets, one step at a time.
 
-Between steps searches come and go; within a step only compiled code runs. Several engines, one
-for each core, may share a scheduler. Time is passed in.
+Searches begin and end between steps; within a step only compiled code runs. Several engines, one
+per core, may share a scheduler. Time is passed in.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from .snapshot import Snapshot
 from .space import Rows
 
 MAX_ITOPK = 1024
-_KEPT = 8  # lane sets, besides those in use
-_KEPT_S = 5.0  # lanes of a snapshot that nobody searches: it may have been replaced
+_KEPT = 8  # lane sets that are kept besides those in use
+_KEPT_S = 5.0  # how long the lanes of an unused snapshot are kept: it may have been replaced
 _EXPANSIONS_PER_ITOPK = 1.1  # a search ends when about so many nodes have been expanded
-_SCANNED_PER_EXPANSION = 24  # rows; takes about as long
-_AGAIN_PER_LIMIT, _AGAIN_MORE = 4, 32  # of them, how many are measured again
-_LATE = 32  # that are given up in one step: it shall end in time for those that run
+_SCANNED_PER_EXPANSION = 24  # rows; scanning them takes about as long as one expansion
+_AGAIN_PER_LIMIT, _AGAIN_MORE = 4, 32  # scanned rows that are measured again, per limit and more
+_MAX_LATE = 32  # expired searches in one step, so that it ends in time for the running ones
 _SMOOTH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """
+    """The size of a step.
+
     Attributes:
         slots: searches that take part in a step.
-        expansions: divided among them, so that a step takes about as long whoever takes part, and
-            a newcomer waits no longer than that.
-        each: expansions of one search, at most.
+        expansions: expansions of a step, divided among its searches. So the duration of a step
+            hardly depends on their number, and it bounds the wait of a new search.
+        each: maximum expansions of one search in a step.
     """
 
     slots: int = 8
@@ -48,6 +49,8 @@ class StepShape:
 
 
 class Ending(StrEnum):
+    """How a search ended."""
+
     COMPLETE = "complete"
     DEADLINE = "deadline"
     FAILED = "failed"
@@ -55,14 +58,20 @@ class Ending(StrEnum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Search(Ticket):
-    """
+    """One search, as the scheduler and the engine track it.
+
     Attributes:
-        query: (1, width) in the space's rows.
-        itopk: how many nodes it keeps while it looks; at least ``limit``.
-        limit: how many it shall find.
-        among: (m,) nodes to look at, all of them, instead of following the graph. Those nearest by
-            their codes, some more than ``limit``, are then measured again.
-        place: its lane; of one without a lane 0 once it has begun.
+        target: the snapshot to search.
+        query: (1, width), in the coordinates of the snapshot's space.
+        itopk: number of nodes that the search keeps; at least ``limit``.
+        limit: number of nodes to find.
+        among: (m,) nodes to scan completely, instead of following the graph; None to follow it.
+            The nearest ones by their codes, some more than ``limit``, are then measured again.
+        place: the lane of the search, -1 before it has begun. A scan has no lane; its place is 0.
+        scanned: nodes of ``among`` that have been scanned.
+        near: squared distances of a scan's nearest nodes.
+        nodes: these nodes.
+        filled: number of these nodes so far.
     """
 
     target: Target
@@ -78,7 +87,7 @@ class Search(Ticket):
 
 
 def steps_of(itopk: int, among: NDArray[np.int32] | None = None) -> float:
-    """How many expansions a search is likely to take."""
+    """Estimate the number of expansions that a search takes."""
     if among is not None:
         return among.size / _SCANNED_PER_EXPANSION
     return itopk * _EXPANSIONS_PER_ITOPK
@@ -86,12 +95,14 @@ def steps_of(itopk: int, among: NDArray[np.int32] | None = None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A search that has ended.
+    """The result of a search that has ended.
 
     Attributes:
+        search: the search.
         near: (limit,) squared distances; infinity where there are fewer.
         nodes: (limit,) ids in the graph; -1 where there are fewer.
-        error: why it could not begin, if it failed.
+        ending: how the search ended.
+        error: why the search could not begin, if it failed.
     """
 
     search: Search
@@ -102,25 +113,36 @@ class Found:
 
 
 class Pace:
-    """A running mean of what one expansion takes, which slack is reckoned with."""
+    """A running mean of the duration of one expansion, from which slack is computed.
+
+    Attributes:
+        expansion_s: the mean.
+    """
 
     def __init__(self, expansion_s: float = 5e-6) -> None:
         self.expansion_s = expansion_s
 
     def observe(self, seconds: float, expansions: float) -> None:
+        """Update the mean by a step."""
         if expansions:
             self.expansion_s += _SMOOTH * (seconds / expansions - self.expansion_s)
 
 
 class Engine:
-    """
+    """Advances the searches that a scheduler chooses.
+
     Args:
-        scheduler: gives ``Search`` tickets back, as they were offered. Threads that share it
-            call ``choose`` one at a time.
+        scheduler: the queue of searches. Threads that share it call ``choose`` one at a time.
+        pace: the duration of an expansion, updated by each step.
         clock: seconds, for the pace and for deadlines that pass during a step.
-        itopk: of the widest search.
-        engines: that share the scheduler. Each begins its share of those that wait, so that none
-            has eight to run in turn while another has nothing to do.
+        shape: the size of a step.
+        backend: the device and its lanes.
+        itopk: the largest itopk of a search.
+        engines: number of engines that share the scheduler. Each one begins only its share of the
+            searches that wait, so that no engine is idle while another has a full step.
+
+    Attributes:
+        running: the searches that have begun and are not finished.
     """
 
     def __init__(
@@ -145,25 +167,37 @@ class Engine:
         self._used_s: dict[int, float] = {}
 
     def choose(self, now_s: float) -> tuple[list[Search], list[Search]]:
-        """Who takes part in the next step, and whose deadline has passed before it began."""
-        most = max(_LATE, self._backend.reserve)
-        late = self._scheduler.expired(now_s, most)
+        """Choose the searches of the next step.
+
+        Returns:
+            The searches that take part in the step, and those that expired before they began.
+        """
+        max_late = max(_MAX_LATE, self._backend.reserve)
+        late = self._scheduler.expired(now_s, max_late)
         free = self._backend.lanes - self._backend.reserve - len(self.running)
-        if len(late) == most:
-            free = 0  # who would begin may be late as well
+        if len(late) == max_late:
+            free = 0  # the next searches may have expired as well
         free = min(free, math.ceil(self._scheduler.all_waiting() / self._engines))
         chosen = self._scheduler.choose(now_s, self._shape.slots, free, self.running)
         return _searches(chosen), _searches(late)
 
     def step(self, chosen: list[Search], late: list[Search]) -> list[Found]:
-        """Advance the chosen. Gives those that are finished, and the late as far as they are."""
+        """Run one step.
+
+        Args:
+            chosen: the searches to advance.
+            late: expired searches, which end with the nodes that they find among the seeds.
+
+        Returns:
+            The results of all searches that ended in the step.
+        """
         began_s = self._clock()
         ended = []
         for at in range(0, len(late), self._backend.reserve):
             some = late[at : at + self._backend.reserve]
             ended += self._begin(some, began_s)
             begun = [one for one in some if one.place >= 0]
-            ended += self._end(begun, Ending.DEADLINE)  # what seeds tell is better than nothing
+            ended += self._end(begun, Ending.DEADLINE)  # seeds are better than no result
         ended += self._begin([one for one in chosen if one.place < 0], began_s)
         chosen = [one for one in chosen if one.place >= 0]
         done = 0
@@ -180,7 +214,7 @@ class Engine:
         return ended + self._end(overdue, Ending.DEADLINE)
 
     def _advance(self, searches: list[Search], steps: int, finished: list[Search]) -> int:
-        """All of one snapshot."""
+        """Advance searches of one snapshot; returns how many expansions were done."""
         done = 0
         on_lanes = [one for one in searches if one.among is None]
         if on_lanes:
@@ -195,7 +229,7 @@ class Engine:
             if one.among is not None:
                 part = one.among[one.scanned : one.scanned + steps * _SCANNED_PER_EXPANSION]
                 snapshot = one.target.snapshot
-                # All are looked at to the end: ``reach`` is a guess.
+                # Every row is measured to its end: ``reach`` is an estimate.
                 graph = snapshot.graph._replace(reach=np.ones_like(snapshot.graph.reach))
                 query = one.query[0] / np.float32(snapshot.scale)
                 one.filled = kernels.scan(graph, query, part, one.near, one.nodes, one.filled)
@@ -207,7 +241,7 @@ class Engine:
         return done
 
     def _begin(self, searches: list[Search], now_s: float) -> list[Found]:
-        """Gives those that cannot."""
+        """Begin searches; returns those that cannot begin."""
         failed: list[Found] = []
         for _, some in _grouped(searches, _snapshot):
             on_lanes = []
@@ -235,7 +269,7 @@ class Engine:
         return failed
 
     def _lanes_of(self, snapshot: Snapshot, now_s: float) -> LaneSet:
-        """The snapshot's lanes; those of others that nobody searches any more are given up."""
+        """The lanes of a snapshot; lanes of unused snapshots are freed."""
         key = id(snapshot)
         searched = {_snapshot(one) for one in self.running}
         for other in sorted(self._used_s, key=self._used_s.__getitem__):  # longest unused first

@@ -1,9 +1,9 @@
-"""From each node's nearest neighbours to a graph of fixed degree that a search can follow.
+"""Builds a graph of fixed degree from each node's nearest neighbours.
 
-The method is CAGRA's (arXiv 2308.15136, section III-B): an edge that a detour over two better
-ranked edges replaces is pruned by the number of such detours; then the first half of what is left
-stays, and reverse edges fill the second half. Ranks stand in for distances, so nothing but ids is
-read. What is our own: nodes that no seed leads to are linked from their nearest neighbour.
+The method is CAGRA's (arXiv 2308.15136, section III-B). A detour replaces an edge by two edges of
+better rank. The edges with the most detours are pruned. Then the first half of the rest stays, and
+reverse edges fill the second half. Ranks stand in for distances, so only ids are read. One step is
+not CAGRA's: nodes that no seed leads to are linked from their nearest neighbour.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ _REPAIRS = 4  # rounds
 
 
 def no_progress(stage: str, done: int, of: int) -> None:
-    """Nobody looks."""
+    """Ignore the progress."""
 
 
 def fixed_degree(
     knn: Ids, degree: int, seeds: Ids, threads: int, progress: Progress = no_progress
 ) -> tuple[Ids, Ids]:
-    """
+    """Build a graph of fixed degree.
+
     Args:
         knn: (n, k) ids, nearest first.
-        seeds: ids where searches begin.
+        degree: number of neighbours per node.
+        seeds: ids at which searches begin.
+        threads: number of threads.
+        progress: receives the progress of each stage.
 
     Returns:
-        (n, degree) neighbours, short lists end with ``NOBODY``; and the seeds, with one more for
-        each crowd that no edge leads to from elsewhere.
+        (n, degree) neighbours, where short lists end with ``NOBODY``; and the seeds, with one more
+        for each component that no edge leads to from elsewhere.
     """
     n = knn.shape[0]
     kept = np.full((n, min(degree, knn.shape[1])), NOBODY, np.int32)
@@ -58,7 +62,7 @@ def fixed_degree(
 
 
 def reachable(graph: Ids, seeds: Ids) -> NDArray[np.bool_]:
-    """Which nodes a walk from the seeds can come to."""
+    """Whether each node is reachable from the seeds, (n,)."""
     found = np.zeros(graph.shape[0], np.bool_)
     _walk(graph, seeds, found)
     return found
@@ -145,7 +149,7 @@ def _append_new(row, filled, node):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _walk(graph, seeds, found):  # type: ignore[no-untyped-def]
-    """Mark what the seeds lead to, but not what is behind nodes that are marked already."""
+    """Mark the nodes that are reachable from the seeds without passing marked nodes."""
     stack = np.empty(graph.shape[0], np.int32)
     depth = 0
     for seed in seeds:
@@ -168,10 +172,11 @@ def _walk(graph, seeds, found):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _join(graph, knn, found):  # type: ignore[no-untyped-def]
-    """Lead to every lost node: by an edge from the nearest that is not lost; else it is a seed.
+    """Make every unreachable node reachable, and return those that must become seeds.
 
-    The edge takes the place of the last one there. Whoever that led to may be lost then; the next
-    round sees.
+    A node is linked from the nearest of its neighbours that is reachable; without one it becomes a
+    seed. The edge replaces one of the last edges there. The node which that one led to may be
+    unreachable then; the next round repairs it.
     """
     n, degree = graph.shape
     seeds = np.empty(n, np.int32)

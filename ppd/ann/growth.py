@@ -1,8 +1,8 @@
-"""A snapshot that takes in more rows while it is searched.
+"""A snapshot to which rows are added while it is searched.
 
-Rows go into room left at the end of every array. A row is written whole before any edge leads to
-it, and an edge is one aligned word, so a search that runs meanwhile sees the graph with or without
-it, never half. Where there is no graph there are no edges.
+Every array has spare room at its end, where rows are added. A row is written completely before any
+edge leads to it, and an edge is one aligned word. So a concurrent search reads the graph with the
+row or without it, never a part of it. Where there is no graph there are no edges.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from .lanes import Target
 from .snapshot import Snapshot, encode
 from .space import Rows
 
-_ROOM = 1.25  # times what is there
-_MIN_ROOM = 1024
-_CANDIDATES = 64  # that a new row's neighbours are chosen from
-_NO_KEY = np.iinfo(np.int64).max  # of room: keys stay in ascending order
+_ROOM = 1.25  # new capacity, as a multiple of the rows
+_MIN_ROOM = 1024  # spare rows
+_CANDIDATES = 64  # from which a new row's neighbours are chosen
+_NO_KEY = np.iinfo(np.int64).max  # of spare rows: keys stay in ascending order
 
 
 class Growth:
-    """
+    """A target to which rows can be added.
+
     Args:
-        hidden: (n,) uint8, of the snapshot's rows.
-        warm: gets what is to be searched from now on, before it is.
+        snapshot: the snapshot to begin with.
+        hidden: (n,) uint8, of the snapshot's rows; 1 for a row that must not be found.
+        warm: called with a new target before it is published.
 
     Attributes:
-        target: what to search; another one after room was made.
-        count: rows that are there.
+        target: the target to search; it is replaced when the arrays are enlarged.
+        count: number of rows.
     """
 
     def __init__(
@@ -51,16 +53,17 @@ class Growth:
         self._make_room(self.count + 1)
 
     def have_room(self, rows: int) -> None:
-        """For so many more."""
+        """Make room for so many more rows, if there is not enough."""
         if self.count + rows > self.target.hidden.shape[0]:
             self._make_room(self.count + rows)
 
     def add(self, rows: Rows, keys: NDArray[np.int64], *, hidden: bool = False) -> None:
-        """
+        """Add rows.
+
         Args:
-            rows: (n, dimensions), as users know them.
-            keys: larger than any before.
-            hidden: they are not to be found yet.
+            rows: (n, dimensions), in the users' space.
+            keys: (n,) keys, larger than any before.
+            hidden: whether the rows must not be found yet.
 
         Raises:
             RequestError: a row is too long for its ``ip`` space.
@@ -71,7 +74,7 @@ class Growth:
             self._add(rows[i : i + 1], moved[i], int(keys[i]), hidden)
 
     def snapshot(self) -> Snapshot:
-        """What there is now, without room for more."""
+        """The current rows as a snapshot without spare room."""
         whole, count = self.target.snapshot, self.count
         graph = whole.graph._replace(
             codes=whole.graph.codes[:count], neighbours=whole.graph.neighbours[:count]
@@ -101,7 +104,7 @@ class Growth:
         return nearest
 
     def _make_room(self, rows: int) -> None:
-        """Arrays with room for ``rows`` and some more. Who searches the old ones goes on there."""
+        """Copy to arrays with room for ``rows`` and more; running searches keep the old arrays."""
         room = int(rows * _ROOM) + _MIN_ROOM
         old = self.target.snapshot
         graph = old.graph._replace(

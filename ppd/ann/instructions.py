@@ -1,4 +1,4 @@
-"""Two machine instructions that numba has no word for: prefetch, and half to single precision."""
+"""Two machine instructions that numba lacks: prefetch, and half to single precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READ, _KEEP, _DATA = 0, 3, 1  # llvm.prefetch's arguments: into all levels of t
 
 @intrinsic
 def prefetch(typing: Any, rows: Any, row: Any, column: Any) -> Any:
-    """``prefetch(rows, row, column)``: begin to load the cache line of an element."""
+    """Begin to load the cache line of an element: ``prefetch(rows, row, column)``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array_type = signature.args[0]
@@ -38,7 +38,7 @@ def prefetch(typing: Any, rows: Any, row: Any, column: Any) -> Any:
 
 @intrinsic
 def single(typing: Any, value: Any) -> Any:
-    """``single(x)``: a stored number as float32. Half precision is stored as uint16."""
+    """Convert a stored number to float32: ``single(x)``. Half precision is stored as uint16."""
     if value == types.uint16:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The compiled part: queries enter lanes, lanes are extended, finished lanes are read.
+"""The compiled part of a search: queries enter lanes, lanes are extended, results are read.
 
-Every function releases the GIL and works on one lane after the other, on that lane's rows only.
-So what a lane finds depends on its query and the graph, not on who runs beside it.
+Every function releases the GIL. It works on one lane after the other, on that lane's rows only.
+So the result of a lane depends on its query and the graph, not on the other lanes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from .instructions import prefetch, single
 
-# Dimensions between two looks at whether a row can still be near enough. A loop of 32 is unrolled
+# Dimensions between two checks whether a row can still be near enough. A loop of 32 is unrolled
 # before it is vectorised, and then takes ten times as long; so does one of unknown length.
 BLOCK = 64
 EMPTY = -1
 MIN_SEEN = 2048
-SEEN_PER_ITOPK = 32  # slots; a search sees about 20 nodes for each it keeps
-_PROBES = 8  # slots of the visited table that are looked at: half a cache line
+SEEN_PER_ITOPK = 32  # slots; a search visits about 20 nodes for each node that it keeps
+_PROBES = 8  # slots of the visited table that are probed: half a cache line
 LINE_BYTES = 64
 
 # Sums may be taken in any order: that is what makes them vector instructions. The order is fixed
@@ -28,13 +28,21 @@ LINE_BYTES = 64
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
-# Without reference counts (numba #2345): every view of a row would touch one, which threads share.
-# Nothing in these functions allocates, arrays are only looked into.
+# Without reference counts (numba #2345): every view of a row would update a count that threads
+# share. These functions allocate nothing, so no count is needed.
 compiled = njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy", _nrt=False)
 
 
 class Graph(NamedTuple):
-    """What is searched; see ``ppd.ann.snapshot`` for shapes."""
+    """The graph that is searched.
+
+    Attributes:
+        codes: (n, width) rows as codes; float32, uint16 (half precision) or int8.
+        neighbours: (n, degree) int32, short lists end with ``EMPTY``.
+        seed_ids: (seeds,) int32, nodes at which searches begin.
+        seed_rows: (seeds, BLOCK) float32, first dimensions of the seeds, in units of the codes.
+        reach: (width / BLOCK,) float32, see ``bounded_distance``.
+    """
 
     codes: NDArray[np.float32] | NDArray[np.uint16] | NDArray[np.int8]
     neighbours: NDArray[np.int32]
@@ -48,19 +56,24 @@ class Lanes(NamedTuple):
 
     Attributes:
         query: (lanes, dimensions) float32, in the units of the codes.
-        exact_query: the same in the space's units.
+        exact_query: (lanes, dimensions) float32, in the units of the space.
         near: (lanes, itopk) float32, squared distances, ascending; ties by id.
         ids: (lanes, itopk) int32; ``~id`` once a node's neighbours have been read.
-        seen: (lanes, 2^n) int32, ids whose distance is known; may forget, never invents. A search
-            uses the first ``seen_size`` slots, which grow with its width.
-        seen_size: (lanes,) int32, a power of 2.
-        width, filled, cursor: (lanes,) int32; how many of ``ids`` are kept, are there, are all
-            expanded.
-        expansions, distances: (lanes,) int32, done so far.
-        pending: (lanes, degree) int32, of the step that runs.
-        pending_count: (lanes,) int32.
-        rough: (seeds,), again_near, again_ids: (itopk,), of the lane that is worked on.
-        owner, running: (lanes,) int64, of ``search_all``.
+        seen: (lanes, 2^n) int32, ids of visited nodes. Entries may be overwritten, so a visited
+            node may be missing. A search uses the first ``seen_size`` slots.
+        seen_size: (lanes,) int32, a power of 2 that grows with the width.
+        width: (lanes,) int32, number of ``ids`` to keep.
+        filled: (lanes,) int32, number of ``ids`` so far.
+        cursor: (lanes,) int32, number of leading ``ids`` that are all expanded.
+        expansions: (lanes,) int32, expansions so far.
+        distances: (lanes,) int32, distances computed so far.
+        pending: (lanes, degree) int32, nodes to measure in the current step.
+        pending_count: (lanes,) int32, number of these.
+        rough: (seeds,) float32, scratch of the current lane.
+        again_near: (itopk,) float32, scratch of the current lane.
+        again_ids: (itopk,) int32, scratch of the current lane.
+        owner: (lanes,) int64, query of each lane in ``search_all``.
+        running: (lanes,) int64, lanes in use in ``search_all``, then free ones.
     """
 
     query: NDArray[np.float32]
@@ -85,9 +98,15 @@ class Lanes(NamedTuple):
 
 @compiled
 def bounded_distance(query, codes, node, limit, reach):  # type: ignore[no-untyped-def]
-    """Squared distance; infinity as soon as it will not be below ``limit``.
+    """The squared distance; infinity as soon as it is unlikely to be below ``limit``.
 
-    ``reach[b]``: the share of the whole that is in the blocks up to b, hardly ever more.
+    Args:
+        query: (width,) float32.
+        codes: (n, width).
+        node: row of ``codes``.
+        limit: squared distance.
+        reach: (blocks,) for each block, a share of the distance that the blocks up to it rarely
+            exceed.
     """
     row = codes[node]
     total = np.float32(0.0)
@@ -106,7 +125,7 @@ def bounded_distance(query, codes, node, limit, reach):  # type: ignore[no-untyp
 
 @njit(inline="always")
 def _first_seen(seen, mask, node):  # type: ignore[no-untyped-def]
-    """Whether ``node`` is not in the table; it is then."""
+    """Insert ``node`` into the table; whether it was not there before."""
     start = ((np.uint32(node) * np.uint32(2654435769)) >> np.uint32(7)) & np.uint32(mask)
     slot = np.int64(start)
     for _ in range(_PROBES):
@@ -123,9 +142,9 @@ def _first_seen(seen, mask, node):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _insert(near, ids, width, filled, distance, node):  # type: ignore[no-untyped-def]
-    """Keep a node if it is among the ``width`` nearest. Gives its place, or ``width``.
+    """Keep a node if it is among the ``width`` nearest; returns its place, or ``width``.
 
-    The table of seen nodes forgets, so a node may come twice: its place is then taken by itself.
+    The table of visited nodes is lossy, so a node may come twice. It is not kept again then.
     """
     low, high = 0, filled
     while low < high:
@@ -155,12 +174,16 @@ def _insert(near, ids, width, filled, distance, node):  # type: ignore[no-untype
 
 @compiled
 def admit(graph, lanes, places, queries, scale, widths, entries):  # type: ignore[no-untyped-def]
-    """Queries take lanes: ``queries[i]`` lane ``places[i]``, with the ``entries`` nearest seeds.
+    """Begin searches: ``queries[i]`` in lane ``places[i]``, at its nearest seeds.
 
     Args:
-        queries: (n, dimensions) float32, as ``Space.queries`` gives them.
+        graph: the ``Graph``.
+        lanes: the ``Lanes``, written.
+        places: (n,) int64, free lanes.
+        queries: (n, dimensions) float32, as ``Space.queries`` returns them.
         scale: one step of the codes in the space's units.
-        widths: (n,) int32, itopk of each.
+        widths: (n,) int32, itopk of each search.
+        entries: number of seeds at which each search begins.
     """
     for i in range(places.shape[0]):
         _enter(graph, lanes, places[i], queries[i], scale, widths[i], entries)
@@ -208,7 +231,7 @@ def _enter(graph, lanes, lane, given, scale, width, entries):  # type: ignore[no
 
 @njit(inline="always")
 def _gather(graph, lanes, lane, lines):  # type: ignore[no-untyped-def]
-    """The next parent's unseen neighbours become pending, their rows begin to load."""
+    """Make the next parent's unvisited neighbours pending, and prefetch their rows."""
     ids = lanes.ids[lane]
     cursor, filled = lanes.cursor[lane], lanes.filled[lane]
     while cursor < filled and ids[cursor] < 0:
@@ -235,7 +258,7 @@ def _gather(graph, lanes, lane, lines):  # type: ignore[no-untyped-def]
 
 @njit(inline="always", fastmath=_FAST, error_model="numpy")
 def _measure(graph, lanes, lane):  # type: ignore[no-untyped-def]
-    """Distances of the pending nodes; the near ones are kept, and the next parent's row loads."""
+    """Measure the pending nodes, keep the near ones, and prefetch the next parent's edges."""
     query, near, ids = lanes.query[lane], lanes.near[lane], lanes.ids[lane]
     width, filled, cursor = lanes.width[lane], lanes.filled[lane], lanes.cursor[lane]
     limit = near[width - 1] if filled == width else np.float32(np.inf)
@@ -266,13 +289,17 @@ def _measure(graph, lanes, lane):  # type: ignore[no-untyped-def]
 
 @compiled
 def extend(graph, lanes, places, steps, lines):  # type: ignore[no-untyped-def]
-    """Each lane in ``places`` expands up to ``steps`` parents, all in lockstep.
+    """Expand up to ``steps`` parents in each lane of ``places``, all in lockstep.
 
     Args:
-        lines: where the cache lines of a row begin that are to be loaded ahead.
+        graph: the ``Graph``.
+        lanes: the ``Lanes``, written.
+        places: (n,) int64, lanes.
+        steps: maximum number of expansions per lane.
+        lines: (m,) int64, first elements of the cache lines of a row that are prefetched.
 
     Returns:
-        How many expansions were done; a lane without unexpanded nodes does none.
+        The number of expansions; a lane without unexpanded nodes does none.
     """
     done = 0
     for _ in range(steps):
@@ -290,13 +317,16 @@ def extend(graph, lanes, places, steps, lines):  # type: ignore[no-untyped-def]
 
 @compiled
 def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type: ignore[no-untyped-def]
-    """Read lanes: of each its nearest nodes that are not hidden, nearest first.
+    """Read the nearest nodes of lanes that are not hidden, nearest first.
 
     Args:
-        hidden: (nodes,) uint8; 1: not to be found.
-        exact: (nodes, dimensions) float32 to measure again what is there, or (0, 0).
-        limits: (n,) int32, k of each.
-        out_near, out_nodes: (n, most k); infinity and -1 where there are fewer.
+        lanes: the ``Lanes``.
+        places: (n,) int64, lanes.
+        hidden: (nodes,) uint8; 1 for a node that must not be found.
+        exact: (nodes, dimensions) float32 to measure the kept nodes again, or (0, 0).
+        limits: (n,) int32, number of nodes per lane.
+        out_near: (n, largest limit) float32, written; infinity where there are fewer.
+        out_nodes: (n, largest limit) int32, written; -1 where there are fewer.
     """
     for i in range(places.shape[0]):
         _leave(lanes, places[i], hidden, exact, limits[i], out_near[i], out_nodes[i])
@@ -354,15 +384,29 @@ def _leave(lanes, lane, hidden, exact, wanted, out_near, out_nodes):  # type: ig
 def search_all(  # type: ignore[no-untyped-def]
     graph, lanes, queries, scale, width, entries, ahead, hidden, exact, out_near, out_nodes
 ):
-    """Every query to its end, as many at a time as there are lanes; who is finished makes room."""
+    """Run every query to its end; a query enters as soon as a lane is free.
+
+    Args:
+        graph: the ``Graph``.
+        lanes: the ``Lanes``, written; all must be free.
+        queries: (n, dimensions) float32, as ``Space.queries`` returns them.
+        scale: one step of the codes in the space's units.
+        width: itopk of the searches.
+        entries: number of seeds at which each search begins.
+        ahead: ``lines`` of ``extend``.
+        hidden: as in ``collect``.
+        exact: as in ``collect``.
+        out_near: (n, limit) float32, written; infinity where there are fewer.
+        out_nodes: (n, limit) int32, written; -1 where there are fewer.
+    """
     count = queries.shape[0]
-    most = lanes.filled.shape[0]
+    lane_count = lanes.filled.shape[0]
     owner, running = lanes.owner, lanes.running
     busy = 0
     begun = 0
     while busy or begun < count:
-        while busy < most and begun < count:
-            # The lanes of those that have left are the ones behind the busy ones.
+        while busy < lane_count and begun < count:
+            # ``running`` holds the busy lanes first, then the free ones.
             lane = running[busy]
             owner[lane] = begun
             _enter(graph, lanes, lane, queries[begun], scale, width, entries)
@@ -382,15 +426,23 @@ def search_all(  # type: ignore[no-untyped-def]
             _leave(lanes, lane, hidden, exact, limit, out_near[number], out_nodes[number])
             busy -= 1
             running[i] = running[busy]
-            running[busy] = lane  # who came in its place is measured next
+            running[busy] = lane  # the lane that took its place is measured next
 
 
 @compiled
 def scan(graph, query, nodes, near, found, filled):  # type: ignore[no-untyped-def]
-    """The nearest of ``nodes``, by looking at all of them. Gives how many were kept.
+    """Find the nearest of ``nodes`` by measuring all of them.
 
     Args:
-        near, found: (k,), of which ``filled`` are there from earlier calls.
+        graph: the ``Graph``.
+        query: (dimensions,) float32, in the units of the codes.
+        nodes: (n,) int32, nodes to measure.
+        near: (k,) float32, squared distances of the nearest nodes; written.
+        found: (k,) int32, these nodes; written.
+        filled: number of nodes in ``near`` and ``found`` from earlier calls.
+
+    Returns:
+        The number of nodes in ``near`` and ``found`` now.
     """
     width = near.shape[0]
     for i in range(nodes.shape[0]):

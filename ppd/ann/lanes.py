@@ -1,4 +1,4 @@
-"""A fixed number of searches that advance together, each entering and leaving between steps."""
+"""Lanes: a fixed number of searches that advance together, entering and leaving between steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .kernels import Lanes
 from .snapshot import Snapshot
 from .space import Rows
 
-ENTRIES = 4  # seeds that a search begins with
+ENTRIES = 4  # seeds at which a search begins
 _CPU_LANES = 32
-_LINES_BYTES = 384  # of each row to load ahead
+_LINES_BYTES = 384  # of each row that are prefetched
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """What a search goes through, and what it shall not find there.
+    """A snapshot to search, and the rows that must not be found there.
 
     Attributes:
-        hidden: (n,) uint8; 1: not to be found. May change while it is searched.
+        snapshot: the snapshot.
+        hidden: (n,) uint8; 1 for a row that must not be found. It may change during a search.
     """
 
     snapshot: Snapshot
@@ -32,41 +33,49 @@ class Target:
 
 
 class LaneSet(Protocol):
-    """Searches over one snapshot that advance together. Not for two threads at once."""
+    """Searches over one snapshot that advance together; not thread-safe."""
 
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
-        """Queries in the space's rows take free lanes, of which there must be enough."""
+        """Begin searches in free lanes, of which there must be enough; returns the lanes.
+
+        Args:
+            queries: (n, width), in the coordinates of the space.
+            widths: itopk of each.
+        """
 
     def extend(self, places: NDArray[np.int64], steps: int) -> int:
-        """Up to ``steps`` expansions of each lane; how many were done."""
+        """Do up to ``steps`` expansions in each lane; returns how many were done in all."""
 
     def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which have no node left to expand: their results are final."""
+        """Whether each lane has no node left to expand, so that its result is final."""
 
     def release(
         self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Read lanes and free them.
+        """Read the results of lanes and free them.
 
         Args:
-            hidden: (n,) uint8; 1: not to be found.
+            places: the lanes.
+            limits: number of nodes to read, per lane.
+            hidden: (n,) uint8; 1 for a row that must not be found.
 
         Returns:
-            Squared distances and nodes, (lanes, most k); infinity and -1 where there are fewer.
+            Squared distances and nodes, (lanes, largest limit); infinity and -1 where there are
+            fewer.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What searches run on.
+    """The device that searches run on.
 
     Attributes:
-        lanes: of an engine, for each snapshot.
-        reserve: of those, for searches that were late before they began.
-        parallel: whether lanes of a step advance at the same time, not one after the other.
-        widths: itopk of searches that bring all of its code about.
-        make: lanes over a snapshot; how many, and the widest itopk. Raises IndexFileError if there
-            is no room for them.
+        lanes: lanes of an engine, per snapshot.
+        reserve: the number of these that are reserved for searches that expired before they began.
+        parallel: whether the lanes of a step advance at the same time, not one after the other.
+        widths: itopk values of warm-up searches that together compile all of the code.
+        make: creates lanes over a snapshot, given their number and the largest itopk. It raises
+            IndexFileError if there is no memory for them.
     """
 
     lanes: int
@@ -77,11 +86,12 @@ class Backend:
 
 
 def cpu_backend() -> Backend:
+    """The CPU as the backend of an engine."""
     return Backend(_CPU_LANES, 1, False, (16,), CpuLaneSet)
 
 
 def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
-    """``count`` free lanes for searches up to ``itopk`` wide."""
+    """Allocate ``count`` free lanes for searches up to ``itopk`` wide."""
     graph = snapshot.graph
     width, degree = graph.codes.shape[1], graph.neighbours.shape[1]
     seen = max(kernels.MIN_SEEN, 1 << (itopk * kernels.SEEN_PER_ITOPK - 1).bit_length())
@@ -108,7 +118,17 @@ def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
 
 
 class CpuLaneSet:
-    """Lanes whose state is in memory, and that compiled code advances."""
+    """Lanes on the CPU, advanced by compiled code.
+
+    Args:
+        snapshot: the snapshot to search.
+        lanes: number of lanes.
+        itopk: the largest itopk of a search.
+
+    Attributes:
+        lanes: the state of the lanes.
+        free: the lanes that are free.
+    """
 
     def __init__(self, snapshot: Snapshot, lanes: int, itopk: int) -> None:
         self._snapshot = snapshot
@@ -120,6 +140,7 @@ class CpuLaneSet:
         self.free = list(range(lanes))[::-1]
 
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
+        """See ``LaneSet``."""
         assert len(widths) <= len(self.free), "more queries than free lanes"
         places = [self.free.pop() for _ in widths]
         kernels.admit(
@@ -134,6 +155,7 @@ class CpuLaneSet:
         return places
 
     def extend(self, places: NDArray[np.int64], steps: int) -> int:
+        """See ``LaneSet``."""
         done: int = kernels.extend(self._snapshot.graph, self.lanes, places, steps, self._ahead)
         return done
 
@@ -145,8 +167,16 @@ class CpuLaneSet:
         near: NDArray[np.float32],
         nodes: NDArray[np.int32],
     ) -> None:
-        """Queries in the space's rows, each to its end; all lanes must be free."""
-        assert len(self.free) == self.lanes.filled.shape[0], "nobody else is on these lanes"
+        """Run every query to its end; all lanes must be free.
+
+        Args:
+            queries: (n, width), in the coordinates of the space.
+            width: itopk of the searches.
+            hidden: (n,) uint8; 1 for a row that must not be found.
+            near: (n, limit) float32, written: squared distances.
+            nodes: (n, limit) int32, written.
+        """
+        assert len(self.free) == self.lanes.filled.shape[0], "all lanes must be free"
         kernels.search_all(
             self._snapshot.graph,
             self.lanes,
@@ -164,14 +194,16 @@ class CpuLaneSet:
             near *= np.float32(self._snapshot.scale**2)
 
     def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See ``LaneSet``."""
         return np.asarray(self.lanes.cursor[places] >= self.lanes.filled[places])
 
     def release(
         self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        count, most = len(places), max(limits)
-        near = np.empty((count, most), np.float32)
-        nodes = np.empty((count, most), np.int32)
+        """See ``LaneSet``."""
+        shape = len(places), max(limits)
+        near = np.empty(shape, np.float32)
+        nodes = np.empty(shape, np.int32)
         kernels.collect(
             self.lanes,
             np.array(places, np.int64),

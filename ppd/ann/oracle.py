@@ -1,4 +1,4 @@
-"""The same search in plain numpy, to hold the compiled one against. Slow; no lanes, no steps."""
+"""A reference search in plain numpy, against which the compiled one is tested; it is slow."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from .space import Rows
 def search(
     snapshot: Snapshot, query: Rows, limit: int, itopk: int, hidden: NDArray[np.uint8]
 ) -> tuple[Rows, NDArray[np.int32]]:
-    """
+    """Find the nearest rows of one query.
+
     Args:
-        query: (width,) in the space's rows.
+        snapshot: the snapshot to search.
+        query: (width,), in the coordinates of the space.
+        limit: rows to find.
+        itopk: nodes that the search keeps.
+        hidden: (n,) uint8; 1 for a row that must not be found.
 
     Returns:
         Up to ``limit`` squared distances and nodes, nearest first, ties by id.
@@ -26,17 +31,17 @@ def search(
     kept = _walk(graph, scaled, itopk)
     found = [(near, node) for near, node in kept if not hidden[node]]
     if snapshot.exact.shape[0]:
-        again = ((query - snapshot.exact[[node for _, node in found]]) ** 2).sum(1)
-        found = sorted((float(near), node) for near, (_, node) in zip(again, found, strict=True))
-    near = np.array([one for one, _ in found[:limit]], np.float32)
+        exact = ((query - snapshot.exact[[node for _, node in found]]) ** 2).sum(1)
+        found = sorted((float(near), node) for near, (_, node) in zip(exact, found, strict=True))
+    near = np.array([distance for distance, _ in found[:limit]], np.float32)
     if not snapshot.exact.shape[0]:
         near *= np.float32(snapshot.scale**2)
     return near, np.array([node for _, node in found[:limit]], np.int32)
 
 
 def _walk(graph: Graph, query: Rows, itopk: int) -> list[tuple[float, int]]:
-    some = graph.seed_rows.shape[1]
-    rough = ((query[:some] - graph.seed_rows) ** 2).sum(1)
+    prefix = graph.seed_rows.shape[1]
+    rough = ((query[:prefix] - graph.seed_rows) ** 2).sum(1)
     entries = graph.seed_ids[np.argsort(rough, kind="stable")[:ENTRIES]].tolist()
     kept = sorted((_distance(graph, query, node, np.inf), node) for node in entries)[:itopk]
     seen = set(entries)

@@ -1,4 +1,4 @@
-"""What a process that runs engines in threads asks of the interpreter and of the kernel."""
+"""Settings of the interpreter and the kernel for a process that runs engines in threads."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import gc
 import os
 import sys
 
-_SWITCH_S = 2e-4  # an engine that comes back from compiled code does not wait longer for the GIL
+_SWITCH_S = 2e-4  # maximum wait for the GIL of an engine that returns from compiled code
 
 
 def settle() -> None:
-    """When all is loaded and compiled, before the first search comes.
+    """Prepare the interpreter for searches, once all code is loaded and compiled.
 
-    The garbage collector looks no more at what is there by then: compilers leave so many objects
-    behind that a look takes 0.1 s.
+    Existing objects are excluded from garbage collection. Compilers leave so many objects behind
+    that a full collection takes 0.1 s.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -21,15 +21,15 @@ def settle() -> None:
 
 
 def own_cores(engines: int) -> list[int] | None:
-    """One for each, if there are exactly as many."""
+    """The cores to pin engines to: one per engine; None if their numbers differ."""
     cores = sorted(os.sched_getaffinity(0))
     return cores if len(cores) == engines else None
 
 
 def stay_on(core: int) -> None:
-    """The thread that calls this runs nowhere else from now on.
+    """Pin the calling thread to a core.
 
-    Left to itself, Linux runs two engines that have just been woken on one core for some
+    Without this, Linux may run two engines that have just been woken on one core for some
     milliseconds, one after the other, while another core is idle.
     """
     os.sched_setaffinity(0, {core})

@@ -1,0 +1,1 @@
+"""What SGLang needs to serve on a machine without GPU: installer, launcher, kernels."""

@@ -2,9 +2,9 @@
 
     python sglang_patches/cpu/install.py
 
-An extra cannot do it: SGLang's own requirements are CUDA packages, so SGLang goes in without
-them and what a CPU server imports goes in by name. Uses the standard library only. A second
-run finds its stamp and does nothing.
+An extra cannot do it: SGLang's own requirements are CUDA packages. So SGLang is installed without
+them, and the packages that a CPU server imports are installed by name. The file uses the standard
+library only. A second run finds its stamp and does nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LIBRARIES = {
 
 
 def main() -> None:
+    """Install the missing system libraries, then the packages; the stamp records success."""
     _install_libraries()
     digest = hashlib.sha256(
         "\n".join([SGLANG, TORCH, TORCHVISION, REQUIREMENTS.read_text()]).encode()

@@ -1,4 +1,4 @@
-"""The three places where SGLang 0.5.21 needs help to compute on a CPU.
+"""Replacements for three functions of SGLang 0.5.21 that cannot compute well on a CPU.
 
 * ``torch_native`` attention pads the query to the whole context before an
   extend (torch_native_backend.py:128), so an append-prefill costs as much as a
@@ -7,7 +7,7 @@
   and :247). Here they run as tensor operations: upstream's own
   ``alloc_extend_naive``, and its decode twin.
 
-Numerics only: this module knows nothing of disaggregation.
+The module holds numerics only. Disaggregation has no part in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def install() -> None:
     """Patch the two modules in this process.
 
     Raises:
-        AttributeError: SGLang has moved one of the three names.
+        AttributeError: SGLang has moved one of the names.
     """
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.mem_cache.allocator import paged
@@ -59,7 +59,7 @@ def _extend_new_rows(
     is_cross_attn: bool = False,
     sliding_window_size: int | None = None,
 ) -> torch.Tensor:
-    """Attention of each sequence's new rows over its whole context.
+    """Compute the attention of each sequence's new rows over its whole context.
 
     Shapes: query and output [new_tokens, heads, head_dim]; k_cache and v_cache
     [slots, kv_heads, head_dim]; req_to_token [rows, max_context]; the per-sequence
@@ -107,7 +107,7 @@ def _extend_new_rows(
 
 
 class _Launch:
-    """Answers ``kernel[grid](...)`` as a Triton kernel does, running a function instead."""
+    """Takes calls ``kernel[grid](...)`` as a Triton kernel does, and runs a function instead."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
@@ -129,7 +129,7 @@ def _alloc_extend(
 
     pages = (seq_lens + page_size - 1) // page_size - (prefix_lens + page_size - 1) // page_size
     if int(pages.sum()) > free_pages.numel():
-        return  # the caller compares the same two numbers next and gives up
+        return  # the caller compares the same two numbers next and stops there
     alloc_extend_naive(
         prefix_lens, seq_lens, last_loc, free_pages, out_indices, page_size, out_indices.device
     )

@@ -14,6 +14,7 @@ stand_ins.install()
 
 
 def main() -> None:
+    """Run ``sglang.launch_server`` in this process."""
     import runpy
     import warnings
 

@@ -1,12 +1,12 @@
-"""Stand-ins for what SGLang imports at module level but never calls on a CPU.
+"""Stand-ins for names that SGLang imports at module level but never calls on a CPU.
 
-SGLang 0.5.21 imports two things that no wheel offers to an x86 machine without
+SGLang 0.5.21 imports two packages that have no wheel for an x86 machine without
 AMX: the CPU build of ``sgl_kernel``, and a ``torchvision`` whose C++ operators
-load against a CPU build of torch. This module supplies just the names. It owns
+load against a CPU build of torch. This module supplies only the names. It holds
 no numerics: a stand-in that is called raises.
 
-A stand-in never shadows the real thing: if ``sgl_kernel`` is installed, or
-torchvision's own library loads, that part is left alone.
+A stand-in never shadows the real package: if ``sgl_kernel`` is installed, or
+torchvision's own library loads, that part is not replaced.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Where SGLang's Mooncake sender needs help on a CPU, whose transfers go over TCP.
+"""Patches for SGLang's Mooncake sender on a CPU, whose transfers go over TCP.
 
-* With the overlap scheduler a prefill server that holds a longer prefix than its decode peer
-  makes a ``torch.cuda.Event`` on whichever device (disaggregation/prefill.py:1319). A CPU
-  forward is over when it returns: an event has nothing to wait for, which is what
-  ``torch.cpu.Event`` does.
+* With the overlap scheduler, a prefill server that holds a longer prefix than its decode peer
+  creates a ``torch.cuda.Event`` on any device (disaggregation/prefill.py:1319). A CPU forward is
+  over when it returns, so there is nothing to wait for. ``torch.cpu.Event`` waits for nothing.
 * 0.5.23's prefill server copies page indices through pinned memory (disaggregation/prefill.py:
-  1746) if the sender takes them so, whatever the device; 0.5.21 knows no such sender.
-* A TCP lane of Mooncake rejects what would make its queue longer than 1,024 blocks. Upstream can
-  bound the *indices* of a call, whose blocks are a multiple by the model's buffers, and fewer
-  where they are contiguous; here the blocks themselves are bounded.
+  1746) if the sender supports that, on any device. 0.5.21 has no such sender.
+* A TCP lane of Mooncake rejects blocks that would make its queue longer than 1,024. Upstream can
+  bound the *indices* of a call. The number of blocks is a multiple of that by the model's buffers,
+  and less where blocks are contiguous. Here the blocks themselves are bounded.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_MAX_BLOCKS = 512  # a call; several rooms may be sent at a time
+_MAX_BLOCKS = 512  # in a call; several rooms may be sent at a time
 
 
 def install() -> None:
-    """Patch the sending side in this process.
+    """Patch the sender in this process.
 
     Raises:
         AttributeError: SGLang has moved ``_transfer_data``.

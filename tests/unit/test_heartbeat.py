@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ppd.announcement import Announcement, parse
-from ppd.contract import Role
+from ppd.contract import Role, WorkerLoad
 from ppd.errors import ContractError
 from sglang_patches import heartbeat
 from sglang_patches.heartbeat import Address, Heartbeat
@@ -45,7 +45,8 @@ def test_what_is_no_announcement_is_said_so(data: bytes) -> None:
 
 
 STATE = {
-    "version": "0.1.0",
+    "version": 1,
+    "plugin_version": "0.1.0",
     "local_prefill": True,
     "boot_id": "b",
     "running": 1,
@@ -116,4 +117,6 @@ async def test_odd_answers_do_not_end_the_heartbeat(monkeypatch: pytest.MonkeyPa
         await enough.wait()
         beats.leave()
         await goodbye.wait()
-    assert {(told["boot_id"], told["role"]) for told in heard} == {("b", "decode")}
+    assert {(sent["boot_id"], sent["role"]) for sent in heard} == {("b", "decode")}
+    assert heard[0]["versions"] == {"sglang": "0.5.21", "sglang-ppd": "0.1.0"}
+    assert heard[0]["load"] == {key: STATE[key] for key in WorkerLoad.__struct_fields__}
