@@ -95,7 +95,7 @@ def make_parts(
     index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
     keys = KeyRing(config.tenants, secrets.worker_api_key)
     admission = Admission(config.admission, pool.has_room, metrics, clock)
-    pool.changed = admission.look
+    pool.on_change = admission.look
     planner = Planner(
         policy=policy,
         placement=Placement(pool, decode_fallback=config.decode_fallback),

@@ -1,4 +1,4 @@
-"""Looking at workers again and again."""
+"""Health checks in a loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from ..scene import registry_of
 
 
-async def test_a_look_that_fails_by_a_bug_is_told_and_all_are_looked_at_again(
+async def test_a_bug_in_a_health_check_is_logged_and_all_workers_are_checked_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool = registry_of(prefill=1, decode=1)  # nobody can be asked: there is no client
-    probing = asyncio.create_task(pool.probe_forever(0.001))
-    urls = [worker.url for worker in pool.workers]
+    registry = registry_of(prefill=1, decode=1)  # without a client, so that every check fails
+    probing = asyncio.create_task(registry.probe_forever(0.001))
+    texts = [f"the health check of {worker.url} failed" for worker in registry.workers]
     async with asyncio.timeout(10):
-        while not all(caplog.text.count(f"a look at {url} failed") > 1 for url in urls):
+        while not all(caplog.text.count(text) > 1 for text in texts):
             await asyncio.sleep(0)
             assert not probing.done()
     assert "AttributeError" in caplog.text
