@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 
-class CacheWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The ``answer_cache`` object of a request; its fields stand over the configuration's."""
 
     threshold: float | None = None

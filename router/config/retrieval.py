@@ -25,7 +25,7 @@ class Failure(StrEnum):
     FAIL = "fail"
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RetrievalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The ``retrieval`` object of a request; in the configuration, a default.
 
     Attributes:
@@ -76,7 +76,7 @@ class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     collections: tuple[str, ...] | None = None
-    default: Wish | None = None
+    default: RetrievalOptions | None = None
 
 
 class Milvus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_ms: float = 1000.0
     decode_max_ms: float = 2000.0
     room_timeout_s: float = 10.0
-    defaults: dict[str, Wish] = {}
+    defaults: dict[str, RetrievalOptions] = {}
     tenants: dict[str, TenantRetrieval] = {}
     feedback_interval_s: float = 1.0
     link_bytes_per_s: float | None = None
@@ -154,9 +154,9 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             if not getattr(self, name) > 0:
                 yield f"retrieval.{name} must be above 0, got {getattr(self, name)}"
-        for model, wish in self.defaults.items():
-            yield from (f"retrieval.defaults.{model}: {told}" for told in wish.problems())
-        for tenant, its in self.tenants.items():
-            if its.default is not None:
+        for model, options in self.defaults.items():
+            yield from (f"retrieval.defaults.{model}: {problem}" for problem in options.problems())
+        for tenant, limits in self.tenants.items():
+            if limits.default is not None:
                 where = f"retrieval.tenants.{tenant}.default"
-                yield from (f"{where}: {told}" for told in its.default.problems())
+                yield from (f"{where}: {problem}" for problem in limits.default.problems())

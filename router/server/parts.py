@@ -176,7 +176,7 @@ def make_parts(
         answers = AnswerCache(
             config=cached,
             store=AnswerStore(cached.url, cached.collection, client),
-            turns=turns,
+            handler=turns,
             registry=metrics.registry,
             wall_clock=time.time,
             clock=clock,
@@ -200,7 +200,7 @@ def _retrieval(
     counted = RetrievalMetrics(metrics.registry)
     marks = lru_cache(maxsize=1)(Marks)
     stage = RetrievalStage(
-        turns=turns,
+        handler=turns,
         config=config,
         retriever=retriever,
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),

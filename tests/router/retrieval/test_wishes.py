@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.config.limits import Tenant
-from router.config.retrieval import RetrievalConfig, TenantRetrieval, Wish
+from router.config.retrieval import RetrievalConfig, TenantRetrieval, RetrievalOptions
 
 from ..conftest import Cluster
 from ..fake_engine import MODEL
@@ -29,9 +29,9 @@ async def test_defaults_by_model_and_tenant(
 ) -> None:
     config = RetrievalConfig(
         url=pool.url,
-        defaults={MODEL: Wish(collection="docs", k=1)},
+        defaults={MODEL: RetrievalOptions(collection="docs", k=1)},
         tenants={
-            "blue": TenantRetrieval(default=Wish("blue docs"), collections=("blue docs",)),
+            "blue": TenantRetrieval(default=RetrievalOptions("blue docs"), collections=("blue docs",)),
         },
     )
     key = "0f4e1e1f2a5d" * 4
@@ -124,7 +124,7 @@ async def test_without_a_wish_the_bytes_are_the_clients(
 
 
 async def test_other_apis_get_defaults(cluster: Cluster, engines: Engines, pool: FakePool) -> None:
-    config = RetrievalConfig(url=pool.url, defaults={MODEL: Wish(collection="docs", k=1)})
+    config = RetrievalConfig(url=pool.url, defaults={MODEL: RetrievalOptions(collection="docs", k=1)})
     async with cluster(*engines, retrieval=config) as client:
         said = [{"role": "user", "content": "about cats"}]
         body = {"model": MODEL, "max_tokens": 9, "messages": said}
@@ -134,7 +134,7 @@ async def test_other_apis_get_defaults(cluster: Cluster, engines: Engines, pool:
 
 def test_wrong_configurations_are_named() -> None:
     wrong = RetrievalConfig(
-        url="pool:1", min_ms=0.0, memory_s=0.0, defaults={"m": Wish(collection="", k=99)}
+        url="pool:1", min_ms=0.0, memory_s=0.0, defaults={"m": RetrievalOptions(collection="", k=99)}
     )
     told = "; ".join(wrong.problems())
     for part in ("url must begin", "min_ms", "memory_s", "collection is empty", "k must be"):
