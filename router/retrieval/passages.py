@@ -15,7 +15,9 @@ from .retriever import Passage
 
 def message_text(passages: Sequence[Passage], marks: Marks) -> str:
     """The text of passages for the new turn's message."""
-    blocks = [f"[{number}] {marks.broken(one.text)}" for number, one in enumerate(passages, 1)]
+    blocks = [
+        f"[{number}] {marks.broken(passage.text)}" for number, passage in enumerate(passages, 1)
+    ]
     return "\n\n".join(("Passages that may help:", *blocks))
 
 

@@ -143,7 +143,7 @@ class PoolRetriever:
         try:
             (result,) = msgspec.json.decode(raw, type=_Answer).results
         except (msgspec.MsgspecError, ValueError) as error:
-            raise WorkerError(f"retrieval failed: its answer makes no sense: {error}") from error
+            raise WorkerError(f"retrieval failed: its answer is malformed: {error}") from error
         if result.degraded and not result.hits:
             raise WorkerError(f"retrieval found nothing in {search.timeout_ms:.0f} ms")
         return SearchResult(

@@ -40,7 +40,7 @@ class _ApiError(Exception):
     """The API server answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"the API server says {status}: {message}")
+        super().__init__(f"the API server answered {status}: {message}")
         self.status = status
 
 
@@ -90,7 +90,7 @@ class Pods:
 
         def changed() -> None:
             nonlocal published
-            listed = {url: view.role for view in self._views for url in view.urls()}
+            listed = {url: view.role for view in self._views for url in view.collect_urls()}
             if listed != published:
                 published = listed
                 publish(listed)
@@ -128,19 +128,19 @@ class _View:
         self._last_error = ""
         self._without_port: set[str] = set()  # uids that were logged
 
-    def urls(self) -> set[str]:
-        """The URLs of the ready pods; a pod without the port is logged once."""
-        found: set[str] = set()
+    def collect_urls(self) -> set[str]:
+        """Collect the URLs of the ready pods; a pod without the port is logged once."""
+        urls: set[str] = set()
         for uid, pod in self._pods.items():
             if not pod.ready:
                 continue
             if url := pod.url(self._options.port):
-                found.add(url)
+                urls.add(url)
             elif uid not in self._without_port:
                 self._without_port.add(uid)
                 name, port = pod.metadata.name, self._options.port
                 logger.warning("kubernetes: pod %s has no port named %r", name, port)
-        return found
+        return urls
 
     def failed(self, reason: str) -> None:
         """Record that listing or watching failed; a new reason is logged."""

@@ -130,7 +130,13 @@ class _Subscriptions:
         publisher = worker.handshake.publisher
         if publisher is None or worker.handshake.keeps_sessions:
             return
-        if not self._can_subscribe(worker, publisher):
+        if publisher.ranks != 1:
+            logger.warning(
+                "%s publishes the KV events of %d data-parallel caches: not supported",
+                *(worker.url, publisher.ranks),
+            )
+            return
+        if not self._open_context(worker):
             return
         worker.publishes = False
         task = self._tasks[worker] = asyncio.create_task(self._listen(worker, publisher))
@@ -160,13 +166,8 @@ class _Subscriptions:
                 "the subscription to the KV events of %s failed", worker.url, exc_info=error
             )
 
-    def _can_subscribe(self, worker: Worker, publisher: Publisher) -> bool:
-        if publisher.ranks != 1:
-            logger.warning(
-                "%s publishes the KV events of %d data-parallel caches: not supported",
-                *(worker.url, publisher.ranks),
-            )
-            return False
+    def _open_context(self, worker: Worker) -> bool:
+        """Open the ZeroMQ context if it is not open; False if the library is not installed."""
         if self._context is None:
             try:
                 import zmq.asyncio

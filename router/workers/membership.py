@@ -98,7 +98,7 @@ class Membership:
         if not self._token and not self._is_from_this_host(request):
             raise RequestError(f"announcements from other hosts: {_NO_TOKEN}", status=401)
         if self._networks:
-            await self._allowed_addresses(self._sender(request), "who announces")
+            await self._allowed_addresses(self._sender(request), "the sender")
         try:
             announcement = parse(await request.read())
         except ContractError as error:
@@ -195,7 +195,7 @@ class Membership:
             try:
                 await self._check_known(worker, announcement)
             except WorkerError:
-                self._registry.leave(worker)  # another server has its URL, and may join anew
+                self._registry.leave(worker)  # another server has its URL, and may join
                 raise
             self._record(worker, announcement)
 
@@ -255,7 +255,7 @@ class Membership:
     def _remove(self, worker: Worker) -> None:
         """Send a leaving worker no new work; its open legs end by themselves."""
         if worker.announced_at_s is None:
-            self._registry.mark_dead(worker, "it said goodbye")
+            self._registry.mark_dead(worker, "it announced that it leaves")
         else:
             self._registry.leave(worker)
             logger.info("worker left: %s %s", worker.role, worker.url)
@@ -298,6 +298,6 @@ async def _addresses(host: str) -> list[IPv4Address | IPv6Address]:
     try:
         resolved = await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError as error:
-        raise RequestError(f"{host!r} leads nowhere: {error}") from error
+        raise RequestError(f"{host!r} does not resolve: {error}") from error
     addresses = [ipaddress.ip_address(entry[4][0]) for entry in resolved]
     return [getattr(address, "ipv4_mapped", None) or address for address in addresses]

@@ -66,8 +66,8 @@ class Pod(_Api, frozen=True):
         """
         if isinstance(port, str):
             containers = self.spec.containers or ()
-            declared = [one for container in containers for one in container.ports or ()]
-            numbers = [one.container_port for one in declared if one.name == port]
+            ports = [item for container in containers for item in container.ports or ()]
+            numbers = [item.container_port for item in ports if item.name == port]
             if not numbers:
                 return None
             port = numbers[0]

@@ -314,7 +314,7 @@ def load_of(answer: Any, previous: Load | None) -> Load:
     """Parse a report of load.
 
     SGLang 0.5.21 writes its load at every step, and an idle worker makes no steps. A report that
-    was not written anew since ``previous`` describes a batch that has ended.
+    was not written again since ``previous`` describes a batch that has ended.
 
     Args:
         answer: JSON of ``/v1/loads?include=core``.

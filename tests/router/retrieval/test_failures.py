@@ -38,7 +38,7 @@ async def _hanging(request: web.Request, body: dict[str, Any]) -> web.StreamResp
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        (_garbage, "its answer makes no sense"),
+        (_garbage, "its answer is malformed"),
         (_failing, "404"),
         (_dropping, "retrieval failed"),
         (_hanging, "too late: over 20 ms"),

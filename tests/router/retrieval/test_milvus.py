@@ -68,7 +68,8 @@ async def test_passages_come_from_milvus(cluster: Cluster, embeddings: str, data
         reply = await client.chat("tell me of dogs", retrieval=OPTIONS)
         report = reply.json["retrieval"]
         assert report["status"] == "ok", report
-        assert [(citation["id"], citation["score"]) for citation in report["citations"]] == [("dogs", 1.0)]
+        (citation,) = report["citations"]
+        assert (citation["id"], citation["score"]) == ("dogs", 1.0)
         assert "all about dogs" in engines[1].bodies[-1]["messages"][0]["content"]
         filtered = await client.chat(
             "tell me of fish", retrieval={**OPTIONS, "filter": "legs == 4"}

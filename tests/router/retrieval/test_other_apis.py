@@ -42,7 +42,8 @@ async def test_a_response_has_citations(cluster: Cluster, pool: FakePool, stream
             extra_body={"retrieval": None},
         )
         earlier: Any = again
-        assert [citation["id"] for citation in earlier.retrieval["citations"]] == ["cats-1", "common"]
+        citations = earlier.retrieval["citations"]
+        assert [citation["id"] for citation in citations] == ["cats-1", "common"]
         assert "all about cats" in sent(d)[0]
 
 

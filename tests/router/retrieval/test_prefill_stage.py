@@ -39,7 +39,8 @@ async def test_a_stream_ends_with_one_more_event(
         *events, last = with_passages.events
         assert len(events) == len(without.events)
         assert last["choices"] == []
-        assert [citation["id"] for citation in last["retrieval"]["citations"]] == ["cats-1", "common"]
+        citations = last["retrieval"]["citations"]
+        assert [citation["id"] for citation in citations] == ["cats-1", "common"]
         assert not any("retrieval" in event for event in without.events)
 
 

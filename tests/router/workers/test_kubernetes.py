@@ -147,7 +147,7 @@ async def test_a_refusal_is_logged_once_and_changes_nothing(
     await until(is_well)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    assert caplog.text.count("the API server says 403: pods is forbidden") == 1
+    assert caplog.text.count("the API server answered 403: pods is forbidden") == 1
 
 
 class StopTestError(BaseException):
