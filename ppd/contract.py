@@ -2,8 +2,8 @@
 
 A *remote* turn carries a bootstrap address and room in both bodies, as SGLang's own routers do.
 A *local* turn carries no room. It carries a marker in ``custom_params``, the one dict that
-SGLang 0.5.21 passes unchanged from all its endpoints to the scheduler (unknown top-level fields
-are dropped there). The marker has the name that SGLang's draft PR #34773 gives the field.
+SGLang 0.5.21 passes unchanged from all its endpoints to the scheduler. SGLang drops unknown
+top-level fields. The marker has the name that SGLang's draft PR #34773 gives the field.
 ``min_cached_tokens`` is a precondition in the sense of HTTP's If-Match: a decode worker that
 holds fewer tokens refuses the request before any work.
 

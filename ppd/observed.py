@@ -1,8 +1,8 @@
 """Correction factors for a decision table, from the measured TTFT and TPOT of served turns.
 
 The table itself is not changed. Each cell and route has one factor for TTFT and one for TPOT.
-A factor is shrunk towards 1 while there are few turns, and it is bounded, so that an hour of
-unusual load cannot change the choice of a cell for good.
+A factor is shrunk towards 1 while there are few turns, and it is bounded. So an hour of unusual
+load cannot change the choice of a cell for good.
 """
 
 from __future__ import annotations

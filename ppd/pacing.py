@@ -47,8 +47,8 @@ class Chunk:
 class ChunkCost:
     """An estimate of the milliseconds that a chunk adds to a decode step.
 
-    The model is ``a + b * context + (c + d * context) * tokens`` with terms of at least 0, fitted
-    by least squares over exponentially forgotten chunks. The terms that grow with context are
+    The model is ``a + b * context + (c + d * context) * tokens`` with terms of at least 0. It is
+    fitted by least squares with exponential forgetting. The terms that grow with context are
     those of attention: the KV that is read once per chunk, and the products of each token.
 
     Attributes:

@@ -92,9 +92,9 @@ class LocalQueue:
 
         The request lost its KV and cannot be restored like a transferred one. It was paused, it
         was evicted in mid-prefill in favour of decodes, or (with overlap scheduling) it was
-        retracted before its first token came back. It is not refused any more: upstream streams
+        retracted before its first token came back. It is not refused any more. Upstream streams
         an empty event of a request that was retracted so early (output_streamer counts no tokens
-        as a full interval), and after that a router cannot retry it on another worker.
+        as a full interval). After that event a router cannot retry it on another worker.
         """
         req.ppd_requeued = True
         self._telemetry.requeued()

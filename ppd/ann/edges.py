@@ -12,13 +12,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from .instructions import single
-from .kernels import BLOCK, EMPTY, bounded_distance
+from .kernels import BLOCK, NO_NODE, bounded_distance
 
 # (nodes, degree // 2): 1 where an edge of a node's second half belongs to the tree.
-Held = NDArray[np.uint8]
+TreeMarks = NDArray[np.uint8]
 
 
-def held(neighbours: NDArray[np.int32], seeds: NDArray[np.int32]) -> Held:
+def mark_tree(neighbours: NDArray[np.int32], seeds: NDArray[np.int32]) -> TreeMarks:
     """Build the tree over all nodes that the seeds lead to.
 
     Edges of first halves are preferred; these are never replaced and need no mark.
@@ -26,13 +26,13 @@ def held(neighbours: NDArray[np.int32], seeds: NDArray[np.int32]) -> Held:
     Returns:
         The marks of the second halves' edges that belong to the tree.
     """
-    made = np.zeros((neighbours.shape[0], neighbours.shape[1] // 2), np.uint8)
-    _hold_tree(neighbours, seeds, made)
-    return made
+    marks = np.zeros((neighbours.shape[0], neighbours.shape[1] // 2), np.uint8)
+    _mark_reachable(neighbours, seeds, marks)
+    return marks
 
 
 @njit(nogil=True, cache=True)
-def _hold_tree(neighbours, seeds, made):  # type: ignore[no-untyped-def]
+def _mark_reachable(neighbours, seeds, marks):  # type: ignore[no-untyped-def]
     n, degree = neighbours.shape
     half = degree - degree // 2
     found = np.zeros(n, np.bool_)
@@ -56,7 +56,7 @@ def _hold_tree(neighbours, seeds, made):  # type: ignore[no-untyped-def]
                 order[count] = to
                 count += 1
                 if not is_first:
-                    made[node, i - half] = 1
+                    marks[node, i - half] = 1
         if is_first:
             by_first += 1
         else:
@@ -64,13 +64,13 @@ def _hold_tree(neighbours, seeds, made):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def link(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
+def link(codes, neighbours, marks, node, near):  # type: ignore[no-untyped-def]
     """Link a new node into the graph: its own edges, then edges that lead to it.
 
     Args:
         codes: (nodes, width) codes of the rows.
         neighbours: (nodes, degree) int32, written.
-        made: the marks of the tree, as ``held`` returns them; written.
+        marks: the marks of the tree, as ``mark_tree`` returns them; written.
         node: the new node.
         near: candidates, nearest first; chosen by detour count.
     """
@@ -91,39 +91,39 @@ def link(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
                 neighbours[node, place] = near[j]
                 place += 1
         fewest += 1
-    neighbours[node, place:] = EMPTY
+    neighbours[node, place:] = NO_NODE
     if count:
-        _hold(codes, neighbours, made, node, near)
+        _hold(codes, neighbours, marks, node, near)
     for j in range(min(place, degree - degree // 2)):
-        _link_back(codes, neighbours, made, neighbours[node, j], node)
+        _link_back(codes, neighbours, marks, neighbours[node, j], node)
 
 
 @njit(nogil=True, cache=True)
-def _hold(codes, neighbours, made, node, near):  # type: ignore[no-untyped-def]
+def _hold(codes, neighbours, marks, node, near):  # type: ignore[no-untyped-def]
     """Add an edge of the tree that leads to ``node``.
 
     It starts at the nearest candidate with room for one, else at a neighbour of a candidate.
     """
     for j in range(near.shape[0]):
-        if _lead(codes, neighbours, made, near[j], node, True):
+        if _lead(codes, neighbours, marks, near[j], node, True):
             return
     for j in range(near.shape[0]):
         for i in range(neighbours.shape[1]):
             there = neighbours[near[j], i]
-            if there >= 0 and there != node and _lead(codes, neighbours, made, there, node, True):
+            if there >= 0 and there != node and _lead(codes, neighbours, marks, there, node, True):
                 return
 
 
 @njit(nogil=True, cache=True)
-def _link_back(codes, neighbours, made, parent, node):  # type: ignore[no-untyped-def]
+def _link_back(codes, neighbours, marks, parent, node):  # type: ignore[no-untyped-def]
     for i in range(neighbours.shape[1]):
         if neighbours[parent, i] == node:
             return
-    _lead(codes, neighbours, made, parent, node, False)
+    _lead(codes, neighbours, marks, parent, node, False)
 
 
 @njit(nogil=True, cache=True)
-def _lead(codes, neighbours, made, parent, node, hold):  # type: ignore[no-untyped-def]
+def _lead(codes, neighbours, marks, parent, node, hold):  # type: ignore[no-untyped-def]
     """Add an edge from ``parent`` to ``node``, and return whether there is one now.
 
     It takes an empty place, or replaces the longest edge of the second half that is not in the
@@ -140,11 +140,11 @@ def _lead(codes, neighbours, made, parent, node, hold):  # type: ignore[no-untyp
     place = -1
     for i in range(half, degree):
         there = neighbours[parent, i]
-        if there == EMPTY:
+        if there == NO_NODE:
             place = i
             longest = infinity
             break
-        if made[parent, i - half]:
+        if marks[parent, i - half]:
             continue
         distance = bounded_distance(row, codes, there, infinity, nothing)
         if distance > longest:
@@ -154,9 +154,9 @@ def _lead(codes, neighbours, made, parent, node, hold):  # type: ignore[no-untyp
         return False
     if not (hold or bounded_distance(row, codes, node, infinity, nothing) < longest):
         return False
-    while place > 0 and neighbours[parent, place - 1] == EMPTY:
+    while place > 0 and neighbours[parent, place - 1] == NO_NODE:
         place -= 1
     neighbours[parent, place] = node
     if hold and place >= half:
-        made[parent, place - half] = 1
+        marks[parent, place - half] = 1
     return True

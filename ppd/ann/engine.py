@@ -194,84 +194,88 @@ class Engine:
         began_s = self._clock()
         ended = []
         for at in range(0, len(late), self._backend.reserve):
-            some = late[at : at + self._backend.reserve]
-            ended += self._begin(some, began_s)
-            begun = [one for one in some if one.place >= 0]
+            group = late[at : at + self._backend.reserve]
+            ended += self._begin(group, began_s)
+            begun = [search for search in group if search.place >= 0]
             ended += self._end(begun, Ending.DEADLINE)  # seeds are better than no result
-        ended += self._begin([one for one in chosen if one.place < 0], began_s)
-        chosen = [one for one in chosen if one.place >= 0]
+        ended += self._begin([search for search in chosen if search.place < 0], began_s)
+        chosen = [search for search in chosen if search.place >= 0]
         done = 0
         finished: list[Search] = []
         steps = max(1, self._shape.expansions // max(1, len(chosen)))
         steps = min(steps, self._shape.each)
-        for _, some in _grouped(chosen, _snapshot):
-            done += self._advance(some, steps, finished)
+        for _, group in _grouped(chosen, _snapshot):
+            done += self._advance(group, steps, finished)
         now_s = self._clock()
         share = len(chosen) if self._backend.parallel else 1
         self._pace.observe(now_s - began_s, done / max(1, share))
         ended += self._end(finished, Ending.COMPLETE)
-        overdue = [one for one in self.running if one.deadline_s <= now_s]
+        overdue = [search for search in self.running if search.deadline_s <= now_s]
         return ended + self._end(overdue, Ending.DEADLINE)
 
     def _advance(self, searches: list[Search], steps: int, finished: list[Search]) -> int:
         """Advance searches of one snapshot; returns how many expansions were done."""
         done = 0
-        on_lanes = [one for one in searches if one.among is None]
+        on_lanes = [search for search in searches if search.among is None]
         if on_lanes:
             lanes = self._lane_sets[_snapshot(on_lanes[0])]
-            places = np.array([one.place for one in on_lanes], np.int64)
+            places = np.array([search.place for search in on_lanes], np.int64)
             done = lanes.extend(places, steps)
-            for one, over in zip(on_lanes, lanes.finished(places).tolist(), strict=True):
-                one.steps_left = max(1.0, one.steps_left - steps)
-                if over:
-                    finished.append(one)
-        for one in searches:
-            if one.among is not None:
-                part = one.among[one.scanned : one.scanned + steps * _SCANNED_PER_EXPANSION]
-                snapshot = one.target.snapshot
+            for search, is_over in zip(on_lanes, lanes.finished(places).tolist(), strict=True):
+                search.steps_left = max(1.0, search.steps_left - steps)
+                if is_over:
+                    finished.append(search)
+        for search in searches:
+            if search.among is not None:
+                part = search.among[
+                    search.scanned : search.scanned + steps * _SCANNED_PER_EXPANSION
+                ]
+                snapshot = search.target.snapshot
                 # Every row is measured to its end: ``reach`` is an estimate.
                 graph = snapshot.graph._replace(reach=np.ones_like(snapshot.graph.reach))
-                query = one.query[0] / np.float32(snapshot.scale)
-                one.filled = kernels.scan(graph, query, part, one.near, one.nodes, one.filled)
-                one.scanned += part.size
-                one.steps_left = max(1.0, one.steps_left - steps)
+                query = search.query[0] / np.float32(snapshot.scale)
+                search.filled = kernels.scan(
+                    graph, query, part, search.near, search.nodes, search.filled
+                )
+                search.scanned += part.size
+                search.steps_left = max(1.0, search.steps_left - steps)
                 done += steps
-                if one.scanned >= one.among.size:
-                    finished.append(one)
+                if search.scanned >= search.among.size:
+                    finished.append(search)
         return done
 
     def _begin(self, searches: list[Search], now_s: float) -> list[Found]:
         """Begin searches; returns those that cannot begin."""
         failed: list[Found] = []
-        for _, some in _grouped(searches, _snapshot):
+        for _, group in _grouped(searches, _snapshot):
             on_lanes = []
-            for one in some:
-                if one.among is None:
-                    on_lanes.append(one)
+            for search in group:
+                if search.among is None:
+                    on_lanes.append(search)
                 else:
-                    one.place = 0
-                    one.near, one.nodes = _nothing(_kept(one))
-                    self.running.append(one)
+                    search.place = 0
+                    search.near, search.nodes = _empty_result(_kept(search))
+                    self.running.append(search)
             if on_lanes:
                 try:
                     lanes = self._lanes_of(on_lanes[0].target.snapshot, now_s)
                 except IndexFileError as error:
                     failed += [
-                        Found(one, *_nothing(one.limit), Ending.FAILED, str(error))
-                        for one in on_lanes
+                        Found(search, *_empty_result(search.limit), Ending.FAILED, str(error))
+                        for search in on_lanes
                     ]
                     continue
-                queries = np.concatenate([one.query for one in on_lanes])
-                places = lanes.admit(queries, [one.itopk for one in on_lanes])
-                for one, place in zip(on_lanes, places, strict=True):
-                    one.place = place
+                queries = np.concatenate([search.query for search in on_lanes])
+                places = lanes.admit(queries, [search.itopk for search in on_lanes])
+                for search, place in zip(on_lanes, places, strict=True):
+                    search.place = place
                 self.running += on_lanes
         return failed
 
     def _lanes_of(self, snapshot: Snapshot, now_s: float) -> LaneSet:
         """The lanes of a snapshot; lanes of unused snapshots are freed."""
         key = id(snapshot)
-        searched = {_snapshot(one) for one in self.running}
+        searched = {_snapshot(search) for search in self.running}
         for other in sorted(self._used_s, key=self._used_s.__getitem__):  # longest unused first
             stale = self._used_s[other] < now_s - _KEPT_S or len(self._lane_sets) > _KEPT
             if stale and other != key and other not in searched:
@@ -284,23 +288,23 @@ class Engine:
     def _end(self, searches: list[Search], ending: Ending) -> list[Found]:
         if not searches:
             return []
-        gone = set(map(id, searches))
-        self.running = [one for one in self.running if id(one) not in gone]
+        ended_ids = set(map(id, searches))
+        self.running = [search for search in self.running if id(search) not in ended_ids]
         found = []
-        for _, some in _grouped(searches, _target):
-            on_lanes = [one for one in some if one.among is None]
+        for _, group in _grouped(searches, _target):
+            on_lanes = [search for search in group if search.among is None]
             if on_lanes:
-                limits = [one.limit for one in on_lanes]
-                places = [one.place for one in on_lanes]
+                limits = [search.limit for search in on_lanes]
+                places = [search.place for search in on_lanes]
                 lanes = self._lane_sets[_snapshot(on_lanes[0])]
                 near, nodes = lanes.release(places, limits, on_lanes[0].target.hidden)
                 found += [
-                    Found(one, near[i, : one.limit], nodes[i, : one.limit], ending)
-                    for i, one in enumerate(on_lanes)
+                    Found(search, near[i, : search.limit], nodes[i, : search.limit], ending)
+                    for i, search in enumerate(on_lanes)
                 ]
-            for one in some:
-                if one.among is not None:
-                    found.append(Found(one, *_measured_again(one), ending))
+            for search in group:
+                if search.among is not None:
+                    found.append(Found(search, *_measured_again(search), ending))
         return found
 
 
@@ -316,13 +320,13 @@ def _grouped(
     searches: list[Search], by: Callable[[Search], int]
 ) -> Iterable[tuple[int, list[Search]]]:
     groups: dict[int, list[Search]] = {}
-    for one in searches:
-        groups.setdefault(by(one), []).append(one)
+    for search in searches:
+        groups.setdefault(by(search), []).append(search)
     return groups.items()
 
 
 def _kept(search: Search) -> int:
-    """Of rows that are looked at one by one."""
+    """The number of scanned rows to keep, before they are measured again."""
     if not search.target.snapshot.exact.shape[0]:
         return search.limit
     return _AGAIN_PER_LIMIT * search.limit + _AGAIN_MORE
@@ -332,7 +336,7 @@ def _measured_again(search: Search) -> tuple[NDArray[np.float32], NDArray[np.int
     snapshot = search.target.snapshot
     if not snapshot.exact.shape[0]:
         return search.near * np.float32(snapshot.scale**2), search.nodes
-    near, nodes = _nothing(search.limit)
+    near, nodes = _empty_result(search.limit)
     found = search.nodes[: search.filled]
     distances = ((snapshot.exact[found] - search.query) ** 2).sum(1)
     best = np.lexsort((found, distances))[: search.limit]
@@ -340,11 +344,11 @@ def _measured_again(search: Search) -> tuple[NDArray[np.float32], NDArray[np.int
     return near, nodes
 
 
-def _nothing(limit: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+def _empty_result(limit: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     return np.full(limit, np.inf, np.float32), np.full(limit, -1, np.int32)
 
 
 def _searches(tickets: Sequence[Ticket]) -> list[Search]:
-    searches = [one for one in tickets if isinstance(one, Search)]
+    searches = [search for search in tickets if isinstance(search, Search)]
     assert len(searches) == len(tickets), "a scheduler gives back what it was offered"
     return searches

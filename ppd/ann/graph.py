@@ -15,10 +15,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .kernels import NO_NODE
 from .neighbours import Ids
 
 Progress = Callable[[str, int, int], None]  # a stage, how much is done, of how much (0: unknown)
-NOBODY = -1
 _REPAIRS = 4  # rounds
 
 
@@ -39,18 +39,18 @@ def fixed_degree(
         progress: receives the progress of each stage.
 
     Returns:
-        (n, degree) neighbours, where short lists end with ``NOBODY``; and the seeds, with one more
+        (n, degree) neighbours, where short lists end with ``NO_NODE``; and the seeds, with one more
         for each component that no edge leads to from elsewhere.
     """
     n = knn.shape[0]
-    kept = np.full((n, min(degree, knn.shape[1])), NOBODY, np.int32)
+    kept = np.full((n, min(degree, knn.shape[1])), NO_NODE, np.int32)
     bounds = np.linspace(0, n, 16 * threads + 1).astype(np.int64)
     with ThreadPoolExecutor(threads) as pool:
         parts = pool.map(lambda i: _prune(knn, kept, bounds[i], bounds[i + 1]), range(16 * threads))
         for i, _ in enumerate(parts, 1):
             progress("pruning edges", int(bounds[i]), n)
     progress("adding reverse edges", 0, 0)
-    graph = np.full((n, degree), NOBODY, np.int32)
+    graph = np.full((n, degree), NO_NODE, np.int32)
     _merge_reverse(kept, graph)
     for _ in range(_REPAIRS):
         found = reachable(graph, seeds)
@@ -76,15 +76,15 @@ def _prune(knn, kept, start, stop):  # type: ignore[no-untyped-def]
     while size < 4 * count:
         size *= 2
     mask = size - 1
-    table = np.full(size, NOBODY, np.int32)
+    table = np.full(size, NO_NODE, np.int32)
     rank = np.zeros(size, np.int32)
     detours = np.zeros(count, np.int32)
     for node in range(start, stop):
-        table[:] = NOBODY
+        table[:] = NO_NODE
         detours[:] = 0
         for j in range(count):
             slot = (knn[node, j] * 40503) & mask
-            while table[slot] != NOBODY:
+            while table[slot] != NO_NODE:
                 slot = (slot + 1) & mask
             table[slot] = knn[node, j]
             rank[slot] = j
@@ -93,7 +93,7 @@ def _prune(knn, kept, start, stop):  # type: ignore[no-untyped-def]
             for hop in range(count):
                 other = knn[between, hop]
                 slot = (other * 40503) & mask
-                while table[slot] != NOBODY and table[slot] != other:
+                while table[slot] != NO_NODE and table[slot] != other:
                     slot = (slot + 1) & mask
                 if table[slot] == other:
                     j = rank[slot]
@@ -114,7 +114,7 @@ def _merge_reverse(kept, graph):  # type: ignore[no-untyped-def]
     """First half: a node's own edges. Second: reverse ones by rank, then its own again."""
     n, own = kept.shape
     degree = graph.shape[1]
-    back = np.full((n, degree), NOBODY, np.int32)
+    back = np.full((n, degree), NO_NODE, np.int32)
     backs = np.zeros(n, np.int32)
     for place in range(own):
         for node in range(n):
@@ -181,7 +181,7 @@ def _join(graph, knn, found):  # type: ignore[no-untyped-def]
     n, degree = graph.shape
     seeds = np.empty(n, np.int32)
     count = 0
-    one = np.empty(1, np.int32)
+    start = np.empty(1, np.int32)
     for node in range(n):
         if found[node]:
             continue
@@ -198,6 +198,6 @@ def _join(graph, knn, found):  # type: ignore[no-untyped-def]
         if not linked:
             seeds[count] = node
             count += 1
-        one[0] = node
-        _walk(graph, one, found)
+        start[0] = node
+        _walk(graph, start, found)
     return seeds[:count]

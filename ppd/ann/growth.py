@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import batch
-from .edges import held, link
+from .edges import link, mark_tree
 from .lanes import Target
 from .snapshot import Snapshot, encode
 from .space import Rows
@@ -49,7 +49,7 @@ class Growth:
         self._warm = warm
         self.count = snapshot.count
         self.target = Target(snapshot, hidden)
-        self._held = held(snapshot.graph.neighbours, snapshot.graph.seed_ids)
+        self._tree_marks = mark_tree(snapshot.graph.neighbours, snapshot.graph.seed_ids)
         self._make_room(self.count + 1)
 
     def have_room(self, rows: int) -> None:
@@ -91,7 +91,7 @@ class Growth:
         snapshot.keys[node] = key
         self.target.hidden[node] = hidden
         snapshot.written.append(node)
-        link(snapshot.graph.codes, snapshot.graph.neighbours, self._held, node, near)
+        link(snapshot.graph.codes, snapshot.graph.neighbours, self._tree_marks, node, near)
         to = snapshot.graph.neighbours[node]
         snapshot.written.extend([node, *to[to >= 0].tolist()])
         self.count += 1
@@ -115,7 +115,7 @@ class Growth:
         keys = _longer(old.keys, self.count, room)
         keys[self.count :] = _NO_KEY
         snapshot = replace(old, graph=graph, exact=exact, keys=keys, written=array("i"))
-        self._held = _longer(self._held, self.count, room)
+        self._tree_marks = _longer(self._tree_marks, self.count, room)
         hidden = _longer(self.target.hidden, self.count, room)
         target = Target(snapshot, hidden)
         self._warm(target)

@@ -17,7 +17,7 @@ from .instructions import prefetch, single
 # Dimensions between two checks whether a row can still be near enough. A loop of 32 is unrolled
 # before it is vectorised, and then takes ten times as long; so does one of unknown length.
 BLOCK = 64
-EMPTY = -1
+NO_NODE = -1  # stands where an array has no node
 MIN_SEEN = 2048
 SEEN_PER_ITOPK = 32  # slots; a search visits about 20 nodes for each node that it keeps
 _PROBES = 8  # slots of the visited table that are probed: half a cache line
@@ -38,7 +38,7 @@ class Graph(NamedTuple):
 
     Attributes:
         codes: (n, width) rows as codes; float32, uint16 (half precision) or int8.
-        neighbours: (n, degree) int32, short lists end with ``EMPTY``.
+        neighbours: (n, degree) int32, short lists end with ``NO_NODE``.
         seed_ids: (seeds,) int32, nodes at which searches begin.
         seed_rows: (seeds, BLOCK) float32, first dimensions of the seeds, in units of the codes.
         reach: (width / BLOCK,) float32, see ``bounded_distance``.
@@ -111,11 +111,11 @@ def bounded_distance(query, codes, node, limit, reach):  # type: ignore[no-untyp
     row = codes[node]
     total = np.float32(0.0)
     for block in range(query.shape[0] // BLOCK):
-        ours = query[block * BLOCK : block * BLOCK + BLOCK]
-        theirs = row[block * BLOCK : block * BLOCK + BLOCK]
+        query_part = query[block * BLOCK : block * BLOCK + BLOCK]
+        row_part = row[block * BLOCK : block * BLOCK + BLOCK]
         part = np.float32(0.0)
         for i in range(BLOCK):
-            difference = ours[i] - single(theirs[i])
+            difference = query_part[i] - single(row_part[i])
             part += difference * difference
         total += part
         if total > limit * reach[block]:
@@ -132,7 +132,7 @@ def _first_seen(seen, mask, node):  # type: ignore[no-untyped-def]
         there = seen[slot]
         if there == node:
             return False
-        if there == EMPTY:
+        if there == NO_NODE:
             seen[slot] = node
             return True
         slot = (slot + 1) & mask
@@ -201,7 +201,7 @@ def _enter(graph, lanes, lane, given, scale, width, entries):  # type: ignore[no
     while size < min(SEEN_PER_ITOPK * width, lanes.seen.shape[1]):
         size *= 2
     lanes.seen_size[lane] = size
-    lanes.seen[lane, :size] = EMPTY
+    lanes.seen[lane, :size] = NO_NODE
     lanes.width[lane] = width
     lanes.cursor[lane] = 0
     lanes.expansions[lane] = 0
@@ -336,7 +336,7 @@ def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type:
 def _leave(lanes, lane, hidden, exact, wanted, out_near, out_nodes):  # type: ignore[no-untyped-def]
     again = exact.shape[0] > 0
     near, nodes = lanes.again_near, lanes.again_ids
-    ours = lanes.exact_query[lane]
+    query = lanes.exact_query[lane]
     filled = lanes.filled[lane]
     if again:
         for j in range(filled):
@@ -355,9 +355,9 @@ def _leave(lanes, lane, hidden, exact, wanted, out_near, out_nodes):  # type: ig
         distance = lanes.near[lane, j]
         if again:
             distance = np.float32(0.0)
-            theirs = exact[node]
-            for at in range(ours.shape[0]):
-                difference = ours[at] - theirs[at]
+            row = exact[node]
+            for at in range(query.shape[0]):
+                difference = query[at] - row[at]
                 distance += difference * difference
         elif count == wanted:
             break
@@ -377,7 +377,7 @@ def _leave(lanes, lane, hidden, exact, wanted, out_near, out_nodes):  # type: ig
             out_nodes[j] = nodes[j]
         else:
             out_near[j] = np.inf
-            out_nodes[j] = EMPTY
+            out_nodes[j] = NO_NODE
 
 
 @compiled

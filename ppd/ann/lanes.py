@@ -100,7 +100,7 @@ def make_lanes(count: int, itopk: int, snapshot: Snapshot) -> Lanes:
         exact_query=np.zeros((count, width), np.float32),
         near=np.zeros((count, itopk), np.float32),
         ids=np.zeros((count, itopk), np.int32),
-        seen=np.full((count, seen), kernels.EMPTY, np.int32),
+        seen=np.full((count, seen), kernels.NO_NODE, np.int32),
         seen_size=np.full(count, seen, np.int32),
         width=np.zeros(count, np.int32),
         filled=np.zeros(count, np.int32),

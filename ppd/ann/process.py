@@ -29,7 +29,7 @@ def own_cores(engines: int) -> list[int] | None:
 def stay_on(core: int) -> None:
     """Pin the calling thread to a core.
 
-    Without this, Linux may run two engines that have just been woken on one core for some
-    milliseconds, one after the other, while another core is idle.
+    Without this, Linux may run two engines that were just woken on one core, while another core
+    is idle for some milliseconds.
     """
     os.sched_setaffinity(0, {core})

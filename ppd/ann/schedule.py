@@ -1,8 +1,9 @@
-"""Which searches take part in the next step: prefill by slack, decode in order, both in bounds.
+"""The scheduler of searches: chooses those of the next step, and bounds those that wait.
 
-After Trinity's pool (section 3.3). A step has a few slots; a share of them is reserved for prefill,
-and whoever does not use his share gives it away at once. Knows neither lanes nor vectors: time and
-what runs come in as values.
+It follows Trinity's pool (section 3.3). Prefill searches are ordered by slack, decode searches by
+arrival. A step has a few slots. A share of them is reserved for prefill. A stage that does not use
+its share leaves it to the other one in the same step. There are neither lanes nor vectors here:
+time and the running searches are passed in.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from itertools import count
 
 from ppd.errors import Overloaded
 
-MAX_RESERVED = 0.9  # decode keeps the rest, whatever is flushed
-_ROUNDING = 1e-9  # ten tenths are a slot
+MAX_RESERVED = 0.9  # decode keeps the rest, even during a flush
+_ROUNDING = 1e-9  # ten tenths must add up to a slot
 
 
 class Stage(StrEnum):
-    """Where in a request's life a search is asked for.
+    """The stage of a request that waits for a search.
 
-    Prefill's is on the way to the first token; decode's hides behind tokens that are there.
+    A prefill search delays the first token. A decode search runs while tokens are streamed.
     """
 
     PREFILL = "prefill"
@@ -33,11 +34,11 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What the control loop moves.
+    """The parameters that the control loop adjusts.
 
     Attributes:
-        reserved: share of slots that is prefill's, 0 to ``MAX_RESERVED``.
-        flush_s: a prefill search that has been there for longer goes before any decode.
+        reserved: share of slots that is reserved for prefill, 0 to ``MAX_RESERVED``.
+        flush_s: age at which a prefill search takes precedence over decode.
     """
 
     reserved: float = 0.5
@@ -46,7 +47,7 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Searches that may wait."""
+    """The maximum number of searches that wait, per stage."""
 
     prefill: int = 2048
     decode: int = 4096
@@ -54,11 +55,14 @@ class Bounds:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One search as the scheduler sees it.
+    """One search, as the scheduler tracks it.
 
     Attributes:
-        steps_left: an estimate; whoever runs it keeps it up to date.
-        order: given when it is offered.
+        stage: the stage that waits for the search.
+        arrived_s: when the search arrived.
+        deadline_s: when its result is due.
+        steps_left: estimated steps to its end; the engine updates it.
+        order: its number in the order of arrival, set when it is offered.
     """
 
     stage: Stage
@@ -69,9 +73,12 @@ class Ticket:
 
 
 class Scheduler:
-    """
+    """Queues searches and chooses those of each step.
+
     Args:
-        step_s: what a step of one search takes now.
+        bounds: the maximum number of searches that wait.
+        controls: the initial controls.
+        step_s: returns the current duration of one step of a search.
     """
 
     def __init__(self, bounds: Bounds, controls: Controls, step_s: Callable[[], float]) -> None:
@@ -87,35 +94,37 @@ class Scheduler:
         self._decode_credit = 0.0
 
     def waiting(self, stage: Stage) -> int:
+        """The number of searches of a stage that wait."""
         return len(self._waiting[stage])
 
     def all_waiting(self) -> int:
+        """The number of searches that wait."""
         return sum(map(len, self._waiting.values()))
 
     def offer(self, ticket: Ticket) -> None:
-        """Let it wait.
+        """Queue one search.
 
         Raises:
-            Overloaded: as many wait as may.
+            Overloaded: the queue of its stage is full.
         """
         self.offer_all([ticket])
 
     def offer_all(self, tickets: Sequence[Ticket]) -> None:
-        """Let all of them wait, or none.
+        """Queue all of the searches, or none.
 
         Raises:
-            Overloaded: too many wait.
+            Overloaded: the queue of a stage has no room for them.
         """
-        for stage, most in (
+        for stage, bound in (
             (Stage.PREFILL, self.bounds.prefill),
             (Stage.DECODE, self.bounds.decode),
         ):
-            more = [one for one in tickets if one.stage is stage]
+            new = [ticket for ticket in tickets if ticket.stage is stage]
             waiting = self.waiting(stage)
-            if more and waiting + len(more) > most:
-                clears_s = waiting * more[0].steps_left * self._step_s()
+            if new and waiting + len(new) > bound:
+                clears_s = waiting * new[0].steps_left * self._step_s()
                 raise Overloaded(
-                    f"{waiting} {stage} searches are waiting and {most} may; {len(more)} came",
+                    f"{waiting} {stage} searches are waiting and {bound} may; {len(new)} came",
                     retry_after_s=max(1.0, math.ceil(clears_s)),
                     code="queue_full",
                 )
@@ -128,47 +137,52 @@ class Scheduler:
             else:
                 self._decode.append(ticket)
 
-    def expired(self, now_s: float, most: int) -> list[Ticket]:
-        """Waiting searches whose deadline has passed, at most so many; they no longer wait."""
+    def expired(self, now_s: float, max_count: int) -> list[Ticket]:
+        """Dequeue up to ``max_count`` waiting searches whose deadline has passed."""
         late: list[Ticket] = []
-        while (len(late) < most and self._deadlines) and (
+        while (len(late) < max_count and self._deadlines) and (
             self._deadlines[0][0] <= now_s or not self._waits(self._deadlines[0][2])
         ):
-            one = heapq.heappop(self._deadlines)[2]
-            if self._waits(one):
-                self._waiting[one.stage].remove(one.order)
-                late.append(one)
+            ticket = heapq.heappop(self._deadlines)[2]
+            if self._waits(ticket):
+                self._waiting[ticket.stage].remove(ticket.order)
+                late.append(ticket)
         self._drop_gone()
         return late
 
     def choose(
         self, now_s: float, slots: int, free_lanes: int, running: Sequence[Ticket]
     ) -> list[Ticket]:
-        """The searches of the next step, at most ``slots``; those that waited no longer do.
+        """Choose the searches of the next step, and dequeue those that begin.
 
         Args:
-            free_lanes: how many may begin.
-            running: those that have begun and are not finished.
+            now_s: the current time.
+            slots: maximum number of searches in the step.
+            free_lanes: maximum number of searches that may begin.
+            running: searches that have begun and are not finished.
+
+        Returns:
+            The chosen searches, both running and new.
         """
         waiting = {stage: self.waiting(stage) for stage in Stage}
-        prefill = [one for one in running if one.stage is Stage.PREFILL]
-        prefill.sort(key=lambda one: (self._latest_start_s(one), one.order))
-        decode = [one for one in running if one.stage is Stage.DECODE]
-        decode.sort(key=lambda one: one.order)
+        prefill = [ticket for ticket in running if ticket.stage is Stage.PREFILL]
+        prefill.sort(key=lambda ticket: (self._latest_start_s(ticket), ticket.order))
+        decode = [ticket for ticket in running if ticket.stage is Stage.DECODE]
+        decode.sort(key=lambda ticket: ticket.order)
         of_prefill = min(slots, len(prefill) + min(free_lanes, waiting[Stage.PREFILL]))
         of_decode = min(slots, len(decode) + min(free_lanes, waiting[Stage.DECODE]))
         if of_prefill and of_decode:
             of_prefill, of_decode = self._shares(now_s, slots, prefill, of_prefill, of_decode)
         chosen: list[Ticket] = []
-        for ready in (self._next_prefill, self._next_decode):
-            share = of_prefill if ready == self._next_prefill else of_decode
-            mine = prefill if ready == self._next_prefill else decode
-            taken, began = ready(mine, share, free_lanes)
+        for take in (self._next_prefill, self._next_decode):
+            share = of_prefill if take == self._next_prefill else of_decode
+            begun_tickets = prefill if take == self._next_prefill else decode
+            taken, began = take(begun_tickets, share, free_lanes)
             free_lanes -= began
             chosen += taken
-        if len(chosen) < slots:  # the last lane went to the one stage, and the other has no use
+        if len(chosen) < slots:  # one stage took the last lane, the other cannot fill its share
             taken_up = set(map(id, chosen))
-            rest = [one for one in (*prefill, *decode) if id(one) not in taken_up]
+            rest = [ticket for ticket in (*prefill, *decode) if id(ticket) not in taken_up]
             chosen += rest[: slots - len(chosen)]
         return chosen
 
@@ -180,35 +194,40 @@ class Scheduler:
         of_prefill: int,
         of_decode: int,
     ) -> tuple[int, int]:
-        """Slots of each, when both could use some. Fractions are kept for the next step."""
+        """Divide the slots when both stages could use some; fractions carry over to the next step.
+
+        Returns:
+            The slots of prefill and of decode.
+        """
         reserved = min(self.controls.reserved, MAX_RESERVED)
         self._prefill_credit += reserved * slots
         self._decode_credit += (1.0 - MAX_RESERVED) * slots
-        owed = int(self._prefill_credit + _ROUNDING)
-        least = min(int(self._decode_credit + _ROUNDING), of_decode)
+        reserved_slots = int(self._prefill_credit + _ROUNDING)
+        min_decode = min(int(self._decode_credit + _ROUNDING), of_decode)
         flushed = self._flushed(now_s, prefill, of_prefill)
-        prefill_slots = min(of_prefill, max(owed, flushed), slots - least)
+        prefill_slots = min(of_prefill, max(reserved_slots, flushed), slots - min_decode)
         decode_slots = min(of_decode, slots - prefill_slots)
         prefill_slots = min(of_prefill, slots - decode_slots)
-        # Nobody saves up what he did not use.
+        # Unused credit is not saved up: at most one slot carries over.
         self._prefill_credit = min(max(self._prefill_credit - prefill_slots, 0.0), 1.0)
         self._decode_credit = min(max(self._decode_credit - decode_slots, 0.0), 1.0)
         return prefill_slots, decode_slots
 
-    def _flushed(self, now_s: float, running: Sequence[Ticket], most: int) -> int:
-        """Prefill searches that have been there for too long, or will be late."""
+    def _flushed(self, now_s: float, running: Sequence[Ticket], max_count: int) -> int:
+        """Count the prefill searches that are older than the flush timeout, or will be late."""
         since_s = now_s - self.controls.flush_s
         late = sum(
-            one.arrived_s <= since_s or self._latest_start_s(one) <= now_s for one in running
+            ticket.arrived_s <= since_s or self._latest_start_s(ticket) <= now_s
+            for ticket in running
         )
-        for latest_start_s, _, one in self._prefill[:most]:  # near the least slack
-            late += one.arrived_s <= since_s or latest_start_s <= now_s
-        return min(late, most)
+        for latest_start_s, _, ticket in self._prefill[:max_count]:  # roughly those of least slack
+            late += ticket.arrived_s <= since_s or latest_start_s <= now_s
+        return min(late, max_count)
 
     def _next_prefill(
         self, running: list[Ticket], share: int, free_lanes: int
     ) -> tuple[list[Ticket], int]:
-        """Those with the least slack, begun or not."""
+        """Take the prefill searches with the least slack; returns them, and how many begin."""
         taken: list[Ticket] = []
         began = 0
         begun = deque(running)
@@ -229,7 +248,7 @@ class Scheduler:
     def _next_decode(
         self, running: list[Ticket], share: int, free_lanes: int
     ) -> tuple[list[Ticket], int]:
-        """Those that came first; who has begun came before who has not."""
+        """Take the oldest decode searches; returns them, and how many begin."""
         taken = running[:share]
         began = min(share - len(taken), free_lanes, self.waiting(Stage.DECODE))
         return taken + [self._begun(self._decode.popleft()) for _ in range(began)], began
@@ -243,12 +262,12 @@ class Scheduler:
         return ticket
 
     def _drop_gone(self) -> None:
-        """The first of each queue waits; others may have expired, and are found out in time."""
+        """Drop expired searches from the head of each queue; others are dropped later."""
         while self._prefill and not self._waits(self._prefill[0][2]):
             heapq.heappop(self._prefill)
         while self._decode and not self._waits(self._decode[0]):
             self._decode.popleft()
 
     def _latest_start_s(self, ticket: Ticket) -> float:
-        """Slack, but for the present time, which is the same for all."""
+        """The latest time at which a search can begin and meet its deadline."""
         return ticket.deadline_s - ticket.steps_left * self._step_s()

@@ -1,4 +1,4 @@
-"""What is searched, as arrays that nobody changes: rows, graph, seeds, and how to read them."""
+"""The snapshot of an index: immutable arrays of rows, graph and seeds, and how they are built."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from .kernels import BLOCK, Graph
 from .neighbours import Finder, nearest_neighbours
 from .space import Metric, Rows, Space
 
-_SURE = 0.995  # quantile of what the first dimensions tell of the whole distance
-_SIZED = 0.999  # share of rows whose codes are not cut off
+_REACH_QUANTILE = 0.995  # of the share of a distance that lies in its first dimensions
+_UNCLIPPED = 0.999  # share of rows whose codes are not clipped
 _PAIRS = 20_000
 
 
 class Precision(StrEnum):
-    """How rows are kept for the search. All but fp32 are measured again from fp32 at the end."""
+    """The number format of the codes that a search reads.
+
+    Results of all formats but fp32 are measured again from fp32 rows at the end.
+    """
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -31,12 +34,13 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What ``build`` may choose.
+    """The size of a graph.
 
     Attributes:
         degree: neighbours of a node in the graph.
-        knn: neighbours that these are chosen from.
-        seeds: nodes where a search may begin; None: the square root of the rows.
+        knn: nearest neighbours from which these are chosen.
+        seeds: number of nodes at which a search may begin; None for about the square root of the
+            rows.
     """
 
     degree: int = 32
@@ -44,8 +48,10 @@ class Shape:
     seeds: int | None = None
 
     def check(self) -> None:
-        """Raises:
-        ConfigError: no graph has that shape.
+        """Validate the shape.
+
+        Raises:
+            ConfigError: a value is out of range.
         """
         if not 4 <= self.degree <= self.knn <= 512:
             raise ConfigError(
@@ -57,14 +63,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """
+    """An index as immutable arrays, except for rows that ``ppd.ann.growth`` adds.
+
     Attributes:
+        space: the coordinates of the rows.
+        precision: the number format of the codes.
         scale: one step of the codes in the space's units.
+        graph: codes, neighbours and seeds.
         exact: (n, width) float32; (0, 0) where the codes are exact themselves.
-        keys: (n,) int64, what users' ids are stored under.
-        written: nodes that ``ppd.ann.growth`` has written since: each when its row is there, before
-            any edge leads to it, and all whose edges changed when they have. Whoever has a copy of
-            the arrays reads on from where he was.
+        keys: (n,) int64, keys of the users' ids.
+        written: log of the nodes that ``ppd.ann.growth`` has written. A new node is appended when
+            its row is complete, before any edge leads to it; then every node whose edges changed.
+            A copy of the arrays (``Mirror``) is updated from the part of the log it has not read.
     """
 
     space: Space
@@ -77,7 +87,7 @@ class Snapshot:
 
     @classmethod
     def empty(cls, space: Space, degree: int) -> Snapshot:
-        """Without rows, and so without a graph."""
+        """Create a snapshot without rows, and so without a graph."""
         graph = Graph(
             codes=np.empty((0, space.width), np.float32),
             neighbours=np.empty((0, degree), np.int32),
@@ -90,11 +100,12 @@ class Snapshot:
 
     @property
     def count(self) -> int:
+        """The number of rows."""
         return int(self.keys.shape[0])
 
     @property
     def has_graph(self) -> bool:
-        """Without one all rows must be looked at."""
+        """Whether there is a graph to follow; without one a search scans all rows."""
         return bool(self.graph.seed_ids.size)
 
 
@@ -111,13 +122,23 @@ def build(
     finder: Finder = Finder.FAISS,
     progress: Progress = no_progress,
 ) -> Snapshot:
-    """
+    """Build a snapshot.
+
     Args:
         rows: (n, dimensions), finite, n at least 1.
-        space: None: one is fitted to the rows.
+        keys: (n,) keys of the users' ids, ascending.
+        metric: the users' metric.
+        precision: the number format of the codes.
+        shape: the size of the graph.
+        threads: number of threads.
+        seed: seed of all random choices.
+        space: the space; None to fit one to the rows.
+        finder: the library that finds neighbours.
+        progress: receives the progress of each stage.
 
     Raises:
-        ConfigError, IndexFileError: neighbours cannot be found by ``finder``.
+        ConfigError: ``finder`` is not installed.
+        IndexFileError: ``finder`` fails.
     """
     progress("choosing seeds", 0, 0)
     space = space or Space.fit(rows, metric, seed)
@@ -146,7 +167,13 @@ def build(
 def encode(
     moved: Rows, precision: Precision, scale: float | None = None
 ) -> tuple[NDArray[np.float32] | NDArray[np.uint16] | NDArray[np.int8], float]:
-    """Rows as codes, and what one step of them is worth."""
+    """Encode rows of the space; returns the codes and the scale of one step.
+
+    Args:
+        moved: (n, width) rows in the space's coordinates.
+        precision: the number format.
+        scale: the scale to use for int8; None to fit it to the rows.
+    """
     match precision:
         case Precision.FP32:
             return moved, 1.0
@@ -159,17 +186,28 @@ def encode(
 
 
 def _largest(moved: Rows) -> float:
-    """But for a few rows, which are cut off: one of another size than the rest would make all of
-    their codes alike."""
-    of_each = np.maximum(moved.max(1), -moved.min(1))
-    return float(np.quantile(of_each, _SIZED)) or float(of_each.max())
+    """The largest coordinate, except in a few rows, whose codes are clipped.
+
+    A row that is much larger than the rest would reduce all other codes to a few values.
+    """
+    row_max = np.maximum(moved.max(1), -moved.min(1))
+    return float(np.quantile(row_max, _UNCLIPPED)) or float(row_max.max())
 
 
 def choose_seeds(moved: Rows, count: int, seed: int) -> NDArray[np.int32]:
-    """Rows that searches begin from: each crowd shall have one.
+    """Choose the rows at which searches begin, so that every cluster has one.
 
-    Three quarters are the rows nearest to centres of clusters. Clustering merges small crowds into
-    large ones far away, so the rest are, one after the other, the rows farthest from all seeds.
+    Three quarters of them are the rows nearest to centres of clusters. Clustering merges small
+    clusters into large ones far away. So the rest are, one after the other, the rows farthest from
+    all seeds.
+
+    Args:
+        moved: (n, width) rows in the space's coordinates.
+        count: number of seeds.
+        seed: seed of the random choices.
+
+    Returns:
+        Ids of the seeds, ascending.
     """
     import faiss
 
@@ -177,18 +215,18 @@ def choose_seeds(moved: Rows, count: int, seed: int) -> NDArray[np.int32]:
     count = max(1, min(count, n // 8))
     source = np.random.default_rng(seed)
     chosen = np.sort(source.choice(n, min(n, 64 * count), replace=False))
-    some = moved[chosen]
+    sample = moved[chosen]
     clusters = max(1, 3 * count // 4)
     kmeans = faiss.Kmeans(moved.shape[1], clusters, niter=8, seed=seed, verbose=False)
     kmeans.cp.min_points_per_centroid = 1
-    kmeans.train(some)
-    _, nearest = faiss.knn(kmeans.centroids, some, 1)
+    kmeans.train(sample)
+    _, nearest = faiss.knn(kmeans.centroids, sample, 1)
     seeds = list(nearest[:, 0])
-    alone, _ = faiss.knn(some, some[seeds], 1)
-    far = alone[:, 0]
+    nearest_sq, _ = faiss.knn(sample, sample[seeds], 1)
+    far = nearest_sq[:, 0]
     for _ in range(count - clusters):
         seeds.append(int(far.argmax()))
-        far = np.minimum(far, ((some - some[seeds[-1]]) ** 2).sum(1))
+        far = np.minimum(far, ((sample - sample[seeds[-1]]) ** 2).sum(1))
     return np.unique(chosen[seeds]).astype(np.int32)
 
 
@@ -197,14 +235,28 @@ def _default_seeds(count: int) -> int:
 
 
 def seed_rows(moved: Rows, seeds: NDArray[np.int32], scale: float) -> Rows:
-    """What seeds are compared by: their first dimensions, close together."""
+    """The first dimensions of the seeds, (seeds, BLOCK), in units of the codes.
+
+    Args:
+        moved: (n, width) rows in the space's coordinates.
+        seeds: ids of the seeds.
+        scale: one step of the codes.
+    """
     return np.asarray(moved[seeds, :BLOCK] / np.float32(scale), np.float32, order="C")
 
 
 def reach(moved: Rows, neighbours: NDArray[np.int32], seed: int) -> Rows:
-    """For each block: the share of a distance up to it, that next to none exceeds.
+    """For each block, a share of the squared distance that the blocks up to it rarely exceed.
 
-    Taken between nodes two edges apart, as those are that a search has to tell apart.
+    It is estimated between nodes two edges apart, because a search compares such nodes.
+
+    Args:
+        moved: (n, width) rows in the space's coordinates.
+        neighbours: (n, degree) the graph.
+        seed: seed of the random choices.
+
+    Returns:
+        (blocks,) shares; the last one is 1.
     """
     source = np.random.default_rng(seed)
     n = moved.shape[0]
@@ -218,6 +270,6 @@ def reach(moved: Rows, neighbours: NDArray[np.int32], seed: int) -> Rows:
     sums = sums[sums[:, -1] > 0]
     if not sums.shape[0]:
         return np.ones(blocks, np.float32)
-    shares: Rows = np.quantile(sums / sums[:, -1:], _SURE, axis=0).astype(np.float32)
+    shares: Rows = np.quantile(sums / sums[:, -1:], _REACH_QUANTILE, axis=0).astype(np.float32)
     shares[-1] = 1.0
     return shares

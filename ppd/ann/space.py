@@ -1,9 +1,9 @@
-"""One space for every metric: all are squared distances there, and the first dimensions say most.
+"""The space of an index: coordinates in which every metric is a squared distance.
 
-Cosine is the distance of unit vectors. Inner product is that of vectors with one more dimension,
-which brings all to one length (Bachrach et al., RecSys 2014). Then rows are turned onto the
-principal axes of the collection, which changes no distance, but lets a search give up on most
-rows after a part of their dimensions.
+Cosine becomes the distance of unit vectors. Inner product becomes the distance of vectors with
+one more dimension, which makes all lengths equal (Bachrach et al., RecSys 2014). Then rows are
+rotated onto the principal axes of the collection. A rotation changes no distance, but it lets a
+search reject most rows after a part of their dimensions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from ppd.errors import RequestError
 from .kernels import BLOCK
 
 Rows = NDArray[np.float32]
-_SAMPLE = 50_000  # rows that the axes are fitted to
-_SLACK = 1.0 + 1e-5  # of the longest row's length, for rounding
+_SAMPLE = 50_000  # rows to which the axes are fitted
+_SLACK = 1.0 + 1e-5  # factor on the longest row's length, for rounding
 
 
 class Metric(StrEnum):
+    """The metric by which users compare vectors."""
+
     L2 = "l2"
     IP = "ip"
     COSINE = "cosine"
@@ -32,10 +34,12 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """
+    """The transformation between the users' vectors and the rows of an index.
+
     Attributes:
-        dimensions: of the vectors that users know.
-        length: of the longest row (``ip``), else 0.
+        metric: the users' metric.
+        dimensions: dimensions of the users' vectors.
+        length: length of the longest row (``ip``), else 0.
         mean: (d,) float32, d being ``dimensions``, for ``ip`` one more.
         axes: (width, d) float32; width is d rounded up to whole blocks, the rest zeros.
     """
@@ -48,10 +52,13 @@ class Space:
 
     @classmethod
     def fit(cls, rows: Rows, metric: Metric, seed: int, length: float = 0.0) -> Space:
-        """To (n, dimensions) rows, n at least 1.
+        """Fit a space to rows.
 
         Args:
-            length: of the longest row that an ``ip`` space shall take, if none of these is longer.
+            rows: (n, dimensions), n at least 1.
+            metric: the users' metric.
+            seed: seed of the random sample.
+            length: length up to which an ``ip`` space takes rows, if none of ``rows`` is longer.
         """
         if metric is Metric.IP:
             length = max(length, float(np.sqrt(_squares(rows).max())) * _SLACK)
@@ -70,7 +77,7 @@ class Space:
 
     @classmethod
     def plain(cls, dimensions: int, metric: Metric) -> Space:
-        """For rows that nothing is known of yet. Not for ``ip``, which must know the longest."""
+        """Create a space without rows to fit it to; not for ``ip``, which needs the longest row."""
         assert metric is not Metric.IP, "the longest row is not known"
         width = -(-dimensions // BLOCK) * BLOCK
         axes = np.eye(width, dimensions, dtype=np.float32)
@@ -78,13 +85,14 @@ class Space:
 
     @property
     def width(self) -> int:
+        """Dimensions of the rows of the index."""
         return int(self.axes.shape[0])
 
     def rows(self, rows: Rows) -> Rows:
-        """(n, dimensions) as the index keeps them: (n, width).
+        """Transform (n, dimensions) users' rows to (n, width) rows of the index.
 
         Raises:
-            RequestError: a row is longer than any that an ``ip`` space was made for.
+            RequestError: a row is longer than ``length`` of an ``ip`` space.
         """
         if self.metric is Metric.IP and rows.shape[0]:
             longest = float(np.sqrt(_squares(rows).max()))
@@ -102,14 +110,14 @@ class Space:
         return out
 
     def users(self, moved: Rows) -> Rows:
-        """The rows that ``rows`` was given, but for rounding; those of ``cosine`` of length 1."""
+        """Transform rows of the index back to users' rows; ``cosine`` rows have length 1."""
         return np.asarray((moved @ self.axes + self.mean)[:, : self.dimensions], np.float32)
 
     def queries(self, queries: Rows) -> Rows:
-        """(n, dimensions) queries as (n, width).
+        """Transform (n, dimensions) queries to (n, width).
 
-        Each by itself, in compiled code: a matrix product would round one query differently
-        beside others than alone.
+        Each query is transformed by itself, in compiled code. In a matrix product, the rounding of
+        one query would depend on the others.
         """
         out = np.empty((queries.shape[0], self.width), np.float32)
         unit = self.metric is Metric.COSINE
@@ -117,10 +125,14 @@ class Space:
         return out
 
     def scores(self, queries: Rows, distances: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What users know: squared distance, inner product, or cosine.
+        """Convert squared distances to the users' metric.
 
         Args:
-            distances: (n, k) squared, of ``n`` queries.
+            queries: (n, dimensions) users' queries.
+            distances: (n, k) squared distances.
+
+        Returns:
+            (n, k) squared distances, inner products or cosines.
         """
         match self.metric:
             case Metric.L2:

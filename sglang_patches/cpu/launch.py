@@ -1,9 +1,8 @@
 """``python -m sglang_patches.cpu.launch``: ``sglang.launch_server`` on a machine without GPU.
 
 The stand-ins must be in place before the first SGLang import of *every* process
-of the server. They are installed at this module's top level because
-``multiprocessing``'s spawn method runs the parent's main module again in each
-child before it unpickles that child's target.
+of the server. They are installed at this module's top level, because the spawn
+method of ``multiprocessing`` runs the parent's main module again in each child.
 """
 
 from __future__ import annotations

@@ -33,5 +33,5 @@ def test_no_other_module_defines_an_exception() -> None:
                     bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
                     if any(base.endswith(("Error", "Exception")) for base in bases):
                         found.append((path.name, node.name))
-    tree = [errors.PpdError, *_subclasses(errors.PpdError)]
+    tree: list[type[errors.PpdError]] = [errors.PpdError, *_subclasses(errors.PpdError)]
     assert sorted(found) == sorted(("errors.py", one.__name__) for one in tree)

@@ -1,1 +1,1 @@
-"""Searches on a GPU: Triton kernels over state that stays on the card."""
+"""Searches on a GPU: Triton kernels over state that stays in its memory."""

@@ -1,4 +1,4 @@
-"""The card as a backend of engines."""
+"""The GPU as a backend of engines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _LANES = 1024
 
 
 def cuda_backend() -> Backend:
-    """
+    """The GPU as the backend of an engine.
+
     Raises:
-        ConfigError: there is no card that PyTorch can use.
+        ConfigError: PyTorch finds no CUDA device.
     """
     if not torch.cuda.is_available():
         raise ConfigError('device = "cuda": PyTorch finds no CUDA device')
@@ -28,9 +29,15 @@ def cuda_backend() -> Backend:
 
 
 def backend_on(device: torch.device, lanes: int) -> Backend:
-    """A snapshot is on the device once, whoever searches it, and as long as it is here.
+    """A device as the backend of an engine.
 
-    On "cpu" Triton must interpret the kernels (``TRITON_INTERPRET=1``): slow, for tests.
+    Each snapshot is copied to the device once. The copy is shared by all its lane sets, and is
+    freed with the snapshot. On the device "cpu", Triton must interpret the kernels
+    (``TRITON_INTERPRET=1``), which is slow and meant for tests.
+
+    Args:
+        device: the device.
+        lanes: lanes of an engine, per snapshot.
     """
     mirrors: weakref.WeakKeyDictionary[Snapshot, Mirror] = weakref.WeakKeyDictionary()
 

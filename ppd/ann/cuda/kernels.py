@@ -1,12 +1,12 @@
-"""The part that runs on the card: one program for each lane, a whole step in one launch.
+"""The GPU kernels of a search: one program per lane, a whole step in one launch.
 
-The same search as ``ppd.ann.kernels``, but every distance is measured to its end. A program works
-on its own lane only and in one fixed order, so what a lane finds does not depend on who runs beside
-it.
+They do the same search as ``ppd.ann.kernels``, except that every distance is computed completely.
+A program works on its own lane only, in one fixed order. So the result of a lane does not depend
+on the other lanes.
 
-A node that is kept is one 64-bit word: its squared distance (the bits of a float that is not
-negative ascend with it), its id, and whether its neighbours have been read. Sorting words sorts by
-distance, ties by id.
+A node that is kept is one 64-bit word: its squared distance (the bits of a non-negative float are
+in the order of its value), its id, and whether its neighbours have been read. Sorting words sorts
+by distance, ties by id.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ import torch
 import triton
 import triton.language as tl
 
-NOBODY = 0x7FFF_FFFF_FFFF_FFFF  # a place that holds no node; counts as expanded
-WAYS = 4  # places in the table of seen nodes where one node may stand
+EMPTY_WORD = 0x7FFF_FFFF_FFFF_FFFF  # a place without a node; counts as expanded
+WAYS = 4  # associativity of the table of visited nodes
 
-_NOBODY = tl.constexpr(NOBODY)
+_EMPTY_WORD = tl.constexpr(EMPTY_WORD)
 _WAYS = tl.constexpr(WAYS)
 _ID = tl.constexpr(0x7FFF_FFFF)
 
 
 def distances_of(words: torch.Tensor) -> torch.Tensor:
+    """The squared distances in ``words``; infinity for ``EMPTY_WORD``."""
     near = (words >> 32).to(torch.int32).view(torch.float32)
-    return near.where(words != NOBODY, float("inf"))
+    return near.where(words != EMPTY_WORD, float("inf"))
 
 
 def nodes_of(words: torch.Tensor) -> torch.Tensor:
-    """-1: nobody."""
+    """The ids in ``words``; -1 for ``EMPTY_WORD``."""
     nodes = ((words >> 1) & 0x7FFF_FFFF).to(torch.int32)
-    return nodes.where(words != NOBODY, -1)
+    return nodes.where(words != EMPTY_WORD, -1)
 
 
 @triton.jit
@@ -46,24 +47,24 @@ def _node(word):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _distances(query, rows, nodes, wanted, DIM: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Squared distances to ``rows[nodes]``, (n,); 0-rows are taken for those not wanted."""
+    """The squared distances to ``rows[nodes]``, (n,); rows that are not wanted count as 0."""
     total = tl.zeros(nodes.shape, tl.float32)
     begin = nodes.to(tl.int64)[:, None] * DIM
     for part in range(DIM // PART):  # not unrolled: rows in flight are registers
         at = part * PART + tl.arange(0, PART)
-        ours = tl.load(query + at)
-        theirs = tl.load(rows + begin + at[None, :], mask=wanted[:, None], other=0)
-        difference = ours[None, :] - theirs.to(tl.float32)
+        query_part = tl.load(query + at)
+        row_part = tl.load(rows + begin + at[None, :], mask=wanted[:, None], other=0)
+        difference = query_part[None, :] - row_part.to(tl.float32)
         total += tl.sum(difference * difference, 1)
     return total
 
 
 @triton.jit
 def _first_seen(seen, mask, nodes, wanted):  # type: ignore[no-untyped-def]
-    """Which nodes are not in the table; they are then.
+    """Insert nodes into the table; whether each was not there before.
 
-    Two that want the same place may write it at once, and one is forgotten: it is measured again
-    if it comes again, and no more.
+    Two nodes that map to the same place may be written at once, and one is lost. It is measured
+    again if it comes again; the result does not change.
     """
     way = tl.arange(0, _WAYS)
     start = ((nodes.to(tl.uint32) * 2654435769) >> 7).to(tl.int32) & mask & ~(_WAYS - 1)
@@ -77,11 +78,11 @@ def _first_seen(seen, mask, nodes, wanted):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _merged(words, new, place, KEPT: tl.constexpr, NEW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The ``KEPT`` smallest of both, ascending; ``words`` ascend, ``new`` comes in any order."""
+    """The ``KEPT`` smallest of ``words`` (ascending) and ``new`` (in any order), ascending."""
     new = tl.sort(new, descending=True)
     if NEW < KEPT:
         new = tl.gather(new, tl.maximum(place - (KEPT - NEW), 0), 0)
-        new = tl.where(place < KEPT - NEW, _NOBODY, new)
+        new = tl.where(place < KEPT - NEW, _EMPTY_WORD, new)
     return tl.bitonic_merge(tl.minimum(words, new))
 
 
@@ -105,13 +106,26 @@ def admit(  # type: ignore[no-untyped-def]
     ENTRIES: tl.constexpr,
     SEEDS_AT_ONCE: tl.constexpr,
 ):
-    """Lanes ``places`` (-1: none), whose query, width and seen_size are set, begin at seeds.
+    """Begin searches at seeds, in lanes whose query, width and seen_size are set.
 
     Args:
-        seed_rows: (seeds, BLOCK) float32, the first dimensions of each.
+        places: (n,) int32, lanes; -1 for none.
+        seed_ids: (seeds,) int32.
+        seed_rows: (seeds, BLOCK) float32, the first dimensions of each seed.
+        seeds: number of seeds.
+        codes: (nodes, DIM) codes.
         query: (lanes, DIM) float32, in the units of the codes.
-        kept: (lanes, ITOPK) int64, words.
-        seen: (lanes, SEEN) int32.
+        kept: (lanes, ITOPK) int64 words, written.
+        seen: (lanes, SEEN) int32, written.
+        seen_size: (lanes,) int32, slots of ``seen`` in use.
+        width: (lanes,) int32, itopk.
+        DIM: dimensions of a row.
+        PART: dimensions that are read at once.
+        BLOCK: dimensions of a seed row.
+        ITOPK: row length of ``kept``.
+        SEEN: row length of ``seen``.
+        ENTRIES: number of seeds at which a search begins.
+        SEEDS_AT_ONCE: seeds that are compared at once.
     """
     lane = tl.load(places + tl.program_id(0)).to(tl.int64)
     if lane < 0:
@@ -119,34 +133,34 @@ def admit(  # type: ignore[no-untyped-def]
     query += lane * DIM
     kept += lane * ITOPK
     seen += lane * SEEN
-    some = tl.arange(0, SEEDS_AT_ONCE)
+    offset = tl.arange(0, SEEDS_AT_ONCE)
     for begin in range(0, ITOPK, SEEDS_AT_ONCE):
-        none = tl.full((SEEDS_AT_ONCE,), _NOBODY, tl.int64)
-        tl.store(kept + begin + some, none, mask=begin + some < ITOPK)
+        none = tl.full((SEEDS_AT_ONCE,), _EMPTY_WORD, tl.int64)
+        tl.store(kept + begin + offset, none, mask=begin + offset < ITOPK)
     for begin in range(0, tl.load(seen_size + lane), SEEDS_AT_ONCE):
-        tl.store(seen + begin + some, tl.full((SEEDS_AT_ONCE,), -1, tl.int32))
+        tl.store(seen + begin + offset, tl.full((SEEDS_AT_ONCE,), -1, tl.int32))
     entry = tl.arange(0, ENTRIES)
-    best = _NOBODY - entry.to(tl.int64)  # all different: the worst one is one
+    best = _EMPTY_WORD - entry.to(tl.int64)  # all different, so that the worst one is unique
     at = tl.arange(0, BLOCK)
     start = tl.load(query + at)
     for begin in range(0, seeds, SEEDS_AT_ONCE):
-        number = begin + some
+        number = begin + offset
         there = number < seeds
         rows = tl.load(
             seed_rows + number[:, None] * BLOCK + at[None, :], mask=there[:, None], other=0
         )
         difference = start[None, :] - rows
-        rough = tl.where(there, _word(tl.sum(difference * difference, 1), number), _NOBODY)
+        rough = tl.where(there, _word(tl.sum(difference * difference, 1), number), _EMPTY_WORD)
         for _ in tl.static_range(ENTRIES):
             nearest = tl.min(rough, 0)
-            rough = tl.where(rough == nearest, _NOBODY, rough)
+            rough = tl.where(rough == nearest, _EMPTY_WORD, rough)
             worst = tl.max(best, 0)
             best = tl.where((best == worst) & (nearest < worst), nearest, best)
-    found = best < _NOBODY - ENTRIES
+    found = best < _EMPTY_WORD - ENTRIES
     nodes = tl.load(seed_ids + _node(best), mask=found, other=0)
     near = _distances(query, codes, nodes, found, DIM, PART)
-    words = tl.sort(tl.where(found & (near < float("inf")), _word(near, nodes), _NOBODY))
-    tl.debug_barrier()  # other threads of this program have written NOBODY there
+    words = tl.sort(tl.where(found & (near < float("inf")), _word(near, nodes), _EMPTY_WORD))
+    tl.debug_barrier()  # other threads of this program have written EMPTY_WORD there
     tl.store(kept + entry, words, mask=entry < tl.load(width + lane))
 
 
@@ -171,14 +185,27 @@ def extend(  # type: ignore[no-untyped-def]
     ITOPK: tl.constexpr,
     SEEN: tl.constexpr,
 ):
-    """Each lane in ``places`` (-1: none) expands up to ``steps`` parents; what it keeps stays in
-    registers meanwhile.
+    """Expand up to ``steps`` parents in each lane; its kept words stay in registers meanwhile.
 
     Args:
-        steps: (1,) int32: in memory, so that a recorded launch takes any.
-        expanded, finished: (places,) int32, written: how many were; whether no node is left to.
-        NEW: DEGREE, to the next power of 2.
-        KEPT: places of a lane that are used: a power of 2, at least NEW and the lane's width.
+        places: (n,) int32, lanes; -1 for none.
+        steps: (1,) int32, in memory, so that a recorded launch takes any value.
+        neighbours: (nodes, DEGREE) int32.
+        codes: (nodes, DIM) codes.
+        query: (lanes, DIM) float32, in the units of the codes.
+        kept: (lanes, ITOPK) int64 words, written.
+        seen: (lanes, SEEN) int32, written.
+        seen_size: (lanes,) int32, slots of ``seen`` in use.
+        width: (lanes,) int32, itopk.
+        expanded: (n,) int32, written: number of expansions.
+        finished: (n,) int32, written: 1 if no node is left to expand.
+        DIM: dimensions of a row.
+        PART: dimensions that are read at once.
+        DEGREE: neighbours of a node.
+        NEW: DEGREE, rounded up to a power of 2.
+        KEPT: words of a lane in use: a power of 2, at least NEW and the lane's width.
+        ITOPK: row length of ``kept``.
+        SEEN: row length of ``seen``.
     """
     number = tl.program_id(0)
     lane = tl.load(places + number).to(tl.int64)
@@ -189,27 +216,27 @@ def extend(  # type: ignore[no-untyped-def]
     seen += lane * SEEN
     wide = tl.load(width + lane)
     mask = tl.load(seen_size + lane) - 1
-    most = tl.load(steps)
+    max_steps = tl.load(steps)
     place = tl.arange(0, KEPT)
     edge = tl.arange(0, NEW)
     words = tl.load(kept + place)
     done = 0
     first = tl.min(tl.where((words & 1) == 0, place, KEPT), 0)
-    while (first < KEPT) & (done < most):
-        parent = _node(tl.min(tl.where(place == first, words, _NOBODY), 0))
+    while (first < KEPT) & (done < max_steps):
+        parent = _node(tl.min(tl.where(place == first, words, _EMPTY_WORD), 0))
         words = tl.where(place == first, words | 1, words)
         nodes = tl.load(neighbours + parent * DEGREE + edge, mask=edge < DEGREE, other=-1)
         fresh = nodes >= 0
         twice = (nodes[:, None] == nodes[None, :]) & (edge[:, None] > edge[None, :])
         fresh = fresh & (tl.sum(twice.to(tl.int32), 1) == 0)
         fresh = fresh & _first_seen(seen, mask, nodes, fresh)
-        # The table forgets. Whom it forgot is here, or was too far and will be again.
+        # The table is lossy. A lost node is among the kept ones, or is too far as before.
         here = _node(words)[None, :] == nodes.to(tl.int64)[:, None]
         fresh = fresh & (tl.sum(here.to(tl.int32), 1) == 0)
         near = _distances(query, codes, nodes, fresh, DIM, PART)
-        new = tl.where(fresh & (near < float("inf")), _word(near, nodes), _NOBODY)
+        new = tl.where(fresh & (near < float("inf")), _word(near, nodes), _EMPTY_WORD)
         words = _merged(words, new, place, KEPT, NEW)
-        words = tl.where(place < wide, words, _NOBODY)
+        words = tl.where(place < wide, words, _EMPTY_WORD)
         done += 1
         first = tl.min(tl.where((words & 1) == 0, place, KEPT), 0)
     tl.store(kept + place, words)
@@ -230,18 +257,25 @@ def measure_again(  # type: ignore[no-untyped-def]
     ITOPK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """What lanes keep, by distance to ``exact`` rows. A program takes ``AT_ONCE`` of a lane's.
+    """Measure the kept nodes of lanes again by their exact rows, ``AT_ONCE`` per program.
 
     Args:
-        query: (lanes, DIM) float32, in the space's units.
+        places: (n,) int64, lanes.
+        kept: (lanes, ITOPK) int64 words.
+        query: (lanes, DIM) float32, in the units of the space.
         exact: (nodes, DIM) float32.
-        words: (places, KEPT) int64, written; in the order of ``kept``, all not expanded.
+        words: (n, KEPT) int64, written; in the order of ``kept``, all not expanded.
+        DIM: dimensions of a row.
+        PART: dimensions that are read at once.
+        KEPT: words of a lane to measure.
+        ITOPK: row length of ``kept``.
+        AT_ONCE: words per program.
     """
     number = tl.program_id(0).to(tl.int64)
     lane = tl.load(places + number).to(tl.int64)
     place = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     known = tl.load(kept + lane * ITOPK + place)
-    there = known != _NOBODY
+    there = known != _EMPTY_WORD
     node = tl.where(there, _node(known), 0)
     near = _distances(query + lane * DIM, exact, node, there, DIM, PART)
-    tl.store(words + number * KEPT + place, tl.where(there, _word(near, node), _NOBODY))
+    tl.store(words + number * KEPT + place, tl.where(there, _word(near, node), _EMPTY_WORD))

@@ -1,4 +1,4 @@
-"""Lanes whose state stays on the card, and how their kernels are launched."""
+"""Lanes whose state stays on the GPU, and the launches of their kernels."""
 
 from __future__ import annotations
 
@@ -20,16 +20,27 @@ from .mirror import Mirror
 
 SIZES = (64, 256, 1024, 2048)  # programs of a launch
 MIN_KEPT = 64
-_MAX_SEEN = 8192  # slots; a wider search forgets more, and measures some nodes again
+_MAX_SEEN = 8192  # slots; a wider search loses more entries and measures some nodes again
 _SEEDS_AT_ONCE = 128
-_VALUES = 4096  # of rows, that a program holds at once
+_VALUES = 4096  # values of rows that a program holds at once
 _MAX_PART = 128
 _AGAIN_AT_ONCE = 32  # kept nodes that a program measures again
-OPTIONS = {"enable_fp_fusion": True}  # said, as Triton's default is about to change
+OPTIONS = {"enable_fp_fusion": True}  # explicit, because Triton's default is about to change
 
 
 class CudaLaneSet:
-    """Lanes whose state is on the card."""
+    """Lanes on the GPU.
+
+    Args:
+        snapshot: the snapshot to search.
+        mirror: its copy on the device.
+        device: the device.
+        lanes: number of lanes, at most the largest of ``SIZES``.
+        itopk: the largest itopk of a search.
+
+    Attributes:
+        free: the lanes that are free.
+    """
 
     def __init__(
         self, snapshot: Snapshot, mirror: Mirror, device: torch.device, lanes: int, itopk: int
@@ -52,12 +63,13 @@ class CudaLaneSet:
         self._seen_size = self._zeros((lanes,), torch.int32)
         self._width = self._zeros((lanes,), torch.int32)
         self._steps = self._zeros((1,), torch.int32)
-        self._widths = np.ones(lanes, np.int32)  # on the host too: who is launched with whom
+        self._widths = np.ones(lanes, np.int32)  # on the host too, to group lanes into launches
         self._finished = np.zeros(lanes, np.bool_)
         self._launches: dict[tuple[int, int], Launch] = {}
         self.free = list(range(lanes))[::-1]
 
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
+        """See ``LaneSet``."""
         assert len(widths) <= len(self.free), "more queries than free lanes"
         places = [self.free.pop() for _ in widths]
         self._mirror.catch_up(self._snapshot)
@@ -94,6 +106,7 @@ class CudaLaneSet:
         return places
 
     def extend(self, places: NDArray[np.int64], steps: int) -> int:
+        """See ``LaneSet``."""
         self._mirror.catch_up(self._snapshot)
         self._steps.fill_(steps)
         begun = []
@@ -102,36 +115,38 @@ class CudaLaneSet:
             launch.run(places[which])
             begun.append((launch, places[which]))
         done = 0
-        for launch, some in begun:
-            expanded, finished = launch.read(some.size)
+        for launch, group in begun:
+            expanded, finished = launch.read(group.size)
             done += int(expanded.sum())
-            self._finished[some] = finished.astype(np.bool_)
+            self._finished[group] = finished.astype(np.bool_)
         return done
 
     def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See ``LaneSet``."""
         return self._finished[places]
 
     def release(
         self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """See ``LaneSet``."""
         near = np.full((len(places), max(limits)), np.inf, np.float32)
         nodes = np.full((len(places), max(limits)), -1, np.int32)
         lanes = np.array(places, np.int64)
         for kept, which in self._by_kept(lanes):
-            there, known = self._collected(lanes[which], kept)
-            visible = (known >= 0) & (hidden[known] == 0)
-            some = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
-            seen = np.take_along_axis(visible, some, 1)
-            cut = slice(0, some.shape[1])
-            near[which, cut] = np.where(seen, np.take_along_axis(there, some, 1), np.inf)
-            nodes[which, cut] = np.where(seen, np.take_along_axis(known, some, 1), -1)
+            distances, ids = self._collected(lanes[which], kept)
+            visible = (ids >= 0) & (hidden[ids] == 0)
+            order = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
+            seen = np.take_along_axis(visible, order, 1)
+            cut = slice(0, order.shape[1])
+            near[which, cut] = np.where(seen, np.take_along_axis(distances, order, 1), np.inf)
+            nodes[which, cut] = np.where(seen, np.take_along_axis(ids, order, 1), -1)
         self.free.extend(places)
         return near, nodes
 
     def _collected(
         self, places: NDArray[np.int64], kept: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Distances and nodes, (places, kept), nearest first."""
+        """The squared distances and nodes of lanes, (places, kept), nearest first."""
         lanes = self._sent(places)
         if self._exact_query is None:
             words = self._kept[lanes, :kept]
@@ -186,7 +201,11 @@ class CudaLaneSet:
         )
 
     def _by_kept(self, places: NDArray[np.int64]) -> Iterable[tuple[int, NDArray[np.int64]]]:
-        """Which of ``places`` share a launch: a search is in the same one whoever is beside it."""
+        """Group lanes into launches; the group of a lane does not depend on the other lanes.
+
+        Returns:
+            For each launch, the number of kept words and the indices into ``places``.
+        """
         kept = self._kept_for(self._widths[places])
         return [(int(each), np.flatnonzero(kept == each)) for each in np.unique(kept)]
 
@@ -198,7 +217,7 @@ class CudaLaneSet:
         return np.clip(slots, cpu.MIN_SEEN, _MAX_SEEN).astype(np.int32)
 
     def _part(self, rows: int) -> int:
-        """Dimensions of ``rows`` rows that are read at once."""
+        """The number of dimensions of ``rows`` rows to read at once."""
         part = _MAX_PART
         while self._dimensions % part or part * rows > _VALUES:
             part //= 2
@@ -212,5 +231,5 @@ class CudaLaneSet:
 
 
 def _powers_of_2(numbers: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The next ones."""
+    """Round numbers up to powers of 2."""
     return np.left_shift(1, np.ceil(np.log2(numbers)).astype(np.int64))

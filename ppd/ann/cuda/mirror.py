@@ -1,4 +1,4 @@
-"""A snapshot's arrays on the card."""
+"""The copy of a snapshot's arrays on the GPU."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from ppd.errors import IndexFileError
 from ..snapshot import Snapshot
 from .launch import RECORDING
 
-_AT_ONCE_BYTES = 1 << 23  # searches wait for what is being sent
+_AT_ONCE_BYTES = 1 << 23  # per transfer, because searches wait for its end
 
 
 class Mirror:
-    """
+    """A copy of a snapshot's arrays on a device.
+
     Attributes:
         codes: (n, width) float32, float16 or int8.
         neighbours: (n, degree) int32.
-        seed_ids, seed_rows: as in the snapshot's graph.
+        seed_ids: as in the snapshot's graph.
+        seed_rows: as in the snapshot's graph.
         exact: (n, width) float32, or (0, 0).
 
     Raises:
-        IndexFileError: it does not fit on the card.
+        IndexFileError: the arrays do not fit into the device's memory.
     """
 
     def __init__(self, snapshot: Snapshot, device: torch.device) -> None:
@@ -41,31 +43,31 @@ class Mirror:
         self.exact = self._copy(snapshot.exact)
 
     def catch_up(self, snapshot: Snapshot) -> None:
-        """Send what was written to it since."""
+        """Send the rows and edges that were written since the last call."""
         until = len(snapshot.written)
         if until == self._sent:
             return
         graph = snapshot.graph
         changed = np.unique(np.array(snapshot.written[self._sent : until], np.int64))
         edges = graph.neighbours[changed]
-        # Looked up after the edges: it has whoever they lead to, were he written just now.
-        there = np.unique(np.array(snapshot.written[self._sent :], np.int64))
-        places = self._copy(there)
+        # Read after the edges, so that it includes every row that they lead to.
+        rows = np.unique(np.array(snapshot.written[self._sent :], np.int64))
+        places = self._copy(rows)
         if self.exact.shape[0]:
-            self.exact[places] = self._copy(snapshot.exact[there])
-        self.codes[places] = self._copy(graph.codes[there])
+            self.exact[places] = self._copy(snapshot.exact[rows])
+        self.codes[places] = self._copy(graph.codes[rows])
         self.neighbours[self._copy(changed)] = self._copy(edges)
         self._sent = until
 
     def _copy(self, array: NDArray[Any]) -> torch.Tensor:
-        if array.dtype == np.uint16:  # halves, as the compiled CPU code wants them
+        if array.dtype == np.uint16:  # half precision, as the compiled CPU code stores it
             array = array.view(np.float16)
         kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
         copy = torch.empty(array.shape, dtype=kind, device=self._device)
         row_bytes = array.nbytes // max(1, array.shape[0])
         rows = max(1, _AT_ONCE_BYTES // max(1, row_bytes))
         for begin in range(0, array.shape[0], rows):
-            part = np.array(array[begin : begin + rows])  # torch wants memory that it may write
+            part = np.array(array[begin : begin + rows])  # torch requires writable memory
             copy[begin : begin + rows] = torch.from_numpy(part)
         return copy
 
@@ -74,7 +76,7 @@ def _check_room(needed: int, device: torch.device) -> None:
     if device.type != "cuda":
         return
     with RECORDING:
-        torch.cuda.empty_cache()  # what PyTorch keeps for itself is free, too
+        torch.cuda.empty_cache()  # memory that PyTorch caches is free, too
     free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
         raise IndexFileError(
