@@ -1,4 +1,5 @@
 # make demo: the main job, end to end.  make test: everything that must hold.
+# make test-fast: the loop of daily work.  make test-matrix: the combinations that make test leaves out.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,13 +16,15 @@ SEARCHES ?= 10000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup browser demo serve test test-fast test-matrix check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
 	@echo "make demo-rag     chats with passages from a vector-search pool: the project's own docs"
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
-	@echo "make test         checks and tests, on the real engine"
+	@echo "make test         checks and all tests, on the real engine"
+	@echo "make test-fast    checks and the tests that need no engine"
+	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
 	@echo "make check        ruff, mypy, import-linter"
 	@echo "make wheel        build dist/*.whl; COMPILE=1: with the router's token path in C (mypyc)"
 	@echo "make bench-hash   what recognising a conversation costs the router"
@@ -30,7 +33,7 @@ help:
 	@echo "make bench-router     what a router costs: ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make bench-pool       vector search: ours, hnswlib, faiss, usearch; bursts (SENTENCES='FILE...' RECORD=FILE)"
 	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
-	@echo "make load-router      200,000 requests while workers are killed; the books must agree (REQUESTS=200000)"
+	@echo "make load-router      200,000 requests while workers are killed; the counts must agree (REQUESTS=200000)"
 	@echo "make clients          openai, anthropic, sglang.benchmark.serving and AIPerf through the router (RECORD=FILE)"
 	@echo "make check-load       our load generator against AIPerf, on one server (RECORD=FILE)"
 	@echo "make scenarios        six scenarios, monolithic against disaggregated (RECORD=FILE)"
@@ -79,34 +82,40 @@ browser:
 test: check browser
 	$(BIN)/python -m pytest
 
+test-fast: check
+	$(BIN)/python -m pytest tests/unit tests/router
+
+test-matrix: setup
+	$(BIN)/python -m pytest -m matrix
+
 wheel: setup
 	rm -rf build dist
 	PPD_COMPILE=$(COMPILE) $(BIN)/python -m pip wheel --quiet --no-deps $(if $(COMPILE),--no-build-isolation) --wheel-dir dist .
 
 bench-hash: setup
-	@$(BIN)/ppd-eval bench-hash
+	@$(BIN)/ppd-eval bench hash
 
 bench-decision: setup
-	@$(BIN)/ppd-eval bench-decision --table $(TABLE)
+	@$(BIN)/ppd-eval bench decision --table $(TABLE)
 
 bench-engine: setup
-	@$(BIN)/ppd-eval bench-engine --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench engine --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 bench-router: setup
-	@$(BIN)/ppd-eval bench-router $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench router $(if $(RECORD),--out $(RECORD))
 
 bench-pool: setup
 	@$(BIN)/python -m pip install --quiet -e '.[pool,pool-rivals]'
-	@$(BIN)/ppd-eval bench-pool --sentences $(SENTENCES) --large $(LARGE) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench pool --sentences $(SENTENCES) --large $(LARGE) $(if $(RECORD),--out $(RECORD))
 
 fault-table: setup
-	@$(BIN)/ppd-eval fault-table $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval bench fault-table $(if $(RECORD),--out $(RECORD))
 
 load-router: setup
-	@$(BIN)/ppd-eval load-router --requests $(REQUESTS) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak router --requests $(REQUESTS) $(if $(RECORD),--out $(RECORD))
 
 clients: setup
-	@$(BIN)/ppd-eval clients --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval traffic clients --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 # From nothing each time: a table of what was measured just now.
 sweep-small: setup
@@ -114,29 +123,29 @@ sweep-small: setup
 	@$(BIN)/ppd-eval sweep eval/sweep/small.toml --model '$(MODEL)' --out $(SMALL)/raw.jsonl --table $(SMALL)/table.json
 
 check-load: setup
-	@$(BIN)/ppd-eval check-load --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval traffic check-load --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 scenarios: setup
-	@$(BIN)/ppd-eval scenarios --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval traffic scenarios --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 policy-grid: setup
-	@$(BIN)/ppd-eval policy-grid --model '$(MODEL)' --out $(or $(RECORD),.run/policy-grid.jsonl)
+	@$(BIN)/ppd-eval traffic policy-grid --model '$(MODEL)' --out $(or $(RECORD),.run/policy-grid.jsonl)
 
 report: setup
 	@$(BIN)/ppd-eval report --html report.html --markdown docs/REPORT.md
 
 demo-rag: setup
-	@$(BIN)/ppd-eval demo-rag --model '$(MODEL)' $(if $(RECORD),--record $(RECORD))
+	@$(BIN)/ppd-eval rag demo --model '$(MODEL)' $(if $(RECORD),--record $(RECORD))
 
 bench-rag: setup
-	@$(BIN)/ppd-eval bench-rag --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval rag bench --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 soak-engine: setup
-	@$(BIN)/ppd-eval soak --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak engine --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
 
 soak-pool: setup
 	@$(BIN)/python -m pip install --quiet -e '.[pool]'
-	@$(BIN)/ppd-eval pool-soak --searches $(SEARCHES) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak pool --searches $(SEARCHES) $(if $(RECORD),--out $(RECORD))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

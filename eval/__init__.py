@@ -1,2 +1,4 @@
-"""Evaluation: clusters on this machine, the demo, benchmarks. Relative imports only: the
-wheel installs this folder as ``ppd_eval``."""
+"""Evaluation: the demo, the benches, the studies and the report.
+
+Imports are relative: the wheel installs this package as ``ppd_eval``.
+"""

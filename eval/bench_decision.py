@@ -1,4 +1,4 @@
-"""``ppd-eval bench-decision``: what one decision costs the router, at a million sessions."""
+"""``ppd-eval bench decision``: what one decision costs the router, at a million sessions."""
 
 from __future__ import annotations
 

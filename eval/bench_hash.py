@@ -1,7 +1,8 @@
-"""``ppd-eval bench-hash``: what recognising a conversation costs the router."""
+"""``ppd-eval bench hash``: what recognising a conversation costs the router."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -12,16 +13,28 @@ import orjson
 
 from ppd.prefix import hash_messages
 
+from .options import Commands
 from .provenance import provenance
 
 
-def run(history_kb: int, rounds: int, seed: int) -> int:
-    """Parse and hash one chat request of ``history_kb`` again and again; print one JSON line."""
-    print(json.dumps({**measure(history_kb, rounds, seed), **provenance(seed)}))
+def add_to(commands: Commands) -> None:
+    """Declare ``bench hash``."""
+    parser = commands.add_parser("hash", help="cost of recognising a conversation")
+    parser.add_argument("--history-kb", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print one JSON line."""
+    measured = measure(options.history_kb, options.rounds, options.seed)
+    print(json.dumps({**measured, **provenance(options.seed)}))
     return 0
 
 
 def measure(history_kb: int, rounds: int, seed: int) -> dict[str, float]:
+    """Parse and hash one chat request of ``history_kb`` kilobytes ``rounds`` times."""
     source = random.Random(seed)
     letters = string.ascii_letters + string.digits + ' .,\n"'
     messages: list[dict[str, str]] = []

@@ -1,8 +1,8 @@
-"""What two load clients saw, brought to one form, and how far apart they are: pure functions.
+"""The turns of two load clients in one form, and how far apart their figures are.
 
-Both are summed up by the same formulas, from each turn: TTFT; TPOT, (last token - first token) /
-(tokens - 1); gaps between chunks, in the same histogram; tokens a second from the first send to the
-last token.
+Pure functions. Both clients' figures come from the same formulas, from each turn: TTFT; TPOT,
+(last token - first token) / (tokens - 1); gaps between chunks, in the same histogram; tokens a
+second from the first send to the last token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from .outside_client import ClientError
+from .cluster import ClientError
 from .samples import Sample, gap_bucket, gaps_of, sum_gaps
 from .summary import spread, spread_of_gaps
 
@@ -33,7 +33,7 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedTurn:
     """One turn that succeeded.
 
     Attributes:
@@ -55,12 +55,14 @@ class Seen:
 
     @property
     def last_token_at_s(self) -> float:
+        """When the last token came, on the client's own clock."""
         return self.sent_at_s + 1e-3 * (self.ttft_ms + self.tpot_ms * (self.output_tokens - 1))
 
 
-def of_ours(samples: Sequence[Sample]) -> list[Seen]:
+def of_ours(samples: Sequence[Sample]) -> list[ObservedTurn]:
+    """Convert the turns of our load generator that succeeded."""
     return [
-        Seen(
+        ObservedTurn(
             conversation=str(sample.conversation),
             turn=sample.turn,
             sent_at_s=sample.sent_at_s,
@@ -77,8 +79,8 @@ def of_ours(samples: Sequence[Sample]) -> list[Seen]:
     ]
 
 
-def of_aiperf(records: Path) -> list[Seen]:
-    """From its ``profile_export.jsonl`` of version 0.13.
+def of_aiperf(records: Path) -> list[ObservedTurn]:
+    """Read the turns that succeeded from AIPerf's ``profile_export.jsonl`` (version 0.13).
 
     Raises:
         ClientError: it wrote none, or something else.
@@ -88,22 +90,22 @@ def of_aiperf(records: Path) -> list[Seen]:
     return list(_of_aiperf(records))
 
 
-def _of_aiperf(records: Path) -> Iterator[Seen]:
+def _of_aiperf(records: Path) -> Iterator[ObservedTurn]:
     for number, line in enumerate(records.read_text().splitlines(), 1):
         try:
             record = json.loads(line)
-            told, values = record["metadata"], record["metrics"]
+            metadata, values = record["metadata"], record["metrics"]
             if record.get("error") is not None:
                 continue
             metrics = {name: values[name]["value"] for name in _WANTED}
             gaps = Counter(gap_bucket(gap) for gap in values["inter_chunk_latency"]["value"])
             cached = values.get("usage_prompt_cache_read_tokens", {"value": 0})["value"]
-            sent_ns = told["request_start_ns"]
-            yield Seen(
-                conversation=told["x_correlation_id"],
-                turn=told["turn_index"] + 1,
+            sent_ns = metadata["request_start_ns"]
+            yield ObservedTurn(
+                conversation=metadata["x_correlation_id"],
+                turn=metadata["turn_index"] + 1,
                 sent_at_s=1e-9 * sent_ns,
-                late_ms=round(1e-6 * (sent_ns - told["credit_issued_ns"]), 2),
+                late_ms=round(1e-6 * (sent_ns - metadata["credit_issued_ns"]), 2),
                 prompt_tokens=metrics["usage_prompt_tokens"],
                 output_tokens=metrics["usage_completion_tokens"],
                 cached_tokens=cached,
@@ -123,62 +125,65 @@ _WANTED = (
 )
 
 
-def figures(seen: Sequence[Seen]) -> dict[str, Any]:
-    """Of one run."""
-    tokens = sum(one.output_tokens for one in seen)
-    begun_s = min(one.sent_at_s for one in seen)
-    took_s = max(one.last_token_at_s for one in seen) - begun_s
-    told = {
-        "ttft_ms": spread([one.ttft_ms for one in seen]),
-        "tpot_ms": spread([one.tpot_ms for one in seen]),
-        "itl_ms": spread_of_gaps(sum_gaps([one.gaps for one in seen])),
-        "late_ms": spread([one.late_ms for one in seen]),
+def figures(seen: Sequence[ObservedTurn]) -> dict[str, Any]:
+    """Compute the figures of one run from its turns."""
+    tokens = sum(turn.output_tokens for turn in seen)
+    begun_s = min(turn.sent_at_s for turn in seen)
+    took_s = max(turn.last_token_at_s for turn in seen) - begun_s
+    summary = {
+        "ttft_ms": spread([turn.ttft_ms for turn in seen]),
+        "tpot_ms": spread([turn.tpot_ms for turn in seen]),
+        "itl_ms": spread_of_gaps(sum_gaps([turn.gaps for turn in seen])),
+        "late_ms": spread([turn.late_ms for turn in seen]),
     }
     return {
         "turns": len(seen),
         "took_s": round(took_s, 3),
         "output_tokens_per_s": round(tokens / took_s, 2),
-        "cached_tokens": sum(one.cached_tokens for one in seen),
-        **{name: None if found is None else asdict(found) for name, found in told.items()},
+        "cached_tokens": sum(turn.cached_tokens for turn in seen),
+        **{name: None if found is None else asdict(found) for name, found in summary.items()},
     }
 
 
 def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """From ``run`` rows: medians over the rounds, and the mean difference of rounds with its range.
+    """Compare two clients by the medians over rounds, and by the rounds' mean difference.
 
-    ``above_engine_ms``: of ours and of AIPerf's mean, how much it is above what the engine itself
-    measured while that client ran: the engine takes longer in one run than in the next, and for a
-    chat than for token ids. It tells no percentiles.
+    ``above_engine_ms`` is how much the means of ours and of AIPerf are above what the engine itself
+    measured while that client ran. The engine takes longer in one run than in the next, and for a
+    chat than for token ids. It has no percentiles.
+
+    Args:
+        rows: of kind ``run``.
     """
     found: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["kind"], row["round"]), {})[row["client"]] = row
-    told = []
+    differences = []
     for kind in dict.fromkeys(kind for kind, _ in found):
         pairs = [
             (of["ours"], of["aiperf"])
-            for (its, _), of in sorted(found.items())
-            if its == kind and len(of) == 2
+            for (of_kind, _), of in sorted(found.items())
+            if of_kind == kind and len(of) == 2
         ]
         for metric, of in (*METRICS, ("output_tokens_per_s", "")):
             values = [tuple(_value(run, metric, of) for run in pair) for pair in pairs]
-            differences = [ours - theirs for ours, theirs in values]
+            gaps = [ours - theirs for ours, theirs in values]
             middle = [median(value[side] for value in values) for side in (0, 1)]
-            told.append(
+            differences.append(
                 {
                     "kind": kind,
                     "metric": f"{metric} {of}".strip(),
                     "rounds": len(pairs),
                     "ours": round(middle[0], 3),
                     "aiperf": round(middle[1], 3),
-                    "difference": round(fmean(differences), 3),
-                    "least": round(min(differences), 3),
-                    "most": round(max(differences), 3),
-                    "percent": round(100 * fmean(differences) / middle[1], 1),
+                    "difference": round(fmean(gaps), 3),
+                    "least": round(min(gaps), 3),
+                    "most": round(max(gaps), 3),
+                    "percent": round(100 * fmean(gaps) / middle[1], 1),
                     "above_engine_ms": _above_engine(pairs, metric) if of == "mean" else None,
                 }
             )
-    return told
+    return differences
 
 
 def _value(run: Mapping[str, Any], metric: str, of: str) -> float:
@@ -204,12 +209,13 @@ _LINE = "{:<7} {:<20} {:>9} {:>9} {:>11} {:>17} {:>7}  {}"
 
 
 def as_text(differences: Sequence[Mapping[str, Any]]) -> str:
+    """Format the differences as a table."""
     head = ("kind", "", "ours", "AIPerf", "difference", "of rounds", "%", "above engine: each")
     lines = [_LINE.format(*head)]
     for row in differences:
         above = row["above_engine_ms"]
         engine = "" if above is None else "{:g}, {:g}".format(*above)
         between = f"{row['least']:g} to {row['most']:g}"
-        shown = (row["ours"], row["aiperf"], row["difference"], between, row["percent"], engine)
-        lines.append(_LINE.format(row["kind"], row["metric"], *shown))
+        fields = (row["ours"], row["aiperf"], row["difference"], between, row["percent"], engine)
+        lines.append(_LINE.format(row["kind"], row["metric"], *fields))
     return "\n".join(lines)

@@ -1,9 +1,9 @@
-"""``ppd-eval check-load``: our load generator against AIPerf, on one server, under one load.
+"""``ppd-eval traffic check-load``: our load generator against AIPerf, on one server.
 
-Both hold conversations of the same lengths, which begin at the same times, in turn, with one core
-for themselves; the server has the other. AIPerf speaks text to ``/v1/chat/completions``, ours token
-ids to ``/generate``: how many tokens AIPerf's prompts have, the server says, and ours have as many.
-What the engine itself measured stands beside both.
+Both hold conversations of the same lengths, which begin at the same times, in turn. The client has
+one core, the server the other. AIPerf sends text to ``/v1/chat/completions``, ours token ids to
+``/generate``. The server reports how many tokens AIPerf's prompts have, and ours have as many. What
+the engine itself measured is recorded with both.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from ppd.contract import Role
 from ppd.errors import ConfigError
 
 from . import tiny_model
-from .check_figures import Seen, as_text, compare, figures, of_aiperf, of_ours
+from .check_figures import ObservedTurn, as_text, compare, figures, of_aiperf, of_ours
 from .client import hold
-from .cluster import Process, gpu_flags, launching, wait_all
+from .clients import AIPERF, aiperf_in
+from .cluster import ClientError, Process, gpu_flags, launching, run_to_end, wait_all
 from .endpoints import ANY_VOCABULARY, empty_caches
-from .metrics_text import read_metrics
-from .outside_client import AIPERF, ClientError, aiperf_in, run_to_end
+from .options import Commands, add_out, cluster_options
+from .prometheus import read_metrics
 from .provenance import provenance
 from .raw_rows import Write, appending
-from .traffic.conversations import Conversation, Exchange, poisson_starts
+from .traffic.conversations import Conversation, PlannedTurn, poisson_starts
 
 _FLAGS = ("--enable-metrics", "--max-total-tokens", "131072")
 _ENGINE = ("time_to_first_token_seconds", "inter_token_latency_seconds")
@@ -44,7 +45,7 @@ _SERVER_CORE, _CLIENT_CORE = 1, 0
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class LoadShape:
     """A workload that both clients can hold.
 
     Attributes:
@@ -63,56 +64,56 @@ class Talk:
     think_s: float
 
     def starts_s(self, seed: int) -> list[float]:
+        """Return when its conversations begin, in seconds."""
         return poisson_starts(self.conversations, self.qps, random.Random(seed))
 
 
-TALKS = {
-    "single": Talk(60, qps=4.0, turns=1, first=512, later=0, reply=64, think_s=0.0),
-    "multi": Talk(20, qps=1.2, turns=4, first=512, later=64, reply=32, think_s=0.2),
+LOAD_SHAPES = {
+    "single": LoadShape(60, qps=4.0, turns=1, first=512, later=0, reply=64, think_s=0.0),
+    "multi": LoadShape(20, qps=1.2, turns=4, first=512, later=64, reply=32, think_s=0.2),
 }
 
 
-def trace(talk: Talk, seed: int, source: random.Random) -> Iterator[dict[str, Any]]:
-    """Lines as AIPerf's ``mooncake_trace`` takes them, with text of its own for every turn."""
-    for number, start_s in enumerate(talk.starts_s(seed)):
-        for turn in range(talk.turns):
-            letters = talk.later if turn else talk.first
+def trace(shape: LoadShape, seed: int, source: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield lines of AIPerf's ``mooncake_trace``, with text of its own for every turn."""
+    for number, start_s in enumerate(shape.starts_s(seed)):
+        for turn in range(shape.turns):
+            letters = shape.later if turn else shape.first
             yield {
                 "session_id": f"c{number}",
                 "text_input": "".join(source.choices(string.ascii_letters, k=letters)),
-                "output_length": talk.reply,
-                **({"delay": 1e3 * talk.think_s} if turn else {"timestamp": 1e3 * start_s}),
+                "output_length": shape.reply,
+                **({"delay": 1e3 * shape.think_s} if turn else {"timestamp": 1e3 * start_s}),
             }
 
 
-def plan(talk: Talk, seed: int, prompts: Sequence[int]) -> list[Conversation]:
+def plan(shape: LoadShape, seed: int, prompts: Sequence[int]) -> list[Conversation]:
     """The same for ours.
 
     Args:
         prompts: tokens of the whole prompt of each turn, as the server counted AIPerf's.
     """
-    held = [0, *(prompt + talk.reply for prompt in prompts)]
-    exchanges = tuple(
-        Exchange(prompt - before, talk.reply, talk.think_s if turn else 0.0)
+    held = [0, *(prompt + shape.reply for prompt in prompts)]
+    planned = tuple(
+        PlannedTurn(prompt - before, shape.reply, shape.think_s if turn else 0.0)
         for turn, (prompt, before) in enumerate(zip(prompts, held, strict=False))
     )
-    return [Conversation(start_s, exchanges) for start_s in talk.starts_s(seed)]
+    return [Conversation(start_s, planned) for start_s in shape.starts_s(seed)]
 
 
-def add_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], cluster: argparse.ArgumentParser
-) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic check-load``."""
     parser = commands.add_parser(
-        "check-load", parents=[cluster], help="our load generator against AIPerf"
+        "check-load", parents=[cluster_options()], help="our load generator against AIPerf"
     )
-    parser.set_defaults(run=run_command)
-    parser.add_argument("--kinds", nargs="+", choices=TALKS, default=[*TALKS])
+    parser.set_defaults(run=run)
+    parser.add_argument("--kinds", nargs="+", choices=LOAD_SHAPES, default=[*LOAD_SHAPES])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--aiperf", type=Path, default=Path(".run/aiperf"), help="its environment")
-    parser.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    add_out(parser)
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure, print the differences; the last line on stdout is one JSON object.
 
     Raises:
@@ -121,7 +122,7 @@ def run_command(options: argparse.Namespace) -> int:
     """
     if options.rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {options.rounds}")
-    model = tiny_model.resolve(options.model or None)
+    model = tiny_model.resolve(options.model)
     command = aiperf_in(options.aiperf)
     rows: list[dict[str, Any]] = []
     with (
@@ -169,53 +170,58 @@ class _Check:
 
     def rounds(self, rounds: int) -> list[dict[str, Any]]:
         """A ``run`` row for each client and round."""
-        talk = TALKS[self.kind]
-        # Kernels warm up; and the server says how long AIPerf's prompts are.
-        prompts = prompt_tokens(self._by_aiperf(talk, -1), talk)
-        self._by_ours(talk, -1, prompts)
+        shape = LOAD_SHAPES[self.kind]
+        # Kernels warm up, and the server counts the tokens of AIPerf's prompts.
+        prompts = prompt_tokens(self._by_aiperf(shape, -1), shape)
+        self._by_ours(shape, -1, prompts)
         rows = []
         for number in range(rounds):
             clients = ("ours", "aiperf") if number % 2 == 0 else ("aiperf", "ours")
             for client in clients:
                 before = engine_sums(self.server.url)
                 if client == "ours":
-                    seen = self._by_ours(talk, number, prompts)
+                    seen = self._by_ours(shape, number, prompts)
                 else:
-                    seen = self._by_aiperf(talk, number)
-                    if (now := prompt_tokens(seen, talk)) != prompts:
+                    seen = self._by_aiperf(shape, number)
+                    if (now := prompt_tokens(seen, shape)) != prompts:
                         raise ClientError(f"AIPerf's prompts had {prompts} tokens, now {now}")
                 engine = engine_means(before, engine_sums(self.server.url))
-                rows.append(self._told(client, number, talk, seen, engine))
+                rows.append(self._run_row(client, number, shape, seen, engine))
             print(f"  {self.kind}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         return rows
 
-    def _told(
-        self, client: str, number: int, talk: Talk, seen: Sequence[Seen], engine: dict[str, float]
+    def _run_row(
+        self,
+        client: str,
+        number: int,
+        shape: LoadShape,
+        seen: Sequence[ObservedTurn],
+        engine: dict[str, float],
     ) -> dict[str, Any]:
         asked = {"part": "check-load", "kind": self.kind, "client": client, "round": number}
-        for one in seen:
-            self.write({"row": "turn", **asked, **asdict(one)})
-        row = {"row": "run", **asked, "talk": asdict(talk), "aiperf": AIPERF, **figures(seen)}
+        for turn in seen:
+            self.write({"row": "turn", **asked, **asdict(turn)})
+        row = {"row": "run", **asked, "talk": asdict(shape), "aiperf": AIPERF, **figures(seen)}
         row |= {"engine": engine, "model": Path(self.model).name, **provenance(number)}
         self.write(row)
         return row
 
-    def _by_ours(self, talk: Talk, number: int, prompts: Sequence[int]) -> list[Seen]:
-        async def held() -> list[Seen]:
+    def _by_ours(self, shape: LoadShape, number: int, prompts: Sequence[int]) -> list[ObservedTurn]:
+        async def held() -> list[ObservedTurn]:
             async with aiohttp.ClientSession() as http:
                 await empty_caches(http, [self.server.url])
-            conversations = plan(talk, number, prompts)
+            conversations = plan(shape, number, prompts)
             content = f"{self.kind}/{number}"
             url = self.server.url
             return of_ours(await hold(url, conversations, seed=content, vocabulary=ANY_VOCABULARY))
 
-        return _complete("ours", uvloop.run(held()), talk)
+        return _complete("ours", uvloop.run(held()), shape)
 
-    def _by_aiperf(self, talk: Talk, number: int) -> list[Seen]:
+    def _by_aiperf(self, shape: LoadShape, number: int) -> list[ObservedTurn]:
         folder = self.logs / f"check-load-{self.kind}-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         source = random.Random(f"{self.kind}/{number}")
-        lines = [json.dumps(row) for row in trace(talk, number, source)]
+        lines = [json.dumps(row) for row in trace(shape, number, source)]
         (folder / "trace.jsonl").write_text("\n".join(lines) + "\n")
         records = folder / "profile_export.jsonl"
         records.unlink(missing_ok=True)
@@ -237,33 +243,35 @@ class _Check:
             ],
             folder / "aiperf.log",
         )
-        return _complete("AIPerf", of_aiperf(records), talk)
+        return _complete("AIPerf", of_aiperf(records), shape)
 
 
-def _complete(client: str, seen: list[Seen], talk: Talk) -> list[Seen]:
-    wanted = talk.conversations * talk.turns
-    if len(seen) != wanted:
-        raise ClientError(f"{client}: {len(seen)} of {wanted} turns succeeded")
-    if wrong := {one.output_tokens for one in seen} - {talk.reply}:
-        raise ClientError(f"{client}: replies of {sorted(wrong)} tokens, asked for {talk.reply}")
+def _complete(client: str, seen: list[ObservedTurn], shape: LoadShape) -> list[ObservedTurn]:
+    expected = shape.conversations * shape.turns
+    if len(seen) != expected:
+        raise ClientError(f"{client}: {len(seen)} of {expected} turns succeeded")
+    if wrong := {turn.output_tokens for turn in seen} - {shape.reply}:
+        raise ClientError(f"{client}: replies of {sorted(wrong)} tokens, asked for {shape.reply}")
     return seen
 
 
-def prompt_tokens(seen: Sequence[Seen], talk: Talk) -> list[int]:
-    """Of each turn, in all conversations alike.
+def prompt_tokens(seen: Sequence[ObservedTurn], shape: LoadShape) -> list[int]:
+    """Return the prompt tokens of each turn, which are alike in all conversations.
 
     Raises:
         ClientError: they differ from conversation to conversation.
     """
-    found = [{one.prompt_tokens for one in seen if one.turn == n + 1} for n in range(talk.turns)]
+    found = [
+        {turn.prompt_tokens for turn in seen if turn.turn == n + 1} for n in range(shape.turns)
+    ]
     if any(len(lengths) != 1 for lengths in found):
-        told = [sorted(lengths) for lengths in found]
-        raise ClientError(f"prompts of the same text have different lengths: {told}")
+        lengths_by_turn = [sorted(lengths) for lengths in found]
+        raise ClientError(f"prompts of the same text have different lengths: {lengths_by_turn}")
     return [lengths.pop() for lengths in found]
 
 
 def engine_sums(url: str) -> dict[str, tuple[float, float]]:
-    """Sum in seconds and count of what the engine measures, since it started."""
+    """Return sum in seconds and count of what the engine has measured since it started."""
     totals: dict[str, float] = {}
     for name, _, value in read_metrics(url):
         totals[name] = totals.get(name, 0.0) + value
@@ -276,7 +284,7 @@ def engine_sums(url: str) -> dict[str, tuple[float, float]]:
 def engine_means(
     before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]
 ) -> dict[str, float]:
-    """Means in ms of what came between; without what the engine did not measure."""
+    """Return the means in ms of what was measured between two readings, without what was not."""
     means = {}
     for name, (total_s, count) in after.items():
         total_before_s, count_before = before[name]

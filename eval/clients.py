@@ -1,4 +1,4 @@
-"""``ppd-eval clients``: load clients that others wrote, through the router, on real workers.
+"""``ppd-eval traffic clients``: load clients of others, through the router, on real workers.
 
 The ``openai`` and ``anthropic`` clients, SGLang's own ``sglang.benchmark.serving`` and NVIDIA's
 AIPerf each hold conversations of several turns. What they count is compared with what the router
@@ -7,6 +7,7 @@ counts; none of them may see an error.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -17,16 +18,19 @@ from typing import Any
 
 import anthropic
 import openai
-import orjson
 
 from ppd.contract import Role
+from ppd.decision import Route
+from ppd.outcome import Outcome
 
 from . import tiny_model
-from .cluster import gpu_flags, launching, wait_all
-from .metrics_text import read_metrics
-from .outside_client import ClientError, aiperf_in, run_to_end
+from .cluster import ClientError, environment, gpu_flags, launching, run_to_end, wait_all
+from .options import Commands, cluster_options
+from .prometheus import read_metrics
 from .provenance import provenance
+from .raw_rows import append_whole
 
+AIPERF = "aiperf==0.13.0"
 _TURNS = 4
 _CONVERSATIONS = 8
 # SGLang's benchmark imports what a machine without GPU has stand-ins for.
@@ -38,8 +42,8 @@ _BENCHMARK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """Where a client speaks to what, and where it may write."""
+class ClientRun:
+    """What a client sends its requests to, and where it may write."""
 
     url: str
     model: str
@@ -47,25 +51,38 @@ class Scene:
     aiperf: Path
 
 
-def run(model: str | None, aiperf: Path, out: Path | None, logs: Path) -> int:
-    """
-    Args:
-        aiperf: an environment with AIPerf; made if it is not there.
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic clients``."""
+    parser = commands.add_parser(
+        "clients", parents=[cluster_options()], help="load clients that others wrote"
+    )
+    parser.add_argument(
+        "--aiperf",
+        type=Path,
+        default=Path(".run/aiperf"),
+        help="the environment that AIPerf is installed in, on the first run",
+    )
+    parser.add_argument("--out", type=Path, help="append the result to this JSONL file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Send requests by each client, and compare its count with the router's.
 
     Raises:
         ClusterError: a process did not start.
         ClientError: a client saw an error, or the router counted other requests than it.
     """
-    path = tiny_model.resolve(model)
+    path = tiny_model.resolve(options.model)
     results: dict[str, Any] = {}
-    with launching(logs) as launch:
+    with launching(options.logs) as launch:
         prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 2))
         decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 2))
         wait_all([prefill, decode])
         router = launch.router([prefill], [decode], "--policy", "full")
         wait_all([router])
-        scene = Scene(router.url, path, logs, aiperf)
-        clients: dict[str, Callable[[Scene], int]] = {
+        run_of = ClientRun(router.url, path, options.logs, options.aiperf)
+        clients: dict[str, Callable[[ClientRun], int]] = {
             "openai": by_openai,
             "anthropic": by_anthropic,
             "sglang.benchmark.serving": by_sglang,
@@ -74,27 +91,32 @@ def run(model: str | None, aiperf: Path, out: Path | None, logs: Path) -> int:
         for name, client in clients.items():
             print(f"  {name}", file=sys.stderr, flush=True)
             before = _counted(router.url)
-            sent = client(scene)
+            sent = client(run_of)
             after = _counted(router.url)
             seen = {kind: after[kind] - before.get(kind, 0) for kind in after}
             results[name] = {"requests": sent, **{k: v for k, v in seen.items() if v}}
             # Some warm up with requests that they do not count.
-            if seen["ok"] < sent or any(seen[kind] for kind in seen if kind in _FAILURES):
+            if seen[Outcome.OK] < sent or any(seen[kind] for kind in seen if kind in _FAILURES):
                 raise ClientError(f"{name} sent {sent} requests, the router saw {seen}")
     line = {"part": "clients", "model": Path(path).name, **provenance(0), "clients": results}
-    if out is not None:
-        with out.open("ab") as file:
-            file.write(orjson.dumps(line) + b"\n")
+    if options.out is not None:
+        append_whole(options.out, [line])
     print(json.dumps(line))
     return 0
 
 
-_FAILURES = ("rejected", "overloaded", "worker_error", "truncated", "internal_error")
+_FAILURES = (
+    Outcome.REJECTED,
+    Outcome.OVERLOADED,
+    Outcome.WORKER_ERROR,
+    Outcome.TRUNCATED,
+    Outcome.INTERNAL_ERROR,
+)
 
 
 def _counted(url: str) -> dict[str, int]:
     """Requests by outcome and turns by route, as the router counts them."""
-    counts = {"ok": 0} | dict.fromkeys(_FAILURES, 0) | {"remote": 0, "local": 0}
+    counts: dict[str, int] = dict.fromkeys((Outcome.OK, *_FAILURES, *Route), 0)
     for name, labels, value in read_metrics(url):
         key = {"ppd_finished_total": "outcome", "ppd_turns_total": "route"}.get(name)
         if key is not None:
@@ -102,8 +124,8 @@ def _counted(url: str) -> dict[str, int]:
     return counts
 
 
-def by_openai(scene: Scene) -> int:
-    """Chat (streamed, several samples, tools offered), completions and responses."""
+def by_openai(run_of: ClientRun) -> int:
+    """Send chats, completions and responses by the ``openai`` client."""
 
     async def talk(client: openai.AsyncOpenAI, number: int) -> int:
         messages: list[Any] = []
@@ -145,7 +167,7 @@ def by_openai(scene: Scene) -> int:
 
     async def all_talk() -> int:
         async with openai.AsyncOpenAI(
-            base_url=f"{scene.url}/v1", api_key="any", max_retries=0
+            base_url=f"{run_of.url}/v1", api_key="any", max_retries=0
         ) as client:
             await client.models.list()
             return sum(await asyncio.gather(*(talk(client, i) for i in range(_CONVERSATIONS))))
@@ -153,7 +175,9 @@ def by_openai(scene: Scene) -> int:
     return asyncio.run(all_talk())
 
 
-def by_anthropic(scene: Scene) -> int:
+def by_anthropic(run_of: ClientRun) -> int:
+    """Send messages by the ``anthropic`` client, streamed and whole."""
+
     async def talk(client: anthropic.AsyncAnthropic, number: int) -> int:
         messages: list[Any] = []
         for turn in range(_TURNS):
@@ -161,37 +185,37 @@ def by_anthropic(scene: Scene) -> int:
             async with client.messages.stream(
                 model="default", max_tokens=16, messages=messages
             ) as stream:
-                told = await stream.get_final_message()
-            _require(told.usage.output_tokens > 0, "no usage")
-            text = "".join(block.text for block in told.content if block.type == "text")
+                final_message = await stream.get_final_message()
+            _require(final_message.usage.output_tokens > 0, "no usage")
+            text = "".join(block.text for block in final_message.content if block.type == "text")
             messages.append({"role": "assistant", "content": text})
         return _TURNS
 
     async def all_talk() -> int:
         async with anthropic.AsyncAnthropic(
-            base_url=scene.url, api_key="any", max_retries=0
+            base_url=run_of.url, api_key="any", max_retries=0
         ) as client:
             return sum(await asyncio.gather(*(talk(client, i) for i in range(_CONVERSATIONS))))
 
     return asyncio.run(all_talk())
 
 
-def by_sglang(scene: Scene) -> int:
-    """Groups that share a system prompt, conversations of several turns."""
-    rows = scene.folder / "sglang-benchmark.jsonl"
+def by_sglang(run_of: ClientRun) -> int:
+    """Run SGLang's benchmark: groups that share a system prompt, conversations of several turns."""
+    rows = run_of.folder / "sglang-benchmark.jsonl"
     rows.unlink(missing_ok=True)
     groups, each = 2, 4
     run_to_end(
         [
             *(sys.executable, "-c", _BENCHMARK, "--backend", "sglang-oai-chat"),
-            *("--base-url", scene.url, "--model", scene.model),
+            *("--base-url", run_of.url, "--model", run_of.model),
             *("--dataset-name", "generated-shared-prefix", "--gsp-num-groups", str(groups)),
             *("--gsp-prompts-per-group", str(each), "--gsp-num-turns", str(_TURNS)),
             *("--gsp-system-prompt-len", "128", "--gsp-question-len", "32"),
             *("--gsp-output-len", "16", "--max-concurrency", "4", "--disable-tqdm"),
             *("--output-file", str(rows), "--cache-report"),
         ],
-        scene.folder / "sglang-benchmark.log",
+        run_of.folder / "sglang-benchmark.log",
     )
     result = json.loads(rows.read_text().splitlines()[-1])
     completed = int(result["completed"])
@@ -199,15 +223,15 @@ def by_sglang(scene: Scene) -> int:
     return completed
 
 
-def by_aiperf(scene: Scene) -> int:
-    """Synthetic conversations with live replies."""
-    command = aiperf_in(scene.aiperf)
-    artifacts = scene.folder / "aiperf"
-    log = scene.folder / "aiperf.log"
+def by_aiperf(run_of: ClientRun) -> int:
+    """Run AIPerf: synthetic conversations with live replies."""
+    command = aiperf_in(run_of.aiperf)
+    artifacts = run_of.folder / "aiperf"
+    log = run_of.folder / "aiperf.log"
     run_to_end(
         [
-            *(str(command), "profile", "--model", "default", "--tokenizer", scene.model),
-            *("--url", scene.url, "--endpoint-type", "chat", "--streaming"),
+            *(str(command), "profile", "--model", "default", "--tokenizer", run_of.model),
+            *("--url", run_of.url, "--endpoint-type", "chat", "--streaming"),
             *("--conversation-num", str(_CONVERSATIONS)),
             *("--conversation-turn-mean", str(_TURNS), "--conversation-turn-stddev", "0"),
             *("--prompt-input-tokens-mean", "64", "--prompt-output-tokens-mean", "16"),
@@ -228,6 +252,11 @@ def by_aiperf(scene: Scene) -> int:
     return requests
 
 
-def _require(holds: bool, told: object) -> None:
+def aiperf_in(folder: Path) -> Path:
+    """Install AIPerf into an environment, unless it is there, and return its command."""
+    return environment(folder, [AIPERF]) / "aiperf"
+
+
+def _require(holds: bool, problem: object) -> None:
     if not holds:
-        raise ClientError(str(told))
+        raise ClientError(str(problem))

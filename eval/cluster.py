@@ -1,7 +1,7 @@
-"""Real clusters on this machine: SGLang workers and the router as processes, on free ports.
+"""The process launcher: workers, routers and tools as processes of this machine.
 
-Owns starting, waiting, logs and stopping. Everything it started dies with it, also when it
-is killed.
+It starts them on free ports, waits for them, keeps their logs and stops them. A process ends with
+its launcher, also when the launcher is killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -26,11 +27,16 @@ from ppd.errors import PpdError
 
 _PR_SET_PDEATHSIG = 1
 _STOP_AFTER_S = 15.0
+_CLIENT_S = 900.0  # of a load client, to its end
 _NOISE = ("nanobind:", " - leaked", " - ...", "See https://nanobind")
 
 
 class ClusterError(PpdError):
-    """A process of the cluster did not start, or died."""
+    """A process did not start, or died."""
+
+
+class ClientError(PpdError):
+    """A load client failed, or reported errors."""
 
 
 @dataclass(slots=True)
@@ -70,8 +76,8 @@ class Process:
     def tail(self, lines: int = 20) -> str:
         """The end of its log, less the noise that native libraries make on exit."""
         text = self.log.read_text(errors="replace").splitlines()
-        told = [line for line in text if not line.startswith(_NOISE)][-lines:]
-        return f"; the end of {self.log}:\n  " + "\n  ".join(told)
+        last_lines = [line for line in text if not line.startswith(_NOISE)][-lines:]
+        return f"; the end of {self.log}:\n  " + "\n  ".join(last_lines)
 
     def stop(self) -> None:
         """End it in good order; after a while at once, with whatever it started."""
@@ -107,7 +113,7 @@ class Launcher:
         """A worker, still starting; on one ``core`` alone, if given."""
         port = free_port()
         argv = [
-            *(_script("ppd-worker"), "--role", role.value, "--model-path", str(model)),
+            *(script("ppd-worker"), "--role", role.value, "--model-path", str(model)),
             *("--host", "127.0.0.1", "--port", str(port)),
         ]
         if role is Role.PREFILL:
@@ -124,7 +130,7 @@ class Launcher:
     ) -> Process:
         """A router, still starting; it waits for its workers itself. Workers may be URLs."""
         port = port or free_port()
-        argv = [_script("ppd-router"), "--port", str(port)]
+        argv = [script("ppd-router"), "--port", str(port)]
         roles = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
         for role, workers in roles.items():
             if workers:
@@ -132,7 +138,7 @@ class Launcher:
         return self.start("router", port, [*argv, *flags])
 
     def start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
-        """Any process that will listen on ``port``."""
+        """Start any process that will listen on ``port``."""
         log = self.logs / f"{name}-{port}.log"
         log.unlink(missing_ok=True)
         popen = self.spawn(log, argv, core)
@@ -157,6 +163,43 @@ class Launcher:
             )
 
 
+def environment(folder: Path, requirements: Sequence[str]) -> Path:
+    """Make a virtual environment with some packages, unless it is there already.
+
+    Returns:
+        Its ``bin`` folder.
+    """
+    done = folder / "installed"
+    if not done.exists():
+        names = ", ".join(requirements)
+        print(f"first run: installing {names} into {folder}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([folder / "bin/pip", "install", "--quiet", *requirements], check=True)
+        done.touch()
+    return folder / "bin"
+
+
+def run_to_end(argv: Sequence[str], log: Path) -> None:
+    """Run a load client to its end.
+
+    Raises:
+        ClientError: it failed; the message has the end of its log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        try:
+            done = subprocess.run(
+                argv, stdout=output, stderr=subprocess.STDOUT, timeout=_CLIENT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            message = f"{argv[0]} did not end within {_CLIENT_S:g} s; see {log}"
+            raise ClientError(message) from error
+    if done.returncode != 0:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+        end = "\n  ".join(text.splitlines()[-15:])
+        raise ClientError(f"{argv[0]} ended with {done.returncode}; the end of {log}:\n  {end}")
+
+
 @contextmanager
 def launching(logs: Path) -> Iterator[Launcher]:
     """A launcher whose processes are stopped when the context ends, the newest first."""
@@ -178,9 +221,9 @@ def wait_all(processes: Sequence[Process], timeout_s: float = 240.0) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at the moment.
+    """Return a TCP port of the loopback interface that is free at the moment.
 
-    From below the range the kernel hands out to clients: a worker takes half a minute to bind
+    It is below the range that the kernel gives to clients: a worker takes half a minute to bind
     its port, and any connection made meanwhile could have taken it.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
@@ -208,7 +251,7 @@ def require_free(port: int) -> None:
 
 
 def gpu_flags(index: int, workers: int) -> list[str]:
-    """SGLang flags that share this machine's GPUs among ``workers`` servers of one GPU each.
+    """Return SGLang flags that share this machine's GPUs among ``workers`` servers.
 
     Empty on a machine without GPU.
     """
@@ -226,8 +269,8 @@ def _url(worker: Process | str) -> str:
     return worker if isinstance(worker, str) else worker.url
 
 
-def _script(name: str) -> str:
-    """A console script of the environment that runs us."""
+def script(name: str) -> str:
+    """Return the path of a console script of the environment that runs this process."""
     return str(Path(sys.executable).with_name(name))
 
 

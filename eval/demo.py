@@ -1,11 +1,12 @@
 """``ppd-eval demo``: five turns of a chat through prefill worker, decode worker and router.
 
-Shows what the engine itself reports, and repeats the conversation on one monolithic server:
+It prints what the engine itself reports. Then it repeats the conversation on one monolithic server:
 the token ids must be the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from ppd.contract import Role
 
 from . import tiny_model
 from .cluster import gpu_flags, launching, wait_all
+from .options import Commands, cluster_options
 from .provenance import provenance
 from .raw_rows import append_whole
 
@@ -46,7 +48,7 @@ TURNS = (
 
 @dataclass(slots=True)
 class Transcript:
-    """What one pass through the conversation showed, a list entry a turn."""
+    """The results of one pass through the conversation, a list entry for each turn."""
 
     routes: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -128,12 +130,28 @@ def _print_row(number: int, seen: Transcript) -> None:
     print(_ROW.format(number, *(column[-1] for column in columns), ttft), flush=True)
 
 
-def run(model: str | None, max_tokens: int, logs: Path, record: Path | None) -> int:
-    """The demo. Returns the exit status; its last line on stdout is one JSON object.
+def add_to(commands: Commands) -> None:
+    """Declare ``demo``."""
+    parser = commands.add_parser("demo", parents=[cluster_options()], help="five turns, compared")
+    parser.add_argument("--max-tokens", type=int, default=32, help="of each reply")
+    parser.add_argument("--record", type=Path, help="append the result to this JSONL file")
+    parser.set_defaults(run=run)
 
-    Args:
-        record: append that object, with where it was measured, to this file.
+
+def run(options: argparse.Namespace) -> int:
+    """Hold the conversation on both, and print what each turn did.
+
+    The last line on stdout is one JSON object.
+
+    Returns:
+        The exit status: 1 if a route or a token differs from what is expected.
     """
+    model, max_tokens, logs, record = (
+        options.model,
+        options.max_tokens,
+        options.logs,
+        options.record,
+    )
     path = tiny_model.resolve(model)
     print(f"model: {path}" + ("" if model else " (random weights: its words mean nothing)"))
     print("starting a prefill worker, a decode worker, the router and a monolithic server ...")

@@ -1,6 +1,6 @@
-"""What answers of the three endpoints look like, as SGLang writes them and as a client reads them.
+"""Answers of the three endpoints, as SGLang writes them and as a client reads them.
 
-Word ``i`` of request ``n`` is ``" n.i"``: whose words a client gets can be told from them.
+Word ``i`` of request ``n`` is ``" n.i"``. So each word shows which request it answers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Counts:
     cached: int
 
     def usage(self) -> dict[str, object]:
+        """Return the counts as OpenAI's ``usage`` object."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -34,14 +35,17 @@ class Counts:
 
 
 def word(number: int, i: int) -> str:
+    """Return word ``i`` of a request's answer."""
     return f" {number}.{i}"
 
 
 def text_of(number: int, words: int) -> str:
+    """Return the whole text of a request's answer."""
     return "".join(word(number, i) for i in range(words))
 
 
 def event(value: object) -> bytes:
+    """Return one server-sent event."""
     return b"data: %b\n\n" % orjson.dumps(value)
 
 
@@ -73,6 +77,7 @@ def stream_events(
 
 
 def whole_answer(path: str, number: int, counts: Counts, worker: int) -> dict[str, Any]:
+    """Return the body of an answer that does not stream."""
     if path == GENERATE:
         return {**_native(number, counts, True), WORKER: worker}
     text = text_of(number, counts.completion)
@@ -103,12 +108,14 @@ def _native(number: int, counts: Counts, last: bool) -> dict[str, Any]:
 
 
 def error_event(message: str, status: int) -> bytes:
+    """Return an event with an error, as SGLang writes it."""
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     error = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
     return event({"error": error})
 
 
 def error_answer(message: str, status: int) -> dict[str, Any]:
+    """Return the body of an error, as SGLang writes it."""
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 
@@ -131,9 +138,9 @@ def text_in(path: str, values: Sequence[Any]) -> str:
     """The text of a stream's events, or of a whole answer in a list of one."""
     if path == GENERATE:
         return str(values[-1].get("text", "")) if values else ""
-    said: list[str] = []
+    parts: list[str] = []
     for value in values:
         for choice in value.get("choices", ()):
             part = choice.get("delta") or choice.get("message") or {}
-            said.append(str(part.get("content") or choice.get("text") or ""))
-    return "".join(said)
+            parts.append(str(part.get("content") or choice.get("text") or ""))
+    return "".join(parts)

@@ -1,4 +1,4 @@
-"""What servers tell of themselves before a run, and what they are asked to do between runs."""
+"""Requests to servers before and between runs: vocabulary, context length, caches, health."""
 
 from __future__ import annotations
 
@@ -12,32 +12,46 @@ import orjson
 
 from ppd.errors import WorkerError
 
-# Where nobody tells the vocabulary: every tokenizer has these, and few are special.
+# For servers that report no vocabulary: every tokenizer has these, and few are special.
 ANY_VOCABULARY = range(32, 96)
 
 
 async def vocabulary_of(http: aiohttp.ClientSession, decode_url: str) -> range:
-    """Token ids for prompts, as a decode worker with the plugin tells; without the special
-    tokens, which stand first or are few."""
+    """Ask a decode worker with the plugin for token ids that prompts may have.
+
+    Special tokens are left out: they stand first, or are few.
+    """
     async with http.get(f"{decode_url}/server_info") as answer:
         size: int = (await answer.json())["internal_states"][0]["ppd"]["vocab_size"]
     return range(size // 16, size)
 
 
 async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None:
-    """As :func:`vocabulary_of`, of whatever serves at ``url``: a worker, or a router, which says
-    where its workers are; None if nobody tells."""
-    told = await _get_json(http, f"{url}/workers")
-    workers = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
-    decode = [one["url"] for one in workers if one.get("role") == "decode" and "url" in one]
-    for one in (url, *decode[:1]):
+    """Ask whatever serves at a URL for token ids that prompts may have.
+
+    Args:
+        url: of a worker, or of a router that lists its workers.
+
+    Returns:
+        The ids, see :func:`vocabulary_of`; None if no server lists them.
+    """
+    listed = await _get_json(http, f"{url}/workers")
+    workers = (
+        [server for server in listed if isinstance(server, dict)]
+        if isinstance(listed, list)
+        else []
+    )
+    decode = [
+        worker["url"] for worker in workers if worker.get("role") == "decode" and "url" in worker
+    ]
+    for server in (url, *decode[:1]):
         with suppress(aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError):
-            return await vocabulary_of(http, one)
+            return await vocabulary_of(http, server)
     return None
 
 
 async def max_context_of(http: aiohttp.ClientSession, url: str) -> int | None:
-    """What the model at ``url`` can hold of one conversation; None if it does not say.
+    """Ask how many tokens the model at ``url`` can hold of one conversation; None: unknown.
 
     Raises:
         aiohttp.ClientError, TimeoutError: nobody answers there.
@@ -45,8 +59,8 @@ async def max_context_of(http: aiohttp.ClientSession, url: str) -> int | None:
     async with http.get(f"{url}/v1/models"):
         pass
     with suppress(LookupError, TypeError, ValueError):
-        told = await _get_json(http, f"{url}/v1/models")
-        return int(told["data"][0]["max_model_len"])
+        models = await _get_json(http, f"{url}/v1/models")
+        return int(models["data"][0]["max_model_len"])
     return None
 
 
@@ -67,23 +81,23 @@ async def empty_caches(
         WorkerError: one is not there, or was not idle in time.
     """
     for url in urls:
-        said = "it does not answer"
+        problem = "it does not answer"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     async with http.post(f"{url}/flush_cache") as answer:
                         if answer.status == 200:
                             break
-                        said = f"/flush_cache answered {answer.status}: it is never idle"
+                        problem = f"/flush_cache answered {answer.status}: it is never idle"
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise WorkerError(f"{url}: {said}") from error
+            raise WorkerError(f"{url}: {problem}") from error
         except aiohttp.ClientError as error:
             raise WorkerError(f"{url}: {error or type(error).__name__}") from error
 
 
 async def is_ready(http: aiohttp.ClientSession, url: str) -> bool:
-    """Whether a worker says that it can serve."""
+    """Return whether a worker reports that it can serve."""
     try:
         timeout = aiohttp.ClientTimeout(total=5.0)
         async with http.get(f"{url}/health", timeout=timeout) as answer:

@@ -1,7 +1,7 @@
 """``ppd-eval load``: any workload against any ``/generate``, a router's or a plain SGLang server's.
 
-Raw rows are written as turns end: one that begins the run (what was asked, where it ran), one for
-each turn, one that ends it with the summary. A run without its last row was cut short.
+Raw rows are written as turns end: one at the beginning of the run with its settings, one for each
+turn, and one at the end with the summary. A run without its last row was cut short.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ppd.errors import ConfigError, WorkerError
 
 from .client import hold
 from .endpoints import ANY_VOCABULARY, find_vocabulary, max_context_of
+from .options import Commands, add_out
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import Sample
@@ -36,8 +37,10 @@ _PROGRESS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Attributes:
-    timeout_s: of a turn, from its send to its end.
+    """The server under load, and the targets of its turns.
+
+    Attributes:
+        timeout_s: of a turn, from its send to its end.
     """
 
     url: str
@@ -45,7 +48,8 @@ class Target:
     slo: Slo
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``load``."""
     load = commands.add_parser("load", help="any workload against any /generate")
     load.add_argument("--url", required=True, help="of a router or of an SGLang server")
     load.add_argument("--workload", required=True, help="KIND:WHAT, see docs/WORKLOADS.md")
@@ -58,13 +62,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     load.add_argument("--slo-tpot-ms", type=float)
     load.add_argument("--timeout-s", type=float, default=120.0, help="of a turn")
     load.add_argument("--seed", type=int, default=0)
-    load.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    add_out(load)
+    load.set_defaults(run=run)
 
 
-def run_command(options: argparse.Namespace) -> int:
-    """Raises:
-    ConfigError: an option or a workload's file is wrong.
-    WorkerError: nobody answers at the URL.
+def run(options: argparse.Namespace) -> int:
+    """Send a workload to a URL, and print the summary; the last line is one JSON object.
+
+    Raises:
+        ConfigError: an option or a workload's file is wrong.
+        WorkerError: no server answers at the URL.
     """
     demand = Demand(
         spec=options.workload,
@@ -76,10 +83,11 @@ def run_command(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer,
     )
     slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
-    return run(demand, Target(options.url.rstrip("/"), options.timeout_s, slo), options.out)
+    return run_load(demand, Target(options.url.rstrip("/"), options.timeout_s, slo), options.out)
 
 
-def run(demand: Demand, target: Target, out: Path | None) -> int:
+def run_load(demand: Demand, target: Target, out: Path | None) -> int:
+    """Send the conversations of ``demand`` to ``target``; raw rows go to ``out``."""
     _check(target)
     conversations = plan(demand)
     _allow_connections()
@@ -118,7 +126,7 @@ async def _measure(
     asked |= {"slo": asdict(target.slo), "vocabulary": [vocabulary.start, vocabulary.stop]}
     asked |= {"demand": {**asdict(demand), "tokenizer": str(demand.tokenizer or "")}}
     write({"row": "begin", "part": "load", "run": run, **asked, **provenance(demand.seed)})
-    turns = sum(len(one.exchanges) for one in conversations)
+    turns = sum(len(conversation.turns) for conversation in conversations)
     progress = _Progress(turns)
 
     def ended(sample: Sample) -> None:
@@ -130,7 +138,7 @@ async def _measure(
     samples = await hold(
         target.url,
         conversations,
-        # Never twice the same: a server that is still up would know it.
+        # Never twice the same: a server that is still up would have it in its cache.
         seed=f"{demand.spec}/{demand.seed}/{run}",
         vocabulary=vocabulary,
         silence_s=target.timeout_s,
@@ -139,24 +147,27 @@ async def _measure(
     )
     wall_s = time.perf_counter() - begun_s
     summary = summarize(samples, conversations, wall_s, target.slo)
-    told = {"client_cpu": round((_cpu_s() - cpu_s) / wall_s, 3), **asdict(summary)}
-    write({"row": "run", "part": "load", "run": run, **asked, **told, **provenance(demand.seed)})
+    totals = {"client_cpu": round((_cpu_s() - cpu_s) / wall_s, 3), **asdict(summary)}
+    write({"row": "run", "part": "load", "run": run, **asked, **totals, **provenance(demand.seed)})
     return summary
 
 
 async def _ask(target: Target, conversations: Sequence[Conversation], scale: float) -> range:
-    """What prompts are made of; and whether anybody is there who can take them."""
+    """Return the token ids of prompts; check that a server answers and can hold them."""
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         try:
             most = await max_context_of(http, target.url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            told = str(error) or type(error).__name__
-            raise WorkerError(f"{target.url}: nobody answers: {told}") from error
+            problem = str(error) or type(error).__name__
+            raise WorkerError(f"{target.url}: nobody answers: {problem}") from error
         vocabulary = await find_vocabulary(http, target.url)
     number, longest = max(
-        ((number, one.longest_tokens) for number, one in enumerate(conversations)),
-        key=lambda one: one[1],
+        (
+            (number, conversation.longest_tokens)
+            for number, conversation in enumerate(conversations)
+        ),
+        key=lambda numbered: numbered[1],
     )
     if most is not None and longest > most:
         raise ConfigError(
@@ -184,8 +195,8 @@ class _Progress:
         self._failed += bool(sample.error)
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _PROGRESS_S
-            told = f"  {self._ended} of {self._turns} turns, {self._failed} failed"
-            print(told, file=sys.stderr, flush=True)
+            line = f"  {self._ended} of {self._turns} turns, {self._failed} failed"
+            print(line, file=sys.stderr, flush=True)
 
 
 # -- what people read -----------------------------------------------------------------------
@@ -225,14 +236,14 @@ def _show(summary: Summary, slo: Slo) -> None:
         print(f"note: {note}")
 
 
-def _show_latencies(turns: str, told: Latencies) -> None:
-    _show_spread(f"{turns} TTFT", told.ttft_ms)
-    _show_spread(f"{turns} TPOT", told.tpot_ms)
-    _show_spread(f"{turns} ITL", told.itl_ms)
-    _show_spread(f"{turns} E2E", told.e2e_ms)
+def _show_latencies(turns: str, latencies: Latencies) -> None:
+    _show_spread(f"{turns} TTFT", latencies.ttft_ms)
+    _show_spread(f"{turns} TPOT", latencies.tpot_ms)
+    _show_spread(f"{turns} ITL", latencies.itl_ms)
+    _show_spread(f"{turns} E2E", latencies.e2e_ms)
 
 
-def _show_spread(name: str, told: Spread | None) -> None:
-    if told is not None:
-        figures = (told.mean, told.p50, told.p90, told.p99, told.max)
-        print(_COLUMNS.format(name, told.n, *(f"{figure:.2f}" for figure in figures)))
+def _show_spread(name: str, spread: Spread | None) -> None:
+    if spread is not None:
+        figures = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+        print(_COLUMNS.format(name, spread.n, *(f"{figure:.2f}" for figure in figures)))

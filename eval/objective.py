@@ -1,4 +1,4 @@
-"""Flags for an operator's wishes: weights, or targets."""
+"""Command-line options of an operator's objective: weights, or targets."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from ppd.score import Objective, Targets, Weights
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of an operator's weights."""
     parser.add_argument("--w-ttft", type=float)
     parser.add_argument("--w-tpot", type=float)
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of an operator's latency targets."""
     parser.add_argument("--slo-ttft-ms", type=float)
     parser.add_argument("--slo-tpot-ms", type=float)
 
 
 def objective_of(options: argparse.Namespace) -> Objective | None:
-    """None if nothing was given.
+    """Return the weights or targets of a command line; None if there are none.
 
     Raises:
         ConfigError: weights or targets make no sense, or both are given.

@@ -1,4 +1,4 @@
-"""Where a measurement comes from: what every raw result row carries."""
+"""Where a measurement comes from: the fields that every raw row carries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def provenance(seed: int) -> dict[str, object]:
-    """Commit, hardware, versions, time and seed of a measurement made now.
+    """Return commit, hardware, versions, time and seed of a measurement made now.
 
-    ``load_average``: of the last minute, ours included: with more than a few processes to a core,
-    something else was running, too.
+    ``load_average`` is of the last minute, this process included. If it is more than a few
+    processes to a core, something else was running, too.
     """
     return {
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).parent),
         "hardware": _hardware(),
         "load_average": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
@@ -25,11 +25,15 @@ def provenance(seed: int) -> dict[str, object]:
     }
 
 
-def _commit() -> str:
-    """Of the checkout this file is in, ``+`` if it has changes; "unknown" if it is in none."""
+def commit_of(folder: Path) -> str:
+    """Return the commit of the checkout that holds a folder.
+
+    Returns:
+        The commit, with ``+`` if the checkout has changes; "unknown" outside a checkout.
+    """
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
-        cwd=Path(__file__).parent,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,

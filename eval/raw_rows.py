@@ -16,17 +16,17 @@ Write = Callable[[dict[str, Any]], None]
 
 
 def end_last_line(out: Path) -> None:
-    """After a kill in mid-write: what follows must not be glued to it."""
+    """Cut off a last line that a kill has left unfinished."""
     if out.exists() and (data := out.read_bytes()) and not data.endswith(b"\n"):
         out.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 @contextmanager
 def appending(out: Path | None) -> Iterator[Write]:
-    """Each row is written as it comes, whole or not at all; without a file, none is.
+    """Yield a function that appends rows, each whole or not at all; without a file it does nothing.
 
     Raises:
-        ConfigError: it cannot be written. Also by what is given, when a row comes.
+        ConfigError: the file cannot be written. The function raises it, too.
     """
     if out is None:
         yield lambda row: None
@@ -41,7 +41,7 @@ def appending(out: Path | None) -> Iterator[Write]:
 
 
 def append_whole(out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """All of ``rows``, or none of them.
+    """Append all of ``rows``, or none of them.
 
     Raises:
         ConfigError: they cannot be written; the file is as it was.
@@ -67,7 +67,7 @@ def _write_whole(file: FileIO, out: Path, rows: Sequence[dict[str, Any]]) -> Non
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row with its line's number. A last line that a kill cut short is left out.
+    """Yield each row with its line's number; a last line that a kill cut short is left out.
 
     Raises:
         ConfigError: it cannot be read, or a line is no JSON object; the message names both.

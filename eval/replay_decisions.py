@@ -1,7 +1,8 @@
-"""``ppd-eval replay-decisions``: a router's decision log under another table, weights or policy."""
+"""``ppd-eval table replay-decisions``: a decision log under another table, weights or policy."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections import Counter
@@ -17,6 +18,9 @@ from ppd.score import Objective
 from ppd.table import Table
 from ppd.table_policy import Correction, TablePolicy
 
+from .objective import add_targets, add_weights, objective_of
+from .options import Commands
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -28,7 +32,41 @@ class Changes:
     objective: Objective | None
 
 
-def run(log: Path, changes: Changes, max_shown: int) -> int:
+def add_to(commands: Commands) -> None:
+    """Declare ``table replay-decisions``."""
+    parser = commands.add_parser(
+        "replay-decisions", help="a decision log under another table, weights or policy"
+    )
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--policy", help="in place of the log's")
+    parser.add_argument(
+        "--corrections", nargs="*", choices=[*Correction], help="in place of the log's"
+    )
+    parser.add_argument("--show", type=int, default=20, help="changed decisions to print")
+    add_weights(parser)
+    add_targets(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what would have changed; the last line is one JSON object.
+
+    Raises:
+        ConfigError: the log or the options are wrong.
+        TableError: the table is.
+    """
+    corrections = options.corrections
+    changes = Changes(
+        table=options.table,
+        policy=options.policy,
+        corrections=None if corrections is None else frozenset(corrections),
+        objective=objective_of(options),
+    )
+    return run_replay(options.log, changes, options.show)
+
+
+def run_replay(log: Path, changes: Changes, max_shown: int) -> int:
     """Print what would have changed; the last line is one JSON object.
 
     Raises:
@@ -42,9 +80,9 @@ def run(log: Path, changes: Changes, max_shown: int) -> int:
         raise ConfigError(f"{log}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{log}: {error}") from error
-    changed = [one for one in result if one.changed]
-    for one in changed[:max_shown]:
-        print(_line(one))
+    changed = [replayed for replayed in result if replayed.changed]
+    for replayed in changed[:max_shown]:
+        print(_line(replayed))
     if len(changed) > max_shown:
         print(f"... and {len(changed) - max_shown} more")
     print(json.dumps(summary(result)))
@@ -54,17 +92,19 @@ def run(log: Path, changes: Changes, max_shown: int) -> int:
 def summary(result: Iterable[Replayed]) -> dict[str, object]:
     """Counts of a replay. Shares are of the turns that any policy could have sent either way."""
     result = list(result)
-    free = [one for one in result if one.was.features is not None]
+    free = [replayed for replayed in result if replayed.was.features is not None]
     moved = Counter(
-        f"{_told(one.was.decision)} -> {_told(one.now)}" for one in result if one.changed
+        f"{_decision_text(replayed.was.decision)} -> {_decision_text(replayed.now)}"
+        for replayed in result
+        if replayed.changed
     )
     return {
         "decisions": len(result),
         "later_turns": len(free),
-        "changed": sum(one.changed for one in result),
-        "identical": sum(one.same for one in result),
-        "local_share_before": _share(one.was.decision.route for one in free),
-        "local_share_after": _share(one.now.route for one in free),
+        "changed": sum(replayed.changed for replayed in result),
+        "identical": sum(replayed.same for replayed in result),
+        "local_share_before": _share(replayed.was.decision.route for replayed in free),
+        "local_share_after": _share(replayed.now.route for replayed in free),
         "moves": dict(moved.most_common()),
     }
 
@@ -76,19 +116,20 @@ def _share(routes: Iterable[Route]) -> float | None:
     return round(sum(route is Route.LOCAL for route in routes) / len(routes), 4)
 
 
-def _line(one: Replayed) -> str:
-    seen = one.was.features
-    told = f"request {one.was.number}: {_told(one.was.decision)} -> {_told(one.now)}"
+def _line(replayed: Replayed) -> str:
+    seen = replayed.was.features
+    was, now = _decision_text(replayed.was.decision), _decision_text(replayed.now)
+    text = f"request {replayed.was.number}: {was} -> {now}"
     if seen is None:
-        return told
+        return text
     return (
-        f"{told}; "
+        f"{text}; "
         f"turn {seen.turn}, context {seen.context_tokens}, new {seen.new_tokens}, "
         f"output {seen.output_tokens}, {seen.qps:.2f} qps"
     )
 
 
-def _told(decision: Decision) -> str:
+def _decision_text(decision: Decision) -> str:
     return f"{decision.route} ({decision.reason})"
 
 

@@ -1,4 +1,4 @@
-"""What one turn showed, and its histogram of gaps between tokens."""
+"""The measurements of one turn, and its histogram of gaps between tokens."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Failure(StrEnum):
     TIMEOUT = "timeout"
     DROPPED = "dropped"  # no connection, or one that ended before the answer did
     REFUSED = "refused"  # a status other than 200
-    ERROR = "error"  # told inside the stream
+    ERROR = "error"  # reported inside the stream
     SHORT = "short"  # another number of tokens than asked for
     MALFORMED = "malformed"  # no answer of /generate
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one turn showed.
+    """The measurements of one turn.
 
     Attributes:
         conversation, turn: which one; turns count from 1.
@@ -63,30 +63,34 @@ class Sample:
 
 
 def gap_bucket(gap_ms: float) -> int:
-    """Buckets are 5 % wide; 0 holds all up to 0.01 ms."""
+    """Return a gap's bucket: buckets are 5 % wide, and 0 holds all up to 0.01 ms."""
     return max(0, math.ceil(math.log(gap_ms / _FINEST_MS) / _STEP)) if gap_ms > 0 else 0
 
 
 def gap_bound_ms(bucket: int) -> float:
-    """The longest gap in a bucket."""
+    """Return the longest gap in a bucket."""
     return _FINEST_MS * math.exp(_STEP * bucket)
 
 
 def gaps_of(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return a histogram's buckets in order."""
     return tuple(sorted(counts.items()))
 
 
 def sum_gaps(gaps: list[tuple[tuple[int, int], ...]]) -> Counter[int]:
+    """Add up histograms."""
     total: Counter[int] = Counter()
-    for one in gaps:
-        for bucket, count in one:
+    for histogram in gaps:
+        for bucket, count in histogram:
             total[bucket] += count
     return total
 
 
 def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """What tables and figures need of all turns of a run, a list for each field: rows of their own
-    would repeat its names."""
+    """Return the fields of a run's turns that tables and figures need, a list for each field.
+
+    Rows of their own would repeat the fields' names.
+    """
     return {
         "turn": [sample.turn for sample in samples],
         "prompt_tokens": [sample.context_tokens + sample.new_tokens for sample in samples],

@@ -1,9 +1,9 @@
-"""``ppd-eval scenarios``: the six of a post on NanoGPT, on a real engine.
+"""``ppd-eval traffic scenarios``: the six of a post on NanoGPT, on a real engine.
 
 "NanoGPT: Disaggregated Prefill and Decode" (czhou578.github.io/blog, 2026-06-16) compares
 monolithic chunked prefill with disaggregation in six workloads of a handful of requests. Its model
 holds 64 tokens; here all its token counts are multiplied. Its numbers of requests, batch limits and
-chunk budgets stand in ``disagg_prefill_results.txt`` of github.com/czhou578/nanoGPT-inference.
+chunk budgets running in ``disagg_prefill_results.txt`` of github.com/czhou578/nanoGPT-inference.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from ppd.errors import ConfigError
 
 from . import tiny_model
 from .cluster import launching
+from .options import Commands, add_out, cluster_options
 from .provenance import provenance
 from .raw_rows import Write, appending
 from .samples import columns
-from .sides import Shape, Side, Stand, WorkerFlags, measure, start
-from .traffic.conversations import Conversation, Exchange
+from .sides import RunningSides, Shape, Side, WorkerFlags, measure, start
+from .traffic.conversations import Conversation, PlannedTurn
 
 _TIMEOUT_S = 120.0
 _KV = ("--max-total-tokens", "131072")
@@ -38,7 +39,7 @@ _KV = ("--max-total-tokens", "131072")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """In the post's tokens.
+    """One of the post's workloads, in the post's tokens.
 
     Attributes:
         batch: sequences that a worker decodes at once.
@@ -80,7 +81,7 @@ def sides_of(turns: int) -> tuple[Side, ...]:
 
 def plan(scenario: Scenario, turns: int, scale: int) -> list[Conversation]:
     """All turns alike; a later one follows its predecessor's reply at once."""
-    turn = Exchange(scenario.prompt * scale, scenario.reply * scale)
+    turn = PlannedTurn(scenario.prompt * scale, scenario.reply * scale)
     return [
         Conversation(number * scenario.apart_s, (turn,) * turns, scenario.name)
         for number in range(scenario.requests)
@@ -88,7 +89,10 @@ def plan(scenario: Scenario, turns: int, scale: int) -> list[Conversation]:
 
 
 def worker_flags(scenario: Scenario, scale: int) -> WorkerFlags:
-    """Chunked prefill in the forwards of running decodes is what the post calls monolithic."""
+    """Return the flags of a scenario's workers.
+
+    Chunked prefill in the forwards of running decodes is what the post calls monolithic.
+    """
     decoding = ("--max-running-requests", str(scenario.batch))
     chunk = ("--chunked-prefill-size", str(scenario.budget * scale))
     return WorkerFlags(
@@ -99,9 +103,11 @@ def worker_flags(scenario: Scenario, scale: int) -> WorkerFlags:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Attributes:
-    scale: the post's tokens times this.
-    turns: of each conversation; one run for each number.
+    """What to measure.
+
+    Attributes:
+        scale: the post's tokens times this.
+        turns: of each conversation; one run for each number.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -110,32 +116,33 @@ class Wanted:
     turns: tuple[int, ...]
 
 
-def add_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], cluster: argparse.ArgumentParser
-) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic scenarios``."""
     parser = commands.add_parser(
-        "scenarios", parents=[cluster], help="a post's six, monolithic against disaggregated"
+        "scenarios",
+        parents=[cluster_options()],
+        help="a post's six, monolithic against disaggregated",
     )
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run)
     parser.add_argument("--scenarios", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=int, default=16, help="of the post's tokens")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
+    add_out(parser)
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure, print the table; the last line on stdout is one JSON object.
 
     Raises:
         ConfigError: an option makes no sense.
         ClusterError: a process did not start.
     """
-    chosen = tuple(one for one in SCENARIOS if one.name in options.scenarios)
+    chosen = tuple(scenario for scenario in SCENARIOS if scenario.name in options.scenarios)
     wanted = Wanted(chosen, options.rounds, options.scale, tuple(options.turns))
     if min(wanted.rounds, wanted.scale, *wanted.turns) < 1:
         raise ConfigError("rounds, scale and turns must be at least 1")
-    model = tiny_model.resolve(options.model or None)
+    model = tiny_model.resolve(options.model)
     rows: list[dict[str, Any]] = []
     with appending(options.out) as write:
         for (_, _), group in groupby(sorted(wanted.scenarios, key=_server), key=_server):
@@ -143,8 +150,8 @@ def run_command(options: argparse.Namespace) -> int:
             with launching(options.logs) as launch:
                 flags = worker_flags(scenarios[0], wanted.scale)
                 sides = {side for turns in wanted.turns for side in sides_of(turns)}
-                stand = start(launch, model, sorted(sides, key=lambda side: side.name), flags)
-                rows += uvloop.run(_measure(stand, scenarios, wanted, Path(model).name, write))
+                running = start(launch, model, sorted(sides, key=lambda side: side.name), flags)
+                rows += uvloop.run(_measure(running, scenarios, wanted, Path(model).name, write))
     cells = summarize(rows)
     print(as_text(cells))
     print(json.dumps({"part": "scenarios", "cells": cells}))
@@ -157,16 +164,16 @@ def _server(scenario: Scenario) -> tuple[int, int]:
 
 
 async def _measure(
-    stand: Stand, scenarios: Sequence[Scenario], wanted: Wanted, model: str, write: Write
+    running: RunningSides, scenarios: Sequence[Scenario], wanted: Wanted, model: str, write: Write
 ) -> list[dict[str, Any]]:
     rows = []
     async with aiohttp.ClientSession() as http:
-        vocabulary = await stand.vocabulary(http)
+        vocabulary = await running.vocabulary(http)
 
         async def one(scenario: Scenario, turns: int, side: Side, number: int) -> dict[str, Any]:
             samples, summary = await measure(
                 http,
-                stand,
+                running,
                 side,
                 plan(scenario, turns, wanted.scale),
                 content=f"{scenario.name}/{turns}/{number}",
@@ -175,10 +182,10 @@ async def _measure(
             )
             asked = {"part": "scenarios", **asdict(scenario), "scale": wanted.scale}
             asked |= {"turns": turns, "side": side.name, "shape": side.shape, "round": number}
-            told = asdict(summary) | {"samples": columns(samples)}
-            return {**asked, "model": model, **told, **provenance(number)}
+            measured = asdict(summary) | {"samples": columns(samples)}
+            return {**asked, "model": model, **measured, **provenance(number)}
 
-        for side in stand.routers:
+        for side in running.routers:
             await one(scenarios[0], max(wanted.turns), side, -1)  # kernels warm up: not measured
         for number in range(wanted.rounds):
             for scenario, turns, side in _order(scenarios, wanted.turns, number):
@@ -201,7 +208,7 @@ def _order(
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Medians over the rounds, in the post's order and columns."""
+    """Return medians over the rounds, in the post's order and columns."""
     found: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["name"], row["turns"], row["side"]), []).append(row)
@@ -216,8 +223,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _cell(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def middle(turns: str, measured: str, of: str) -> float | None:
-        told = [run["latencies"][turns][measured] for run in runs]
-        values = [spread[of] for spread in told if spread is not None]
+        spreads = [run["latencies"][turns][measured] for run in runs]
+        values = [spread[of] for spread in spreads if spread is not None]
         return round(median(values), 2) if values else None
 
     return {
@@ -249,7 +256,7 @@ POST = {
 def ratios(
     cells: Sequence[Mapping[str, Any]], turns: int, side: str, base: str, measured: Sequence[str]
 ) -> dict[str, tuple[float, ...]]:
-    """By scenario: one side's figures as multiples of another's."""
+    """Return one side's figures as multiples of another's, by scenario."""
     of = {(c["scenario"], c["side"]): c for c in cells if c["turns"] == turns}
     return {
         name: tuple(of[name, side][key] / of[name, base][key] for key in measured)
@@ -275,6 +282,7 @@ _COLUMNS = (
 
 
 def as_text(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Format the cells as a table."""
     lines = [[title for _, title in _COLUMNS]]
     lines += [
         ["-" if cell[key] is None else f"{cell[key]}" for key, _ in _COLUMNS] for cell in cells

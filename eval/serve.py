@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
-from pathlib import Path
 from types import FrameType
 
 from ppd.contract import Role
 
 from . import tiny_model
 from .cluster import ClusterError, gpu_flags, launching, require_free, wait_all
+from .options import Commands, cluster_options
 
 _HOW_TO = """
 Ready. Chat with it:
@@ -28,23 +29,33 @@ Stop it: Ctrl-C here, or kill {pid}
 """
 
 
-def run(model: str | None, policy: str, port: int, logs: Path) -> int:
+def add_to(commands: Commands) -> None:
+    """Declare ``serve``."""
+    parser = commands.add_parser("serve", parents=[cluster_options()], help="leave a cluster up")
+    parser.add_argument("--policy", default="ppd", help="as of ppd-router")
+    parser.add_argument("--port", type=int, default=0, help="of the router; 0: any free one")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
         ClusterError: a process did not start, or died while serving.
     """
-    path = tiny_model.resolve(model)
-    if port:
-        require_free(port)
+    path = tiny_model.resolve(options.model)
+    if options.port:
+        require_free(options.port)
     print(f"starting workers for {path} ...", flush=True)
     signal.signal(signal.SIGTERM, _interrupt)
-    with launching(logs) as launch:
+    with launching(options.logs) as launch:
         try:
             prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 2))
             decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 2))
             wait_all([prefill, decode])
-            router = launch.router([prefill], [decode], "--policy", policy, port=port or None)
+            router = launch.router(
+                [prefill], [decode], "--policy", options.policy, port=options.port or None
+            )
             wait_all([router])
             print(_HOW_TO.format(url=router.url, log=router.log, pid=os.getpid()), flush=True)
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # until one of them ends

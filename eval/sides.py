@@ -1,8 +1,8 @@
-"""The same machine used in different ways: the workers of every shape, a router for each policy.
+"""One machine used in different ways: the workers of every shape, a router for each policy.
 
-Owns what stands beside what, and one run of a plan on one side. Every side has both cores, except
-``1R``, which has one. The workers of all sides are up at once and share the cores; only those of
-the side that is measured have anything to do.
+It starts them, and runs a plan on one side. Every side has both cores, except ``1R``, which has
+one. The workers of all sides are up at once and share the cores; only those of the side that is
+measured are busy.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Attributes:
-    name: as tables call it.
-    policy: as of ``ppd-router --policy``.
+    """One way to use the machine.
+
+    Attributes:
+        name: as tables call it.
+        policy: as of ``ppd-router --policy``.
     """
 
     name: str
@@ -53,12 +55,13 @@ class WorkerFlags:
     by_role: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, role: Role) -> tuple[str, ...]:
+        """Return the flags of a role's workers."""
         return (*self.every, *self.by_role.get(role, ()))
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
-    """Sides that are up.
+class RunningSides:
+    """The workers and routers of all sides.
 
     Attributes:
         workers: the URLs of all of them.
@@ -69,7 +72,8 @@ class Stand:
     routers: Mapping[Side, Process]
 
     async def vocabulary(self, http: aiohttp.ClientSession) -> range:
-        found = [await find_vocabulary(http, one.url) for one in self.routers.values()]
+        """Return token ids that all routers' workers take."""
+        found = [await find_vocabulary(http, router.url) for router in self.routers.values()]
         return next((one for one in found if one is not None), ANY_VOCABULARY)
 
 
@@ -81,7 +85,7 @@ _PLACES = {
 }
 
 
-def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlags) -> Stand:
+def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlags) -> RunningSides:
     """All workers and a router for each side, ready.
 
     Raises:
@@ -100,7 +104,7 @@ def start(launch: Launcher, model: str, sides: Sequence[Side], flags: WorkerFlag
     wait_all(started)
     routers = {side: _router(launch, side, workers) for side in sides}
     wait_all(list(routers.values()))
-    return Stand(tuple(worker.url for worker in started), routers)
+    return RunningSides(tuple(worker.url for worker in started), routers)
 
 
 def _router(launch: Launcher, side: Side, workers: Mapping[Role, Sequence[Process]]) -> Process:
@@ -118,7 +122,7 @@ def _router(launch: Launcher, side: Side, workers: Mapping[Role, Sequence[Proces
 
 async def measure(
     http: aiohttp.ClientSession,
-    stand: Stand,
+    running: RunningSides,
     side: Side,
     plan: Sequence[Conversation],
     *,
@@ -132,10 +136,10 @@ async def measure(
         content: the seed of the prompts' content; one that this side has not seen.
         timeout_s: of a turn; one that takes longer has failed.
     """
-    await empty_caches(http, stand.workers)
+    await empty_caches(http, running.workers)
     begun_s = time.perf_counter()
     samples = await hold(
-        stand.routers[side].url,
+        running.routers[side].url,
         plan,
         seed=content,
         vocabulary=vocabulary,

@@ -1,6 +1,6 @@
-"""What a run showed, from its samples: pure functions.
+"""The summary of a run, from its samples: pure functions.
 
-Percentiles are values that were seen (nearest rank). Failures are no latencies: they count in
+Percentiles are values that were measured (nearest rank). Failures are no latencies: they count in
 the success rate, and as turns that met no target.
 """
 
@@ -31,6 +31,7 @@ class Slo:
 
     @property
     def given(self) -> bool:
+        """Whether there is a target."""
         return self.ttft_ms is not None or self.tpot_ms is not None
 
     def met_by(self, sample: Sample) -> bool:
@@ -44,6 +45,8 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
+    """Mean and percentiles of some values."""
+
     n: int
     mean: float
     p50: float
@@ -54,7 +57,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of turns that succeeded, in ms; None where there is nothing to tell.
+    """The latencies of turns that succeeded, in ms; None where there is none.
 
     Attributes:
         tpot_ms: of replies of two tokens and more.
@@ -70,7 +73,8 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """
+    """The summary of a run.
+
     Attributes:
         planned: turns; of these ``sent``, ``ok`` and ``failed``. Turns behind a failed one are
             never sent.
@@ -115,6 +119,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
+    """Return mean and percentiles, or None of no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -124,7 +129,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def spread_of_gaps(counts: Mapping[int, int]) -> Spread | None:
-    """Of a histogram of :func:`eval.samples.gap_bucket`; a gap counts as its bucket's longest."""
+    """Summarize a histogram of :func:`eval.samples.gap_bucket`, by the buckets' upper bounds."""
     n = sum(counts.values())
     if not n:
         return None
@@ -144,6 +149,7 @@ def spread_of_gaps(counts: Mapping[int, int]) -> Spread | None:
 
 
 def latencies(samples: Sequence[Sample]) -> Latencies:
+    """Summarize the latencies of turns that succeeded."""
     fine = [sample for sample in samples if not sample.error]
     return Latencies(
         turns=len(fine),
@@ -157,11 +163,12 @@ def latencies(samples: Sequence[Sample]) -> Latencies:
 def summarize(
     samples: Sequence[Sample], plan: Sequence[Conversation], wall_s: float, slo: Slo
 ) -> Summary:
-    """
+    """Summarize a run.
+
     Args:
         samples: one for each turn that was sent.
     """
-    planned = sum(len(one.exchanges) for one in plan)
+    planned = sum(len(conversation.turns) for conversation in plan)
     fine = [sample for sample in samples if not sample.error]
     later = [sample for sample in fine if sample.turn > 1]
     good = sum(slo.met_by(sample) for sample in fine)

@@ -1,4 +1,4 @@
-"""A smooth surface through what was measured at points of a grid, and how sure it is elsewhere.
+"""A smooth surface through the measured points of a grid, and how sure it is elsewhere.
 
 A Gaussian process on the logarithms of the axes: a linear trend and departures from it, each axis
 with a length of its own, fitted by marginal likelihood (scikit-learn's).
@@ -25,16 +25,16 @@ _MAX_NOISE = 0.5**2
 
 
 def cells_of(axes: Axes) -> list[Cell]:
-    """In the order in which tables index them."""
+    """Return the cells in the order in which tables index them."""
     sizes = [range(len(bins)) for _, bins in axes.each()]
     return [(c, n, o, q) for c, n, o, q in product(*sizes)]
 
 
 def places(axes: Axes) -> Array:
-    """Shape (cells, 4): where each cell is measured, every axis from 0 to 1 in logarithms."""
+    """Return where each cell is measured: shape (cells, 4), axes from 0 to 1 in logarithms."""
     columns = []
     for _, bins in axes.each():
-        at = np.log1p([one.at for one in bins])
+        at = np.log1p([bin_.at for bin_ in bins])
         span = at[-1] - at[0]
         columns.append((at - at[0]) / span if span > 0 else at * 0.0)
     return np.array(list(product(*columns)), dtype=np.float64)
@@ -42,7 +42,7 @@ def places(axes: Axes) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """A fitted surface; values are its caller's, best logarithms."""
+    """A fitted surface; its values should be logarithms."""
 
     process: Any
     mean: float
@@ -50,7 +50,8 @@ class Surface:
 
     @classmethod
     def through(cls, at: Array, values: Sequence[float], like: Surface | None = None) -> Surface:
-        """
+        """Fit a surface to measured values.
+
         Args:
             at: shape (n, axes), a place for each of the n ``values``; a place may come again.
             like: as smooth and as noisy as this one, which saves finding that out.
@@ -72,12 +73,12 @@ class Surface:
         mean = float(y.mean())
         # One thread: the matrices are small, and the cores belong to the workers.
         with threadpool_limits(1), warnings.catch_warnings():
-            # A length or a share at its bound is an answer: the axis does not matter, say.
+            # A length or a share at its bound is an answer: the axis may not matter.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(at, y - mean)
         return cls(process, mean, float(process.kernel_.k2.noise_level))
 
     def at(self, places: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the surface itself, without the noise of a measurement."""
+        """Return mean and standard deviation of the surface, without the noise of a measurement."""
         mean, deviation = self.process.predict(places, return_std=True)
         return mean + self.mean, np.sqrt(np.maximum(deviation**2 - self.noise, 0.0))

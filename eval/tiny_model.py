@@ -1,9 +1,8 @@
 """Makes small random language models that any SGLang server can load.
 
-Tests, the demo and CPU benchmarks need a model whose greedy output varies from
-position to position, whose files appear in seconds, and, for most of them, whose
-text round-trips: decoding ids and encoding the text again gives the same ids.
-Nothing here knows of serving.
+Tests, the demo and CPU benchmarks need a model whose greedy output varies from position to
+position, and whose files are made in seconds. For most of them its text must round-trip: decoding
+ids and encoding the text again gives the same ids.
 """
 
 from __future__ import annotations
@@ -34,12 +33,14 @@ _FORMAT = 1  # raise when the same spec would give other files
 
 
 class Family(StrEnum):
+    """An architecture of small models."""
+
     LLAMA = "llama"
     QWEN3 = "qwen3"
 
 
 class Vocabulary(StrEnum):
-    """``CHARACTERS`` round-trips; ``BPE`` does not (merges re-cut what the model wrote)."""
+    """A tokenizer: ``CHARACTERS`` round-trips, ``BPE`` may cut generated text anew."""
 
     CHARACTERS = "characters"
     BPE = "bpe"
@@ -47,7 +48,7 @@ class Vocabulary(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What determines the files, and so the name of the cached folder."""
+    """The settings that determine a model's files, and so the name of its folder."""
 
     family: Family = Family.LLAMA
     vocabulary: Vocabulary = Vocabulary.CHARACTERS
@@ -61,12 +62,13 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
+        """The name of its folder, with a hash of its settings."""
         digest = hashlib.sha256(json.dumps([_FORMAT, asdict(self)]).encode()).hexdigest()
         return f"tiny-{self.family}-{self.vocabulary}-{self.dtype}-{digest[:8]}"
 
 
 def cache_folder() -> Path:
-    """In the user's cache folder (``XDG_CACHE_HOME``)."""
+    """Return the models' folder in the user's cache (``XDG_CACHE_HOME``)."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "sglang-ppd" / "models"
 

@@ -375,7 +375,8 @@ class Attempts:
         """Take an event; the effect is to be carried out before the next one.
 
         Args:
-            now_s: monotonic.
+            event: what has happened.
+            now_s: when, by a monotonic clock.
         """
         if self._phase is _Phase.ENDED:
             return _NOTHING
@@ -495,13 +496,12 @@ class Attempts:
             return self._resume()
         if self._is_appended:
             return self._resume()
-        again = self._may_retry(failure)
         if self._is_local_turn:
-            if (reason := self._why_not_local(failure, again)) is None:
+            if (reason := self._why_not_local(failure)) is None:
                 return self._give_up(failure.error)
             self._decision = Decision(Route.REMOTE, reason)
             return self._next()
-        return self._next() if again else self._give_up(failure.error)
+        return self._next() if self._may_retry(failure) else self._give_up(failure.error)
 
     def _may_retry(self, failure: Failure) -> bool:
         """Whether the request may be sent once more, to whichever workers are left.
@@ -526,13 +526,16 @@ class Attempts:
                 assert_never(failure.cause)
         return self.retried
 
-    def _why_not_local(self, failure: Failure, again: bool) -> Reason | None:
-        """Why a local turn goes remote; None: another route would meet the same error."""
-        if again:
-            return Reason.HOME_GONE
+    def _why_not_local(self, failure: Failure) -> Reason | None:
+        """Why a local turn goes remote; None: another route would meet the same error.
+
+        A home that refuses has not failed: the remote turn may well decode there.
+        """
         if failure.refusal is not None:
             return Reason.REFUSED_BY_WORKER
-        return Reason.HOME_UNPATCHED if failure.unpatched else None
+        if failure.unpatched:
+            return Reason.HOME_UNPATCHED
+        return Reason.HOME_GONE if self._may_retry(failure) else None
 
     def _next(self) -> Effect:
         """Send the request, or the part of it that is asked for, to the workers that are left."""

@@ -1,25 +1,29 @@
-"""Tokens that workers have been sent to prefill and have not answered yet.
+"""Tokens that workers were sent to prefill and have not answered yet.
 
-On a decode worker these are reservations: a local turn's tokens are added in the same step in
-which it is decided, so that turns decided at once see each other and cannot stampede.
+They are reservations: a turn's tokens are added in the step in which it is decided, so that turns
+decided at once see each other and cannot stampede to one worker.
 """
 
 from __future__ import annotations
 
 
 class Backlog:
+    """Tokens in the prefill queues of all workers, by identity."""
+
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
 
     def of(self, worker: str) -> int:
+        """Tokens in a worker's queue."""
         return self._tokens.get(worker, 0)
 
     def add(self, worker: str, tokens: int) -> None:
+        """Reserve a turn's tokens."""
         assert tokens >= 0
         self._tokens[worker] = self.of(worker) + tokens
 
     def remove(self, worker: str, tokens: int) -> None:
-        """Exactly what was added: the worker has answered, or never will."""
+        """Give back exactly what was added: the worker has answered, or never will."""
         left = self.of(worker) - tokens
         assert left >= 0, "removed more than was added"
         if left:

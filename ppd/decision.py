@@ -39,8 +39,8 @@ class Reason(StrEnum):
     HOME_UNPATCHED = "home_unpatched"  # its handshake does not offer local prefill
     HOME_REPLICA = "home_replica"  # it does both, beside workers that do not
     RESUMED = "resumed"  # the worker was lost in mid-stream: the rest comes from another
-    APPENDED = "appended"  # a passage was found in mid-stream: it goes on behind that
-    NO_PREFILL = "no_prefill"  # no prefill worker is left: the whole prompt, as a way out
+    APPENDED = "appended"  # a passage was found in mid-stream: the reply goes on behind it
+    NO_PREFILL = "no_prefill"  # decode fallback: no prefill worker is left for the whole prompt
     REFUSED_BY_WORKER = "refused_by_worker"  # it no longer held the prefix, or was too busy
     POLICY_REPLICA = "policy_replica"
     POLICY_PD = "policy_pd"
@@ -60,6 +60,8 @@ class Reason(StrEnum):
 
 
 class HomeState(StrEnum):
+    """Whether the worker that holds a conversation's KV can take its next turn."""
+
     READY = "ready"
     GONE = "gone"
     UNPATCHED = "unpatched"
@@ -68,7 +70,7 @@ class HomeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What is known of a turn when its route is decided. All sizes in tokens.
+    """What is known of a turn when its route is decided; all sizes in tokens.
 
     Attributes:
         session: names the conversation.
@@ -85,7 +87,7 @@ class Features:
         page_size: of the home worker's KV cache.
         home_running: requests decoding there.
         home_append_tokens: reserved there by local turns that wait or prefill.
-        home_free_tokens: KV it has left, evictable cache counted as free; None if not told.
+        home_free_tokens: KV it has left, evictable cache counted as free; None: no report.
     """
 
     session: str
@@ -111,6 +113,7 @@ class Features:
 
     @property
     def prompt_tokens(self) -> int:
+        """Tokens of the whole prompt."""
         return self.context_tokens + self.new_tokens
 
     @property
@@ -125,10 +128,10 @@ class Features:
 
     @property
     def fits_at_home(self) -> bool:
-        """Whether the home has KV for the turn, as far as it has told.
+        """Whether the home has KV for the whole turn, by its last report.
 
-        For all of it: the context, too, counts as free there until a request holds it. The
-        appends under way may not be in what it has told yet.
+        The context counts as free there until a request holds it. Appends under way may not be
+        in the report yet.
         """
         needed = self.home_append_tokens + self.prompt_tokens + self.output_tokens
         return self.home_free_tokens is None or needed <= self.home_free_tokens
@@ -146,7 +149,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What the table said of a turn: the costs as they were compared, after corrections."""
+    """The costs of a turn as they were compared, after corrections."""
 
     cell: str
     remote: Costs
@@ -155,7 +158,11 @@ class Assessment:
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """``assessment`` is None where no table was asked, or it did not know."""
+    """A route and its reason.
+
+    Attributes:
+        assessment: what the table gave; None where none was used, or it has no such cell.
+    """
 
     route: Route
     reason: Reason
@@ -165,17 +172,18 @@ class Decision(msgspec.Struct, frozen=True):
 class Policy(ABC):
     """Chooses the route of a turn 2+ whose home worker is ready.
 
-    ``opening`` is the route of turns that nobody can continue.
+    Attributes:
+        opening: the route of turns without a home that could continue them.
     """
 
     opening: Route = Route.REMOTE
 
     @abstractmethod
-    def choose(self, features: Features, objective: Objective) -> Decision: ...
+    def choose(self, features: Features, objective: Objective) -> Decision:
+        """The route of a turn whose home is ready."""
 
     def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
-        """Told what a turn took on the route that was chosen for it. Static policies learn
-        nothing."""
+        """Take what a turn took on the route that was chosen; static policies ignore it."""
         return
 
 
@@ -186,7 +194,9 @@ def decide(
 
     Args:
         features: None if no earlier request is a prefix of it.
-        opening: of turns that nobody can continue, where the cluster has both kinds of home;
+        policy: asked where nothing else settles the route.
+        objective: of the request.
+        opening: of turns without a usable home, where the cluster has both kinds of worker;
             None: the policy's.
     """
     opening = opening or policy.opening

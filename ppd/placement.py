@@ -41,17 +41,34 @@ class WorkerView(Protocol):
     headroom: Headroom
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What is hashed."""
+        ...
+
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Of its process and KV cache."""
+        ...
+
     @property
-    def running(self) -> int: ...
+    def running(self) -> int:
+        """Requests that decode there."""
+        ...
+
     @property
-    def takes_appends(self) -> bool: ...
+    def takes_appends(self) -> bool:
+        """Whether it offers local turns."""
+        ...
+
     @property
-    def page_size(self) -> int: ...
+    def page_size(self) -> int:
+        """In tokens."""
+        ...
+
     @property
-    def free_tokens(self) -> int | None: ...
+    def free_tokens(self) -> int | None:
+        """By its last report; None without one."""
+        ...
 
     def has_room(self, tokens: int) -> bool:
         """Whether it has KV for so many tokens, as far as it reports."""
@@ -117,6 +134,7 @@ def place(
 
     Args:
         ready: workers of one role.
+        prefer: the worker whose caches are warm, if there is one.
         avoid: workers that have failed this request, or must not take it.
         tokens: KV that the request needs.
         seed: of the hash, from the conversation; None: the least busy worker is taken.
@@ -150,7 +168,9 @@ def opening_side(
     on each worker than the bound allows.
 
     Args:
-        replicas, prefill, decode: those that may be given work.
+        replicas: those that may be given work.
+        prefill: likewise.
+        decode: likewise.
         root: names the conversation; None: the less busy side is taken.
 
     Returns:
@@ -249,6 +269,7 @@ class Placement:
         are, or where no prefill worker is left and a decode worker prefills the whole prompt.
 
         Args:
+            turn: as it was planned.
             decision: as decided for the turn, or as a failure has changed it.
             failed: workers that have failed this request; they are taken last.
 

@@ -101,6 +101,7 @@ class Planner:
         """Decide a turn's route and name its workers.
 
         Args:
+            query: the turn.
             kv_tokens: as ``kv_tokens`` gave them.
             now_s: monotonic.
         """

@@ -1,4 +1,4 @@
-"""Which conversations are known, where their KV is, and how much of it.
+"""The session index: known conversations, where their KV is, and how much of it.
 
 One entry for each finished request, found by prefix digest. The index owns lookup,
 expiry and size; it knows nothing of workers beyond the names it is given, and takes the
@@ -21,7 +21,7 @@ _MAX_CANDIDATES = 1024
 
 # Not tracked by the garbage collector: a million of them cost it a second, and they hold no cycles.
 class Turn(msgspec.Struct, gc=False):
-    """What is known after a request has finished.
+    """What is known of a conversation after a request has finished.
 
     Attributes:
         session: a number of the conversation's own, below 2**48.
@@ -47,7 +47,7 @@ class Turn(msgspec.Struct, gc=False):
 
     @property
     def session_name(self) -> str:
-        """The conversation's, in logs."""
+        """The conversation's name, in logs."""
         return session_name(self.session)
 
     @property
@@ -57,11 +57,13 @@ class Turn(msgspec.Struct, gc=False):
 
 
 def session_name(session: int) -> str:
-    """In logs, and to workers."""
+    """The name of a conversation, in logs and for workers."""
     return f"{session:012x}"
 
 
 class Hit(msgspec.Struct, frozen=True):
+    """An earlier turn that a request continues."""
+
     turn: Turn
     digest: Digest
     bytes_after: int  # of the request's input: the reply of ``turn`` and what is new
@@ -123,10 +125,13 @@ class SessionIndex:
     def record(
         self, chain: PrefixChain, turn: Turn, now_s: float, after: Digest | None = None
     ) -> None:
-        """Remember a finished request, in place of an earlier one with the same input.
+        """Record a finished request, in place of an earlier one with the same input.
 
         Args:
-            after: what was found for it (``Hit.digest``).
+            chain: prefixes of its input.
+            turn: what is known now.
+            now_s: by a monotonic clock.
+            after: digest of the turn that it continued (``Hit.digest``).
         """
         digest = chain.end
         for entries in (self._newest, self._followed):

@@ -22,9 +22,11 @@ _LATER = "rate_limit_error"
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """Attributes:
-    outcome: in the words of ``ppd_finished``.
-    headers: beside the content's type.
+    """An error for a client.
+
+    Attributes:
+        outcome: how the request ends with it.
+        headers: beside the content type.
     """
 
     status: int
@@ -37,6 +39,7 @@ class ErrorAnswer:
 
     @property
     def body(self) -> bytes:
+        """OpenAI's error object, as JSON."""
         return orjson.dumps({"error": self._object()})
 
     @property
@@ -53,13 +56,14 @@ class ErrorAnswer:
         }
 
 
-LAST_WORDS = ErrorAnswer(503, STOPPING, "router_error", code=503)
+STOPPING_ANSWER = ErrorAnswer(503, STOPPING, "router_error", code=503)
 
 
 def answer_to(error: Exception, where: str) -> ErrorAnswer:
-    """What a client is told of an error; one that should not have been is logged.
+    """The answer to an error; an unexpected one is logged.
 
     Args:
+        error: as it was raised.
         where: of the request, for the log.
     """
     match error:

@@ -1,4 +1,4 @@
-"""``ppd-router``: the command line."""
+"""``ppd-router``: the command line of the router."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .config.options import TABLE_POLICY, RouterConfig
 from .observability.logs import log_to_stderr
 from .peers import Peers
 from .server.check import check_everything
-from .server.listening import local, trusting
+from .server.listening import local, peer_tls
 from .server.run import serve
 from .server.supervisor import Supervisor, share_of
 
@@ -31,7 +31,10 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
-    """The configuration of a command line, and whether it shall only be checked.
+    """Return the configuration of a command line, and whether it is only to be checked.
+
+    Args:
+        argv: the arguments; None: those of the process.
 
     Raises:
         ConfigError: the configuration file is wrong.
@@ -40,14 +43,18 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
     parser = argparse.ArgumentParser(
         prog="ppd-router",
         description="Route multi-turn OpenAI requests over SGLang prefill and decode workers: "
-        "first turns remote (prefill worker, then KV transfer), later turns where the policy "
-        "says. Options that have no flag stand in the configuration file; flags win over it.",
-        argument_default=argparse.SUPPRESS,  # what is not given is the file's, or the default
+        "first turns remote (prefill worker, then KV transfer), later turns by the policy's "
+        "decision. The configuration file has all options; flags take precedence over it.",
+        argument_default=argparse.SUPPRESS,  # an absent flag must not replace the file's value
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="TOML, see docs/ROUTER.md; read again on SIGHUP")
-    add("--check-config", action="store_true", help="say what is wrong with it, and end")
+    add(
+        "--check-config",
+        action="store_true",
+        help="report all problems of the configuration, and exit",
+    )
     add("--prefill", nargs="+", metavar="URL", help="prefill workers")
     add("--decode", nargs="+", metavar="URL", help="decode workers")
     add("--replica", nargs="+", metavar="URL", help="workers that do both")
@@ -79,6 +86,11 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; an error ends the process with a message of one line.
+
+    Args:
+        argv: the arguments; None: those of the process.
+    """
     try:
         config, check = parse_config(argv)
         if check:
@@ -87,14 +99,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         config.check()
         log_to_stderr(config.log_level, config.log_format)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be heeded
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the reloader handles it
         _raise_file_limit()
-        _spare_time()
+        _limit_gc()
         if config.processes == 1:
             uvloop.run(serve(config, lambda: parse_config(argv)[0]))
         else:
             secret = secrets.token_hex(16)
-            run = partial(_one_of, config, argv, secret)
+            run = partial(_run_process, config, argv, secret)
             sys.exit(Supervisor(config, run).supervise())
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
@@ -102,34 +114,42 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _one_of(
+def _run_process(
     config: RouterConfig, argv: Sequence[str] | None, secret: str, index: int, port: int
 ) -> None:
-    """One of several processes."""
-    first, count = config.admin_port, config.processes
-    assert first is not None, "RouterConfig.check wants one"
+    """Run one of several processes.
 
-    def mine(config: RouterConfig) -> RouterConfig:
+    Args:
+        config: at the start of the supervisor.
+        argv: the command's arguments, for reloads.
+        secret: that requests between the processes carry.
+        index: number of the process.
+        port: that all processes share.
+    """
+    first, count = config.admin_port, config.processes
+    assert first is not None, "RouterConfig.check requires one"
+
+    def own_share(config: RouterConfig) -> RouterConfig:
         return msgspec.structs.replace(share_of(config, index, count, first), port=port)
 
     host = local(config.operators_host)
     scheme = "https" if config.tls_certificate else "http"
     others = {i: f"{scheme}://{host}:{first + i}" for i in range(count) if i != index}
     try:
-        peers = Peers(index, others, secret, trusting(config))
-        uvloop.run(serve(mine(config), lambda: mine(parse_config(argv)[0]), peers))
+        peers = Peers(index, others, secret, peer_tls(config))
+        uvloop.run(serve(own_share(config), lambda: own_share(parse_config(argv)[0]), peers))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
 
 
 def _raise_file_limit() -> None:
-    """Three connections a remote turn: the usual soft limit of 1024 is soon reached."""
+    """Raise the limit of open files: a remote turn uses three connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _spare_time() -> None:
-    """Garbage is looked for every few thousand requests, not every few; what failed leaves some."""
+def _limit_gc() -> None:
+    """Run the garbage collector every few thousand requests. Only failed requests leave cycles."""
     gc.freeze()
     gc.set_threshold(50_000, 5, 20)
 

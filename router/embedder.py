@@ -1,4 +1,4 @@
-"""Texts to vectors, by a server of OpenAI's ``/v1/embeddings``, such as SGLang's."""
+"""Embedding of texts by a server of OpenAI's ``/v1/embeddings``, such as SGLang's."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ class _Row(msgspec.Struct):
     embedding: list[float]
 
 
-class _Answer(msgspec.Struct):
+class _Response(msgspec.Struct):
     data: list[_Row]
 
 
 class Embedder:
-    """
+    """A client of one embedding server.
+
     Args:
         url: of the server, without path.
-        timeout_s: of an answer; None: the client's own.
+        model: that requests name.
+        client: for the requests.
+        timeout_s: limit on a response; None: the client's own.
     """
 
     def __init__(
@@ -36,15 +39,15 @@ class Embedder:
         self._timeout_s = timeout_s
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """A vector for each text.
+        """Return a vector for each text, in order.
 
         Raises:
-            WorkerError: the server does not answer as it should.
+            WorkerError: the server does not respond in time, or not with these vectors.
         """
         body = orjson.dumps({"model": self._model, "input": list(texts)})
         headers = {"Content-Type": "application/json"}
-        own = self._client.timeout if self._timeout_s is None else None
-        timeout = own or aiohttp.ClientTimeout(total=self._timeout_s)
+        default = self._client.timeout if self._timeout_s is None else None
+        timeout = default or aiohttp.ClientTimeout(total=self._timeout_s)
         try:
             async with self._client.post(
                 self._url, data=body, headers=headers, timeout=timeout
@@ -55,7 +58,7 @@ class Embedder:
         if response.status != 200:
             raise WorkerError(f"{self._url} answered {response.status}")
         try:
-            rows = msgspec.json.decode(raw, type=_Answer).data
+            rows = msgspec.json.decode(raw, type=_Response).data
         except msgspec.MsgspecError as error:
             raise WorkerError(f"{self._url}: {error}") from error
         rows.sort(key=lambda row: row.index)

@@ -1,4 +1,8 @@
-"""The other router processes on the port, and what operators and workers tell one, told to all."""
+"""Requests between the router processes on one port.
+
+A request of an operator or a worker that changes state reaches one process. That process forwards
+it to all others.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +26,22 @@ from .wire.errors import describe
 
 logger = logging.getLogger("ppd.router")
 
-PASSED_ON = "X-PPD-Passed-On"  # for whom; only a sibling is believed
-PEER_HEADER = "X-PPD-Sibling"  # carries the secret
-_TELLING = ("POST", "PUT", "DELETE")
+PASSED_ON = "X-PPD-Passed-On"  # the sender's address; only trusted from a peer
+PEER_HEADER = "X-PPD-Sibling"  # the secret
+_CHANGE_METHODS = ("POST", "PUT", "DELETE")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """
+    """The other router processes on the port, and the authentication between them.
+
     Attributes:
-        own: this process's number.
-        urls: of the others' operator ports, by their numbers.
-        secret: that only these processes know.
-        tls: what is trusted where they speak https.
+        own: number of this process.
+        urls: base URLs of the others' admin ports, by number.
+        secret: that requests between the processes carry.
+        tls: for https to the others; None: http.
     """
 
     own: int
@@ -46,73 +51,78 @@ class Peers:
 
     @property
     def ssl(self) -> ssl.SSLContext | bool:
-        """As aiohttp takes it."""
+        """The ``ssl`` argument of aiohttp's requests."""
         return True if self.tls is None else self.tls
 
     def asks(self, request: web.Request) -> bool:
-        """Whether it is one of them."""
+        """Return whether a request is a peer's."""
         given = request.headers.get(PEER_HEADER, "").encode(errors="surrogateescape")
         return hmac.compare_digest(given, self.secret.encode())
 
     def check(self, request: web.Request) -> None:
-        """Raises:
-        RequestError: it is none of them.
+        """Check that a request is a peer's.
+
+        Raises:
+            RequestError: it is not.
         """
         if not self.asks(request):
             raise RequestError("only for the other processes on this port", status=401)
 
 
 def forwarding_to_peers(
-    control: aiohttp.ClientSession, peers: Peers, untold: Collection[str]
+    control: aiohttp.ClientSession, peers: Peers, local_paths: Collection[str]
 ) -> Middleware:
-    """Middleware.
+    """Return a middleware that forwards changes by operators and workers to all peers.
 
     Args:
-        untold: paths, as their routes were added, that are no operator's or worker's.
+        control: client session for the forwarded requests.
+        peers: that requests are forwarded to.
+        local_paths: paths of clients, as their routes were added, which are not forwarded.
     """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        own = await _own(handler, request)
+        own = await _handle(handler, request)
         resource = request.match_info.route.resource
         path = "/explain/" if resource is None else resource.canonical
-        asks = path.startswith("/explain/") or path in untold
-        tells = request.method in _TELLING and not asks and not peers.asks(request)
-        if isinstance(own, RequestError) and not tells:
+        is_local = path.startswith("/explain/") or path in local_paths
+        forwards = request.method in _CHANGE_METHODS and not is_local and not peers.asks(request)
+        if isinstance(own, RequestError) and not forwards:
             raise own
-        if isinstance(own, web.StreamResponse) and (not tells or own.status >= 300):
+        if isinstance(own, web.StreamResponse) and (not forwards or own.status >= 300):
             return own
         body = await request.read()
         headers = {PASSED_ON: request.remote or "", PEER_HEADER: peers.secret}
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
-        telling = [
-            _tell(control, peers, url, request, headers, body) for url in peers.urls.values()
-        ]
-        told = await asyncio.gather(*telling)
-        done = [one for one in told if isinstance(one, bytes)]
-        wrong = [why for why in told if isinstance(why, str)]
-        if request.method == "POST" and path == ANNOUNCEMENTS:  # which come again
-            wrong.clear()
-        if wrong:
-            message = f"not all processes have done this: {'; '.join(wrong)}"
+        results = await asyncio.gather(
+            *(_forward(control, peers, url, request, headers, body) for url in peers.urls.values())
+        )
+        done = [result.body for result in results if isinstance(result, _Done)]
+        failures = [result.reason for result in results if isinstance(result, _Failed)]
+        if request.method == "POST" and path == ANNOUNCEMENTS:  # which are repeated
+            failures.clear()
+        if failures:
+            message = f"not all processes have done this: {'; '.join(failures)}"
             return web.Response(
                 status=502,
                 body=ErrorAnswer(502, message, "router_error").body,
                 content_type="application/json",
             )
         if isinstance(own, web.StreamResponse):
-            return _together(own, done)
+            return _combined(own, done)
         if not done:
             raise own
-        return _together(web.Response(body=done.pop(), content_type="application/json"), done)
+        return _combined(web.Response(body=done.pop(), content_type="application/json"), done)
 
     return middleware
 
 
-async def _own(handler: Handler, request: web.Request) -> web.StreamResponse | RequestError:
-    """The answer; or that there is nothing to delete here, which may be different elsewhere: not
-    every process may have been told the first time."""
+async def _handle(handler: Handler, request: web.Request) -> web.StreamResponse | RequestError:
+    """Return this process's response, or the error that there is nothing to delete.
+
+    The latter does not end the request: another process may have what this one never got.
+    """
     try:
         return await handler(request)
     except RequestError as error:
@@ -121,16 +131,30 @@ async def _own(handler: Handler, request: web.Request) -> web.StreamResponse | R
         raise
 
 
-async def _tell(
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A peer has done what was requested."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A peer has not done what was requested."""
+
+    reason: str
+
+
+async def _forward(
     control: aiohttp.ClientSession,
     peers: Peers,
     url: str,
     request: web.Request,
     headers: dict[str, str],
     body: bytes,
-) -> bytes | str | None:
-    """The other process's answer, or why it does not do it; None: there is nothing to delete."""
-    told = f"{request.method} {request.path}"
+) -> _Done | _Failed | None:
+    """Send a request to a peer; None if the peer has nothing to delete."""
+    what = f"{request.method} {request.path}"
     try:
         async with control.request(
             request.method,
@@ -138,39 +162,40 @@ async def _tell(
             data=body,
             headers=headers,
             ssl=peers.ssl,
-        ) as answer:
-            if answer.status < 400:
-                return await answer.read()
-            if request.method == "DELETE" and answer.status == 404:
+        ) as response:
+            if response.status < 400:
+                return _Done(await response.read())
+            if request.method == "DELETE" and response.status == 404:
                 return None
-            why = f"{url} did not take {told}: {answer.status} {(await answer.text())[:300]}"
-            logger.warning("%s", why)
+            text = (await response.text())[:300]
+            reason = f"{url} refused {what}: {response.status} {text}"
+            logger.warning("%s", reason)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        why = f"{url} was not told {told}: {describe(error)}"
-        logger.error("%s", why)
-    return why
+        reason = f"{url} could not be reached for {what}: {describe(error)}"
+        logger.error("%s", reason)
+    return _Failed(reason)
 
 
-def _together(answer: web.StreamResponse, others: Sequence[bytes]) -> web.StreamResponse:
-    """What a worker has under way is told by each process when it has done what it was told."""
-    if not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
-        return answer
-    shown = orjson.loads(answer.body)
-    if isinstance(shown, dict) and "in_flight" in shown:
-        shown["in_flight"] += sum(orjson.loads(other)["in_flight"] for other in others)
-        answer.body = orjson.dumps(shown)
-    return answer
+def _combined(response: web.StreamResponse, others: Sequence[bytes]) -> web.StreamResponse:
+    """Return the response with the sum of all processes' requests in flight to the worker."""
+    if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
+        return response
+    fields = orjson.loads(response.body)
+    if isinstance(fields, dict) and "in_flight" in fields:
+        fields["in_flight"] += sum(orjson.loads(other)["in_flight"] for other in others)
+        response.body = orjson.dumps(fields)
+    return response
 
 
-async def ask(control: aiohttp.ClientSession, peers: Peers, url: str, path: str) -> bytes | None:
-    """What the process at ``url`` shows there; None if it does not."""
+async def fetch(control: aiohttp.ClientSession, peers: Peers, url: str, path: str) -> bytes | None:
+    """Return the body of a peer's response to a GET request; None if the request fails."""
     headers = {PEER_HEADER: peers.secret}
     try:
-        async with control.get(url + path, headers=headers, ssl=peers.ssl) as answer:
-            if answer.status == 200:
-                return await answer.read()
-            why = f"it answers {answer.status}"
+        async with control.get(url + path, headers=headers, ssl=peers.ssl) as response:
+            if response.status == 200:
+                return await response.read()
+            reason = f"it answers {response.status}"
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        why = describe(error)
-    logger.info("%s%s: %s", url, path, why)
+        reason = describe(error)
+    logger.info("%s%s: %s", url, path, reason)
     return None

@@ -1,4 +1,4 @@
-"""``ppd-eval compare``: its flags."""
+"""``ppd-eval compare``: the command."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from pathlib import Path
 
 from ppd.errors import ConfigError
 
+from ..options import Commands, cluster_options
 from . import drive, verdict
 from .config import load_config
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    compare = commands.add_parser("compare", help="every policy on the same real traffic")
+def add_to(commands: Commands) -> None:
+    """Declare ``compare``."""
+    compare = commands.add_parser(
+        "compare", parents=[cluster_options()], help="every policy on the same real traffic"
+    )
     compare.add_argument("config", type=Path, help="a TOML file, see eval/compare/cpu.toml")
     compare.add_argument(
         "--data",
@@ -23,22 +27,23 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     compare.add_argument("--tokenizer", type=Path, help="of the model; for traces that are text")
     compare.add_argument("--table", type=Path, help="of ppd; default: the shipped one of the model")
-    compare.add_argument("--model", help="any SGLang model; default: a small random one")
-    compare.add_argument("--logs", type=Path, default=Path(".run"), help="folder for logs")
     compare.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
     compare.add_argument("--verdict-only", action="store_true", help="measure nothing")
+    compare.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises:
-    ConfigError: a file cannot be read or written, or is not what it should be.
-    WorkerError: a worker was lost.
+    """Measure what the raw file does not hold, and print the verdicts.
+
+    Raises:
+        ConfigError: a file cannot be read or written, or is not what it should be.
+        WorkerError: a worker was lost.
     """
     config = load_config(options.config)
     if not options.verdict_only:
         files = dict(map(_named, options.data))
         study = drive.Study(config, files, options.tokenizer, options.table)
-        drive.run(study, options.model or None, options.out, options.logs)
+        drive.run(study, options.model, options.out, options.logs)
     return verdict.run(config, options.out)
 
 

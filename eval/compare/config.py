@@ -20,7 +20,7 @@ from ..traffic.workloads import Demand, plan
 PPD = "ppd"
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent
 FULL_TRANSFER = "pd-full"  # the same to a decode worker without a radix cache: all is sent
-REPLICA = "replica"  # two workers that do both: another cluster, so nobody ``ppd`` must beat
+REPLICA = "replica"  # two workers that do both: another cluster, so no rival of ``ppd``
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As its TOML file says it (see ``cpu.toml``).
+    """The configuration of a comparison (see ``cpu.toml``).
 
     Attributes:
         policies: static ones, as of ``ppd-router``; ``pd`` is the measure, ``pd-full`` is ``pd``
@@ -60,29 +60,31 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """Policies of the same cluster."""
+        """The policies that run on the same cluster as ``ppd``."""
         return tuple(policy for policy in self.policies if policy != REPLICA)
 
     def seeds_of(self, trace: Trace) -> tuple[int, ...]:
+        """Return the seeds of a trace: its own, or those of all."""
         return trace.seeds or self.seeds
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One of the things compared."""
+    """One of the ways that are compared."""
 
     policy: str
     weights: Weights | None = None
 
     @property
     def name(self) -> str:
+        """The name in rows and tables: the policy, with its weights if it has any."""
         if self.weights is None:
             return self.policy
         return f"{self.policy} {self.weights.ttft:g}:{self.weights.tpot:g}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """With which each request tells its weights."""
+        """The headers that give a request its weights."""
         if self.weights is None:
             return {}
         named = {"X-PPD-W-TTFT": self.weights.ttft, "X-PPD-W-TPOT": self.weights.tpot}
@@ -90,14 +92,17 @@ class Way:
 
 
 def ways(config: Comparison) -> list[Way]:
+    """Return all ways of a comparison."""
     return [Way(policy) for policy in config.policies] + [
         Way(PPD, weights) for weights in config.weightings
     ]
 
 
 def load_config(path: Path) -> Comparison:
-    """Raises:
-    ConfigError: the file is missing, or nothing that can be compared.
+    """Read the configuration of a comparison.
+
+    Raises:
+        ConfigError: the file is missing, or nothing that can be compared.
     """
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=Comparison)
@@ -128,7 +133,7 @@ def _problems(config: Comparison) -> Iterator[str]:
             yield f"trace {trace.name}: conversations must be at least 1"
         if trace.poisson and trace.qps is None:
             yield f"trace {trace.name}: poisson needs qps"
-    yield from (problem for one in config.weightings if (problem := one.problem()))
+    yield from (problem for weighting in config.weightings if (problem := weighting.problem()))
 
 
 def window(
@@ -159,5 +164,5 @@ def window(
             f"{first} to {first + trace.conversations}"
         )
     chosen = whole[first : first + trace.conversations]
-    starts_s = [one.starts_at_s - chosen[0].starts_at_s for one in chosen]
+    starts_s = [conversation.starts_at_s - chosen[0].starts_at_s for conversation in chosen]
     return starting(chosen, starts_s if trace.qps is None else at_rate(starts_s, trace.qps))

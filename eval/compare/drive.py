@@ -23,7 +23,7 @@ from .. import raw_rows, tiny_model
 from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, is_ready, max_context_of, vocabulary_of
-from ..metrics_text import read_metrics
+from ..prometheus import read_metrics
 from ..provenance import provenance
 from ..raw_rows import append_whole, end_last_line
 from ..samples import Sample
@@ -38,7 +38,8 @@ Key = tuple[str, int, str]  # trace, seed, way
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """
+    """The workers of a comparison; all are up at once.
+
     Attributes:
         uncached: a decode worker without radix cache, on the core of the other.
         replicas: two, on the cores of both.
@@ -51,24 +52,30 @@ class Workers:
 
     @property
     def urls(self) -> list[str]:
+        """The URLs of all workers."""
         return [worker.url for worker in self.all]
 
     @property
     def all(self) -> list[Process]:
+        """All workers."""
         uncached = [self.uncached] if self.uncached else []
         return [self.prefill, self.decode, *uncached, *self.replicas]
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
+    """What to compare, on which files."""
+
     config: Comparison
     files: Mapping[str, Path]
     tokenizer: Path | None
     table: Path | None
 
     def windows(self) -> dict[tuple[str, int], list[Conversation]]:
-        """Raises:
-        ConfigError: a trace cannot be read, or has no such window.
+        """Read the windows of all traces, by name of the trace and seed.
+
+        Raises:
+            ConfigError: a trace cannot be read, or has no such window.
         """
         return {
             (trace.name, seed): window(trace, self.files, self.tokenizer, seed)
@@ -80,9 +87,9 @@ class Study:
         return [(trace, seed) for trace in config.traces for seed in config.seeds_of(trace)]
 
     def order(self) -> list[tuple[Trace, int, Way]]:
-        """Seeds outermost; the ways in another order each time."""
+        """Yield all runs: seeds outermost, the ways in another order each time."""
         every = []
-        for trace, seed in sorted(self._places(), key=lambda one: one[1]):
+        for trace, seed in sorted(self._places(), key=lambda place: place[1]):
             shuffled = ways(self.config)
             random.Random(f"{trace.name}/{seed}").shuffle(shuffled)
             every += [(trace, seed, way) for way in shuffled]
@@ -98,7 +105,11 @@ def run(study: Study, model: str | None, out: Path, logs: Path) -> None:
     """
     windows = study.windows()
     done = measured(out)
-    left = [one for one in study.order() if (one[0].name, one[1], one[2].name) not in done]
+    left = [
+        (trace, seed, way)
+        for trace, seed, way in study.order()
+        if (trace.name, seed, way.name) not in done
+    ]
     print(f"{len(left)} runs to measure, {len(done)} in {out}", file=sys.stderr, flush=True)
     if not left:
         return
@@ -111,15 +122,17 @@ def run(study: Study, model: str | None, out: Path, logs: Path) -> None:
 
 
 def measured(out: Path) -> set[Key]:
-    """Complete runs of the file: a run's row is written behind its turns, as a whole."""
+    """Return the complete runs of a file: a run's row is written behind its turns."""
     return {
         (row["trace"], row["seed"], row["way"]) for row in read_rows(out) if row["row"] == "run"
     }
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
-    """Raises:
-    ConfigError: it cannot be read, or a line is no row of a comparison.
+    """Read the raw rows of a comparison.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is no row of a comparison.
     """
     rows = []
     for number, row in raw_rows.read_rows(out) if out.exists() else ():
@@ -196,7 +209,7 @@ async def _measure(
             samples = await hold(
                 routers[way.policy].url,
                 plans,
-                seed=f"{trace.name}/{seed}/{way.name}",  # a router must not know them yet
+                seed=f"{trace.name}/{seed}/{way.name}",  # new to the router
                 vocabulary=vocabulary,
                 headers=way.headers,
             )
@@ -209,7 +222,7 @@ async def _measure(
                 )
             moved = _moved_bytes(workers) - before
             where = {"part": "compare", "trace": trace.name, "way": way.name, "seed": seed}
-            told = {
+            run_row = {
                 **asdict(summarize(samples, plans, wall_s, Slo())),
                 "kv_bytes_moved": moved,
                 "cached_tokens": sum(one.cached_tokens for one in samples if one.turn > 1),
@@ -219,10 +232,10 @@ async def _measure(
                 "engine": f"sglang {version('sglang')}",
                 "plugin": __version__,
             }
-            row = {"row": "run", **where, **told, **provenance(seed)}
+            row = {"row": "run", **where, **run_row, **provenance(seed)}
             append_whole(out, [*_turns(where, samples), row])
             took_s = (time.monotonic() - begun_s) / number * (len(left) - number)
-            failed = sum(bool(one.error) for one in samples)
+            failed = sum(bool(sample.error) for sample in samples)
             print(
                 f"{number}/{len(left)} {trace.name} seed {seed} {way.name}: {len(samples)} turns, "
                 f"{failed} failed; {took_s / 60:.0f} min left",
@@ -237,7 +250,7 @@ def _turns(where: Mapping[str, object], samples: Sequence[Sample]) -> list[dict[
 
 def _check_lengths(windows: Mapping[tuple[str, int], list[Conversation]], most: int | None) -> None:
     for (name, seed), plans in windows.items():
-        longest = max(one.longest_tokens for one in plans)
+        longest = max(plan.longest_tokens for plan in plans)
         if most is not None and longest > most:
             raise ConfigError(
                 f"trace {name}, seed {seed}: a conversation grows to {longest} tokens, the model "

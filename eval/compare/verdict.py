@@ -1,10 +1,10 @@
-"""Who was better on the same traffic, and how surely: from raw rows alone.
+"""Which way was better on the same traffic, and how surely, from raw rows alone.
 
 Of later turns, ``cost = w_ttft * TTFT / TTFT_pd + w_tpot * TPOT / TPOT_pd``, at the median and the
-90th percentile. All ways served the same conversations, so confidence intervals come from drawing
-seeds again, and in each whole conversations, the same ones for every way (paired bootstrap, 95 %).
-A seed is a run of each way: what else the machine did in that half minute hits all its turns, and
-conversations alone would not show it.
+90th percentile. All ways served the same conversations. Confidence intervals come from drawing
+seeds again, and in each whole conversations, the same for every way (paired bootstrap, 95 %). A
+seed is one run of each way. Whatever else the machine did in that half minute affects all turns of
+the run; drawing conversations alone would not show it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Turns:
     failed: int
 
     def draw(self, places: Sequence[Place]) -> Array:
+        """Return the turns of some conversations; one may be drawn several times."""
         return np.concatenate([self.by_place[place] for place in places])
 
 
@@ -51,18 +52,18 @@ def run(config: Comparison, raw: Path) -> int:
         ConfigError: the file does not hold all runs.
     """
     rows = read_rows(raw)
-    told = [judged(config, trace, rows) for trace in config.traces]
-    for one in told:
-        _print_ways(one["trace"], one["ways"])
-        _print_verdicts(one["verdicts"])
-    verdicts = [verdict["verdict"] for one in told for verdict in one["verdicts"]]
+    judgements = [judged(config, trace, rows) for trace in config.traces]
+    for judgement in judgements:
+        _print_ways(judgement["trace"], judgement["ways"])
+        _print_verdicts(judgement["verdicts"])
+    verdicts = [verdict["verdict"] for judgement in judgements for verdict in judgement["verdicts"]]
     lost = verdicts.count("loses")
-    print(json.dumps({"traces": told, "compared": len(verdicts), "ppd_loses": lost}))
+    print(json.dumps({"traces": judgements, "compared": len(verdicts), "ppd_loses": lost}))
     return 0
 
 
 def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What each way made of a trace, and ``ppd`` against the others.
+    """Compare ``ppd`` with the other ways on one trace.
 
     Raises:
         ConfigError: a way was not measured with all seeds.
@@ -78,7 +79,7 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
 
 
 def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
-    """What was compared, by a raw file's runs alone: the seeds that every way has.
+    """Reconstruct a comparison from the runs of a raw file: the seeds that every way has.
 
     Args:
         runs: rows of kind ``run``.
@@ -146,7 +147,7 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
     draws = list(_draws(shared))
     points = {name: _quantiles(turns.draw(shared)) for name, turns in every.items()}
     spread = {
-        name: np.array([_quantiles(turns.draw(one)) for one in draws])
+        name: np.array([_quantiles(turns.draw(draw)) for draw in draws])
         for name, turns in every.items()
     }
     for weights in config.weightings:
@@ -189,8 +190,10 @@ def _quantiles(turns: Array) -> Array:
 
 
 def _cost(weights: Weights, mine: Array, base: Array) -> Array:
-    """Args:
-    mine, base: shape (..., 2), TTFT and TPOT.
+    """Return the cost of a way, relative to the base.
+
+    Args:
+        mine, base: shape (..., 2), TTFT and TPOT.
     """
     ratio = mine / base
     cost: Array = weights.ttft * ratio[..., 0] + weights.tpot * ratio[..., 1]
@@ -207,7 +210,7 @@ def _figures(
     for name, turns in every.items():
         p50, p90 = _quantiles(turns.draw(sorted(turns.by_place)))
         planned = sum(run["planned"] for run in runs[name])
-        later = sum(len(one) for one in turns.by_place.values())
+        later = sum(len(value) for value in turns.by_place.values())
         local = sum(run["routes"].get("local", 0) for run in runs[name])
         figures[name] = {
             "ttft_p50_ms": round(float(p50[0]), 1),
@@ -229,19 +232,20 @@ def _print_ways(trace: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
         f"{'way':<14} {'TTFT p50':>9} {'p90':>9} {'TPOT p50':>9} {'p90':>7} {'local':>6} "
         f"{'cached':>9} {'KV MB':>8} {'failed':>7}"
     )
-    for name, one in figures.items():
+    for name, way in figures.items():
         print(
-            f"{name:<14} {one['ttft_p50_ms']:>9} {one['ttft_p90_ms']:>9} {one['tpot_p50_ms']:>9} "
-            f"{one['tpot_p90_ms']:>7} {one['local_share']:>6.0%} {one['cached_tokens']:>9} "
-            f"{one['kv_mb_moved']:>8} {one['failed']:>7}"
+            f"{name:<14} {way['ttft_p50_ms']:>9} {way['ttft_p90_ms']:>9} {way['tpot_p50_ms']:>9} "
+            f"{way['tpot_p90_ms']:>7} {way['local_share']:>6.0%} {way['cached_tokens']:>9} "
+            f"{way['kv_mb_moved']:>8} {way['failed']:>7}"
         )
 
 
 def _print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
-    for one in verdicts:
-        low, high = one["interval"]
-        costs = ", ".join(f"{name} {cost:g}" for name, cost in one["costs"].items())
+    for verdict in verdicts:
+        low, high = verdict["interval"]
+        costs = ", ".join(f"{name} {cost:g}" for name, cost in verdict["costs"].items())
         print(
-            f"  {one['weights']:>4} {one['at']}: ppd {one['verdict']} {one['best_static']} "
-            f"({one['difference']:+g}, 95 % {low:+g} to {high:+g}); {costs}"
+            f"  {verdict['weights']:>4} {verdict['at']}: ppd {verdict['verdict']} "
+            f"{verdict['best_static']} "
+            f"({verdict['difference']:+g}, 95 % {low:+g} to {high:+g}); {costs}"
         )

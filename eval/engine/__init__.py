@@ -1,1 +1,1 @@
-"""What a turn costs on each way, and the decodes beside it; a soak."""
+"""Measurements of the engine: later turns on each route, decodes beside prefills, a soak."""

@@ -1,15 +1,16 @@
-"""``ppd-eval bench-engine``: what a later turn costs on each way, and the decodes beside it.
+"""``ppd-eval bench engine``: what a later turn costs on each way, and the decodes beside it.
 
 Prefill and decode worker have a core each. ``full`` transfers all of the KV, ``delta`` what the
-decode worker does not hold, ``local`` appends there. Two decode workers share their core, one
-at work at a time: ``bounded`` chunks as ``ppd-worker`` sets them, and ``unbounded``: an append
-in one chunk, alternating with decodes. All is interleaved in one run. Then both ways under load,
-through the router, conversations arriving open loop; on a larger model, for the small one would
-have nothing to do.
+decode worker does not hold, ``local`` appends there. Two decode workers share their core, one at
+work at a time: ``bounded`` has chunks as ``ppd-worker`` sets them, and ``unbounded`` appends in one
+chunk, alternating with decodes. All is interleaved in one run. Then both ways are measured under
+load, through the router, with conversations that arrive open loop. That part has a larger model:
+the small one would have nothing to do.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -31,6 +32,7 @@ from .. import tiny_model
 from ..client import hold
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
+from ..options import Commands, add_out, cluster_options
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..tiny_model import ModelSpec
@@ -48,8 +50,13 @@ _LONG = (4096, 3000)  # beside decodes only: the gap it makes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured turn, and the TPOT of the decodes beside it: ``bg_tpot_ms`` until its first
-    token, ``reply_tpot_ms`` until its last, ``quiet_tpot_ms`` just before it was sent."""
+    """One measured turn, and the TPOT of the decodes beside it.
+
+    Attributes:
+        quiet_tpot_ms: of the decodes, just before the turn was sent.
+        bg_tpot_ms: of the decodes, until its first token.
+        reply_tpot_ms: of the decodes, until its last token.
+    """
 
     round: int
     context: int
@@ -68,6 +75,8 @@ class Row:
 
 @dataclass(slots=True)
 class Bench:
+    """Sends turns to one prefill worker and two decode workers."""
+
     http: aiohttp.ClientSession
     prefill: Process
     decodes: dict[bool, Process]  # by whether it is bounded
@@ -77,17 +86,20 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
 
     def client(self, bounded: bool) -> EngineClient:
+        """Return the client of the decode worker that bounds chunks, or of the other."""
         urls = self.prefill.url, self.decodes[bounded].url
         return EngineClient(self.http, *urls, self.bootstrap_port, self.source)
 
     def tokens(self, n: int) -> list[int]:
+        """Return so many random token ids."""
         return self.source.choices(self.vocabulary, k=n)
 
     async def empty(self) -> None:
+        """Empty the caches of all workers."""
         await empty_caches(self.http, [self.prefill.url, *(d.url for d in self.decodes.values())])
 
     async def round(self, number: int) -> None:
-        """Every cell once, in random order; the turns of a cell share one first turn."""
+        """Measure every cell once, in random order; the turns of a cell share one first turn."""
         contexts: dict[int, list[int]] = defaultdict(list)
         for context, new in _GRID:
             contexts[context].append(new)
@@ -230,16 +242,28 @@ def summarize(rows: Sequence[Row], target_ms: float | None = None) -> Iterator[d
 # -- the command ------------------------------------------------------------------------------
 
 
-def run(
-    model: str | None,
-    rounds: int,
-    target_ms: float | None,
-    seeds: Sequence[int],
-    conversations: int,
-    out: Path | None,
-    logs: Path,
-) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
+def add_to(commands: Commands) -> None:
+    """Declare ``bench engine``."""
+    parser = commands.add_parser(
+        "engine",
+        parents=[cluster_options()],
+        help="full transfer, delta transfer and local append",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="of every cell")
+    parser.add_argument("--tpot-target-ms", type=float, help="of the bounded worker")
+    parser.add_argument(
+        "--seeds", type=int, nargs="*", default=[0, 1, 2], help="of the loaded part"
+    )
+    parser.add_argument("--conversations", type=int, default=24, help="of each loaded run")
+    add_out(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print a table; the last line on stdout is one JSON object."""
+    model, rounds, target_ms = options.model, options.rounds, options.tpot_target_ms
+    seeds, conversations = options.seeds, options.conversations
+    out, logs = options.out, options.logs
     cells: list[dict[str, Any]] = []
     rates: list[dict[str, Any]] = []
     if rounds:
@@ -261,8 +285,8 @@ def run(
             }
             wait_all(list(routers.values()))
             loaded = asyncio.run(_measure_load(prefill, decodes, routers, seeds, conversations))
-            for one in loaded:
-                write({**_origin("loaded", path), **one})
+            for turn in loaded:
+                write({**_origin("loaded", path), **turn})
         rates = list(summarize_load(loaded))
         _print(rates)
     print(json.dumps({"cells": cells, "loaded": rates}))

@@ -1,7 +1,7 @@
-"""Turns sent to a prefill and a decode worker themselves, without a router between.
+"""Turns sent to a prefill and a decode worker directly, without a router between.
 
-For measurements of the engine: the caller says which route a turn takes, and each token's
-arrival is kept. Prompts are token ids on ``/generate``.
+For measurements of the engine. The caller chooses the route of a turn, and each token's arrival is
+kept. Prompts are token ids on ``/generate``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import orjson
 from ppd.contract import LocalTerms
 from ppd.errors import WorkerError
 
-_JSON = {"Content-Type": "application/json"}
+from ..generate import EventStream, generate, greedy_body
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class Reply:
 
     @property
     def ttft_ms(self) -> float:
+        """The time to the first token."""
         return 1e3 * (self.arrived_s[0] - self.sent_s)
 
     def arrived(self) -> None:
@@ -52,7 +53,8 @@ class Reply:
 
 @dataclass(slots=True)
 class EngineClient:
-    """
+    """Sends turns to one prefill and one decode worker.
+
     Args:
         bootstrap_port: of the prefill worker.
         rooms: bootstrap rooms come from it.
@@ -65,13 +67,15 @@ class EngineClient:
     rooms: random.Random
 
     async def remote(self, ids: list[int], output: int, *, whole: bool = False) -> Reply:
-        """Through the prefill worker. ``whole``: the decode worker takes all KV anew, whatever
-        it holds; else what it does not hold.
+        """Send a turn through the prefill worker.
+
+        Args:
+            whole: the decode worker takes all KV, also what it holds; else what it does not hold.
 
         Raises:
             WorkerError: a worker answered with an error.
         """
-        body = _body(ids, output) | {
+        body = greedy_body(ids, output) | {
             "bootstrap_host": urlsplit(self.prefill_url).hostname,
             "bootstrap_port": self.bootstrap_port,
             "bootstrap_room": self.rooms.getrandbits(62),
@@ -97,8 +101,13 @@ class EngineClient:
 
     @asynccontextmanager
     async def decoding(self, prompts: list[list[int]], most: int) -> AsyncIterator[list[Reply]]:
-        """Requests that decode in the background, all of them past their first token; they are
-        hung up on when the context ends.
+        """Let requests decode in the background while the context is open.
+
+        All of them are past their first token when it opens. Their connections are closed when it
+        ends.
+
+        Args:
+            most: tokens of each reply.
 
         Raises:
             WorkerError: one of them failed, or ended before the context did.
@@ -124,30 +133,26 @@ class EngineClient:
 
 
 async def bootstrap_port_of(http: aiohttp.ClientSession, prefill_url: str) -> int:
+    """Ask a prefill worker for its bootstrap port."""
     async with http.get(f"{prefill_url}/server_info") as answer:
         return int((await answer.json())["disaggregation_bootstrap_port"])
 
 
 async def plugin_state_of(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """What the plugin tells in ``/server_info``."""
+    """Return the plugin's part of a worker's ``/server_info``."""
     async with http.get(f"{url}/server_info") as answer:
         state: dict[str, Any] = (await answer.json())["internal_states"][0]["ppd"]
     return state
 
 
 def gaps_ms(reply: Reply, from_s: float, to_s: float) -> list[float]:
-    """Times between a reply's tokens, of the gaps that lie in an interval in part or whole."""
+    """Return the times between a reply's tokens that overlap an interval."""
     pairs = zip(reply.arrived_s, reply.arrived_s[1:], strict=False)
     return [1e3 * (after - before) for before, after in pairs if after > from_s and before < to_s]
 
 
-def _body(ids: list[int], output: int) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
-    return {"input_ids": ids, "sampling_params": sampling, "stream": True}
-
-
 def _local_body(ids: list[int], output: int, min_cached: int) -> dict[str, Any]:
-    body = _body(ids, output)
+    body = greedy_body(ids, output)
     body["sampling_params"]["custom_params"] = LocalTerms(min_cached).to_custom_params()
     return body
 
@@ -160,8 +165,8 @@ async def _before_any_ends(
     Raises:
         WorkerError: a stream ended before that.
     """
-    for one in awaited:
-        await asyncio.wait([one, *streams], return_when=asyncio.FIRST_COMPLETED)
+    for task in awaited:
+        await asyncio.wait([task, *streams], return_when=asyncio.FIRST_COMPLETED)
     for stream in streams:
         if stream.done():
             stream.result()  # raises what it raised
@@ -169,32 +174,30 @@ async def _before_any_ends(
 
 
 async def _prefill(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
-    data = orjson.dumps(body | {"stream": False})
-    async with http.post(f"{url}/generate", data=data, headers=_JSON) as response:
-        if response.status != 200:
-            raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
-        await response.read()
+    await _generate(http, url, body | {"stream": False}, EventStream())
 
 
 async def _stream(
     http: aiohttp.ClientSession, url: str, body: dict[str, Any], reply: Reply | None = None
 ) -> Reply:
     reply = reply or Reply(0.0)
-    last = b""
+    stream = EventStream(reply.arrived)
     reply.sent_s = time.perf_counter()
-    async with http.post(f"{url}/generate", data=orjson.dumps(body), headers=_JSON) as response:
-        if response.status != 200:
-            raise WorkerError(f"{url} answered {response.status}: {await response.text()}")
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                reply.arrived()
-                last = line
-    answer = orjson.loads(last[6:]) if last else {}
-    if "meta_info" not in answer:
-        raise WorkerError(f"{url}: {answer.get('error', 'no answer')}")
-    ending = answer["meta_info"]["finish_reason"]
+    await _generate(http, url, body, stream)
+    message = stream.error_message()
+    if message is not None or not stream.last:
+        raise WorkerError(f"{url}: {message or 'no answer'}")
+    answer = stream.answer()
+    ending = answer.finish_reason
     if ending and ending["type"] == "abort":
         raise WorkerError(f"{url}: {ending.get('message', 'aborted')}")
-    reply.ids = answer["output_ids"]
-    reply.cached_tokens = answer["meta_info"]["cached_tokens"]
+    reply.ids, reply.cached_tokens = answer.ids, answer.cached_tokens
     return reply
+
+
+async def _generate(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], stream: EventStream
+) -> None:
+    await generate(http, url, orjson.dumps(body), stream)
+    if stream.status != 200:
+        raise WorkerError(f"{url} answered {stream.status}: {stream.refusal}")

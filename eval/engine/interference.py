@@ -1,12 +1,13 @@
-"""``ppd-eval interference``: what prefill beside it does to decoding, on one decode worker.
+"""``ppd-eval bench interference``: decoding beside prefills, on one decode worker.
 
-The PPD paper's figure: TPOT of running decodes against how many there are, with nothing else,
-with one full prefill, one append-prefill, four of each; for several contexts. Each prefill runs
-in one chunk between two decode steps: this is what bounded chunks are there to prevent.
+The PPD paper's figure: TPOT of running decodes against how many there are, with nothing else, with
+one full prefill, one append-prefill, and four of each; for several contexts. Each prefill runs in
+one chunk between two decode steps. Bounded chunks are there to prevent that.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -24,6 +25,7 @@ from ppd.contract import Role
 from .. import tiny_model
 from ..cluster import gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
+from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import appending
 from .client import EngineClient, gaps_ms
@@ -36,8 +38,11 @@ _ARMS = ((0, "none"), (1, "full"), (1, "append"), (4, "full"), (4, "append"))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """TPOT of the decodes while ``prefills`` of a kind ran beside them: all of their tokens'
-    gaps between the send of the prefills and the first token of the last."""
+    """TPOT of the decodes while prefills of one kind run beside them.
+
+    It counts all gaps between their tokens from the send of the prefills to the first token of the
+    last one.
+    """
 
     round: int
     context: int
@@ -49,18 +54,25 @@ class Row:
     ttft_ms: float | None
 
 
-def run(
-    model: str | None,
-    contexts: Sequence[int],
-    rounds: int,
-    out: Path,
-    plot: Path | None,
-    logs: Path,
-) -> int:
-    """Measure, append raw rows to ``out``, draw ``plot``; the last line on stdout is JSON."""
-    path = tiny_model.resolve(model)
+def add_to(commands: Commands) -> None:
+    """Declare ``bench interference``."""
+    parser = commands.add_parser(
+        "interference",
+        parents=[cluster_options()],
+        help="decode TPOT beside full and append-prefills",
+    )
+    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 4096, 8192])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True, help="JSONL of raw rows")
+    parser.add_argument("--plot", type=Path, help="PNG")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, append raw rows, draw the plot; the last line on stdout is JSON."""
+    path = tiny_model.resolve(options.model)
     rows: list[Row] = []
-    with appending(out) as write, launching(logs) as launch:
+    with appending(options.out) as write, launching(options.logs) as launch:
         gpu = gpu_flags(0, 1)
         flags = [
             "--ppd-alternate",
@@ -77,10 +89,10 @@ def run(
             rows.append(row)
             write({**asdict(row), "model": Path(path).name, **provenance(0)})
 
-        asyncio.run(_measure(worker.url, contexts, rounds, measured))
+        asyncio.run(_measure(worker.url, options.contexts, options.rounds, measured))
     cells = summarize([asdict(row) for row in rows])
-    if plot is not None:
-        draw(cells, plot)
+    if options.plot is not None:
+        draw(cells, options.plot)
     print(json.dumps({"cells": cells}))
     return 0
 
@@ -138,7 +150,7 @@ async def _cell(
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians over the rounds, and the ratio to decoding alone."""
+    """Return medians over the rounds, and the ratio to decoding alone."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         key = (row["context"], row["batch"], row["prefills"], row["kind"])

@@ -1,4 +1,4 @@
-"""The loaded part of ``ppd-eval bench-engine``: later turns on both ways, open loop."""
+"""The loaded part of ``ppd-eval bench engine``: later turns on both ways, open loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import aiohttp
 from ..client import hold
 from ..cluster import Process
 from ..endpoints import empty_caches
-from ..traffic.conversations import Conversation, Exchange
+from ..traffic.conversations import Conversation, PlannedTurn
 
 _RATES = (0.5, 1.0, 1.3)  # conversations a second
 _FIRST, _LATER, _OUTPUT, _TURNS = 1536, 32, 16, 4
@@ -28,7 +28,7 @@ async def load(
     seeds: Sequence[int],
     conversations: int,
 ) -> list[dict[str, Any]]:
-    """Every rate, seed and way; gives a row for each turn."""
+    """Measure every rate, seed and way; return a row for each turn."""
     rows: list[dict[str, Any]] = []
     for seed in seeds:
         for number, rate in enumerate(_RATES):
@@ -49,27 +49,28 @@ async def load(
 
 
 def arrivals(rate: float, seed: int, conversations: int) -> list[Conversation]:
-    """Exactly as many as the rate says, at random times; the same for both ways."""
+    """Return exactly as many conversations as the rate demands, at random times."""
     source = random.Random(f"{rate}/{seed}")
     starts = sorted(source.uniform(0.0, conversations / rate) for _ in range(conversations))
-    turns = (Exchange(_FIRST, _OUTPUT), *([Exchange(_LATER, _OUTPUT)] * (_TURNS - 1)))
+    turns = (PlannedTurn(_FIRST, _OUTPUT), *([PlannedTurn(_LATER, _OUTPUT)] * (_TURNS - 1)))
     return [Conversation(start_s, turns) for start_s in starts]
 
 
 def summarize_load(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Turns 2 and later; percentiles over all seeds."""
+    """Summarize the later turns at each rate, over all seeds."""
     for rate in _RATES:
-        told: dict[str, Any] = {"qps": rate}
+        row: dict[str, Any] = {"qps": rate}
         for way in ("delta", "local"):
             later = [r for r in rows if (r["qps"], r["way"]) == (rate, way) and r["turn"] > 1]
             fine = [r for r in later if not r["error"]]
             ttft = sorted(r["ttft_ms"] for r in fine)
-            told[f"{way}_p50_ms"] = median(ttft)
-            told[f"{way}_p90_ms"] = round(statistics.quantiles(ttft, n=10)[-1], 3)
-            told[f"{way}_tpot_ms"] = median([r["tpot_ms"] for r in fine])
-            told[f"{way}_failed"] = len(later) - len(fine)
-        yield told
+            row[f"{way}_p50_ms"] = median(ttft)
+            row[f"{way}_p90_ms"] = round(statistics.quantiles(ttft, n=10)[-1], 3)
+            row[f"{way}_tpot_ms"] = median([r["tpot_ms"] for r in fine])
+            row[f"{way}_failed"] = len(later) - len(fine)
+        yield row
 
 
 def median(values: Sequence[float]) -> float | None:
+    """Return the median to three digits, or None of no values."""
     return round(statistics.median(values), 3) if values else None

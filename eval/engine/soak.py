@@ -1,13 +1,14 @@
-"""``ppd-eval soak``: random traffic for a long time, and then nothing may be missing.
+"""``ppd-eval soak engine``: random traffic for a long time; afterwards nothing may be missing.
 
-Conversations on both routes, clients that hang up anywhere, a decode worker that is always short
-of KV; on request also pauses that drop running requests' KV. SGLang's own idle checks are on: a
-worker that has leaked a token or a slot dies of it. Once a minute all stops: the pools must be
+Conversations take both routes, clients hang up anywhere, and the decode worker is always short of
+KV. On request it is paused, too, which drops running requests' KV. SGLang's own idle checks are on:
+a worker that has leaked a token or a slot exits. Once a minute all stops. Then the pools must be
 exactly full, and a witness conversation must give the ids that it gave at first.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -28,13 +29,15 @@ from ppd.errors import PpdError
 from .. import tiny_model
 from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
+from ..generate import EventStream, generate
+from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import append_whole
 from .client import plugin_state_of
 
-_TALKERS = 12
+_CLIENTS = 12
 _PHASE_S = 60.0
-_KV = "8000"  # of the decode worker: not room enough for what the talkers hold
+_KV = "8000"  # of the decode worker: not room enough for what the clients hold
 # SGLang's own switch: every 200th decode step a request is retracted although there is room.
 _RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "200"}
 _GROWTH = 1.10  # of a worker's memory, from its second to its last quarter
@@ -46,6 +49,8 @@ class SoakError(PpdError):
 
 @dataclass(slots=True)
 class Soak:
+    """One soak: its clients, and what was counted so far."""
+
     http: aiohttp.ClientSession
     router: Process
     workers: list[Process]
@@ -57,21 +62,24 @@ class Soak:
     witness: list[list[int]] | None = None
 
     async def run(self, minutes: float) -> None:
-        """Raises:
-        SoakError: a worker died, its pools are not full, or the witness has changed.
+        """Send random turns for some minutes; check once a minute that nothing is missing.
+
+        Raises:
+            SoakError: a worker died, its pools are not full, or the witness has changed.
         """
         ends_s = time.monotonic() + 60 * minutes
         while time.monotonic() < ends_s:
             until_s = min(ends_s, time.monotonic() + _PHASE_S)
-            talkers = [
-                self._talk(random.Random(self.source.random()), until_s) for _ in range(_TALKERS)
+            clients = [
+                self._hold_conversations(random.Random(self.source.random()), until_s)
+                for _ in range(_CLIENTS)
             ]
             disturbed = [self._disturb(until_s)] if self.pauses else []
-            await asyncio.gather(*disturbed, *talkers)
+            await asyncio.gather(*disturbed, *clients)
             await self._look()
             print(f"  {dict(self.seen)}", file=sys.stderr, flush=True)
 
-    async def _talk(self, source: random.Random, until_s: float) -> None:
+    async def _hold_conversations(self, source: random.Random, until_s: float) -> None:
         while time.monotonic() < until_s:
             history = source.choices(self.vocabulary, k=source.choice((40, 200, 600)))
             for _ in range(source.randint(1, 5)):
@@ -101,24 +109,20 @@ class Soak:
         return None
 
     async def _whole(self, body: dict[str, Any]) -> list[int] | None:
-        last = b""
-        async with self.http.post(f"{self.router.url}/generate", data=orjson.dumps(body)) as answer:
-            route = answer.headers.get("X-PPD-Route", f"status_{answer.status}")
-            async for line in answer.content:
-                if line.startswith(b"data: {"):
-                    last = line
-        told = orjson.loads(last[6:]) if last else {}
+        stream = EventStream()
+        await generate(self.http, self.router.url, orjson.dumps(body), stream)
+        route = stream.headers.get("X-PPD-Route", f"status_{stream.status}")
         if route == "status_503":  # a worker that is paused is not ready; clients come again
             self.seen["unavailable"] += 1
             await asyncio.sleep(0.5)
             return None
-        if "output_ids" not in told:
+        if stream.error or not stream.last:
             self.seen[f"failed_{route}"] += 1
-            print(f"  failed: {route} {last[:300]!r}", file=sys.stderr, flush=True)
+            problem = stream.error or stream.refusal.encode()
+            print(f"  failed: {route} {problem[:300]!r}", file=sys.stderr, flush=True)
             return None
         self.seen[route] += 1
-        ids: list[int] = told["output_ids"]
-        return ids
+        return stream.answer().ids
 
     async def _disturb(self, until_s: float) -> None:
         """Pause the decode worker now and then, as weight updates do.
@@ -188,14 +192,31 @@ def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
     return router, [prefill, decode]
 
 
-def run(
-    model: str | None, minutes: float, pauses: bool, seed: int, out: Path | None, logs: Path
-) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
-    path = tiny_model.resolve(model)
-    with launching(logs) as launch:
+def add_to(commands: Commands) -> None:
+    """Declare ``soak engine``."""
+    parser = commands.add_parser(
+        "engine",
+        parents=[cluster_options()],
+        help="random turns, aborts and retractions; looks for leaks",
+    )
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--pauses", action="store_true", help="pause the decode worker, too")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="append the result to this JSONL file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the soak; the last line on stdout is one JSON object.
+
+    Returns:
+        The exit status: 1 if a turn failed, or a worker's memory has grown.
+    """
+    path = tiny_model.resolve(options.model)
+    minutes, seed, out = options.minutes, options.seed, options.out
+    with launching(options.logs) as launch:
         router, workers = _start(launch, path)
-        soak, state = asyncio.run(_soak(router, workers, minutes, pauses, seed))
+        soak, state = asyncio.run(_soak(router, workers, minutes, options.pauses, seed))
         log = workers[1].log.read_text(errors="replace")
         retracted = log.count("KV cache pool is full. Retract") + log.count("Testing retraction")
     growth = {name: _growth(sizes) for name, sizes in soak.memory_mb.items()}

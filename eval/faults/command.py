@@ -1,12 +1,13 @@
-"""``ppd-eval fault-table``: the same faults done to our router and to three others.
+"""``ppd-eval bench fault-table``: the same faults done to our router and to three others.
 
 Every cell has a router and workers of its own, so that no cell sees what an earlier one has left;
-the faults themselves are ``fault_rows.py``'s. Each of our cells is a test of the same name, too
+the faults themselves are in ``rows.py``. Each of our cells is a test of the same name, too
 (``tests/router/serving/test_fault_table.py``).
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -18,12 +19,13 @@ from pathlib import Path
 import uvloop
 
 from ..cluster import ClusterError, Launcher, Process, free_port
+from ..fake_worker.worker import FakeWorker
+from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..routers import rivals as rival_routers
+from .fixture import FaultFixture
 from .rows import ROWS, Cell, Row
-from .scene import Scene
-from .workers import FaultyWorker
 
 MODEL = "fake"
 OURS = ("ours, remote", "ours, local")
@@ -41,7 +43,7 @@ def own_router(port: int, prefill: Sequence[str], decode: Sequence[str], *more: 
 
 
 async def _start(
-    launch: Launcher, name: str, prefill: FaultyWorker, decode: Sequence[FaultyWorker], rivals: Path
+    launch: Launcher, name: str, prefill: FakeWorker, decode: Sequence[FakeWorker], rivals: Path
 ) -> Process:
     urls = [worker.url for worker in decode]
     if name in OURS:
@@ -51,11 +53,15 @@ async def _start(
     return rival_routers.start(launch, rival_routers.install(rivals), name, prefill.url, urls)
 
 
-async def _until_ready(scene: Scene, process: Process) -> None:
-    """Raises: ClusterError."""
+async def _until_ready(fixture: FaultFixture, process: Process) -> None:
+    """Wait until a router answers.
+
+    Raises:
+        ClusterError: it does not, within a minute.
+    """
     deadline_s = time.monotonic() + _START_S
     while True:
-        reply = await scene.ask_once()
+        reply = await fixture.ask_once()
         if reply.status == 200 and reply.whole:
             return
         if time.monotonic() > deadline_s or process.popen.poll() is not None:
@@ -64,18 +70,19 @@ async def _until_ready(scene: Scene, process: Process) -> None:
 
 
 async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
-    prefill = FaultyWorker("prefill", MODEL)
-    decode = [FaultyWorker("decode", MODEL) for _ in range(row.decodes)]
+    """Play one row against one router, with workers of its own."""
+    prefill = FakeWorker("prefill", MODEL)
+    decode = [FakeWorker("decode", MODEL) for _ in range(row.decodes)]
     for worker in (prefill, *decode):
         await worker.listen()
     process = await _start(launch, name, prefill, decode, rivals)
     try:
         port = int(process.url.rpartition(":")[2])
-        scene = Scene(port, MODEL, prefill, decode, local=name == OURS[1])
-        await _until_ready(scene, process)
+        fixture = FaultFixture(port, MODEL, prefill, decode, local=name == OURS[1])
+        await _until_ready(fixture, process)
         for worker in (prefill, *decode):
             worker.legs.clear()
-        return await row.play(scene)
+        return await row.play(fixture)
     finally:
         process.stop()
         for worker in (prefill, *decode):
@@ -86,20 +93,23 @@ async def table(
     launch: Launcher, names: Sequence[str], rows: Sequence[Row], rivals: Path
 ) -> list[dict[str, object]]:
     """A record for each cell; the cells of a row at the same time."""
-    told: list[dict[str, object]] = []
+    records: list[dict[str, object]] = []
     for row in rows:
         asked = [name for name in names if row.local or name != OURS[1]]
         cells = await asyncio.gather(*(cell(launch, row, name, rivals) for name in asked))
-        for name, one in zip(asked, cells, strict=True):
-            told.append({"fault": row.name, "router": name, "right": one.right, "seen": one.words})
-            print(f"  {told[-1]}", file=sys.stderr, flush=True)
-    return told
+        for name, result in zip(asked, cells, strict=True):
+            records.append(
+                {"fault": row.name, "router": name, "right": result.right, "seen": result.words}
+            )
+            print(f"  {records[-1]}", file=sys.stderr, flush=True)
+    return records
 
 
-def show(told: Sequence[dict[str, object]], names: Sequence[str]) -> str:
-    cells = {(str(one["fault"]), str(one["router"])): one for one in told}
+def show(records: Sequence[dict[str, object]], names: Sequence[str]) -> str:
+    """Format the records as a table."""
+    cells = {(str(record["fault"]), str(record["router"])): record for record in records}
     lines = [["", *names]]
-    for fault in dict.fromkeys(str(one["fault"]) for one in told):
+    for fault in dict.fromkeys(str(one["fault"]) for one in records):
         line = [fault]
         for name in names:
             one = cells.get((fault, name))
@@ -112,24 +122,41 @@ def show(told: Sequence[dict[str, object]], names: Sequence[str]) -> str:
     )
 
 
-def run(
-    names: Sequence[str], only: Sequence[int] | None, rivals: Path, out: Path | None, logs: Path
-) -> int:
-    """Returns the exit status, 1 if a cell of ours is wrong; the last line is one JSON object."""
+def add_to(commands: Commands) -> None:
+    """Declare ``bench fault-table``."""
+    parser = commands.add_parser(
+        "fault-table", help="the same faults done to our router and to others"
+    )
+    parser.add_argument("--routers", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--rows", nargs="+", type=int, help="numbers of rows; default: all")
+    parser.add_argument("--rivals", type=Path, default=Path(".run/rivals"))
+    add_logs(parser)
+    add_out(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Play the rows against each router, and print the table; the last line is one JSON object.
+
+    Returns:
+        The exit status: 1 if a cell of our router is wrong.
+    """
+    names, only, rivals, logs = options.routers, options.rows, options.rivals, options.logs
     if any(name not in OURS for name in names):
         rival_routers.install(rivals)  # not while others wait for it
     rows = ROWS if only is None else [ROWS[i - 1] for i in only]
     logs.mkdir(parents=True, exist_ok=True)
-    with appending(out) as write, ExitStack() as stack:
-        told = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
-        for one in told:
-            write({**one, **rival_routers.VERSIONS, **provenance(0)})
-    print(show(told, names))
+    with appending(options.out) as write, ExitStack() as stack:
+        records = uvloop.run(table(Launcher(logs, stack), names, rows, rivals))
+        for record in records:
+            write({**record, **rival_routers.VERSIONS, **provenance(0)})
+    print(show(records, names))
     wrong = {
-        name: [o["fault"] for o in told if o["router"] == name and not o["right"]] for name in names
+        name: [o["fault"] for o in records if o["router"] == name and not o["right"]]
+        for name in names
     }
     summary = {
-        name: {"right": sum(o["router"] == name for o in told) - len(faults), "wrong": faults}
+        name: {"right": sum(o["router"] == name for o in records) - len(faults), "wrong": faults}
         for name, faults in wrong.items()
     }
     print(json.dumps(summary))

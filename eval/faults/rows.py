@@ -1,8 +1,8 @@
-"""The faults of ``fault-table``: what is done to the workers, and what a client should see.
+"""The faults of ``bench fault-table``, and what a client should receive of each.
 
-A cell is right if the client learns at once and once what happened, gets all that could be
-had, and nothing is left behind. An error is told by a status of 500 or more, or by an error event
-in a stream; the table does not ask which.
+A cell is right if the client receives at once exactly one error, or all that could be had, and
+nothing is left behind. An error is a status of 500 or more, or an error event in a stream. The
+table makes no difference between these.
 """
 
 from __future__ import annotations
@@ -13,9 +13,18 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from .client import Leave, Patience, Reply
-from .scene import SOON_S, WAIT_S, Scene, closed_within_s, ends_once, how, is_whole, tells
-from .workers import Fault
+from ..fake_worker.worker import Fault
+from ..http_stream import HangUp, Patience, Reply
+from .fixture import (
+    SOON_S,
+    WAIT_S,
+    FaultFixture,
+    closed_within_s,
+    describe,
+    ends_once,
+    is_whole,
+    reports_error,
+)
 
 _FAILURES = 20
 _RECOVERY_S = 30.0
@@ -23,103 +32,116 @@ _RECOVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """The result of one row for one router."""
+
     right: bool
     words: str
 
 
-def truncated(fault: Fault) -> Callable[[Scene], Awaitable[Cell]]:
-    async def play(scene: Scene) -> Cell:
-        for worker in scene.decode:
+def truncated(fault: Fault) -> Callable[[FaultFixture], Awaitable[Cell]]:
+    """Return the play of a stream that breaks off in one way."""
+
+    async def play(fixture: FaultFixture) -> Cell:
+        for worker in fixture.decode:
             worker.behaviour.pace_s = 0.02
-        reply = await scene.ask({"decode": fault})
+        reply = await fixture.ask({"decode": fault})
         cut = not reply.whole and reply.broken not in ("", "no end in time")
-        return Cell(tells(reply) or cut, how(reply))
+        return Cell(reports_error(reply) or cut, describe(reply))
 
     return play
 
 
-async def terminal_events(scene: Scene) -> Cell:
+async def terminal_events(fixture: FaultFixture) -> Cell:
+    """Break streams off in four ways: each must end with one error."""
     seen: list[str] = []
     right = True
-    for worker in scene.decode:
+    for worker in fixture.decode:
         worker.behaviour.pace_s = 0.02
     for fault in (Fault.RESETS, Fault.ENDS_EARLY, Fault.ERROR_LATER, Fault.ERROR_ENDS):
-        reply = await scene.ask({"decode": fault})
-        scene.heal()
+        reply = await fixture.ask({"decode": fault})
+        fixture.heal()
         right = right and ends_once(reply)
         seen.append(str(len(reply.errors)))
     return Cell(right, f"{', '.join(seen)} error events")
 
 
-async def late_headers(scene: Scene) -> Cell:
-    reply = await scene.ask({"prefill": Fault.LATE})
-    late_s = scene.prefill.behaviour.late_s
+async def late_headers(fixture: FaultFixture) -> Cell:
+    """Let the prefill worker answer late: the first token must not wait for it."""
+    reply = await fixture.ask({"prefill": Fault.LATE})
+    late_s = fixture.prefill.behaviour.late_s
     right = is_whole(reply) and reply.ttft_s < late_s / 2
     return Cell(right, f"first token after {reply.ttft_s:.2f} s")
 
 
-async def hanging_prefill(scene: Scene) -> Cell:
-    reply = await scene.ask({"prefill": Fault.HANGS})
-    closed_s = await closed_within_s(scene, "prefill", reply.ended_s)
+async def hanging_prefill(fixture: FaultFixture) -> Cell:
+    """Let the prefill worker never answer: its leg must be closed with the stream."""
+    reply = await fixture.ask({"prefill": Fault.HANGS})
+    closed_s = await closed_within_s(fixture, "prefill", reply.ended_s)
     left = "" if closed_s is not None else ", prefill leg left open"
-    return Cell(is_whole(reply) and closed_s is not None, how(reply) + left)
+    return Cell(is_whole(reply) and closed_s is not None, describe(reply) + left)
 
 
-def failing(fails: str, waits: str) -> Callable[[Scene], Awaitable[Cell]]:
-    """One worker answers 500; the other waits for it, as for a transfer."""
+def failing(fails: str, waits: str) -> Callable[[FaultFixture], Awaitable[Cell]]:
+    """Return the play of one worker that answers 500 while the other waits for it."""
 
-    async def play(scene: Scene) -> Cell:
-        reply = await scene.ask({fails: Fault.FAILS, waits: Fault.HANGS})
-        told = tells(reply)
-        seen = how(reply) + (f" after {reply.ended_s - reply.sent_s:.2f} s" if told else "")
+    async def play(fixture: FaultFixture) -> Cell:
+        reply = await fixture.ask({fails: Fault.FAILS, waits: Fault.HANGS})
+        reported = reports_error(reply)
+        seen = describe(reply) + (
+            f" after {reply.ended_s - reply.sent_s:.2f} s" if reported else ""
+        )
         closed_s: float | None = 0.0
-        if not (scene.local and waits == "prefill"):
-            closed_s = await closed_within_s(scene, waits, reply.ended_s)
+        if not (fixture.local and waits == "prefill"):
+            closed_s = await closed_within_s(fixture, waits, reply.ended_s)
         left = "" if closed_s is not None else f", {waits} leg left open"
-        return Cell(told and closed_s is not None and closed_s < SOON_S, seen + left)
+        return Cell(reported and closed_s is not None and closed_s < SOON_S, seen + left)
 
     return play
 
 
-async def failing_both(scene: Scene) -> Cell:
-    """The prefill worker answers 500 and the decode worker as if nothing were wrong, but later."""
-    for worker in scene.decode:
+async def failing_both(fixture: FaultFixture) -> Cell:
+    """Let the prefill worker answer 500, and the decode worker answer well, but later."""
+    for worker in fixture.decode:
         worker.behaviour.late_s = 0.5
-    reply = await scene.ask({"prefill": Fault.FAILS, "decode": Fault.LATE})
-    return Cell(tells(reply), how(reply))
+    reply = await fixture.ask({"prefill": Fault.FAILS, "decode": Fault.LATE})
+    return Cell(reports_error(reply), describe(reply))
 
 
-async def refusing(scene: Scene) -> Cell:
-    """One of two decode workers is gone, its connections and its port: a local turn's home."""
+async def refusing(fixture: FaultFixture) -> Cell:
+    """Take one of two decode workers away, for local turns the home."""
     messages = None
-    if scene.local:
-        messages = await scene.second_turn()
-    next(d for d in scene.decode if d.legs or not scene.local).vanish()
-    replies = [await scene.ask_once(messages) for _ in range(6)]
+    if fixture.local:
+        messages = await fixture.second_turn()
+    next(d for d in fixture.decode if d.legs or not fixture.local).vanish()
+    replies = [await fixture.ask_once(messages) for _ in range(6)]
     served = sum(is_whole(reply) for reply in replies)
-    failed = f" ({how(replies[-1])})" if served < len(replies) else ""
+    failed = f" ({describe(replies[-1])})" if served < len(replies) else ""
     return Cell(served == len(replies), f"{served} of {len(replies)} served{failed}")
 
 
-async def breaker(scene: Scene) -> Cell:
+async def breaker(fixture: FaultFixture) -> Cell:
+    """Let the decode worker fail many times: afterwards it must be used again."""
     for _ in range(_FAILURES):
-        await scene.ask({"decode": Fault.FAILS})
-        scene.heal()
-    reply = await scene.ask()
-    return Cell(is_whole(reply) and reply.ttft_s < SOON_S, how(reply))
+        await fixture.ask({"decode": Fault.FAILS})
+        fixture.heal()
+    reply = await fixture.ask()
+    return Cell(is_whole(reply) and reply.ttft_s < SOON_S, describe(reply))
 
 
-async def own_bootstrap(scene: Scene) -> Cell:
+async def own_bootstrap(fixture: FaultFixture) -> Cell:
+    """Send bootstrap fields of the client's own: they must not reach a worker."""
     theirs = {"bootstrap_host": "10.6.6.6", "bootstrap_port": 666, "bootstrap_room": 6666666}
-    reply = await scene.ask(fields=theirs)
-    bodies = [leg.body for role in ("prefill", "decode") for leg in scene.legs(role)]
+    reply = await fixture.ask(fields=theirs)
+    bodies = [leg.body for role in ("prefill", "decode") for leg in fixture.legs(role)]
     kept = [
         name
         for name, value in theirs.items()
         if any(_value(body, name) in (value, str(value)) for body in bodies)
     ]
-    seen = f"kept: {', '.join(kept)}" if kept else "replaced" if is_whole(reply) else how(reply)
-    if scene.local and not kept and is_whole(reply):
+    seen = (
+        f"kept: {', '.join(kept)}" if kept else "replaced" if is_whole(reply) else describe(reply)
+    )
+    if fixture.local and not kept and is_whole(reply):
         seen = "dropped"
     return Cell(is_whole(reply) and bool(bodies) and not kept, seen)
 
@@ -129,57 +151,57 @@ def _value(body: bytes, name: str) -> object:
     return value
 
 
-async def leaves_early(scene: Scene) -> Cell:
-    """Nothing has come yet, of either leg."""
-    patience = Patience(Leave.AT_ONCE, after_s=0.5)
-    reply = await scene.ask({"prefill": Fault.HANGS, "decode": Fault.HANGS}, patience)
-    return await _left_behind(scene, reply, ("prefill", "decode"))
+async def leaves_early(fixture: FaultFixture) -> Cell:
+    """Let a client hang up before either leg has answered."""
+    patience = Patience(HangUp.AT_ONCE, after_s=0.5)
+    reply = await fixture.ask({"prefill": Fault.HANGS, "decode": Fault.HANGS}, patience)
+    return await _left_behind(fixture, reply, ("prefill", "decode"))
 
 
-async def leaves_in_mid_stream(scene: Scene) -> Cell:
-    """The prefill worker has answered; the decode worker goes on."""
-    for worker in scene.decode:
+async def leaves_in_mid_stream(fixture: FaultFixture) -> Cell:
+    """Let a client hang up while the decode worker streams."""
+    for worker in fixture.decode:
         worker.behaviour.pace_s = 0.05
-    patience = Patience(Leave.AT_ONCE, events=2)
-    reply = await scene.ask(patience=patience, fields={"max_tokens": 1000})
-    return await _left_behind(scene, reply, ("decode",))
+    patience = Patience(HangUp.AT_ONCE, events=2)
+    reply = await fixture.ask(patience=patience, fields={"max_tokens": 1000})
+    return await _left_behind(fixture, reply, ("decode",))
 
 
-async def leaves_a_silent_stream(scene: Scene) -> Cell:
-    """The decode worker has begun, and says nothing for now."""
-    patience = Patience(Leave.AT_ONCE, events=1)
-    reply = await scene.ask({"decode": Fault.HOLDS}, patience)
-    return await _left_behind(scene, reply, ("decode",))
+async def leaves_a_silent_stream(fixture: FaultFixture) -> Cell:
+    """Let a client hang up while the decode worker pauses."""
+    patience = Patience(HangUp.AT_ONCE, events=1)
+    reply = await fixture.ask({"decode": Fault.HOLDS}, patience)
+    return await _left_behind(fixture, reply, ("decode",))
 
 
-async def _left_behind(scene: Scene, reply: Reply, roles: Sequence[str]) -> Cell:
+async def _left_behind(fixture: FaultFixture, reply: Reply, roles: Sequence[str]) -> Cell:
     seen: list[str] = []
     right = True
     for role in roles:
-        if scene.local and role == "prefill":
+        if fixture.local and role == "prefill":
             continue
-        closed_s = await closed_within_s(scene, role, reply.ended_s)
+        closed_s = await closed_within_s(fixture, role, reply.ended_s)
         right = right and closed_s is not None and closed_s < SOON_S
         seen.append(f"{role} leg {'left open' if closed_s is None else f'{closed_s:.2f} s'}")
     return Cell(right, ", ".join(seen))
 
 
-def restarting(role: str) -> Callable[[Scene], Awaitable[Cell]]:
-    """It is gone for some requests, then back as another process."""
+def restarting(role: str) -> Callable[[FaultFixture], Awaitable[Cell]]:
+    """Return the play of a worker that is gone for some requests, then back as another process."""
 
-    async def play(scene: Scene) -> Cell:
-        worker = scene.prefill if role == "prefill" else scene.decode[0]
+    async def play(fixture: FaultFixture) -> Cell:
+        worker = fixture.prefill if role == "prefill" else fixture.decode[0]
         worker.vanish()
         for _ in range(3):
-            await scene.ask_once()
+            await fixture.ask_once()
         await worker.restart()
         back_s = time.monotonic()
-        while not is_whole(await scene.ask_once()):
+        while not is_whole(await fixture.ask_once()):
             if time.monotonic() - back_s > _RECOVERY_S:
                 return Cell(False, f"no answer for {_RECOVERY_S:.0f} s")
             await asyncio.sleep(0.05)
         first_s = time.monotonic() - back_s
-        failed = sum([not is_whole(await scene.ask()) for _ in range(10)])
+        failed = sum([not is_whole(await fixture.ask()) for _ in range(10)])
         return Cell(not failed and first_s < WAIT_S, f"back after {first_s:.1f} s, {failed} failed")
 
     return play
@@ -187,12 +209,14 @@ def restarting(role: str) -> Callable[[Scene], Awaitable[Cell]]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Attributes:
-    local: it can also happen to a local turn.
+    """One fault, and how it is played.
+
+    Attributes:
+        local: it can also happen to a local turn.
     """
 
     name: str
-    play: Callable[[Scene], Awaitable[Cell]]
+    play: Callable[[FaultFixture], Awaitable[Cell]]
     local: bool = True
     decodes: int = 1
 

@@ -1,4 +1,4 @@
-"""What the policies' runs say, side by side: pure functions of ``policy-grid`` rows."""
+"""The results of all policies side by side: pure functions of ``policy-grid`` rows."""
 
 from __future__ import annotations
 
@@ -40,21 +40,23 @@ class Cell:
     by_seed: dict[int, dict[str, float | None]]
 
     def values(self, metric: str) -> list[float]:
+        """Return a metric of each seed that measured it."""
         found = (of[metric] for _, of in sorted(self.by_seed.items()))
         return [value for value in found if value is not None]
 
     def middle(self, metric: str) -> float | None:
+        """Return the median of a metric over seeds; None if no seed measured it."""
         values = self.values(metric)
         return median(values) if values else None
 
     @property
     def failed(self) -> bool:
-        """Fewer turns succeeded than the paper asks of a measurement, in any of the runs."""
+        """Whether in any run fewer turns succeeded than the paper asks of a measurement."""
         return min(self.values("success_rate")) < MIN_SUCCESS
 
 
 def summarize(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:
-    """By point, sides in the order of the file."""
+    """Group rows by point, sides in the order of the file."""
     cells: dict[tuple[float, int, str], Cell] = {}
     for row in rows:
         key = (row["qps"], row["turns"], row["side"])
@@ -62,8 +64,8 @@ def summarize(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:
         cell.by_seed[row["seed"]] = _figures(row)
     for (qps, turns, _), cell in cells.items():
         base = cells.get((qps, turns, BASE))
-        for seed, told in cell.by_seed.items():
-            told[BOTH] = _both(told, base.by_seed.get(seed) if base else None)
+        for seed, values in cell.by_seed.items():
+            values[BOTH] = _both(values, base.by_seed.get(seed) if base else None)
     return sorted(cells.values(), key=lambda cell: (cell.turns, cell.qps))
 
 
@@ -86,19 +88,21 @@ def _turns(row: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _both(
-    told: Mapping[str, float | None], base: Mapping[str, float | None] | None
+    values: Mapping[str, float | None], base: Mapping[str, float | None] | None
 ) -> float | None:
     if base is None:
         return None
-    pairs = [(told[metric], base[metric]) for metric in (TTFT, TPOT)]
+    pairs = [(values[metric], base[metric]) for metric in (TTFT, TPOT)]
     ratios = [value / other for value, other in pairs if value is not None and other]
     return sum(ratios) / 2 if len(ratios) == 2 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """Attributes:
-    sides: the best, and all that it does not beat with every seed: more than one is a tie.
+    """The best sides of one point.
+
+    Attributes:
+        sides: the best, and all that it does not beat with every seed: more than one is a tie.
     """
 
     qps: float
@@ -108,7 +112,7 @@ class Winner:
 
 
 def winners(cells: Sequence[Cell], metric: str) -> list[Winner]:
-    """At each point. A side that failed there cannot win."""
+    """Return the winners at each point; a side that failed there cannot win."""
     points = dict.fromkeys((cell.turns, cell.qps) for cell in cells)
     found = []
     for turns, qps in points:
@@ -133,18 +137,19 @@ def _beats(best: Cell, other: Cell, metric: str) -> bool:
     """With every seed that both have: as many comparisons as seeds, all of one sign."""
     seeds = best.by_seed.keys() & other.by_seed.keys()
     pairs = [(best.by_seed[seed][metric], other.by_seed[seed][metric]) for seed in seeds]
-    told = [(one, two) for one, two in pairs if one is not None and two is not None]
-    return bool(told) and all(_rank(one, metric) < _rank(two, metric) for one, two in told)
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return bool(known) and all(_rank(a, metric) < _rank(b, metric) for a, b in known)
 
 
 _LINE = "{:>5} {:>5} {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>6}"
 
 
 def as_text(cells: Sequence[Cell]) -> str:
+    """Format the cells as a table."""
     head = ("turns", "QPS", "policy", "T2+ TTFT", "p90", "TPOT", "p90", "tokens/s", "success")
     lines = [_LINE.format(*head, "local", "both")]
     for cell in cells:
-        told = [cell.middle(metric) for metric in METRICS]
-        shown = ["-" if value is None else f"{value:.3g}" for value in told]
-        lines.append(_LINE.format(cell.turns, f"{cell.qps:g}", cell.side, *shown))
+        values = [cell.middle(metric) for metric in METRICS]
+        fields = ["-" if value is None else f"{value:.3g}" for value in values]
+        lines.append(_LINE.format(cell.turns, f"{cell.qps:g}", cell.side, *fields))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``ppd-eval policy-grid``: all policies side by side, over load and number of turns.
+"""``ppd-eval traffic policy-grid``: all policies side by side, over load and number of turns.
 
 The same plans with the same seeds on the same two cores: two replicas, or one prefill and one
 decode worker under each of the other policies. One raw row a run, its turns in columns.
@@ -23,10 +23,11 @@ from ppd.errors import ConfigError
 
 from .. import tiny_model
 from ..cluster import launching
+from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import Write, appending, read_rows
 from ..samples import columns
-from ..sides import Shape, Side, Stand, WorkerFlags, measure, start
+from ..sides import RunningSides, Shape, Side, WorkerFlags, measure, start
 from ..traffic.conversations import Conversation
 from ..traffic.workloads import Demand, plan
 from .cells import as_text, summarize
@@ -43,8 +44,10 @@ _FLAGS = WorkerFlags(("--max-total-tokens", "131072"))
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Attributes:
-    qps: conversations that begin in a second.
+    """One place in the grid.
+
+    Attributes:
+        qps: conversations that begin in a second.
     """
 
     qps: float
@@ -75,17 +78,19 @@ class Grid:
 
     @property
     def digest(self) -> str:
-        """Names what a row was measured with; a grid may get more points."""
+        """A hash of all that a measured row depends on; a grid may get more points."""
         points = {"qps", "turns", "fixed_qps", "fixed_turns"}
         fields = {name: value for name, value in asdict(self).items() if name not in points}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self) -> Iterator[Point]:
+        """Yield all points."""
         over_qps = [Point(qps, self.fixed_turns) for qps in self.qps]
         over_turns = [Point(self.fixed_qps, turns) for turns in self.turns]
         yield from dict.fromkeys([*over_qps, *over_turns])
 
     def plan(self, point: Point, seed: int) -> list[Conversation]:
+        """Return the conversations of a point and seed; they are the same for all sides."""
         sizes = f"first={self.first}&first_out={self.reply}&new={self.new}&out={self.reply}"
         spec = f"turns:{point.turns}?{sizes}&think_s={self.think_s}"
         count = max(1, round(point.qps * self.arrivals_s))
@@ -95,14 +100,13 @@ class Grid:
 Key = tuple[str, Point, int]  # side, point, seed
 
 
-def add_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], cluster: argparse.ArgumentParser
-) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``traffic policy-grid``."""
     default = Grid()
     parser = commands.add_parser(
-        "policy-grid", parents=[cluster], help="all policies side by side, equal seeds"
+        "policy-grid", parents=[cluster_options()], help="all policies side by side, equal seeds"
     )
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run)
     names = [side.name for side in SIDES]
     parser.add_argument("--policies", nargs="+", choices=names, default=names)
     parser.add_argument("--qps", type=float, nargs="+", default=default.qps)
@@ -113,7 +117,7 @@ def add_parser(
     parser.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure what ``--out`` does not hold; the last line on stdout is one JSON object.
 
     Raises:
@@ -128,15 +132,15 @@ def run_command(options: argparse.Namespace) -> int:
     )
     if not (min(grid.qps) > 0 and min(grid.turns) > 1 and grid.arrivals_s > 0 < grid.timeout_s):
         raise ConfigError("qps, arrivals-s and timeout-s must be above 0, turns at least 2")
-    model = tiny_model.resolve(options.model or None)
+    model = tiny_model.resolve(options.model)
     done = measured(grid, options.out)
     chosen = [side for side in SIDES if side.name in options.policies]
     left = [key for key in order(grid, options.seeds, chosen) if key not in done]
     print(f"{len(left)} runs to measure, {len(done)} in {options.out}", file=sys.stderr, flush=True)
     if left:
         with appending(options.out) as write, launching(options.logs) as launch:
-            stand = start(launch, model, chosen, _FLAGS)
-            uvloop.run(_measure_all(stand, grid, left, Path(model).name, write))
+            running = start(launch, model, chosen, _FLAGS)
+            uvloop.run(_measure_all(running, grid, left, Path(model).name, write))
     rows = [row for _, row in read_rows(options.out)]
     cells = summarize(row for row in rows if row["grid"] == grid.digest)
     print(as_text(cells))
@@ -145,8 +149,10 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def measured(grid: Grid, out: Path) -> set[Key]:
-    """Raises:
-    ConfigError: the file holds something else.
+    """Read which runs of a grid a file holds.
+
+    Raises:
+        ConfigError: the file holds something else.
     """
     if not out.exists():
         return set()
@@ -161,7 +167,7 @@ def measured(grid: Grid, out: Path) -> set[Key]:
 
 
 def order(grid: Grid, seeds: Sequence[int], sides: Sequence[Side] = SIDES) -> Iterator[Key]:
-    """Seeds outermost; at a point all sides one after the other, each in its turn the first."""
+    """Yield all runs: seeds outermost, at each point all sides, each in its turn the first."""
     for seed in seeds:
         for number, point in enumerate(grid.points()):
             first = (number + seed) % len(sides)
@@ -170,30 +176,30 @@ def order(grid: Grid, seeds: Sequence[int], sides: Sequence[Side] = SIDES) -> It
 
 
 async def _measure_all(
-    stand: Stand, grid: Grid, left: Sequence[Key], model: str, write: Write
+    running: RunningSides, grid: Grid, left: Sequence[Key], model: str, write: Write
 ) -> None:
-    sides = {side.name: side for side in stand.routers}
+    sides = {side.name: side for side in running.routers}
     async with aiohttp.ClientSession() as http:
-        vocabulary = await stand.vocabulary(http)
+        vocabulary = await running.vocabulary(http)
 
         async def one(side: Side, point: Point, seed: int, content: str) -> dict[str, Any]:
             conversations = grid.plan(point, seed)
             samples, summary = await measure(
                 http,
-                stand,
+                running,
                 side,
                 conversations,
                 content=content,
                 vocabulary=vocabulary,
                 timeout_s=grid.timeout_s,
             )
-            told: dict[str, Any] = {"part": "policy-grid", "grid": grid.digest, "side": side.name}
-            told |= {"shape": side.shape, "qps": point.qps, "turns": point.turns, "model": model}
-            told |= {"sizes": [grid.first, grid.new, grid.reply], "think_s": grid.think_s}
-            told |= {"arrivals_s": grid.arrivals_s, "timeout_s": grid.timeout_s}
-            return told | asdict(summary) | {"samples": columns(samples)} | provenance(seed)
+            row: dict[str, Any] = {"part": "policy-grid", "grid": grid.digest, "side": side.name}
+            row |= {"shape": side.shape, "qps": point.qps, "turns": point.turns, "model": model}
+            row |= {"sizes": [grid.first, grid.new, grid.reply], "think_s": grid.think_s}
+            row |= {"arrivals_s": grid.arrivals_s, "timeout_s": grid.timeout_s}
+            return row | asdict(summary) | {"samples": columns(samples)} | provenance(seed)
 
-        for side in stand.routers:  # kernels warm up, connections open: not measured
+        for side in running.routers:  # kernels warm up, connections open: not measured
             await one(side, Point(grid.fixed_qps, grid.fixed_turns), -1, "warm")
         begun_s = time.monotonic()
         for number, (name, point, seed) in enumerate(left, 1):
@@ -201,5 +207,7 @@ async def _measure_all(
             row = await one(sides[name], point, seed, content)
             write(row)
             left_s = (time.monotonic() - begun_s) / number * (len(left) - number)
-            told = f"{row['ok']} of {row['planned']} turns, {left_s / 60:.0f} min left"
-            print(f"  {number}/{len(left)} {name} {content}: {told}", file=sys.stderr, flush=True)
+            progress = f"{row['ok']} of {row['planned']} turns, {left_s / 60:.0f} min left"
+            print(
+                f"  {number}/{len(left)} {name} {content}: {progress}", file=sys.stderr, flush=True
+            )

@@ -1,12 +1,13 @@
-"""``ppd-eval weights``: the share of local turns as the weights move (the paper's Figure 5).
+"""``ppd-eval table weights``: the share of local turns as the weights move (Figure 5).
 
-One cluster, one mix of workloads over all cells of a sweep's grid, one router with its table
-and no corrections; only the weights that each request brings differ, from TPOT alone to TTFT
-alone.
+The figure is the PPD paper's. One cluster, one mix of workloads over all cells of a sweep's grid,
+one router with its table and no corrections; only the weights that each request brings differ, from
+TPOT alone to TTFT alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -21,11 +22,12 @@ from .. import tiny_model
 from ..client import hold
 from ..cluster import Process, launching, wait_all
 from ..endpoints import empty_caches, vocabulary_of
+from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..samples import Sample
 from ..sweep.clusters import router, start_workers
-from ..sweep.config import SweepConfig
+from ..sweep.config import SweepConfig, load_config
 from ..traffic.conversations import Conversation
 
 _STEPS = 11
@@ -43,26 +45,40 @@ class Mix:
 
 
 def plan(config: SweepConfig, mix: Mix) -> list[Conversation]:
-    """Each conversation is of a random workload of the grid; Poisson arrivals."""
+    """Return conversations with Poisson arrivals, each of a random workload of the grid."""
     source = random.Random(mix.seed)
     workloads = list(config.workloads())
     conversations, at_s = [], 0.0
     for _ in range(mix.conversations):
-        exchanges = config.exchanges(source.choice(workloads), source)
-        conversations.append(Conversation(at_s, exchanges))
+        planned = config.planned_turns(source.choice(workloads), source)
+        conversations.append(Conversation(at_s, planned))
         at_s += source.expovariate(mix.qps / config.turns)
     return conversations
 
 
-def run(
-    config: SweepConfig, model: str | None, table: Path | None, mix: Mix, out: Path, logs: Path
-) -> int:
-    """Measure, print a table, append a row for each step to ``out``."""
+def add_to(commands: Commands) -> None:
+    """Declare ``table weights``."""
+    parser = commands.add_parser(
+        "weights", parents=[cluster_options()], help="share of local turns as the weights move"
+    )
+    parser.add_argument("config", type=Path, help="of a sweep: the mix is drawn from its cells")
+    parser.add_argument("--table", type=Path, help="default: the shipped one of the model")
+    parser.add_argument("--conversations", type=int, default=40)
+    parser.add_argument("--qps", type=float, default=3.0, help="turns a second")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="JSONL; is continued")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print a table, append a row for each step."""
+    config, table, logs = load_config(options.config), options.table, options.logs
+    mix = Mix(options.config.name, options.conversations, options.qps, options.seed)
     logs.mkdir(parents=True, exist_ok=True)
     options = logs / "weights-router.toml"
     options.write_text("corrections = []\n")
-    path = tiny_model.resolve(model)
-    with appending(out) as write, launching(logs) as launch:
+    path = tiny_model.resolve(options.model)
+    with appending(options.out) as write, launching(logs) as launch:
         at, workers = start_workers(launch, config, path)
         flags = ["--config", str(options), *(["--table", str(table)] if table else [])]
         front = router(launch, at, *flags)

@@ -1,4 +1,4 @@
-"""``ppd-eval bench-pool``: the pool's search beside others', and its scheduler beside simpler ones.
+"""``ppd-eval bench pool``: the pool's search beside others', and its scheduler beside simpler ones.
 
 Interleaved rounds, medians; raw rows go to a file, the last line printed sums them up.
 """
@@ -44,10 +44,12 @@ _LOADS = {"load03": 0.3, "load07": 0.7}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
+    """What to measure.
+
     Attributes:
-        sentences: to draw from, of which the ``shortest`` are the small collection (embedding is
-            what takes long); ``large``: rows of the clustered one, 0: none.
+        sentences: how many to draw from.
+        shortest: how many of them, the shortest, are the small collection: embedding takes long.
+        large: rows of the clustered collection; 0: none.
     """
 
     files: tuple[Path, ...]
@@ -75,26 +77,27 @@ class Point:
 
 
 def run(plan: Plan, out: Path | None) -> int:
+    """Measure all parts; the last line on stdout is one JSON object."""
     if os.environ.get("GLIBC_TUNABLES") != _HUGE_PAGES:
         os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
         os.execv(sys.executable, [sys.executable, "-m", *_again()])
     with appending(out) as write:
-        told: dict[str, Any] = {}
+        summary: dict[str, Any] = {}
         origin = provenance(plan.seed)
         small, source = _sentences(plan)
         rows, queries = _split(small, plan.queries)
         given = Given(rows, plan.threads)
         names = pool_rivals.NAMES
-        told["small"] = _compare("small", given, queries, plan, names, write, origin | source)
+        summary["small"] = _compare("small", given, queries, plan, names, write, origin | source)
         bursty = _bursts(given.target, queries, plan, write, origin)
         for row in over_http.rows(rows, queries, plan.rounds, plan.threads, plan.logs):
             write(origin | {"set": "small"} | row)
         if plan.large:
             rows, queries = _split(clustered(plan.large + plan.queries, plan.seed), plan.queries)
             given = Given(rows, plan.threads)
-            told["large"] = _compare("large", given, queries, plan, names, write, origin)
-        told["bursty"], told["identical_ids"] = bursty
-    print(json.dumps(told))
+            summary["large"] = _compare("large", given, queries, plan, names, write, origin)
+        summary["bursty"], summary["identical_ids"] = bursty
+    print(json.dumps(summary))
     return 0
 
 
@@ -104,7 +107,7 @@ def _again() -> list[str]:
 
 
 def clustered(count: int, seed: int) -> Rows:
-    """Clusters of very different sizes, each a tilted ellipsoid in few of the dimensions."""
+    """Draw clusters of very different sizes, each a tilted ellipsoid in few of the dimensions."""
     source = np.random.default_rng(seed)
     d, inner = _LARGE_DIMENSIONS, 24
     centres = source.normal(size=(_LARGE_CLUSTERS, d)).astype(np.float32)
@@ -129,7 +132,9 @@ def _sentences(plan: Plan) -> tuple[Rows, dict[str, object]]:
     if plan.shortest is not None:
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         texts = [texts[i] for i in sorted(by_length[: plan.shortest])]
-    _tell(f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings")
+    _print_progress(
+        f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings"
+    )
     return minilm.embed(texts, plan.cache), {"drawn": plan.sentences, "from_docstrings": documented}
 
 
@@ -149,12 +154,14 @@ def _compare(
     rows = given.rows
     _, truth = faiss.knn(queries, rows, LIMIT)
     indexes = []
-    for one in names:
+    for index_name in names:
         began_s = time.perf_counter()
-        indexes.append(pool_rivals.make(one, given))
+        indexes.append(pool_rivals.make(index_name, given))
         built_s = time.perf_counter() - began_s
-        _tell(f"{name}: {one} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s")
-        write(origin | {"what": "build", "set": name, "index": one, "seconds": built_s})
+        _print_progress(
+            f"{name}: {index_name} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s"
+        )
+        write(origin | {"what": "build", "set": name, "index": index_name, "seconds": built_s})
         indexes[-1].find(queries[:50], 32, 1)
     points: dict[tuple[str, int, int], list[Point]] = defaultdict(list)
     for number in range(plan.rounds):
@@ -164,23 +171,23 @@ def _compare(
                     points[index.name, point.width, threads].append(point)
                     row = {"what": "curve", "set": name, "n": rows.shape[0], "round": number}
                     write(origin | row | asdict(point))
-    told: dict[str, Any] = {"n": rows.shape[0], "recall": _RECALL}
+    summary: dict[str, Any] = {"n": rows.shape[0], "recall": _RECALL}
     for index in indexes:
         for threads in (1, plan.threads):
-            told[f"{index.name}_qps_{threads}t"] = _qps_at(points, index.name, threads)
+            summary[f"{index.name}_qps_{threads}t"] = _qps_at(points, index.name, threads)
     for index in indexes:
         if index.name in ("ours", "ours_fp32", "hnswlib", *pool_rivals.ON_CARD):
             width = _width_at(points, index.name)
             took = _one_by_one(index, queries, width, plan.rounds)
             p50, p99 = (float(np.percentile(took, share)) * 1e6 for share in (50, 99))
-            told[f"{index.name}_p50_us"], told[f"{index.name}_p99_us"] = (
+            summary[f"{index.name}_p50_us"], summary[f"{index.name}_p99_us"] = (
                 round(p50, 1),
                 round(p99, 1),
             )
             row = {"what": "single", "set": name, "index": index.name, "width": width}
             write(origin | row | {"p50_us": p50, "p99_us": p99})
-    _tell(json.dumps({name: told}))
-    return told
+    _print_progress(json.dumps({name: summary}))
+    return summary
 
 
 def _curve(index: Index, queries: Rows, truth: Ids, threads: int) -> list[Point]:
@@ -244,8 +251,8 @@ def _bursts(
     moved = target.snapshot.space.queries(queries)
     tries = [pool_bursts.capacity(target, moved, plan.threads, plan.seed) for _ in range(_TRIES)]
     most = statistics.median(tries)
-    _tell(f"bursts: one after the other, {most:.0f} searches a second are finished")
-    told: dict[str, dict[str, float]] = {}
+    _print_progress(f"bursts: one after the other, {most:.0f} searches a second are finished")
+    summary: dict[str, dict[str, float]] = {}
     identical = True
     for name, load in _LOADS.items():
         p99: dict[str, list[float]] = defaultdict(list)
@@ -265,24 +272,24 @@ def _bursts(
                     value = pool_bursts.p99_us(answered, stage)
                     p99[f"{way}_{stage}_p99_us"].append(value)
                     row = {"what": "bursts", "load": load, "way": way, "stage": stage}
-                    shown = {"round": number, "searches": len(answered), "p99_us": value}
-                    write(origin | row | shown | {"capacity": most, "n": target.snapshot.count})
-        told[name] = {key: round(statistics.median(values), 1) for key, values in p99.items()}
-        _tell(json.dumps({name: told[name]}))
-    return told, identical
+                    fields = {"round": number, "searches": len(answered), "p99_us": value}
+                    write(origin | row | fields | {"capacity": most, "n": target.snapshot.count})
+        summary[name] = {key: round(statistics.median(values), 1) for key, values in p99.items()}
+        _print_progress(json.dumps({name: summary[name]}))
+    return summary, identical
 
 
 def _identical(target: Target, queries: Rows, answered: Sequence[pool_bursts.Answered]) -> bool:
     """Whether a sample of what was found among others is what is found alone."""
-    for one in answered[:: max(1, len(answered) // 200)]:
-        limit = len(one.nodes)
+    for answer in answered[:: max(1, len(answered) // 200)]:
+        limit = len(answer.nodes)
         _, nodes = batch.search(
-            target, queries[one.query : one.query + 1], limit, one.itopk, lanes=1
+            target, queries[answer.query : answer.query + 1], limit, answer.itopk, lanes=1
         )
-        if tuple(nodes[0].tolist()) != one.nodes:
+        if tuple(nodes[0].tolist()) != answer.nodes:
             return False
     return True
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

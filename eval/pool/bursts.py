@@ -1,7 +1,7 @@
-"""Bursts of mixed searches against three ways of running them: ours, one after the other, batches.
+"""Bursts of mixed searches, run in three ways: ours, one after the other, in batches.
 
-Open loop: searches come when a drawn history says, whatever is under way. All three run the same
-compiled steps in as many threads, so that only who runs when differs.
+Open loop: searches arrive at drawn times, whatever is under way. All three ways run the same
+compiled steps in as many threads. So they differ only in the order of the work.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ KINDS = {  # (itopk, limit), drawn alike
     Stage.PREFILL: ((32, 10), (64, 10)),
     Stage.DECODE: ((64, 10), (128, 10), (256, 50)),
 }
-_PREFILL_BUDGET_S, _DECODE_BUDGET_S = 0.005, 0.05  # deadlines' order only; nobody is cut short
+_PREFILL_BUDGET_S, _DECODE_BUDGET_S = (
+    0.005,
+    0.05,
+)  # for the order alone; no search is cut
 _NEVER_CUT_S = 3600.0
 _LANES, _ITOPK = 32, 256
 
 
 class Way(StrEnum):
+    """A way to run bursts of searches."""
+
     OURS = "ours"
     FIFO = "fifo"  # each thread takes the oldest and finishes it
     FIXED = "fixed"  # each thread takes a batch, all answers come when the last is finished
@@ -46,6 +51,8 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
+    """A search that arrives."""
+
     at_s: float
     stage: Stage
     query: int
@@ -55,6 +62,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
+    """A search that was answered."""
+
     stage: Stage
     took_s: float
     query: int
@@ -63,7 +72,7 @@ class Answered:
 
 
 def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
-    """Poisson arrivals, ``rate`` a second on average, five times as dense in bursts."""
+    """Draw Poisson arrivals of ``rate`` a second on average, five times as dense in bursts."""
     source = random.Random(seed)
     period_s = _QUIET_S + _BURST_S
     quiet_rate = rate * period_s / (_QUIET_S + _BURST * _BURST_S)
@@ -90,28 +99,28 @@ class _Feed:
         self._moved = moved
         self._next = 0
         self.answered: list[Answered] = []
-        self.ready: list[tuple[float, int, Search]] = []  # for those who keep their own order
+        self.ready: list[tuple[float, int, Search]] = []  # for ways that keep their own order
         self.numbers: dict[int, int] = {}
 
     def due(self, now_s: float) -> list[Search]:
         """Under the lock."""
         came = []
         while self._next < len(self._arrivals):
-            one = self._arrivals[self._next]
-            at_s = self.start_s + one.at_s
+            arrival = self._arrivals[self._next]
+            at_s = self.start_s + arrival.at_s
             if at_s > now_s:
                 break
             search = Search(
-                one.stage,
+                arrival.stage,
                 at_s,
                 at_s + _NEVER_CUT_S,
-                steps_of(one.itopk),
+                steps_of(arrival.itopk),
                 target=self._target,
-                query=self._moved[one.query : one.query + 1],
-                itopk=one.itopk,
-                limit=one.limit,
+                query=self._moved[arrival.query : arrival.query + 1],
+                itopk=arrival.itopk,
+                limit=arrival.limit,
             )
-            self.numbers[id(search)] = one.query
+            self.numbers[id(search)] = arrival.query
             came.append(search)
             self._next += 1
         return came
@@ -133,7 +142,7 @@ class _Feed:
 def run(
     way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int
 ) -> list[Answered]:
-    """Every arrival, answered."""
+    """Answer every arrival."""
     pace = Pace()
     controls = Controls(reserved=0.5, flush_s=0.001)
     plenty = Bounds(len(arrivals) + 1, len(arrivals) + 1)
@@ -214,7 +223,9 @@ def _fixed(feed: _Feed, target: Target) -> None:
         places = np.array(lanes.admit(queries, [search.itopk for search in batch]))
         while not lanes.finished(places).all():
             lanes.extend(places, _ITOPK)
-        _, nodes = lanes.release(places.tolist(), [one.limit for one in batch], target.hidden)
+        _, nodes = lanes.release(
+            places.tolist(), [arrival.limit for arrival in batch], target.hidden
+        )
         for search, row in zip(batch, nodes.tolist(), strict=True):
             feed.done(search, row[: search.limit])
 
@@ -225,15 +236,16 @@ def _enqueue(feed: _Feed) -> None:
 
 
 def p99_us(answered: Sequence[Answered], stage: Stage) -> float:
-    took = [one.took_s for one in answered if one.stage is stage]
+    """Return the 99th percentile of a stage's latencies, in microseconds."""
+    took = [arrival.took_s for arrival in answered if arrival.stage is stage]
     return float(np.percentile(took, 99)) * 1e6
 
 
 def capacity(target: Target, moved: Rows, threads: int, seed: int) -> float:
-    """Searches a second that one after the other can be finished, of the same mix."""
+    """Measure how many searches of the mix ``threads`` threads finish a second."""
     arrivals = [
-        Arrival(0.0, one.stage, one.query, one.itopk, one.limit)
-        for one in draw(2000.0, 1.0, moved.shape[0], seed)
+        Arrival(0.0, arrival.stage, arrival.query, arrival.itopk, arrival.limit)
+        for arrival in draw(2000.0, 1.0, moved.shape[0], seed)
     ]
     process.settle()  # not a part of it
     began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What is compared only where there is a card: the pool's search on it, and looking at all rows."""
+"""Indexes that need a GPU: the pool's search on it, and exact search of all rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Find = Callable[[Rows, int, int], NDArray[np.int64]]
 
 
 def graph_search(target: Target, limit: int, device: torch.device, most: int = _LANES) -> Find:
-    """``most`` at a time, each to its end."""
+    """Search by the graph, ``most`` queries at a time, each to its end."""
     lanes = backend_on(device, most).make(target.snapshot, most, MAX_ITOPK)
     space = target.snapshot.space
 
@@ -39,7 +39,7 @@ def graph_search(target: Target, limit: int, device: torch.device, most: int = _
 
 
 def exact_search(target: Target, limit: int, device: torch.device) -> Find:
-    """Products with every row in TF32 (tensor cores), then the nearest."""
+    """Search all rows: products in TF32 (tensor cores), then the nearest."""
     snapshot = target.snapshot
     rows = snapshot.exact if snapshot.exact.shape[0] else snapshot.graph.codes
     there = torch.from_numpy(np.array(rows, np.float32)).to(device)

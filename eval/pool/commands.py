@@ -1,16 +1,20 @@
-"""The pool's commands: what they take. Their work is imported when it is asked for, as numba and
-faiss are slow to import and not everybody has them."""
+"""The commands of the vector-search pool.
+
+numba and faiss are slow to import and optional: each command imports its work when it runs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+
+from ..options import Commands, add_out
 
 
-def add_to(commands: Any) -> None:
-    bench = commands.add_parser("bench-pool", help="vector search, ours and others'")
+def add_bench(commands: Commands) -> None:
+    """Declare ``bench pool``."""
+    bench = commands.add_parser("pool", help="vector search, ours and others'")
     bench.add_argument(
         "--sentences",
         type=Path,
@@ -31,38 +35,45 @@ def add_to(commands: Any) -> None:
         "--cache", type=Path, default=Path(".run/minilm"), help="of the model and embeddings"
     )
     bench.add_argument("--logs", type=Path, default=Path(".run"), help="folder for a pool's log")
-    bench.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
-    control = commands.add_parser("pool-control", help="the pool's control loop, simulated")
-    control.add_argument("--seed", type=int, default=0)
-    control.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
-    control.add_argument("--plot", type=Path, help="PNG")
-    queueing = commands.add_parser("pool-queueing", help="bursts of searches, in simulated time")
+    add_out(bench)
+    bench.set_defaults(run=_bench)
+
+
+def add_queueing(commands: Commands) -> None:
+    """Declare ``pool queueing``."""
+    queueing = commands.add_parser("queueing", help="bursts of searches, in simulated time")
     queueing.add_argument("--loads", type=float, nargs="+", default=[0.15, 0.2, 0.25, 0.3, 0.7])
-    queueing.add_argument("--seeds", type=int, default=5, help="how many; the medians are told")
-    queueing.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
-    soak = commands.add_parser("pool-soak", help="searches without end, and nothing may be wrong")
+    queueing.add_argument("--seeds", type=int, default=5, help="how many; the medians are printed")
+    add_out(queueing)
+    queueing.set_defaults(run=_queueing)
+
+
+def add_soak(commands: Commands) -> None:
+    """Declare ``soak pool``."""
+    soak = commands.add_parser("pool", help="searches without end, and nothing may be wrong")
     soak.add_argument("--searches", type=int, default=10_000_000)
     soak.add_argument("--seed", type=int, default=0)
     soak.add_argument("--out", type=Path, help="append the raw row to this JSONL file")
     soak.add_argument("--logs", type=Path, default=Path(".run/pool-soak"))
+    soak.set_defaults(run=_soak)
 
 
-def run(options: argparse.Namespace) -> int:
-    if options.command == "pool-control":
-        from . import control as pool_control
+def _queueing(options: argparse.Namespace) -> int:
+    from . import queueing
 
-        return pool_control.run(options.seed, options.out, options.plot)
-    if options.command == "pool-queueing":
-        from . import queueing as pool_queueing
+    return queueing.run(options.loads, options.seeds, options.out)
 
-        return pool_queueing.run(options.loads, options.seeds, options.out)
-    if options.command == "pool-soak":
-        from . import soak as pool_soak
 
-        return pool_soak.run(options.searches, options.seed, options.out, options.logs)
-    from . import bench as bench_pool
+def _soak(options: argparse.Namespace) -> int:
+    from . import soak
 
-    plan = bench_pool.Plan(
+    return soak.run(options.searches, options.seed, options.out, options.logs)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from . import bench
+
+    plan = bench.Plan(
         files=tuple(options.sentences),
         sentences=options.count,
         shortest=options.shortest,
@@ -75,4 +86,4 @@ def run(options: argparse.Namespace) -> int:
         cache=options.cache,
         logs=options.logs,
     )
-    return bench_pool.run(plan, options.out)
+    return bench.run(plan, options.out)

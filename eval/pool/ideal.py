@@ -28,7 +28,7 @@ Costs = Mapping[tuple[int, int], float]  # seconds of one core, by itopk and lim
 
 
 def costs(target: Target, moved: Rows, cores: int) -> Costs:
-    """On each of so many cores, as fast as they are now.
+    """Measure what each kind of query costs on each of so many cores, all busy.
 
     Args:
         moved: queries in the space's rows.
@@ -57,12 +57,12 @@ def costs(target: Target, moved: Rows, cores: int) -> Costs:
 
 
 def p99_us(arrivals: Sequence[Arrival], taken: Costs, cores: int, of: Stage) -> float:
-    """Of one stage's searches, if all are served in the order they come."""
+    """Return a stage's 99th percentile, if all searches are served in the order they come."""
     free_s = [0.0] * cores
     took_s = []
-    for one in arrivals:
-        ends_s = max(heapq.heappop(free_s), one.at_s) + taken[one.itopk, one.limit]
+    for arrival in arrivals:
+        ends_s = max(heapq.heappop(free_s), arrival.at_s) + taken[arrival.itopk, arrival.limit]
         heapq.heappush(free_s, ends_s)
-        if one.stage is of:
-            took_s.append(ends_s - one.at_s)
+        if arrival.stage is of:
+            took_s.append(ends_s - arrival.at_s)
     return float(np.percentile(took_s, 99)) * 1e6

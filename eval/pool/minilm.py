@@ -15,7 +15,7 @@ _PART = 4096  # sentences
 
 
 def embed(sentences: Sequence[str], where: Path) -> NDArray[np.float32]:
-    """Rows of unit length, (sentences, 384); kept in ``where``, part by part, for the next time.
+    """Return rows of unit length, (sentences, 384); they are kept in ``where`` for the next time.
 
     Raises:
         ConfigError: the model cannot be fetched.

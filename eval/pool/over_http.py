@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ import psutil
 from ppd.ann.space import Rows
 from ppd.errors import WorkerError
 
-from ..cluster import Process, free_port, launching
+from ..cluster import Process, free_port, launching, script
 
 _PATH = "/v1/collections/bench"
 _ITOPK, _LIMIT = 64, 10
@@ -33,7 +32,8 @@ _FOR_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """
+    """One form of request to a pool.
+
     Attributes:
         queries: of one request.
         clients: each sends a request when the one before is answered.
@@ -45,6 +45,7 @@ class Form:
     clients: int
 
     def body(self, queries: Rows) -> bytes:
+        """Return the body of a request for some queries."""
         if self.kind == "application/json":
             asked = {"vectors": queries, "limit": _LIMIT, "params": {"itopk": _ITOPK}}
             return orjson.dumps(asked, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -62,7 +63,7 @@ FORMS = (
 def rows(
     vectors: Rows, queries: Rows, rounds: int, threads: int, logs: Path
 ) -> Iterator[dict[str, object]]:
-    """Raw rows; each form's runs are interleaved.
+    """Yield raw rows; each form's runs are interleaved.
 
     Raises:
         ClusterError: the pool did not start.
@@ -71,7 +72,7 @@ def rows(
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         data, port = Path(folder), free_port()
         np.save(data / "rows.npy", vectors)
-        command = str(Path(sys.executable).with_name("ppd-pool"))
+        command = script("ppd-pool")
         build = [command, "build", str(data / "rows.npy"), str(data / "bench"), "--metric", "l2"]
         subprocess.run([*build, "--threads", f"{threads}"], check=True)
         # As it is without the malloc that the bench gives to all that it compares.

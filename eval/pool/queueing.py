@@ -1,8 +1,8 @@
-"""``ppd-eval pool-queueing``: bursts against the same three ways, in simulated time.
+"""``ppd-eval pool queueing``: bursts in the same three ways, in simulated time.
 
-The real engines and the real scheduler over lanes that compute nothing: what an expansion, a
-step or a search takes is given, so that no machine's mood is in it, and so that one can ask what
-would be left if Python took no time at all.
+The real engines and the real scheduler run over lanes that compute nothing. The time that an
+expansion, a step or a search takes is given. So no noise of the machine is in it, and it can be
+asked what would be left if Python took no time.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Costs:
     alone: float = 70e-6
 
     def compiled(self, itopk: int) -> float:
+        """Return the seconds that a compiled search of this width takes."""
         return self.enter + itopk * (self.expansion + self.kept)
 
 
@@ -93,6 +94,7 @@ Waits = dict[Stage, list[float]]  # seconds from arrival to answer
 
 
 def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
+    """Simulate our engines and scheduler."""
     pace = Pace(costs.expansion)
     plenty = Bounds(len(arrivals), len(arrivals))
     controls = Controls(reserved=0.5, flush_s=0.001)  # as in the bench
@@ -121,18 +123,18 @@ def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def fifo(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Each core takes the oldest and finishes it."""
+    """Simulate cores that take the oldest search and finish it."""
     waits: Waits = {stage: [] for stage in Stage}
     free_s = [0.0] * _CORES
-    for one in arrivals:
-        ends_s = max(heapq.heappop(free_s), one.at_s) + _alone(one, costs)
+    for arrival in arrivals:
+        ends_s = max(heapq.heappop(free_s), arrival.at_s) + _alone(arrival, costs)
         heapq.heappush(free_s, ends_s)
-        waits[one.stage].append(ends_s - one.at_s)
+        waits[arrival.stage].append(ends_s - arrival.at_s)
     return waits
 
 
 def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Each core takes a batch, and all its answers come when the last is finished."""
+    """Simulate cores that take a batch; all its answers come when the last is finished."""
     waits: Waits = {stage: [] for stage in Stage}
     free_s = [0.0] * _CORES
     at = 0
@@ -140,7 +142,7 @@ def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
         last = at + BATCH - 1
         is_full_s = arrivals[last].at_s if last < len(arrivals) else _NEVER_S
         begins_s = max(heapq.heappop(free_s), min(is_full_s, arrivals[at].at_s + BATCH_WAIT_S))
-        batch = [one for one in arrivals[at : at + BATCH] if one.at_s <= begins_s]
+        batch = [arrival for arrival in arrivals[at : at + BATCH] if arrival.at_s <= begins_s]
         works_s = sum(costs.search + costs.compiled(one.itopk) for one in batch)
         ends_s = begins_s + costs.step + works_s
         for one in batch:
@@ -151,10 +153,10 @@ def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
 
 
 def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 20.0) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object of p99s."""
+    """Simulate all ways at all loads; the last line on stdout is one JSON object of p99s."""
     costs = Costs()
     mix = draw(2000.0, seconds, 1, seeds)
-    capacity = _CORES / statistics.mean(_alone(one, costs) for one in mix)
+    capacity = _CORES / statistics.mean(_alone(arrival, costs) for arrival in mix)
     half = replace(costs, step=costs.step / 2, search=costs.search / 2, alone=costs.alone / 2)
     free = replace(costs, step=0.0, search=0.0, alone=0.0)
     ways: dict[str, tuple[Callable[[Sequence[Arrival], Costs], Waits], Costs]] = {
@@ -166,29 +168,29 @@ def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 2
         "fixed": (fixed, costs),
         "fixed_without_python": (fixed, free),
     }
-    told: dict[str, dict[str, float]] = {}
+    summary: dict[str, dict[str, float]] = {}
     with appending(out) as write:
         for load in loads:
             p99_us: dict[str, list[float]] = {}
             for seed in range(seeds):
                 given = draw(capacity * load, seconds, 1, seed)
-                for way, (answer, its) in ways.items():
-                    waits = answer(given, its)
+                for way, (answer, way_costs) in ways.items():
+                    waits = answer(given, way_costs)
                     row: dict[str, Any] = {"load": load, "way": way, "capacity": capacity}
                     for stage in Stage:
                         value = float(np.percentile(waits[stage], 99)) * 1e6
                         row[f"{stage}_p99_us"] = value
                         p99_us.setdefault(f"{way}_{stage}_p99_us", []).append(value)
-                    write({**row, **asdict(its), **provenance(seed)})
-            told[f"load{load}"] = {
+                    write({**row, **asdict(way_costs), **provenance(seed)})
+            summary[f"load{load}"] = {
                 name: round(statistics.median(values), 1) for name, values in p99_us.items()
             }
-    print(json.dumps(told))
+    print(json.dumps(summary))
     return 0
 
 
-def _alone(one: Arrival, costs: Costs) -> float:
-    return costs.alone + costs.compiled(one.itopk)
+def _alone(arrival: Arrival, costs: Costs) -> float:
+    return costs.alone + costs.compiled(arrival.itopk)
 
 
 def _engine(core: _Core, scheduler: Scheduler, pace: Pace) -> Engine:
@@ -199,14 +201,14 @@ def _engine(core: _Core, scheduler: Scheduler, pace: Pace) -> Engine:
     return Engine(scheduler, pace, lambda: core.now_s, StepShape(), backend, engines=_CORES)
 
 
-def _search(one: Arrival) -> Search:
+def _search(arrival: Arrival) -> Search:
     return Search(
-        one.stage,
-        one.at_s,
-        one.at_s + _NEVER_S,
-        steps_of(one.itopk),
+        arrival.stage,
+        arrival.at_s,
+        arrival.at_s + _NEVER_S,
+        steps_of(arrival.itopk),
         target=_TARGET,
         query=np.zeros((1, 1), np.float32),
-        itopk=one.itopk,
-        limit=one.limit,
+        itopk=arrival.itopk,
+        limit=arrival.limit,
     )

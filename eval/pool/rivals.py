@@ -31,7 +31,8 @@ _LINKS, _EFFORT = 16, 200  # M and efConstruction, alike for all HNSW
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """
+    """One index under test.
+
     Attributes:
         find: (queries, width of the search, threads) to ids, (n, LIMIT).
     """
@@ -53,7 +54,7 @@ class Given:
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """As ppd-pool build makes it unless told otherwise."""
+        """The collection that ``ppd-pool build`` makes by default."""
         return build(
             self.rows,
             np.arange(self.rows.shape[0], dtype=np.int64),
@@ -66,6 +67,7 @@ class Given:
 
     @property
     def target(self) -> Target:
+        """Return what our engine searches."""
         return Target(self.snapshot, np.zeros(self.rows.shape[0], np.uint8))
 
 

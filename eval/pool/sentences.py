@@ -1,8 +1,8 @@
-"""Real sentences to search among: from files, and from what Python itself documents.
+"""Real sentences to search among, from files and from Python's docstrings.
 
 Files are text (one or more sentences a line) or JSONL with ``messages[].content``. What they lack
-is taken from the docstrings of the running Python's library and its installed packages: English
-that people wrote, there on every machine, though not the same on each.
+is taken from the docstrings of Python's library and of its installed packages: English text that is
+there on every machine, though not the same on each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIN_WORDS, _MAX_WORDS = 5, 20
 
 
 def collect(files: Sequence[Path], count: int, seed: int) -> tuple[list[str], int]:
-    """``count`` different sentences in random order, and how many of them are from docstrings.
+    """Return ``count`` different sentences in random order, and how many are from docstrings.
 
     Raises:
         ConfigError: a file cannot be read, or there are not so many.
@@ -38,7 +38,9 @@ def collect(files: Sequence[Path], count: int, seed: int) -> tuple[list[str], in
     for text in _docstrings(source):
         if len(given) + len(more) >= count:
             break
-        more.update(dict.fromkeys(one for one in _sentences([text]) if one not in kept))
+        more.update(
+            dict.fromkeys(sentence for sentence in _sentences([text]) if sentence not in kept)
+        )
     documented = list(more)[: count - len(given)]
     if len(given) + len(documented) < count:
         raise ConfigError(f"{len(given) + len(documented)} sentences found, {count} needed")

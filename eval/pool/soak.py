@@ -1,9 +1,9 @@
-"""``ppd-eval pool-soak``: millions of searches while rows come and go, indexes are swapped and a
-shard is killed; no answer may be wrong, nothing may be lost, no memory may leak.
+"""``ppd-eval soak pool``: millions of searches; no answer may be wrong, nothing may be lost.
 
-Two shards and a front before them, as processes. Rows come in crowds, one after the other, and are
-random directions within them: so that a search for one tells whether it is there, for it is found
-with a score of 1 and under its own key, and without it nothing comes near.
+Meanwhile rows come and go, indexes are swapped, and a shard is killed. There are two shards and a
+front before them, as processes. Rows come in crowds, one after the other, and are random directions
+within them. So a search for a row tells whether it is there: the row itself has a score of 1, and
+nothing else comes near.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ppd.errors import PpdError
 
-from ..cluster import Launcher, Process, free_port, launching
+from ..cluster import Launcher, Process, free_port, launching, script
 from ..provenance import provenance
 from ..raw_rows import append_whole
 
@@ -65,7 +65,7 @@ def direction(number: int) -> NDArray[np.float32]:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """What one shard must hold.
+    """One shard, and the rows that it must hold.
 
     Attributes:
         live: numbers of rows that are there; dead: of some that are not any more.
@@ -86,11 +86,14 @@ class Shard:
 
     @property
     def url(self) -> str:
+        """The base URL of the shard."""
         return self.process.url
 
 
 @dataclass(slots=True, eq=False)
 class Soak:
+    """One soak: its shards, and what was counted so far."""
+
     http: aiohttp.ClientSession
     launch: Launcher
     shards: list[Shard]
@@ -101,15 +104,17 @@ class Soak:
     next_number: int = 0
 
     async def run(self, searches: int) -> None:
-        """Raises:
-        PoolSoakError: something was wrong.
+        """Search, write, swap and kill until so many searches are answered.
+
+        Raises:
+            PoolSoakError: something was wrong.
         """
         for shard in self.shards:
             await self._fill(shard)
         workers = [self._search(shard) for shard in self.shards for _ in range(_SEARCHERS)]
         workers += [self._write(shard) for shard in self.shards]
         workers += [self._ask_front(), self._ask_front(), self._swap(), self._kill(self.shards[1])]
-        tasks = [asyncio.ensure_future(one) for one in workers]
+        tasks = [asyncio.ensure_future(worker) for worker in workers]
         try:
             while self.seen["searches"] < searches:
                 done, _ = await asyncio.wait(tasks, timeout=10.0)
@@ -215,17 +220,17 @@ class Soak:
             if kind is not None:
                 body["filter"] = {"kind": kind}
                 self.seen["filtered"] += 1
-            told = await self._post("POST", f"{self.front.url}{_PATH}/search", body)
+            answer = await self._post("POST", f"{self.front.url}{_PATH}/search", body)
             self.seen["front"] += 1
-            self.seen["partial"] += told["partial"]
-            if told["partial"] and told["missing"] != ["shard1"]:
-                raise PoolSoakError(f"missing: {told['missing']}, only shard1 was killed")
-            hits = told["results"][0]["hits"]
+            self.seen["partial"] += answer["partial"]
+            if answer["partial"] and answer["missing"] != ["shard1"]:
+                raise PoolSoakError(f"missing: {answer['missing']}, only shard1 was killed")
+            hits = answer["results"][0]["hits"]
             if any(hit["text"] != f"row {hit['id'][1:]}" for hit in hits):
                 raise PoolSoakError(f"texts of other rows: {hits}")
             if kind is not None and any(int(hit["id"][1:]) % _KINDS != kind for hit in hits):
                 raise PoolSoakError(f"rows that do not pass the filter: {hits}")
-            if number in shard.live and not told["partial"]:
+            if number in shard.live and not answer["partial"]:
                 self.seen["sought"] += 1
                 self.seen["missed"] += not hits or hits[0]["id"] != f"r{number}"
 
@@ -249,7 +254,7 @@ class Soak:
                 self.seen["swaps_cut"] += 1
 
     async def _kill(self, shard: Shard) -> None:
-        """At once, in the midst of whatever it does; it is there again with all it had said."""
+        """Kill a shard at once, and start it again: it must have all that it had acknowledged."""
         while True:
             await asyncio.sleep(_KILL_S)
             shard.up.clear()
@@ -283,29 +288,33 @@ class Soak:
 
 
 def run(searches: int, seed: int, out: Path | None, logs: Path) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object."""
+    """Run the soak; the last line on stdout is one JSON object.
+
+    Returns:
+        The exit status: 1 if recall is too low, or memory has grown.
+    """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, launching(logs) as launch:
         soak = asyncio.run(_soak(launch, Path(folder), searches, seed))
     took_s = round(time.monotonic() - began_s)
     third = max(1, len(soak.memory_mb) // 3)
-    # A run that ends before the first swap tells nothing of memory.
+    # A run that ends before the first swap shows nothing of memory.
     first, last = (
         max(some, default=1.0) for some in (soak.memory_mb[:third], soak.memory_mb[-third:])
     )
     recall = 1 - soak.seen["missed"] / soak.seen["sought"]
     growth = last / first
-    told = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
+    summary = {**soak.seen, "recall": round(recall, 6), "memory_growth": round(growth, 4)}
     if out is not None:
-        row = {**told, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
+        row = {**summary, "memory_mb": soak.memory_mb, "rows": _ROWS, "width": _WIDTH}
         row["seconds"] = took_s
         append_whole(out, [{**row, **provenance(seed)}])
-    print(json.dumps(told))
+    print(json.dumps(summary))
     return int(recall < _MIN_RECALL or growth > _GROWTH)
 
 
 async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soak:
-    command = str(Path(sys.executable).with_name("ppd-pool"))
+    command = script("ppd-pool")
     shards = []
     for i in range(2):
         data, port = folder / f"shard{i}", free_port()
@@ -314,10 +323,10 @@ async def _soak(launch: Launcher, folder: Path, searches: int, seed: int) -> Soa
         shards.append(Shard(launch.start("shard", port, argv), argv))
     port = free_port()
     settings = folder / "front.toml"
-    urls = [[one.url] for one in shards]
+    urls = [[shard.url] for shard in shards]
     settings.write_text(f"shards = {json.dumps(urls)}\nport = {port}\nshard_slack_s = 60.0\n")
     front = launch.start("front", port, [command, "serve", "--config", str(settings)])
-    for process in (*(one.process for one in shards), front):
+    for process in (*(shard.process for shard in shards), front):
         await asyncio.to_thread(process.wait_ready, "/health", time.monotonic() + 120.0)
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=120.0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:

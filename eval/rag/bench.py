@@ -1,4 +1,4 @@
-"""``ppd-eval bench-rag``: what retrieval costs later turns, by where its passages go.
+"""``ppd-eval rag bench``: what retrieval costs later turns, by where its passages go.
 
 Ten turns of a chat about the project's own docs, three ways side by side on the same workers:
 without retrieval; passages at the tail, as the router places them; and the usual way, in the system
@@ -24,8 +24,8 @@ from ..cluster import launching
 from ..endpoints import empty_caches
 from ..provenance import provenance
 from ..raw_rows import append_whole
-from .asking import ask
-from .scene import COLLECTION, Passage, Scene, build_collection, passages, start
+from .chat import ask
+from .cluster import COLLECTION, Passage, RagCluster, build_collection, passages, start
 
 WAYS = ("off", "tail", "system")
 _TURNS = 10
@@ -34,9 +34,11 @@ _REPLY_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Attributes:
-    context_tokens: of all earlier turns, prompts and replies.
+class RagTurn:
+    """One measured turn.
+
+    Attributes:
+        context_tokens: of all earlier turns, prompts and replies.
     """
 
     round: int
@@ -52,7 +54,7 @@ class Turn:
 def run(
     model: str | None, docs: Path, cache: Path, rounds: int, out: Path | None, logs: Path
 ) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object.
+    """Measure all ways; the last line on stdout is one JSON object.
 
     Raises:
         ConfigError: there are no docs, or the sentence model cannot be fetched.
@@ -63,8 +65,8 @@ def run(
     data = logs / "rag"
     build_collection(found, data, cache)
     with launching(logs) as launch:
-        scene = start(launch, path, data, cache, "full")
-        turns = asyncio.run(_measure(scene, found, rounds))
+        cluster = start(launch, path, data, cache, "full")
+        turns = asyncio.run(_measure(cluster, found, rounds))
     if out is not None:
         origin = {"part": "rag", "model": Path(path).name, **provenance(0)}
         append_whole(out, [{**origin, **asdict(turn)} for turn in turns])
@@ -72,8 +74,8 @@ def run(
     return 0
 
 
-def summarize(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Medians over the rounds, a row for each turn."""
+def summarize(turns: Sequence[RagTurn]) -> list[dict[str, Any]]:
+    """Return medians over the rounds, a row for each turn."""
     rows = []
     for number in range(1, _TURNS + 1):
         row: dict[str, Any] = {"turn": number}
@@ -86,26 +88,30 @@ def summarize(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return rows
 
 
-async def _measure(scene: Scene, found: Sequence[Passage], rounds: int) -> list[Turn]:
-    turns: list[Turn] = []
+async def _measure(cluster: RagCluster, found: Sequence[Passage], rounds: int) -> list[RagTurn]:
+    turns: list[RagTurn] = []
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         for number in range(-1, rounds):  # the first warms up, and is not counted
             for way in WAYS[number % 3 :] + WAYS[: number % 3]:
-                await empty_caches(http, scene.workers)
-                told = await _hold(http, scene, found, way, number)
-                turns += told if number >= 0 else []
+                await empty_caches(http, cluster.workers)
+                conversation = await _hold(http, cluster, found, way, number)
+                turns += conversation if number >= 0 else []
             print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     return turns
 
 
 async def _hold(
-    http: aiohttp.ClientSession, scene: Scene, found: Sequence[Passage], way: str, number: int
-) -> list[Turn]:
+    http: aiohttp.ClientSession,
+    cluster: RagCluster,
+    found: Sequence[Passage],
+    way: str,
+    number: int,
+) -> list[RagTurn]:
     """One conversation. Its questions are beginnings of passages, so that there is something to
     find; those of a round are the same for all ways."""
     messages: list[dict[str, Any]] = []
-    turns: list[Turn] = []
+    turns: list[RagTurn] = []
     context = 0
     for turn in range(1, _TURNS + 1):
         about = found[(number * _TURNS + turn * 7) % len(found)]
@@ -116,13 +122,13 @@ async def _hold(
         if way == "tail":
             body["retrieval"] = {"collection": COLLECTION, "k": _K}
         elif way == "system":
-            prompt = await _system_prompt(http, scene, question)
+            prompt = await _system_prompt(http, cluster, question)
             body["messages"] = [{"role": "system", "content": prompt}, *messages]
-        reply = await ask(http, scene.router.url, body)
+        reply = await ask(http, cluster.router.url, body)
         usage = reply.usage
         details = usage.get("prompt_tokens_details") or {}
         turns.append(
-            Turn(
+            RagTurn(
                 number,
                 way,
                 turn,
@@ -130,7 +136,7 @@ async def _hold(
                 context,
                 usage["prompt_tokens"],
                 details.get("cached_tokens") or 0,
-                1e3 * (reply.first_s - sent_s),  # with the search, whoever made it
+                1e3 * (reply.first_s - sent_s),  # with the search, the router's or the client's
             )
         )
         context = usage["prompt_tokens"] + usage["completion_tokens"]
@@ -138,9 +144,9 @@ async def _hold(
     return turns
 
 
-async def _system_prompt(http: aiohttp.ClientSession, scene: Scene, question: str) -> str:
-    url = f"{scene.pool.url}/v1/collections/{COLLECTION}/search"
+async def _system_prompt(http: aiohttp.ClientSession, cluster: RagCluster, question: str) -> str:
+    url = f"{cluster.pool.url}/v1/collections/{COLLECTION}/search"
     async with http.post(url, json={"text": question, "limit": _K}) as answer:
         hits = (await answer.json())["results"][0]["hits"]
-    told = [f"[{number}] {hit['text']}" for number, hit in enumerate(hits, 1)]
-    return "\n\n".join(("Passages that may help:", *told))
+    quoted = [f"[{number}] {hit['text']}" for number, hit in enumerate(hits, 1)]
+    return "\n\n".join(("Passages that may help:", *quoted))

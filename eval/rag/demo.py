@@ -1,4 +1,4 @@
-"""``ppd-eval demo-rag``: chats about the project's own docs, with passages from a pool.
+"""``ppd-eval rag demo``: chats about the project's own docs, with passages from a pool.
 
 Three questions of several turns each, through the router: which passages were cited, and that later
 turns stay on the decode worker that holds the conversation, passages and all.
@@ -16,7 +16,7 @@ from .. import tiny_model
 from ..cluster import launching
 from ..provenance import provenance
 from ..raw_rows import append_whole
-from .scene import COLLECTION, build_collection, passages, start
+from .cluster import COLLECTION, build_collection, passages, start
 
 CHATS = (
     ("How does the router recognise a conversation?", "What if it was edited?", "And two routers?"),
@@ -28,8 +28,8 @@ _ROW = "{:>4}  {:<7} {:<13} {:>8} {:>6} {:>7} {:>8}  {}"
 
 
 @dataclass(slots=True)
-class Told:
-    """What the turns of all chats showed, in order."""
+class Transcript:
+    """The results of the turns of all chats, in order."""
 
     routes: list[str] = field(default_factory=list)
     context_tokens: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Told:
 
 
 def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | None) -> int:
-    """Returns the exit status; the last line on stdout is one JSON object.
+    """Hold the chats; the last line on stdout is one JSON object.
 
     Raises:
         ConfigError: there are no docs, or the sentence model cannot be fetched.
@@ -53,28 +53,28 @@ def run(model: str | None, docs: Path, cache: Path, logs: Path, record: Path | N
     build_collection(found, data, cache)
     took_s = time.monotonic() - began_s
     print(f"indexed after {took_s:.0f} s; starting pool, workers and router ...", flush=True)
-    told = Told()
+    transcript = Transcript()
     with launching(logs) as launch:
-        scene = start(launch, path, data, cache, "full")
+        cluster = start(launch, path, data, cache, "full")
         print(f"ready after {time.monotonic() - began_s:.0f} s; logs in {logs}")
         for chat in CHATS:
-            _hold(scene.router.url, chat, told)
+            _hold(cluster.router.url, chat, transcript)
         print("stopping ...", flush=True)
     result = {
-        "routes": told.routes,
-        "context_tokens": told.context_tokens,
-        "cached_tokens": told.cached_tokens,
-        "ttft_ms": told.ttft_ms,
-        "citations": told.citations,
+        "routes": transcript.routes,
+        "context_tokens": transcript.context_tokens,
+        "cached_tokens": transcript.cached_tokens,
+        "ttft_ms": transcript.ttft_ms,
+        "citations": transcript.citations,
     }
     if record is not None:
         append_whole(record, [{**result, "model": Path(path).name, **provenance(0)}])
     print(json.dumps(result))
     expected = ["remote", *["local"] * (len(CHATS[0]) - 1)] * len(CHATS)
-    return 0 if told.routes == expected and all(told.citations) else 1
+    return 0 if transcript.routes == expected and all(transcript.citations) else 1
 
 
-def _hold(url: str, chat: tuple[str, ...], told: Told) -> None:
+def _hold(url: str, chat: tuple[str, ...], transcript: Transcript) -> None:
     import openai
 
     messages: list[Any] = []
@@ -87,7 +87,7 @@ def _hold(url: str, chat: tuple[str, ...], told: Told) -> None:
         for number, text in enumerate(chat, 1):
             messages.append({"role": "user", "content": text})
             sent_s = time.perf_counter()
-            first_s, said, usage, cited = 0.0, "", None, []
+            first_s, reply, usage, cited = 0.0, "", None, []
             with client.chat.completions.with_streaming_response.create(
                 model=name,
                 messages=messages,
@@ -100,22 +100,24 @@ def _hold(url: str, chat: tuple[str, ...], told: Told) -> None:
                 for chunk in response.parse():
                     if chunk.choices and chunk.choices[0].delta.content:
                         first_s = first_s or time.perf_counter() - sent_s
-                        said += chunk.choices[0].delta.content
+                        reply += chunk.choices[0].delta.content
                     usage = chunk.usage or usage
                     if (note := getattr(chunk, "retrieval", None)) is not None:
-                        cited = [one for one in note["citations"] if one["turn"] == number]
+                        cited = [
+                            citation for citation in note["citations"] if citation["turn"] == number
+                        ]
                 headers = response.headers
             assert usage is not None
-            messages.append({"role": "assistant", "content": said})
+            messages.append({"role": "assistant", "content": reply})
             details = usage.prompt_tokens_details
             cached = (details and details.cached_tokens) or 0
-            told.routes.append(headers["x-ppd-route"])
-            told.context_tokens.append(context)
-            told.cached_tokens.append(cached)
-            told.ttft_ms.append(round(1e3 * first_s, 1))
-            told.citations.append([one["id"] for one in cited])
+            transcript.routes.append(headers["x-ppd-route"])
+            transcript.context_tokens.append(context)
+            transcript.cached_tokens.append(cached)
+            transcript.ttft_ms.append(round(1e3 * first_s, 1))
+            transcript.citations.append([citation["id"] for citation in cited])
             new = usage.prompt_tokens - context
-            names = ", ".join(f"{one['id']} ({one['score']:.2f})" for one in cited)
-            row = (number, told.routes[-1], headers["x-ppd-reason"], context, new, cached)
-            print(_ROW.format(*row, told.ttft_ms[-1], names), flush=True)
+            names = ", ".join(f"{citation['id']} ({citation['score']:.2f})" for citation in cited)
+            row = (number, transcript.routes[-1], headers["x-ppd-reason"], context, new, cached)
+            print(_ROW.format(*row, transcript.ttft_ms[-1], names), flush=True)
             context = usage.prompt_tokens + usage.completion_tokens

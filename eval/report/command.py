@@ -8,14 +8,16 @@ from pathlib import Path
 
 from ppd.errors import ConfigError
 
+from ..options import Commands
 from .page import figure_files, html, markdown
 from .sections import sections
 from .sources import NotMeasured
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``report``."""
     parser = commands.add_parser("report", help="plots and tables of all that was measured")
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of raw files")
     parser.add_argument("--html", type=Path, default=Path("report.html"))
     parser.add_argument(
@@ -25,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Write the report; the last line on stdout is one JSON object.
 
     Raises:
@@ -45,7 +47,7 @@ def run_command(options: argparse.Namespace) -> int:
                 (folder / name).write_text(figure)
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    missing = [one.source.file for one in found if isinstance(one.source, NotMeasured)]
-    told = {"part": "report", "html": str(options.html), "sections": len(found)}
-    print(json.dumps(told | {"not_measured": sorted(set(missing))}))
+    missing = [section.source.file for section in found if isinstance(section.source, NotMeasured)]
+    summary = {"part": "report", "html": str(options.html), "sections": len(found)}
+    print(json.dumps(summary | {"not_measured": sorted(set(missing))}))
     return 0

@@ -1,7 +1,7 @@
-"""Figures of a report, as SVG: axes, colours, legends. What is drawn comes as values.
+"""Figures of a report, as SVG: axes, colours, legends. The values come from the caller.
 
-Black is drawn in a colour of its own, which a page may replace by that of its text: so one drawing
-serves light pages and dark ones.
+Black is drawn in a colour of its own. A page may replace it by its text's colour, so that one
+drawing serves light pages and dark ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ..policies.cells import THROUGHPUT, TPOT, TTFT, Cell
 
-INK = "#12ab34"  # stands for the text's colour until a page says which that is
+INK = "#12ab34"  # stands for the text's colour until a page sets it
 _WIDTH = 7.6
 
 # Okabe and Ito's colours, which most colour-blind people tell apart; and markers for all.
@@ -32,7 +32,7 @@ _FAILED = "#d00000"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points of one curve; each with the least and most of its seeds."""
+    """The points of one curve, each with the lowest and highest of its seeds."""
 
     x: list[float]
     middle: list[float]
@@ -142,7 +142,7 @@ def _ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two positive ones, at least three of them where there are as many."""
+    """Return round numbers between two positive ones, if possible at least three."""
     found: list[float] = []
     for steps in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(n / 10 for n in range(10, 100, 5))):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -176,7 +176,7 @@ def _sides(cells: Sequence[Cell]) -> list[str]:
 
 
 def pareto(cells: Sequence[Cell]) -> str:
-    """TTFT against output tokens a second, a curve a policy, its points the rates."""
+    """Draw TTFT against output tokens a second, a curve for each policy, a point for each rate."""
     with _style() as pyplot:
         figure, panels = pyplot.subplots(1, 2, figsize=(_WIDTH, 3.9))
         for axes, (metric, title) in zip(panels, _PANELS[:2], strict=True):
@@ -206,11 +206,12 @@ def pareto(cells: Sequence[Cell]) -> str:
 
 
 def over_qps(cells: Sequence[Cell]) -> str:
-    """TTFT and TPOT against conversations a second; failures marked."""
+    """Draw TTFT and TPOT against conversations a second; failures are marked."""
     return _four(cells, lambda cell: cell.qps, "conversations that begin in a second")
 
 
 def over_turns(cells: Sequence[Cell]) -> str:
+    """Draw metrics over turns; return SVG."""
     return _four(cells, lambda cell: float(cell.turns), "turns of a conversation")
 
 
@@ -245,7 +246,7 @@ _ARMS = {
 
 
 def interference(cells: Sequence[Mapping[str, Any]], rounds: Mapping[int, int]) -> str:
-    """TPOT of running decodes against their number, a panel for each context.
+    """Draw the TPOT of running decodes against their number, a panel for each context.
 
     Args:
         rounds: of each context.
@@ -280,21 +281,27 @@ def interference(cells: Sequence[Mapping[str, Any]], rounds: Mapping[int, int]) 
 _VERDICTS = {"beats": "#009e73", "ties": "#8a8a8a", "loses": "#d55e00"}
 
 
-def verdicts(told: Sequence[Mapping[str, Any]]) -> str:
-    """What a policy costs more or less than the best of the others, a panel for each trace."""
-    names = [f"{one['weights']} {one['at']}" for one in told[0]["verdicts"]]
+def verdicts(judgements: Sequence[Mapping[str, Any]]) -> str:
+    """Draw what a policy costs more or less than the best of the others, a panel for each trace."""
+    names = [f"{verdict['weights']} {verdict['at']}" for verdict in judgements[0]["verdicts"]]
     with _style() as pyplot:
         figure, (panels,) = pyplot.subplots(
-            1, len(told), figsize=(_WIDTH, 0.8 + 0.32 * len(names)), sharey=True, squeeze=False
+            1,
+            len(judgements),
+            figsize=(_WIDTH, 0.8 + 0.32 * len(names)),
+            sharey=True,
+            squeeze=False,
         )
-        for axes, of in zip(panels, told, strict=True):
-            for y, one in enumerate(of["verdicts"]):
-                color = _VERDICTS[one["verdict"]]
-                axes.plot(one["interval"], [y, y], color=color, linewidth=2, solid_capstyle="butt")
-                axes.plot(one["difference"], y, "o", color=color, markersize=5)
+        for axes, of in zip(panels, judgements, strict=True):
+            for y, verdict in enumerate(of["verdicts"]):
+                color = _VERDICTS[verdict["verdict"]]
+                axes.plot(
+                    verdict["interval"], [y, y], color=color, linewidth=2, solid_capstyle="butt"
+                )
+                axes.plot(verdict["difference"], y, "o", color=color, markersize=5)
                 axes.annotate(
-                    one["best_static"],
-                    (max(one["interval"]), y),
+                    verdict["best_static"],
+                    (max(verdict["interval"]), y),
                     xytext=(3, 0),
                     textcoords="offset points",
                     va="center",
@@ -316,7 +323,7 @@ _MIXES = (("#0072b2", "-", "o"), ("#e69f00", "--", "s"), ("#8a8a8a", ":", "D"))
 
 
 def weights(mixes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """What moves as the weight moves from TPOT alone to TTFT alone, a curve a mix of traffic."""
+    """Draw what moves as the weight moves from TPOT to TTFT, a curve for each mix of traffic."""
     panels = (
         (("local_share", 100.0), "later turns that go local, %"),
         (("ttft_p50_ms", 1.0), "TTFT of later turns, p50, ms"),

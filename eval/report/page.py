@@ -43,7 +43,10 @@ _LEAD = (
 
 
 def html(sections: Sequence[Section]) -> str:
-    links = "".join(f'<a href="#{one.name}">{escape(one.title)}</a>' for one in sections)
+    """Return the report as one HTML page."""
+    links = "".join(
+        f'<a href="#{section.name}">{escape(section.title)}</a>' for section in sections
+    )
     body = "\n".join(part for one in sections for part in _html_section(one))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -53,23 +56,24 @@ def html(sections: Sequence[Section]) -> str:
     )
 
 
-def _html_section(one: Section) -> Iterator[str]:
-    yield f'<section id="{one.name}">\n<h2>{escape(one.title)}</h2>'
-    yield f"<p>{escape(one.reads)}</p>"
-    if isinstance(one.source, NotMeasured):
-        told = f"{escape(one.source.file)} is not there; run <code>{escape(one.source.run)}</code>"
-        yield f'<p class="missing"><strong>Not measured:</strong> {told}</p>\n</section>'
+def _html_section(section: Section) -> Iterator[str]:
+    yield f'<section id="{section.name}">\n<h2>{escape(section.title)}</h2>'
+    yield f"<p>{escape(section.reads)}</p>"
+    if isinstance(section.source, NotMeasured):
+        notice = f"{escape(section.source.file)} is not there; "
+        notice += f"run <code>{escape(section.source.run)}</code>"
+        yield f'<p class="missing"><strong>Not measured:</strong> {notice}</p>\n</section>'
         return
-    if one.figure is not None:
-        label = f'<svg role="img" aria-label="{escape(one.title)}" '
-        drawn = _own_ids(one.figure.replace(INK, "currentColor"), one.name)
+    if section.figure is not None:
+        label = f'<svg role="img" aria-label="{escape(section.title)}" '
+        drawn = _own_ids(section.figure.replace(INK, "currentColor"), section.name)
         yield f"<figure>{drawn.replace('<svg ', label, 1)}</figure>"
-    tables = "\n".join(_html_table(table) for table in one.tables)
-    if one.figure is not None and tables:
+    tables = "\n".join(_html_table(table) for table in section.tables)
+    if section.figure is not None and tables:
         yield f"<details><summary>The numbers</summary>\n{tables}\n</details>"
     elif tables:
         yield tables
-    yield f'<p class="soft">{escape(one.source.origin())}</p>\n</section>'
+    yield f'<p class="soft">{escape(section.source.origin())}</p>\n</section>'
 
 
 def _own_ids(svg: str, name: str) -> str:
@@ -113,21 +117,22 @@ _MARKDOWN_INK = "#222222"
 
 
 def markdown(sections: Sequence[Section], figures: str) -> str:
-    """
+    """Return the report as Markdown.
+
     Args:
         figures: the folder of :func:`figure_files`, as links say it.
     """
     parts = [f"# {_TITLE}", f"{_LEAD} `make report` writes this page."]
-    for one in sections:
-        parts += [f"## {one.title}", one.reads]
-        if isinstance(one.source, NotMeasured):
-            told = f"`{one.source.file}` is not there; run `{one.source.run}`"
-            parts.append(f"> **Not measured:** {told}")
+    for section in sections:
+        parts += [f"## {section.title}", section.reads]
+        if isinstance(section.source, NotMeasured):
+            notice = f"`{section.source.file}` is not there; run `{section.source.run}`"
+            parts.append(f"> **Not measured:** {notice}")
             continue
-        if one.figure is not None:
-            parts.append(f"![{one.title}]({figures}/{one.name}.svg)")
-        parts += [_markdown_table(table) for table in one.tables]
-        parts.append(f"<sub>{one.source.origin()}</sub>")
+        if section.figure is not None:
+            parts.append(f"![{section.title}]({figures}/{section.name}.svg)")
+        parts += [_markdown_table(table) for table in section.tables]
+        parts.append(f"<sub>{section.source.origin()}</sub>")
     return "\n\n".join(parts) + "\n"
 
 
@@ -138,10 +143,10 @@ def _markdown_table(table: Table) -> str:
 
 
 def figure_files(sections: Sequence[Section]) -> Iterator[tuple[str, str]]:
-    """Name and content of each figure's file, dark on white: it may be shown on any page."""
+    """Yield name and content of each figure's file, dark on white."""
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    for one in sections:
-        if one.figure is not None:
-            drawn = one.figure.replace(INK, _MARKDOWN_INK)
+    for section in sections:
+        if section.figure is not None:
+            drawn = section.figure.replace(INK, _MARKDOWN_INK)
             head, _, rest = drawn.partition(">")
-            yield f"{one.name}.svg", f"{head}>{white}{rest}"
+            yield f"{section.name}.svg", f"{head}>{white}{rest}"

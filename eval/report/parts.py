@@ -1,4 +1,4 @@
-"""Of what a report is made: sections with a figure, tables, and the file behind them."""
+"""The parts of a report: sections with a figure, tables, and the file behind them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from .sources import NotMeasured, Source
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Attributes:
-    caption: what it is, where there are several.
+    """A table of a section.
+
+    Attributes:
+        caption: what it is, where there are several.
     """
 
     head: tuple[str, ...]
@@ -21,10 +23,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Attributes:
-    name: short, as files and links are called.
-    reads: how to read it.
-    source: the file, or what is to be run to get it.
+    """One section of the report.
+
+    Attributes:
+        name: short, as files and links are called.
+        reads: how to read it.
+        source: the file, or what is to be run to get it.
     """
 
     name: str
@@ -53,10 +57,12 @@ def section(
 
 
 def short(value: float | None) -> str:
+    """Format a number with few digits; None is a dash."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
+    """Format a share as a percentage; None is a dash."""
     return "-" if value is None else f"{value:.0%}"

@@ -21,6 +21,7 @@ _POLICIES = (
 
 
 def grid_sections(folder: Path) -> list[Section]:
+    """Return the sections on all policies over load and turns."""
     source = read_source(
         folder, "policy-grid.jsonl", GridRow, "make policy-grid RECORD=results/policy-grid.jsonl"
     )
@@ -87,7 +88,7 @@ def _chance(source: Source | NotMeasured) -> str:
 
 
 def complete(cells: Sequence[Cell]) -> list[Cell]:
-    """Those of points that all sides have been measured at, with the same seeds."""
+    """Return the rows of points that all sides have measured, with the same seeds."""
     sides = {cell.side for cell in cells}
     seeds: dict[tuple[int, float], list[frozenset[int]]] = {}
     for cell in cells:
@@ -128,9 +129,9 @@ _GRID_HEAD = (
 def _numbers(cells: Sequence[Cell]) -> Table:
     rows = []
     for cell in cells:
-        told = [cell.middle(metric) for metric in grid_cells.METRICS[:-1]]
-        figures = [short(value) for value in told[:5]]
-        shares = [percent(value) for value in told[5:]]
+        values = [cell.middle(metric) for metric in grid_cells.METRICS[:-1]]
+        figures = [short(value) for value in values[:5]]
+        shares = [percent(value) for value in values[5:]]
         rows.append((f"{cell.turns}", f"{cell.qps:g}", cell.side, *figures, *shares))
     return Table(_GRID_HEAD, rows, "medians over seeds; ms")
 
@@ -147,9 +148,11 @@ _CONTESTS = (
 
 def _winners(cells: Sequence[Cell]) -> tuple[Table, ...]:
     won = {metric: grid_cells.winners(cells, metric) for metric, _ in _CONTESTS}
-    points = dict.fromkeys((one.turns, one.qps) for ones in won.values() for one in ones)
+    points = dict.fromkeys((winner.turns, winner.qps) for ones in won.values() for winner in ones)
     by_point = {
-        (metric, one.turns, one.qps): one.sides for metric, ones in won.items() for one in ones
+        (metric, winner.turns, winner.qps): winner.sides
+        for metric, ones in won.items()
+        for winner in ones
     }
     rows = [
         (
@@ -162,14 +165,14 @@ def _winners(cells: Sequence[Cell]) -> tuple[Table, ...]:
     names = tuple(name for _, name in _CONTESTS)
     shares = []
     for side in report_figures.LOOKS:
-        told = []
+        lines = []
         for metric, _ in _CONTESTS:
             of = won[metric]
-            alone = sum(one.sides == (side,) for one in of)
-            shared = sum(side in one.sides and len(one.sides) > 1 for one in of)
-            told.append(f"{alone} + {shared}")
+            alone = sum(winner.sides == (side,) for winner in of)
+            shared = sum(side in winner.sides and len(winner.sides) > 1 for winner in of)
+            lines.append(f"{alone} + {shared}")
         if any(cell.side == side for cell in cells):
-            shares.append((side, *told))
+            shares.append((side, *lines))
     return (
         Table(("turns", "QPS", *names), rows, "winners by point"),
         Table(("policy", *names), shares, f"of {len(points)} points: won alone + shared"),

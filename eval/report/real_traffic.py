@@ -15,8 +15,10 @@ _RUN = "ppd-eval compare eval/compare/public.toml --out results/compare.jsonl --
 
 
 def real_traffic(folder: Path) -> Section:
-    """Raises:
-    ConfigError: the raw file is broken.
+    """Return the section on every policy on real traffic.
+
+    Raises:
+        ConfigError: the raw file is broken.
     """
     return section(
         "real-traffic",
@@ -33,45 +35,47 @@ def real_traffic(folder: Path) -> Section:
 
 def _content(source: Source) -> Content:
     config = measured([row for row in source.rows if row["row"] == "run"])
-    told = [judged(config, trace, source.rows) for trace in config.traces]
-    for one, trace in zip(told, config.traces, strict=True):
-        one["seeds"] = len(trace.seeds)
-    tables = [_ways(one) for one in told] + [_verdicts(one) for one in told]
-    return report_figures.verdicts(told), tuple(tables)
+    judgements = [judged(config, trace, source.rows) for trace in config.traces]
+    for judgement, trace in zip(judgements, config.traces, strict=True):
+        judgement["seeds"] = len(trace.seeds)
+    tables = [_ways(judgement) for judgement in judgements] + [
+        _verdicts(judgement) for judgement in judgements
+    ]
+    return report_figures.verdicts(judgements), tuple(tables)
 
 
-def _ways(told: Mapping[str, Any]) -> Table:
+def _ways(judgement: Mapping[str, Any]) -> Table:
     head = ("policy", "T2+ TTFT p50", "p90", "TPOT p50", "p90", "local", "KV sent, MB", "failed")
     rows = [
         (
             name,
-            *(short(one[key]) for key in ("ttft_p50_ms", "ttft_p90_ms")),
-            *(short(one[key]) for key in ("tpot_p50_ms", "tpot_p90_ms")),
-            percent(one["local_share"]),
-            short(one["kv_mb_moved"]),
-            f"{one['failed']}",
+            *(short(way[key]) for key in ("ttft_p50_ms", "ttft_p90_ms")),
+            *(short(way[key]) for key in ("tpot_p50_ms", "tpot_p90_ms")),
+            percent(way["local_share"]),
+            short(way["kv_mb_moved"]),
+            f"{way['failed']}",
         )
-        for name, one in told["ways"].items()
+        for name, way in judgement["ways"].items()
     ]
-    return Table(head, rows, f"{told['trace']}: {told['later_turns']} later turns; ms")
+    return Table(head, rows, f"{judgement['trace']}: {judgement['later_turns']} later turns; ms")
 
 
-def _verdicts(told: Mapping[str, Any]) -> Table:
+def _verdicts(judgement: Mapping[str, Any]) -> Table:
     head = ("weights", "at", "ppd", "best other", "its cost", "difference", "95 %", "ppd")
     rows = [
         (
-            one["weights"],
-            one["at"],
-            short(_cost_of_ppd(one["costs"], one["weights"])),
-            one["best_static"],
-            short(one["costs"][one["best_static"]]),
-            f"{one['difference']:+.3g}",
-            _interval(one["interval"]),
-            one["verdict"],
+            verdict["weights"],
+            verdict["at"],
+            short(_cost_of_ppd(verdict["costs"], verdict["weights"])),
+            verdict["best_static"],
+            short(verdict["costs"][verdict["best_static"]]),
+            f"{verdict['difference']:+.3g}",
+            _interval(verdict["interval"]),
+            verdict["verdict"],
         )
-        for one in told["verdicts"]
+        for verdict in judgement["verdicts"]
     ]
-    return Table(head, rows, f"{told['trace']}: costs, {told['seeds']} seeds")
+    return Table(head, rows, f"{judgement['trace']}: costs, {judgement['seeds']} seeds")
 
 
 def _cost_of_ppd(costs: Mapping[str, float], weights: str) -> float:

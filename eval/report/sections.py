@@ -1,6 +1,6 @@
-"""What a report says: from raw files to sections with a figure or tables.
+"""The sections of a report: from raw files to figures and tables.
 
-Each is made of one file. Text tells how to read what is drawn; figures come from the rows alone.
+Each is made of one file. Its text explains the figure; the figure comes from the rows alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from .sources import (
 
 
 def sections(folder: Path) -> list[Section]:
-    """Raises:
-    ConfigError: a raw file is broken.
+    """Return all sections of the report, from the raw files of a folder.
+
+    Raises:
+        ConfigError: a raw file is broken.
     """
     return [
         real_traffic(folder),
@@ -42,7 +44,7 @@ def sections(folder: Path) -> list[Section]:
 
 
 def _interference(folder: Path) -> Section:
-    run = "ppd-eval interference --out results/interference.jsonl"
+    run = "ppd-eval bench interference --out results/interference.jsonl"
     source = read_source(folder, "interference.jsonl", InterferenceRow, run)
 
     def make(of: Source) -> Content:
@@ -65,7 +67,7 @@ def _interference(folder: Path) -> Section:
 
 
 def _weights(folder: Path) -> Section:
-    run = "ppd-eval weights eval/sweep/cpu-weights.toml --out results/weights-cpu.jsonl"
+    run = "ppd-eval table weights eval/sweep/cpu-weights.toml --out results/weights-cpu.jsonl"
     source = read_source(folder, "weights-cpu.jsonl", WeightsRow, run)
 
     def make(of: Source) -> Content:
@@ -110,8 +112,10 @@ def _scenarios(folder: Path) -> Section:
                 for cell in cells
                 if cell["turns"] == turns
             ]
-            told = "single turns, as in the post" if turns == 1 else f"{turns} turns a conversation"
-            tables.append(Table(head, rows, f"{told}; ms, means, medians over rounds"))
+            caption = (
+                "single turns, as in the post" if turns == 1 else f"{turns} turns a conversation"
+            )
+            tables.append(Table(head, rows, f"{caption}; ms, means, medians over rounds"))
         return None, (_against_post(cells), *tables)
 
     return section(
@@ -129,16 +133,16 @@ def _scenarios(folder: Path) -> Section:
 
 def _against_post(cells: Sequence[Mapping[str, Any]]) -> Table:
     """Of single turns: throughput, TTFT, latency as multiples of the monolithic side's."""
-    one, two = (
+    to_one, to_two = (
         scenarios.ratios(cells, 1, scenarios.PD.name, base.name, scenarios.RATIOS)
         for base in (scenarios.ONE, scenarios.TWO)
     )
 
-    def shown(of: tuple[float, ...] | None) -> str:
+    def as_text(of: tuple[float, ...] | None) -> str:
         return "-" if of is None else " / ".join(f"{value:.2f}" for value in of)
 
     rows = [
-        (name, shown(scenarios.POST[name]), shown(one.get(name)), shown(two.get(name)))
+        (name, as_text(scenarios.POST[name]), as_text(to_one.get(name)), as_text(to_two.get(name)))
         for name in scenarios.NAMES
     ]
     head = ("scenario", "the post", "pd / 1R (twice the cores)", "pd / 2R (equal cores)")
@@ -153,8 +157,8 @@ def _paper_winners(folder: Path) -> Section:
         wins: dict[str, dict[str, tuple[float, float | None]]] = {}
         for row in of.rows:
             if row["group"].startswith("wins by "):
-                told = wins.setdefault(row["group"].removeprefix("wins by "), {})
-                told[row["name"]] = row["paper"], row["simulated"]
+                wins_by_way = wins.setdefault(row["group"].removeprefix("wins by "), {})
+                wins_by_way[row["name"]] = row["paper"], row["simulated"]
         sides = list(dict.fromkeys(side for of_metric in wins.values() for side in of_metric))
         rows = [
             (metric, *(_paper_cell(of_side.get(side)) for side in sides))

@@ -1,7 +1,7 @@
-"""Raw files that a report is made of: read, checked, and where they come from.
+"""The raw files of a report: read, checked, with their origin.
 
-A file that is not there is a thing to tell, not an error; one that is broken is an error that names
-file and line.
+A file that is not there is reported, and is no error. A broken one is an error, which names file
+and line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _SampleColumns(msgspec.Struct, frozen=True):
 
 
 class GridRow(_Origin, frozen=True, kw_only=True):
-    """Of ``policy-grid``."""
+    """A row of ``policy-grid.jsonl``."""
 
     grid: str
     side: str
@@ -69,7 +69,7 @@ class GridRow(_Origin, frozen=True, kw_only=True):
 
 
 class CompareRow(msgspec.Struct, frozen=True):
-    """Of ``compare``: a turn, or a run."""
+    """A row of ``compare.jsonl``: a turn, or a run."""
 
     row: str
     trace: str
@@ -78,6 +78,8 @@ class CompareRow(msgspec.Struct, frozen=True):
 
 
 class InterferenceRow(_Origin, frozen=True, kw_only=True):
+    """A row of ``interference.jsonl``."""
+
     round: int
     context: int
     batch: int
@@ -94,6 +96,8 @@ class _MixRow(msgspec.Struct, frozen=True):
 
 
 class WeightsRow(_Origin, frozen=True, kw_only=True):
+    """A row of ``weights-cpu.jsonl``."""
+
     w_ttft: float
     w_tpot: float
     local_share: float
@@ -106,7 +110,7 @@ class WeightsRow(_Origin, frozen=True, kw_only=True):
 
 
 class ScenarioRow(_Origin, frozen=True, kw_only=True):
-    """Of ``scenarios``."""
+    """A row of ``scenarios.jsonl``."""
 
     name: str
     requests: int
@@ -156,25 +160,25 @@ class ClaimRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file's rows, and what they say of themselves."""
+    """The rows of a raw file, and where they were measured."""
 
     file: str
     rows: Sequence[Row]
-    told_by: Sequence[_Origin]
+    origins: Sequence[_Origin]
 
     def origin(self) -> str:
-        """One line: rows, commits, hardware, seeds, model, days."""
-        one = self.told_by
+        """Return one line: rows, commits, hardware, seeds, model, days."""
+        origins = self.origins
         parts = [f"{self.file}, {len(self.rows)} rows"]
-        parts.append("commit " + _listed(row.commit for row in one))
-        parts.append(_listed(row.hardware for row in one))
-        if loads := [row.load_average for row in one if row.load_average is not None]:
+        parts.append("commit " + _listed(row.commit for row in origins))
+        parts.append(_listed(row.hardware for row in origins))
+        if loads := [row.load_average for row in origins if row.load_average is not None]:
             parts.append(f"load average {min(loads):g} to {max(loads):g}")
-        seeds = sorted({row.seed for row in one})
+        seeds = sorted({row.seed for row in origins})
         parts.append(("seeds " if len(seeds) > 1 else "seed ") + ", ".join(map(str, seeds)))
-        if models := {row.model for row in one} - {""}:
+        if models := {row.model for row in origins} - {""}:
             parts.append("model " + _listed(models))
-        parts.append(_listed(row.at[:10] for row in one))
+        parts.append(_listed(row.at[:10] for row in origins))
         return " · ".join(parts)
 
 
@@ -184,8 +188,10 @@ def _listed(values: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """Attributes:
-    run: the command that makes the file.
+    """A raw file that is not there.
+
+    Attributes:
+        run: the command that makes the file.
     """
 
     file: str
@@ -195,7 +201,8 @@ class NotMeasured:
 def read_source(
     folder: Path, name: str, kind: type[msgspec.Struct], run: str, only: str | None = None
 ) -> Source | NotMeasured:
-    """
+    """Read and check a raw file.
+
     Args:
         kind: what each row must be; if it tells no origin, rows of kind ``run`` must.
         run: the command that makes the file.
@@ -205,11 +212,11 @@ def read_source(
         ConfigError: a row is not what it should be; the message names file and line.
     """
     path = folder / name
-    shown = f"{folder.name}/{name}"
+    label = f"{folder.name}/{name}"
     if not path.exists():
-        return NotMeasured(shown, run)
+        return NotMeasured(label, run)
     rows: list[Row] = []
-    told: list[_Origin] = []
+    origins: list[_Origin] = []
     for number, row in read_rows(path):
         wanted = only is None or row.get("row") == only
         try:
@@ -217,24 +224,24 @@ def read_source(
                 found = msgspec.convert(row, kind)
                 rows.append(row)
                 if isinstance(found, _Origin):
-                    told.append(found)
+                    origins.append(found)
             if not issubclass(kind, _Origin) and row.get("row") == "run":
-                told.append(msgspec.convert(row, _Origin))
+                origins.append(msgspec.convert(row, _Origin))
         except msgspec.ValidationError as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
     if not rows:
-        return NotMeasured(shown, run)
-    if not told:
+        return NotMeasured(label, run)
+    if not origins:
         raise ConfigError(f"{path}: no row says commit, hardware and seed")
-    return Source(shown, rows, told)
+    return Source(label, rows, origins)
 
 
 def newest(source: Source, key: str) -> Source:
-    """Only the rows that agree with the last one in ``key``."""
+    """Return the rows that agree with the last one in ``key``."""
     last = source.rows[-1][key]
     kept = [
-        (row, told)
-        for row, told in zip(source.rows, source.told_by, strict=True)
+        (row, origin)
+        for row, origin in zip(source.rows, source.origins, strict=True)
         if row[key] == last
     ]
-    return Source(source.file, [row for row, _ in kept], [told for _, told in kept])
+    return Source(source.file, [row for row, _ in kept], [origin for _, origin in kept])

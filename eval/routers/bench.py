@@ -1,47 +1,56 @@
-"""``ppd-eval bench-router``: what a router costs, ours and others', before the same fake workers.
+"""``ppd-eval bench router``: what a router costs, ours and others', before the same fake workers.
 
-Every router has one core, all the same one, and takes its turn; workers and client share
-another. Each request is a first turn: prefill and decode leg. ``ours`` has its default options,
-``ours_everything`` the optional parts as well (``everything.py``). What is counted is CPU time of
-the router's processes, and what it adds to the time to first token of a worker asked directly.
-The floors are no routers: they copy bytes, in Python, ``floor_two_legs`` to both workers
-(``splice.py``), ``floor_kernel`` in C with three system calls a chunk (``splice.c``), and
-``floor_uring``, for which liburing must be there, with fewer than one (``splice_uring.c``).
+Every router has the same core, and takes its turn; workers and client share another. Each request
+is a first turn: prefill and decode leg. It measures CPU time of the router's processes, and what
+the router adds to the time to first token of a worker asked directly. ``ours`` has its default
+options, ``ours_everything`` the optional parts as well (``everything.py``). The floors are no
+routers, they copy bytes: ``floor`` and ``floor_two_legs`` in Python (``splice.py``),
+``floor_kernel`` in C with three system calls a chunk (``splice.c``), ``floor_uring`` with fewer
+than one (``splice_uring.c``; it needs liburing). ``baseline`` is the router of another checkout of
+this project. Its rounds are paired with ours.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
-import psutil
 import uvloop
 
-from ppd.errors import ConfigError
-
-from ..cluster import ClusterError, Launcher, Process, free_port, launching
-from ..provenance import provenance
+from ..cluster import ClusterError, launching
+from ..http_stream import Reply, Tally, connect_many, http_request
+from ..options import Commands, add_logs, add_out
+from ..provenance import commit_of, provenance
 from ..raw_rows import appending
-from . import compiled as compiled_router
-from . import everything
 from . import rivals as rival_routers
-from .stream_client import Received, Tally, chat_request, connect
+from .candidates import (
+    NAMES,
+    OTHER_CORE,
+    START_S,
+    TABLE,
+    USUAL,
+    Candidate,
+    start,
+    with_baselines,
+)
+from .everything import KEY
+from .summary import paired, summarize
 
-_TABLE = Path(__file__).parents[2] / "tables/cpu-tiny-llama-1P1D.json"
-_ROUTER_CORE, _OTHER_CORE = 0, 1
-_START_S = 60.0
+_CHUNK = b'"content":" token"'
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +65,6 @@ class Load:
     window: float = 0.6  # of all chunks: counted when all streams are open, and none has ended
 
 
-_IN_C = {"floor_kernel": ("splice", ()), "floor_uring": ("splice_uring", ("-luring",))}
-OURS = ("ours", "ours_everything", "ours_compiled")
-USUAL = (*OURS, *rival_routers.NAMES, "floor_kernel", "floor", "floor_two_legs")
-FLOORS = (*_IN_C, "floor", "floor_two_legs")
-NAMES = (*OURS, *rival_routers.NAMES, *FLOORS)
 LOADS = (
     Load("burst", 32, 512, 0.1, 32),
     Load("paced_1", 1, 150, 0.02),
@@ -70,46 +74,9 @@ LOADS = (
 )
 
 
-@dataclass(slots=True)
-class Candidate:
-    """A router under test.
-
-    Attributes:
-        idle_mb: of memory when it had served some requests, and no stream was open.
-    """
-
-    name: str
-    process: Process
-    port: int
-    idle_mb: float = 0.0
-    errors: list[str] = field(default_factory=list)
-
-    def cpu_s(self) -> float:
-        """Of all threads, by the scheduler's clock: that of ``stat`` ticks every 10 ms."""
-        spent_ns = 0
-        for process in self._family():
-            for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                with suppress(FileNotFoundError, ProcessLookupError):
-                    spent_ns += int((thread / "schedstat").read_text().split()[0])
-        return spent_ns / 1e9
-
-    def mb(self) -> float:
-        return sum(float(p.memory_info().rss) for p in self._family()) / 2**20
-
-    def _family(self) -> list[psutil.Process]:
-        parent = psutil.Process(self.process.popen.pid)
-        return [parent, *parent.children(recursive=True)]
-
-    def note(self, answers: Sequence[Received], chunks: int) -> None:
-        for answer in answers:
-            if answer.problem is not None:
-                self.errors.append(answer.problem)
-            elif answer.chunks != chunks:
-                self.errors.append(f"{answer.chunks} chunks instead of {chunks}")
-
-
 class Bench:
-    """
+    """Sends requests to routers, and measures what they cost.
+
     Args:
         direct: port of the decode worker itself.
     """
@@ -121,13 +88,13 @@ class Bench:
         self._asked = 0
 
     async def closed_loop(self, candidate: Candidate, streams: int, requests: int) -> float:
-        """CPU microseconds of a request that does not stream."""
+        """Return the CPU microseconds of a request that does not stream."""
         each = requests // streams
-        connections = await connect(candidate.port, streams, Tally())
+        connections = await connect_many(candidate.port, streams, Tally(), _CHUNK)
 
-        async def ask(connection: int) -> list[Received]:
+        async def ask(connection: int) -> list[Reply]:
             link = connections[connection]
-            return [await link.ask(self._request(1, False), stream=False) for _ in range(each)]
+            return [await link.ask(self._request(1, False)) for _ in range(each)]
 
         before_s = candidate.cpu_s()
         answers = await asyncio.gather(*(ask(i) for i in range(streams)))
@@ -139,15 +106,18 @@ class Bench:
         return 1e6 * spent_s / (each * streams)
 
     async def streams(self, candidate: Candidate, load: Load) -> tuple[float, float]:
-        """CPU microseconds of a chunk while all streams are open; memory then, in MB."""
+        """Measure streams that are all open at once.
+
+        Returns:
+            The CPU microseconds of a chunk, and the memory then, in MiB.
+        """
         rhythm = {"interval_s": load.interval_s, "burst": load.burst}
         async with self._http.post(f"http://127.0.0.1:{self._direct}/rhythm", json=rhythm):
             pass
         tally = Tally()
-        connections = await connect(candidate.port, load.streams, tally)
+        connections = await connect_many(candidate.port, load.streams, tally, _CHUNK)
         asked = [
-            asyncio.create_task(link.ask(self._request(load.chunks, True), stream=True))
-            for link in connections
+            asyncio.create_task(link.ask(self._request(load.chunks, True))) for link in connections
         ]
         every = asyncio.gather(*asked)
         await tally.reached(load.streams, 0, every)
@@ -162,7 +132,11 @@ class Bench:
         return 1e6 * spent_s / max(1, counted), mb
 
     async def first_tokens(self, candidate: Candidate, pairs: int) -> tuple[float, float]:
-        """Added to the time to first token, p50 and p99 over the worker's own p50, in ms."""
+        """Measure what a router adds to the time to the first token.
+
+        Returns:
+            p50 and p99, over the p50 of the worker asked directly, in ms.
+        """
         async with self._http.post(
             f"http://127.0.0.1:{self._direct}/rhythm", json={"interval_s": 0.0, "burst": 2}
         ):
@@ -170,13 +144,14 @@ class Bench:
         took: dict[int, list[float]] = defaultdict(list)
         tally = Tally()
         links = {
-            port: (await connect(port, 1, tally))[0] for port in (candidate.port, self._direct)
+            port: (await connect_many(port, 1, tally, _CHUNK))[0]
+            for port in (candidate.port, self._direct)
         }
         for link in links.values():
             link.acknowledges_at_once = True  # else Nagle's algorithm costs some of them 40 ms
         for _ in range(pairs):
             for port, link in links.items():
-                answer = await link.ask(self._request(2, True), stream=True)
+                answer = await link.ask(self._request(2, True))
                 took[port].append(1e3 * answer.ttft_s)
                 if port == candidate.port:
                     candidate.note([answer], 2)
@@ -187,9 +162,20 @@ class Bench:
         return cuts[49] - direct, cuts[98] - direct
 
     def _request(self, chunks: int, stream: bool) -> bytes:
-        """No two alike: each opens a conversation."""
+        """Return a request that opens a conversation: no two are alike."""
         self._asked += 1
-        return chat_request(self._model, f"Question {self._asked}.", chunks, stream=stream)
+        body = {
+            "model": self._model,
+            "messages": [
+                {"role": "system", "content": "You are a helpful assistant. " * 20},
+                {"role": "user", "content": f"Question {self._asked}."},
+            ],
+            "max_tokens": chunks,
+            "temperature": 0,
+            "stream": stream,
+        }
+        key = f"Authorization: Bearer {KEY}\r\n"
+        return http_request("/v1/chat/completions", json.dumps(body).encode(), headers=key)
 
 
 async def measure(
@@ -200,7 +186,7 @@ async def measure(
     requests: int,
     loads: Sequence[Load],
 ) -> list[dict[str, object]]:
-    """A row for each router and round, routers in turn."""
+    """Measure all routers in turn; return a row for each router and round."""
     rows: list[dict[str, object]] = []
     async with aiohttp.ClientSession() as http:
         bench = Bench(http, direct, model)
@@ -211,16 +197,23 @@ async def measure(
             candidate.errors.clear()
             candidate.idle_mb = candidate.mb()
         for number in range(rounds):
-            first = number % len(candidates)
-            for candidate in (*candidates[first:], *candidates[:first]):
+            for candidate in in_round(candidates, number):
                 rows.append(await one_round(bench, candidate, number, requests, loads))
                 print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     return rows
 
 
+def in_round(candidates: Sequence[T], number: int) -> list[T]:
+    """Return the order of a round: rotated, and reversed in every second round."""
+    first = number // 2 % len(candidates)
+    order = [*candidates[first:], *candidates[:first]]
+    return order[::-1] if number % 2 else order
+
+
 async def one_round(
     bench: Bench, candidate: Candidate, number: int, requests: int, loads: Sequence[Load]
 ) -> dict[str, object]:
+    """Measure one router once, and return its row."""
     row: dict[str, object] = {"router": candidate.name, "round": number}
     row["cpu_us_per_request"] = await bench.closed_loop(candidate, 32, requests)
     added = await bench.first_tokens(candidate, 200)
@@ -238,8 +231,12 @@ async def one_round(
 
 
 async def until_ready(bench: Bench, candidate: Candidate) -> None:
-    """Raises: ClusterError."""
-    deadline_s = time.monotonic() + _START_S
+    """Wait until a router answers a request.
+
+    Raises:
+        ClusterError: it does not, within a minute.
+    """
+    deadline_s = time.monotonic() + START_S
     problem = "it does not listen"
     while time.monotonic() < deadline_s:
         try:
@@ -255,99 +252,69 @@ async def until_ready(bench: Bench, candidate: Candidate) -> None:
     raise ClusterError(f"{candidate.name} is not ready: {problem}{candidate.process.tail()}")
 
 
-def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
-    """Medians over rounds, of what was measured; errors are added up."""
-    told: dict[str, dict[str, float]] = {}
-    for name in dict.fromkeys(str(row["router"]) for row in rows):
-        mine = [row for row in rows if row["router"] == name]
-        told[name] = {
-            value: round(statistics.median(float(str(row[value])) for row in mine), 3)
-            for value in (
-                "cpu_us_per_request",
-                "cpu_us_per_chunk_burst",
-                "cpu_us_per_chunk_paced",
-                "added_ttft_p50_ms",
-                "added_ttft_p99_ms",
-                "mb_per_1000_streams",
-            )
-            if value in mine[0]
-        }
-        told[name]["errors"] = sum(int(str(row["errors"])) for row in mine)
-    return told
+def add_to(commands: Commands) -> None:
+    """Declare ``bench router``."""
+    parser = commands.add_parser("router", help="what a router costs, ours and others'")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=3200, help="of the closed loop")
+    parser.add_argument("--routers", nargs="+", default=USUAL, choices=NAMES)
+    parser.add_argument(
+        "--rivals",
+        type=Path,
+        default=Path(".run/rivals"),
+        help="the environment that the others are installed in, on the first run",
+    )
+    loads = [load.name for load in LOADS]
+    parser.add_argument(
+        "--loads", nargs="*", default=loads, choices=loads, help="none: requests and TTFT alone"
+    )
+    parser.add_argument(
+        "--compiled",
+        type=Path,
+        default=Path(".run/compiled"),
+        help="where our router is compiled to, when its source has changed",
+    )
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="TREE",
+        help="another checkout of this project: its router is compared with ours, round by round",
+    )
+    add_logs(parser)
+    add_out(parser)
+    parser.set_defaults(run=run)
 
 
-def run(
-    rounds: int,
-    requests: int,
-    names: Sequence[str],
-    chosen: Sequence[str],
-    rivals: Path,
-    compiled: Path,
-    out: Path | None,
-    logs: Path,
-) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Measure the chosen routers; print one JSON object as the last line.
+
+    Returns:
+        The exit status: 1 if a request failed.
+
+    Raises:
+        ConfigError: the baseline is no checkout, or is compared with no router of ours.
     """
-    Args:
-        chosen: names of the loads; none: requests and TTFT alone.
-
-    Returns the exit status; the last line on stdout is one JSON object."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    loads = [load for load in LOADS if load.name in chosen]
-    model = str(json.loads(_TABLE.read_text())["model"])
-    with appending(out) as write, launching(logs) as launch:
-        os.sched_setaffinity(0, {_OTHER_CORE})
-        candidates, direct = _start(launch, model, names, rivals, compiled)
-        rows = uvloop.run(measure(candidates, direct, model, rounds, requests, loads))
-        about = {"loads": [asdict(load) for load in loads], **rival_routers.VERSIONS}
+    loads = [load for load in LOADS if load.name in options.loads]
+    names = list(options.routers)
+    if options.baseline is not None:
+        names = with_baselines(names, options.baseline)
+    model = str(json.loads(TABLE.read_text())["model"])
+    with appending(options.out) as write, launching(options.logs) as launch:
+        os.sched_setaffinity(0, {OTHER_CORE})
+        candidates, direct = start(launch, model, names, options)
+        rows = uvloop.run(
+            measure(candidates, direct, model, options.rounds, options.requests, loads)
+        )
+        about: dict[str, object] = {"loads": [asdict(load) for load in loads]}
+        about |= rival_routers.VERSIONS
+        if options.baseline is not None:
+            about["baseline_commit"] = commit_of(options.baseline)
         for row in rows:
             write({**row, **about, **provenance(0)})
-    told = summarize(rows)
-    print(json.dumps(told))
-    return int(any(values["errors"] for values in told.values()))
-
-
-def _floor(name: str, folder: Path) -> list[str]:
-    if name not in _IN_C:
-        return [sys.executable, "-m", f"{__package__}.splice"]
-    program, libraries = _IN_C[name]
-    source, made = Path(__file__).with_name(f"{program}.c"), folder / program
-    command = ["cc", "-O2", "-o", str(made), str(source), *libraries]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode:
-        raise ConfigError(f"{source} cannot be compiled: {built.stderr.strip()[-500:]}")
-    return [str(made)]
-
-
-def _start(
-    launch: Launcher, model: str, names: Sequence[str], rivals: Path, compiled: Path
-) -> tuple[list[Candidate], int]:
-    p, d = free_port(), free_port()
-    fakes = [sys.executable, "-m", f"{__package__}.fake_workers", str(p), str(d), model]
-    workers = launch.start("fake-workers", d, fakes, _OTHER_CORE)
-    workers.wait_ready("/ready", time.monotonic() + _START_S)
-    prefill, decode = f"http://127.0.0.1:{p}", f"http://127.0.0.1:{d}"
-    candidates: list[Candidate] = []
-    for name in names:
-        port = free_port()
-        if name in FLOORS:
-            argv = [*_floor(name, launch.logs), str(port), str(d)]
-            argv += [str(p)] if name == "floor_two_legs" else []
-            process = launch.start(name, port, argv, _ROUTER_CORE)
-        elif name in OURS:
-            site = str(compiled_router.install(compiled)) if name == "ours_compiled" else ""
-            argv = [
-                *(("env", f"PYTHONPATH={site}") if site else ()),
-                *(sys.executable, "-m", "ppd_router.cli", "--port", str(port)),
-                *("--prefill", prefill, "--decode", decode, "--table", str(_TABLE)),
-            ]
-            if name == "ours_everything":
-                argv += ["--config", str(everything.config(launch.logs, f"{decode}/v1/traces"))]
-            else:
-                argv += ["--log-level", "warning"]  # as the others
-            process = launch.start(name, port, argv, _ROUTER_CORE)
-        else:
-            binaries = rival_routers.install(rivals)
-            process = rival_routers.start(launch, binaries, name, prefill, [decode], _ROUTER_CORE)
-        candidates.append(Candidate(name, process, int(process.url.rpartition(":")[2])))
-    return candidates, d
+    summary = summarize(rows)
+    failed = any(values["errors"] for values in summary.values())
+    ratios = paired(rows)
+    print(json.dumps({**summary, **({"paired": ratios} if ratios else {})}))
+    return int(failed)

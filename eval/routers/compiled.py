@@ -11,17 +11,23 @@ import zipfile
 from hashlib import sha256
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).parents[2]
 _SOURCES = ("setup.py", "pyproject.toml", "ppd", "router")
 
 
-def install(where: Path) -> Path:
-    """A folder with the wheel's files, made anew when a source has changed.
+def install(where: Path, checkout: Path) -> Path:
+    """Build the wheel of a checkout, and unpack it; nothing is done if its sources are the same.
+
+    Args:
+        where: folder of the build; older builds in it are deleted.
+        checkout: folder of the project's sources. Nothing is written into it.
+
+    Returns:
+        A folder with the wheel's files.
 
     Raises:
         subprocess.CalledProcessError: it cannot be built here, for want of a compiler.
     """
-    site = where / _digest()
+    site = where / _digest(checkout)
     if not site.exists():
         print("compiling our router: minutes", file=sys.stderr, flush=True)
         shutil.rmtree(where, ignore_errors=True)
@@ -29,7 +35,7 @@ def install(where: Path) -> Path:
             # A copy: a build leaves its intermediate files in the source folder.
             source = Path(folder) / "source"
             ignored = shutil.ignore_patterns(".*", "build", "dist", "results", "__pycache__")
-            shutil.copytree(_CHECKOUT, source, ignore=ignored)
+            shutil.copytree(checkout, source, ignore=ignored)
             subprocess.run(
                 [
                     *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
@@ -45,10 +51,10 @@ def install(where: Path) -> Path:
     return site
 
 
-def _digest() -> str:
+def _digest(checkout: Path) -> str:
     digest = sha256()
     for name in _SOURCES:
-        path = _CHECKOUT / name
+        path = checkout / name
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

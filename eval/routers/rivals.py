@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cluster import Launcher, Process, free_port
+from ..cluster import Launcher, Process, environment, free_port
 
 VERSIONS = {"smg": "1.13.0", "sglang-router": "0.3.2"}
 NAMES = ("smg", "sglang_router", "mini_lb")
 
 
 def install(where: Path) -> Path:
-    """The environment's ``bin`` folder; made if it is not there."""
-    done = where / "installed"
-    if not done.exists():
-        print(f"first run: installing rivals into {where}", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, "-m", "venv", where], check=True)
-        wanted = [f"{name}=={version}" for name, version in VERSIONS.items()]
-        subprocess.run([where / "bin/pip", "install", "--quiet", *wanted], check=True)
-        done.touch()
-    return where / "bin"
+    """Install the other routers into an environment, and return its ``bin`` folder."""
+    return environment(where, [f"{name}=={version}" for name, version in VERSIONS.items()])
 
 
 def start(

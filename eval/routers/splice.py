@@ -1,9 +1,8 @@
-"""The floors of ``bench-router``: copies bytes between a client and the decode worker.
+"""The floors of ``bench router``: copies bytes between a client and the decode worker.
 
-It reads nothing of what it copies: what it costs is what uvloop and the kernel cost whoever is
-between two sockets. Given a prefill worker, too, it sends that one the same bytes, and drops what
-it answers: the least that a remote turn's two legs cost, with not a byte of them looked at. Run as
-``python -m eval.routers.splice PORT WORKER_PORT [PREFILL_PORT]``.
+It parses nothing. So it costs what uvloop and the kernel cost any program between two sockets. With
+a prefill worker it sends that one the same bytes, and drops its answer: the least that the two legs
+of a remote turn can cost. Run as ``python -m eval.routers.splice PORT WORKER_PORT [PREFILL_PORT]``.
 """
 
 from __future__ import annotations
@@ -72,6 +71,7 @@ class _Client(_Side):
 
 
 async def serve(port: int, worker_port: int, prefill_port: int | None) -> None:
+    """Copy bytes until the process ends."""
     loop = asyncio.get_running_loop()
     await loop.create_server(
         lambda: _Client(worker_port, prefill_port), "127.0.0.1", port, backlog=8192

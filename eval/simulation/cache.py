@@ -1,8 +1,8 @@
-"""A simulated worker's KV: what running requests hold, and what finished ones left behind.
+"""A simulated worker's KV: what running requests hold, and what finished ones have left.
 
-Counts tokens by conversation. Prefixes that conversations share count in each of them. What is
-left behind is evicted from its end, the least recently used conversation first, as a radix cache
-does; what runs is never evicted. Knows no time.
+It counts tokens by conversation. Prefixes that conversations share count in each of them. What
+finished requests have left is evicted from its end, the least recently used conversation first, as
+a radix cache does. What runs is never evicted. There is no time in it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections import OrderedDict
 
 
 class KvCache:
+    """The KV of a simulated worker, counted in tokens by session."""
+
     def __init__(self, capacity_tokens: int) -> None:
         assert capacity_tokens > 0
         self.capacity_tokens = capacity_tokens
@@ -21,17 +23,19 @@ class KvCache:
 
     @property
     def free_tokens(self) -> int:
-        """For running requests: what is idle can be evicted."""
+        """Tokens that running requests may still take: idle ones can be evicted."""
         return self.capacity_tokens - self.active_tokens
 
     def cached_tokens(self, session: int) -> int:
+        """Return how many tokens of a session it holds."""
         return self._idle.get(session, 0)
 
     def can_take(self, tokens: int) -> bool:
+        """Return whether so many tokens fit, after evictions."""
         return tokens <= self.free_tokens
 
     def take(self, session: int, tokens: int) -> int:
-        """Hold ``tokens`` for a request of ``session``; returns how many of them it finds."""
+        """Hold ``tokens`` for a request of ``session``; return how many of them were cached."""
         assert self.can_take(tokens)
         found = self._idle.pop(session, 0)
         self._idle_tokens -= found
@@ -40,7 +44,7 @@ class KvCache:
         return min(found, tokens)
 
     def give(self, session: int, tokens: int, kept_tokens: int) -> None:
-        """A request ends: ``tokens`` were taken for it, ``kept_tokens`` of them stay cached."""
+        """End a request that holds ``tokens``; ``kept_tokens`` of them stay cached."""
         assert 0 <= kept_tokens <= tokens <= self.active_tokens
         self.active_tokens -= tokens
         # A second request of the same conversation may have ended meanwhile: the longer one stays.

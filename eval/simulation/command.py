@@ -17,9 +17,10 @@ import msgspec
 
 from ppd.errors import ConfigError
 
+from ..options import Commands, add_out
 from ..provenance import provenance
 from ..sweep.config import load_config
-from . import cpu_check, search_command, study_command
+from . import cpu_check, study_command
 from .cost_model import VLLM_H100, CostModel, paper_model
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
@@ -27,15 +28,13 @@ from .paper_points import CALIBRATION, PREDICTED, Measured, calibrate, simulated
 from .traffic import Workload, load
 
 
-# argparse has no public name for what ``add_subparsers`` returns.
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("simulate", help="a cluster by its cost model, in one process")
-    kinds = parser.add_subparsers(dest="simulate_command", required=True)
+def add_to(commands: Commands) -> None:
+    """Declare ``simulate paper``, ``cpu``, ``cluster``, ``plan`` and the others."""
     given = argparse.ArgumentParser(add_help=False)
     given.add_argument(
         "--workloads", type=Path, default=Path("paper"), help="JSON, docs/SIMULATOR.md"
     )
-    paper = kinds.add_parser(
+    paper = commands.add_parser(
         "paper", parents=[given], help="the PPD paper's grid, and every number that it states"
     )
     paper.add_argument("--seed", type=int, default=0)
@@ -44,35 +43,41 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     paper.add_argument("--replies-found", action="store_true", help="caches know replies, too")
     paper.add_argument("--same-arrivals", action="store_true", help="in every configuration")
     paper.add_argument("--processes", type=int, default=os.cpu_count())
-    paper.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
-    cpu = kinds.add_parser("cpu", help="against a real cluster, by what a sweep measured")
+    add_out(paper)
+    paper.set_defaults(run=run_paper)
+    cpu = commands.add_parser("cpu", help="against a real cluster, by what a sweep measured")
     cpu.add_argument("config", type=Path, help="of the sweep")
     cpu.add_argument("raw", type=Path, help="what the sweep wrote")
     cpu.add_argument("--paced", action="store_true", help="its decode workers bounded chunks")
-    cpu.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
-    study_command.add_to(kinds)
-    search_command.add_to(kinds)
-    kinds.add_parser("calibrate", parents=[given], help="fit the cost model to measured points")
+    add_out(cpu)
+    cpu.set_defaults(run=run_cpu_check)
+    study_command.add_to(commands)
+    fitting = commands.add_parser(
+        "calibrate", parents=[given], help="fit the cost model to measured points"
+    )
+    fitting.set_defaults(run=run_calibrate)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Raises:
-    ConfigError: the workloads cannot be read, or an option is wrong.
+def run_cpu_check(options: argparse.Namespace) -> int:
+    """Compare the simulator with a sweep of a real cluster."""
+    config = load_config(options.config)
+    return cpu_check.run(config, options.raw, paced=options.paced, out=options.out)
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """Fit the cost model to the measured points, and print it as one JSON line."""
+    serving = calibrate(VLLM_H100, load(options.workloads))
+    print(json.dumps({"seed": 0, **asdict(serving)}))
+    return 0
+
+
+def run_paper(options: argparse.Namespace) -> int:
+    """Simulate the paper's grid, and print the tables and one JSON line.
+
+    Raises:
+        ConfigError: the workloads cannot be read, or an option is wrong.
     """
-    if options.simulate_command == "cpu":
-        config = load_config(options.config)
-        return cpu_check.run(config, options.raw, paced=options.paced, out=options.out)
-    if options.simulate_command == "cluster":
-        return study_command.run_cluster(options)
-    if options.simulate_command == "search-placement":
-        return search_command.run(options)
-    if options.simulate_command == "plan":
-        return study_command.run_plan(options)
     workloads = load(options.workloads)
-    if options.simulate_command == "calibrate":
-        serving = calibrate(VLLM_H100, workloads)
-        print(json.dumps({"seed": 0, **asdict(serving)}))
-        return 0
     if options.duration_s <= 0 or options.connections < 0 or options.processes < 1:
         raise ConfigError("--duration-s and --processes must be above 0, --connections at least 0")
     harness = replace(
@@ -95,6 +100,7 @@ class Checked:
 
     @property
     def off(self) -> float:
+        """The relative error of the simulation."""
         return self.simulated / self.point.value - 1
 
 
@@ -129,6 +135,7 @@ def paper(
 def measure_all(
     grid: list[Point], harness: Harness, costs: CostModel, processes: int
 ) -> list[PointRow]:
+    """Simulate all points, in so many processes."""
     work = partial(measure, harness=harness, costs=costs)
     if processes == 1:
         return [work(point) for point in grid]
@@ -147,12 +154,12 @@ def _check(workloads: Sequence[Workload], harness: Harness, costs: CostModel) ->
 
 def _print_points(checked: Iterable[Checked]) -> None:
     print("| measured point | | measured | simulated | off | |\n|---|---|---|---|---|---|")
-    for one in checked:
-        point = one.point
+    for check in checked:
+        point = check.point
         print(
             f"| {point.configuration} {point.workload} QPS {point.qps:g} | {point.metric} "
-            f"| {point.value:g} | {one.simulated:.1f} | {one.off:+.0%} "
-            f"| {'calibration' if one.calibration else ''} |"
+            f"| {point.value:g} | {check.simulated:.1f} | {check.off:+.0%} "
+            f"| {'calibration' if check.calibration else ''} |"
         )
 
 
@@ -178,11 +185,11 @@ def _write(
         *(
             {
                 "row": "measured",
-                **asdict(one.point),
-                "simulated": one.simulated,
-                "calibration": one.calibration,
+                **asdict(check.point),
+                "simulated": check.simulated,
+                "calibration": check.calibration,
             }
-            for one in checked
+            for check in checked
         ),
         *({"row": "claim", **asdict(claim), "difference": claim.difference} for claim in stated),
         {"row": "run", **summary},

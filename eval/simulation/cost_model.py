@@ -1,10 +1,10 @@
 """What a forward step takes, from the model's sizes and the GPU's: a roofline with few parameters.
 
-A step has three parts. Products with the weights take what computing or reading the weights
-takes, whichever is longer: so a decode step costs the same for one sequence as for a hundred,
-until it saturates. Attention of new tokens takes O(m(n+m)) products for ``m`` tokens after ``n``
-cached ones (PPD paper, section 3). Reading the KV of every context takes its bytes. Besides, each
-step and each sequence in it has a fixed price. Knows nothing of queues.
+A step has three parts. Products with the weights take as long as computing or reading the weights,
+whichever is longer: so a decode step costs the same for one sequence as for a hundred, until it
+saturates. Attention of new tokens takes O(m(n+m)) products for ``m`` tokens after ``n`` cached ones
+(PPD paper, section 3). Reading the KV of every context takes its bytes. Besides, each step and each
+sequence in it has a fixed price. There are no queues in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Of a dense decoder, from its config.
+    """The sizes of a dense decoder, from its config.
 
     Attributes:
         layer_parameters: those that every token meets (embeddings and head left out).
@@ -32,25 +32,28 @@ class ModelSizes:
 
     @property
     def weight_bytes(self) -> float:
+        """The size of its weights."""
         return self.parameters * self.bytes_per_value
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """The size of one token's KV."""
         return self.layers * 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
     @property
     def flops_per_token(self) -> float:
+        """The floating-point operations for one token, without attention."""
         return 2.0 * self.layer_parameters
 
     @property
     def flops_per_pair(self) -> float:
-        """Of a new token with one token that it attends to: scores and values."""
+        """The operations for a new token and one token that it attends to: scores and values."""
         return 4.0 * self.layers * self.hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """From its data sheet."""
+    """The figures of a GPU, from its data sheet."""
 
     name: str
     peak_flops: float
@@ -60,18 +63,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What no data sheet says. ``docs/SIMULATOR.md`` names the measurement behind each value.
+    """The parameters of serving that no data sheet lists.
 
-    Attributes:
-        compute_share, memory_share: of the peaks that an engine reaches.
-        attention_share: of the peak, in attention's products.
-        step_ms, sequence_ms: a step's fixed price, and that of each sequence that decodes in it.
-        request_ms: client, router, tokenizer and scheduler, once for each turn.
-        handover_ms: once for each transfer, whatever its size: the second leg, and the decode
-            worker's part.
-        link_bytes_per_s: one prefill worker's transfers, one after the other.
-        memory_used_share: of the GPU, by the engine's own limit.
-        activation_bytes: not for KV.
+    ``docs/SIMULATOR.md`` names the measurement behind each value.
     """
 
     compute_share: float
@@ -95,11 +89,13 @@ class Extend:
 
     @property
     def pairs(self) -> float:
-        """Token pairs of its attention: each token attends to the context and to those before."""
+        """The token pairs of its attention, each token with the context and the tokens before."""
         return self.tokens * (self.context + (self.tokens + 1) / 2)
 
 
 class CostModel:
+    """What forwards and transfers take, for one model on one GPU."""
+
     def __init__(self, model: ModelSizes, gpu: Gpu, serving: Serving) -> None:
         self.model = model
         self.gpu = gpu
@@ -114,6 +110,7 @@ class CostModel:
 
     @property
     def kv_capacity_tokens(self) -> int:
+        """The tokens of KV that fit beside the weights."""
         left = (
             self.gpu.memory_bytes * self.serving.memory_used_share
             - self.model.weight_bytes
@@ -122,8 +119,13 @@ class CostModel:
         return int(left / self.model.kv_bytes_per_token)
 
     def step_ms(self, sequences: int, context_tokens: int, extends: list[Extend]) -> float:
-        """One forward: ``sequences`` that decode, which hold ``context_tokens`` together, and the
-        new tokens of ``extends``."""
+        """Return the milliseconds of one forward.
+
+        Args:
+            sequences: that decode.
+            context_tokens: that these hold together.
+            extends: prefills in the same forward.
+        """
         new = sequences + sum(extend.tokens for extend in extends)
         pairs = sum(extend.pairs for extend in extends)
         read = context_tokens + sum(extend.context for extend in extends)
@@ -135,7 +137,7 @@ class CostModel:
         )
 
     def decode_ms(self, steps: int, sequences: int, context_tokens: int) -> float:
-        """``steps`` decode steps in a row, in closed form: each adds a token to every context."""
+        """Return the milliseconds of ``steps`` decode steps; each adds a token to every context."""
         read = steps * context_tokens + sequences * steps * (steps - 1) / 2
         return steps * self._flat_ms(sequences) + read * self.context_ms
 
@@ -158,12 +160,15 @@ class CostModel:
         )
 
     def local_ttft_ms(self, new_tokens: int, context_tokens: int) -> float:
-        """On a worker that does nothing else."""
+        """Return the TTFT of a local turn on an idle worker."""
         return self.serving.request_ms + self.step_ms(0, 0, [Extend(new_tokens, context_tokens)])
 
     def remote_ttft_ms(self, new_tokens: int, cached_tokens: int, moved_tokens: int) -> float:
-        """In a cluster that does nothing else: ``new_tokens`` after ``cached_tokens`` on the
-        prefill worker, then the KV of ``moved_tokens``, then the decode worker's first step."""
+        """Return the TTFT of a remote turn in an idle cluster.
+
+        It is the prefill of ``new_tokens`` after ``cached_tokens``, then the transfer of
+        ``moved_tokens``, then the decode worker's first step.
+        """
         return (
             self.local_ttft_ms(new_tokens, cached_tokens)
             + moved_tokens * self.transfer_ms
@@ -184,7 +189,7 @@ LLAMA_8B = ModelSizes(
 H100 = Gpu(name="H100 SXM", peak_flops=989e12, memory_bytes_per_s=3.35e12, memory_bytes=80e9)
 
 # What ``ppd-eval simulate calibrate`` gives (docs/SIMULATOR.md). Assumed: attention's share (the
-# paper's contexts are too short to tell), and the last; the one before is the paper's flag.
+# paper's contexts are too short to show it), and the last; the one before is the paper's flag.
 VLLM_H100 = Serving(
     compute_share=0.525,
     attention_share=0.525,
@@ -200,5 +205,5 @@ VLLM_H100 = Serving(
 
 
 def paper_model() -> CostModel:
-    """Of the paper's machine: 4 x H100, Llama-3.1-8B, vLLM."""
+    """Return the cost model of the paper's machine: 4 x H100, Llama-3.1-8B, vLLM."""
     return CostModel(LLAMA_8B, H100, VLLM_H100)

@@ -73,7 +73,7 @@ Key = tuple[Workload, int | None, Route]
 
 @dataclass(frozen=True, slots=True)
 class Medians:
-    """Of the turns of a cell's runs: later ones, and the TTFT of first ones."""
+    """Medians of the turns of a cell's runs: of later ones, and the TTFT of first ones."""
 
     first_ttft_ms: float
     ttft_ms: float
@@ -138,11 +138,12 @@ def run(config: SweepConfig, raw: Path, *, paced: bool, out: Path | None) -> int
 
 
 def measured(config: SweepConfig, raw: Path) -> dict[Key, Medians]:
+    """Read a sweep's medians by cell and route."""
     turns: dict[Key, list[dict[str, Any]]] = defaultdict(list)
-    for told in read_runs(config, raw):
-        if told.run.route is not None:
-            key = (told.run.place.workload, told.run.place.qps, told.run.route)
-            turns[key] += [turn for turn in told.turns if not turn["error"]]
+    for result in read_runs(config, raw):
+        if result.run.route is not None:
+            key = (result.run.place.workload, result.run.place.qps, result.run.route)
+            turns[key] += [turn for turn in result.turns if not turn["error"]]
     return {
         key: _medians([(turn["turn"], turn["ttft_ms"], turn["tpot_ms"]) for turn in of_key])
         for key, of_key in turns.items()
@@ -152,21 +153,25 @@ def measured(config: SweepConfig, raw: Path) -> dict[Key, Medians]:
 def simulate(
     config: SweepConfig, key: Key, seeds: Sequence[int], costs: CostModel, chunking: Chunking
 ) -> Medians:
-    """The same conversations, at the same moments, on a worker whose pacer has learned: the
-    cluster's had served the whole sweep before. So what counts is the last of several rounds."""
+    """Simulate the conversations of a cell on a worker whose pacer is warm.
+
+    The cluster's had served the whole sweep before. So only the last of several rounds counts.
+    """
     workload, qps, route = key
     conversations: list[Conversation] = []
     start_s = 0.0
     for seed in (*seeds,) * _ROUNDS:
-        for number, one in enumerate(plan(config, Place(workload, qps), seed)):
+        for number, conversation in enumerate(plan(config, Place(workload, qps), seed)):
             if qps is None and number:  # held one after the other
                 start_s += _APART_S
             conversations.append(
                 Conversation(
                     session=len(conversations),
-                    at_s=start_s + one.starts_at_s,
-                    turns=tuple(Exchange(e.new_tokens, e.output_tokens) for e in one.exchanges),
-                    think_s=tuple(e.think_s for e in one.exchanges[1:]),
+                    at_s=start_s + conversation.starts_at_s,
+                    turns=tuple(
+                        Exchange(e.new_tokens, e.output_tokens) for e in conversation.turns
+                    ),
+                    think_s=tuple(e.think_s for e in conversation.turns[1:]),
                 )
             )
         start_s += _APART_S

@@ -54,11 +54,13 @@ class Job:
 
     @property
     def kv_tokens(self) -> int:
+        """The KV that it needs at its end."""
         return self.prompt_tokens + self.output_tokens
 
 
 class Engine:
-    """
+    """The scheduler of a simulated worker: continuous batching with chunked prefill.
+
     Args:
         chunk_tokens: most tokens of one step.
         pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
@@ -76,7 +78,7 @@ class Engine:
         self._pacer = pacer
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._prefilling: deque[Job] = deque()
-        self._fresh: list[Job] = []  # speak after the next step
+        self._fresh: list[Job] = []  # their first token comes with the next step
         self._ends: list[tuple[int, int, Job]] = []
         self._pushed = 0
         self._context_tokens = 0  # of all that decode
@@ -89,10 +91,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
+        """How many jobs wait."""
         return len(self._waiting) + len(self._prefilling)
 
     def submit(self, job: Job, now_ms: float) -> None:
-        """
+        """Add a job.
+
         Raises:
             ConfigError: no worker could ever hold it.
         """

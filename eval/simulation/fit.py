@@ -14,7 +14,7 @@ _ROUNDS = 8
 
 
 def fit(start: Serving, free: Sequence[str], errors: Callable[[Serving], list[float]]) -> Serving:
-    """Gauss-Newton from ``start``.
+    """Fit parameters by the Gauss-Newton method, from ``start``.
 
     Args:
         free: fields of ``Serving`` that may change; none of them 0.

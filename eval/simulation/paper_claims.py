@@ -41,8 +41,11 @@ _FAILED_BELOW = 0.95  # share of its turns that a point must serve; its own anal
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``paper`` as it is stated; ``simulated`` and ``difference`` in the same unit (percent, or
-    its points). None: nothing to compare."""
+    """A number that the paper states, and the same of the simulation.
+
+    Attributes:
+        paper, simulated: in the same unit, mostly percent; None: there is nothing to compare.
+    """
 
     group: str
     name: str
@@ -51,10 +54,12 @@ class Claim:
 
     @property
     def difference(self) -> float | None:
+        """The simulated number less the paper's, in the same unit."""
         return None if self.simulated is None else self.simulated - self.paper
 
 
 def claims(rows: Sequence[PointRow], costs: CostModel) -> list[Claim]:
+    """Compute all claims from the rows of a grid."""
     grid: Grid = {(row.configuration, row.workload, row.qps): row for row in rows}
     return [
         *_ttft(grid),

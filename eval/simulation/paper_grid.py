@@ -47,8 +47,13 @@ _PROMPTS_LONGER = 1.22  # its generator counts 0.75 words to a token, and adds a
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """``duration_s`` of arrivals; ``connections`` 0: no bound; ``same_arrivals``: in every
-    configuration, where the paper's draws them anew."""
+    """How the paper's harness sends requests.
+
+    Attributes:
+        duration_s: of arrivals.
+        connections: of the clients; 0: no bound.
+        same_arrivals: in every configuration; the paper draws them anew.
+    """
 
     duration_s: float = 10.0
     connections: int = 50
@@ -60,6 +65,8 @@ class Harness:
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """One place in the paper's grid."""
+
     configuration: str
     workload: Workload
     qps: float
@@ -68,7 +75,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PointRow:
-    """What the paper's harness reports of a point, and what it does not. Milliseconds.
+    """The results of one point, in milliseconds: what the paper's harness reports, and more.
 
     Attributes:
         ok_share: of the turns that were begun.
@@ -99,12 +106,14 @@ class PointRow:
 def points(
     workloads: Sequence[Workload], configurations: Sequence[str], seed: int
 ) -> Iterator[Point]:
+    """Yield all points of a grid."""
     for configuration, workload in product(configurations, workloads):
         for qps in workload.qps:
             yield Point(configuration, workload, qps, seed)
 
 
 def measure(point: Point, harness: Harness, costs: CostModel) -> PointRow:
+    """Simulate one point."""
     shape = Shape.parse(point.configuration)
     policy = static_policy("replica" if shape.replica == shape.workers else "full")
     clients = Clients(

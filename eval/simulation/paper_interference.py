@@ -30,13 +30,13 @@ class Beside:
 
 
 def slowdown(costs: CostModel, beside: Beside, *, shared: bool) -> float:
-    """By which share the batch's TPOT grows."""
+    """Return the share by which the batch's TPOT grows."""
     alone = tpot_ms(costs, Beside(beside.batch, beside.context), shared=shared)
     return tpot_ms(costs, beside, shared=shared) / alone - 1
 
 
 def tpot_ms(costs: CostModel, beside: Beside, *, shared: bool) -> float:
-    """Of the batch, over its 64 tokens; ``shared``: a context of all is read once."""
+    """Return the batch's TPOT over its 64 tokens; with ``shared`` a common context is read once."""
     left = beside.prefills * _PREFILL_TOKENS
     common = shared and not (beside.full and beside.prefills)
     added = 0 if beside.full else beside.context

@@ -1,5 +1,4 @@
-"""Single points that the PPD paper's authors measured: what the cost model is calibrated on, and
-what it must predict.
+"""Single points that the PPD paper's authors measured, for calibration and for prediction.
 
 From freelulul/vllm-ppd at eae8a1d0697d, ``ppd/results/comprehensive/CONFIGURATION/
 CONFIGURATION_WORKLOAD_QPS.json`` (4 x H100, Llama-3.1-8B, vLLM). Which ones are for calibration was
@@ -22,7 +21,7 @@ from .traffic import Workload
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``metric`` is a field of ``PointRow``."""
+    """One measured value; ``metric`` is a field of ``PointRow``."""
 
     configuration: str
     workload: str
@@ -105,7 +104,7 @@ def simulated(
     costs: CostModel,
     harness: Harness,
 ) -> list[float]:
-    """What the same points take in the simulator.
+    """Simulate measured points.
 
     Raises:
         ConfigError: a workload of theirs is not among ``workloads``.

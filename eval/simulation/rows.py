@@ -9,7 +9,7 @@ from ppd.decision import Reason, Route
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One turn as its client saw it. Of a failed one only its names are meant."""
+    """One turn, as its client measured it; of a failed one only its names are meant."""
 
     session: int
     turn: int
@@ -28,6 +28,8 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """What one simulated turn took."""
+
     rows: list[TurnRow]
     ended_s: float
     moved_tokens: int

@@ -1,8 +1,8 @@
-"""What no four GPUs can show: clusters of any size, pauses, traces; and the cheapest that will do.
+"""Studies that four GPUs cannot show: clusters of any size, pauses, traces, the cheapest cluster.
 
-Clients are open loop here, replies come back as they were generated, and only the KV that a
-decode worker lacks is transferred: as SGLang with a decode radix cache serves through our router.
-The costs are those of the paper's machine.
+Clients are open loop here, replies come back as they were generated, and only the KV that a decode
+worker lacks is transferred, as when SGLang with a decode radix cache serves through our router. The
+costs are those of the paper's machine.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Traffic:
     copies: int = 1
 
     def conversations(self, seed: int) -> Iterable[Conversation]:
+        """Return the conversations of a seed."""
         if self.trace is not None:
             return traced(self.trace, self.copies)
         source = random.Random(seed)
@@ -62,7 +63,7 @@ class Routing:
     placement: Placement = Placement.CHANCE
 
     def policy(self, name: str) -> Policy:
-        """A new one: the table's learns.
+        """Return a new policy: the table's adapts to its traffic.
 
         Raises:
             ConfigError: there is no such policy, or no table for it.
@@ -117,7 +118,8 @@ def study(
     targets: Targets | None = None,
     routing: Routing | None = None,
 ) -> StudyRow:
-    """
+    """Simulate one cluster under some traffic.
+
     Raises:
         ConfigError: there is no such shape or policy, or no table for it.
     """
@@ -180,7 +182,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def candidates(workers: int) -> Iterator[tuple[str, str]]:
-    """Every cluster of a size, with its policy."""
+    """Yield every cluster of a size, with its policy."""
     yield f"{workers}R", "replica"
     for prefill in range(1, workers):
         yield f"{prefill}P_{workers - prefill}D", "pd"
@@ -195,8 +197,12 @@ def plan(
     max_workers: int,
     seed: int,
 ) -> tuple[list[StudyRow], StudyRow | None]:
-    """All that was tried, and the cluster of the fewest workers with which ``share`` of all turns
-    meet ``targets``: of several the one with most room."""
+    """Find the smallest cluster that meets the targets.
+
+    Returns:
+        All clusters that were tried. And the one with the fewest workers with which ``share`` of
+        all turns meet ``targets``, or None; of several the one with most room.
+    """
     tried: list[StudyRow] = []
     for workers in range(1, max_workers + 1):
         rows = [
@@ -218,7 +224,7 @@ def _used(targets: Targets, row: StudyRow) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """What to tell the router, so that it routes this traffic as the plan did.
+    """Weights with which the router routes this traffic as the plan did.
 
     Attributes:
         local_up_to: the ``tpot`` weight (``ttft`` 1) up to which Algorithm 1 sends it local; None:
@@ -230,8 +236,12 @@ class Weighing:
 
 
 def weigh(costs: CostModel, best: StudyRow, traffic: Traffic, seed: int) -> Weighing | None:
-    """Weights far on the side of the plan's route, or even ones, if they are. None: replicas have
-    nothing to decide, and for remote turns that are worse in all there are no weights."""
+    """Choose weights for the router of a planned cluster.
+
+    Returns:
+        Weights far on the side of the plan's route, or even ones, if they are. None for replicas,
+        which have nothing to decide, and for remote turns that are worse in all.
+    """
     if "P" not in best.shape:
         return None
     limit = break_even(costs, best.shape.replace("pD", "D").replace("D", "pD"), traffic, seed)
@@ -245,7 +255,7 @@ def weigh(costs: CostModel, best: StudyRow, traffic: Traffic, seed: int) -> Weig
 
 
 def break_even(costs: CostModel, shape: str, traffic: Traffic, seed: int) -> float | None:
-    """Up to which ``w_tpot`` (with ``w_ttft`` 1) Algorithm 1 sends this traffic local.
+    """Return the ``w_tpot`` (with ``w_ttft`` 1) up to which Algorithm 1 sends this traffic local.
 
     Args:
         shape: with decode workers that append; the same is simulated without.

@@ -15,6 +15,7 @@ from ppd.errors import ConfigError, TableError
 from ppd.score import Targets, Weights
 from ppd.table import Table
 
+from ..options import Commands, add_out
 from ..provenance import provenance
 from ..raw_rows import append_whole
 from .cost_model import paper_model
@@ -23,8 +24,8 @@ from .traffic import load
 from .workers import Placement, Shape
 
 
-# argparse has no public name for what ``add_subparsers`` returns.
-def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: Commands) -> None:
+    """Declare ``simulate cluster`` and ``simulate plan``."""
     given = argparse.ArgumentParser(add_help=False)
     given.add_argument(
         "--workloads", type=Path, help="JSON, docs/SIMULATOR.md; or paper: its 18; all in one mix"
@@ -35,8 +36,8 @@ def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     given.add_argument("--trace", type=Path, help="JSONL, in place of workloads")
     given.add_argument("--copies", type=int, default=1, help="of each conversation of the trace")
     given.add_argument("--seed", type=int, default=0)
-    given.add_argument("--out", type=Path, help="append raw rows to this JSONL file")
-    cluster = kinds.add_parser("cluster", parents=[given], help="any cluster under any traffic")
+    add_out(given)
+    cluster = commands.add_parser("cluster", parents=[given], help="any cluster under any traffic")
     cluster.add_argument("--shapes", nargs="+", required=True, help="as 1P_3pD")
     cluster.add_argument("--policies", nargs="+", default=["full"], help="of ppd-router")
     cluster.add_argument("--table", type=Path, help="of the policy ppd")
@@ -51,12 +52,14 @@ def add_to(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     cluster.add_argument("--think-s", nargs="+", type=float, help="mean pauses between turns")
     cluster.add_argument("--scaled", action="store_true", help="--qps is for each worker")
-    wanted = kinds.add_parser("plan", parents=[given], help="the cheapest cluster that will do")
+    cluster.set_defaults(run=run_cluster)
+    wanted = commands.add_parser("plan", parents=[given], help="the cheapest cluster that will do")
     wanted.add_argument("--think-s", type=float, help="mean pause between turns")
     wanted.add_argument("--slo-ttft-ms", type=float)
     wanted.add_argument("--slo-tpot-ms", type=float)
     wanted.add_argument("--share", type=float, default=0.95, help="of turns that must meet them")
     wanted.add_argument("--max-workers", type=int, default=8)
+    wanted.set_defaults(run=run_plan)
 
 
 def run_cluster(options: argparse.Namespace) -> int:
@@ -140,7 +143,7 @@ def _traffic(options: argparse.Namespace) -> Traffic:
         raise ConfigError("--qps and --duration-s must be above 0")
     workloads = load(options.workloads)
     if options.names:
-        workloads = tuple(one for one in workloads if one.name in options.names)
+        workloads = tuple(workload for workload in workloads if workload.name in options.names)
     if not workloads:
         raise ConfigError(f"{options.workloads} holds none of these workloads")
     return Traffic(workloads, options.qps, options.duration_s)

@@ -55,7 +55,8 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """
+    """One conversation to simulate.
+
     Attributes:
         think_s: before each turn but the first, from the end of the reply before it.
         since_arrival: ... from when that turn arrived, as traces tell it; never before its end.
@@ -78,7 +79,7 @@ def paper() -> tuple[Workload, ...]:
 
 
 def load(path: Path) -> tuple[Workload, ...]:
-    """Those of a JSON file, or ``paper``'s.
+    """Read the workloads of a JSON file; ``paper`` names the paper's.
 
     Raises:
         ConfigError: the file is missing, or holds no workloads.
@@ -89,10 +90,14 @@ def load(path: Path) -> tuple[Workload, ...]:
         workloads = msgspec.json.decode(path.read_bytes(), type=tuple[Workload, ...])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    for one in workloads:
-        if not one.turns or min(min(t.new, t.out) for t in one.turns) < 1 or min(one.qps) <= 0:
+    for workload in workloads:
+        if (
+            not workload.turns
+            or min(min(t.new, t.out) for t in workload.turns) < 1
+            or min(workload.qps) <= 0
+        ):
             raise ConfigError(
-                f"{path}: {one.name} must have turns of at least one token, qps above 0"
+                f"{path}: {workload.name} must have turns of at least one token, qps above 0"
             )
     return workloads
 
@@ -106,7 +111,7 @@ def lengthened(workload: Workload, by: float) -> Workload:
 def poisson(
     workload: Workload, qps: float, duration_s: float, source: random.Random
 ) -> Iterator[Conversation]:
-    """As many as should come in ``duration_s``, less those that by chance would come later."""
+    """Draw as many arrivals as should come in ``duration_s``, less those that would come later."""
     at_s = 0.0
     for session in range(int(qps * duration_s)):
         at_s += source.expovariate(qps)
@@ -124,7 +129,7 @@ def mixed(
     think_s: float | None,
     source: random.Random,
 ) -> Iterator[Conversation]:
-    """``qps`` conversations a second for ``duration_s``, each like one of ``workloads``.
+    """Draw ``qps`` conversations a second for ``duration_s``, each like one of ``workloads``.
 
     Args:
         think_s: mean pause, exponential; None: the workload's own.

@@ -1,5 +1,5 @@
 """``ppd-eval sweep``: what each policy costs in every cell of a grid, on real workers.
 
-``config`` says what is wanted, ``clusters`` where it is measured, ``choice`` what is measured
-next, ``rows`` what was; ``drive`` does it. Tables are made of it by ``eval.table``.
+``config`` has the grid, ``clusters`` the places to measure, ``choice`` the next measurement,
+``rows`` the results; ``drive`` runs it. ``eval.table`` makes tables of it.
 """

@@ -1,10 +1,10 @@
 """What to measure next: the cell whose decision is least certain.
 
-Both routes' costs differ by factors that vary smoothly over the grid, so that a few cells tell of
-the others. The surfaces of the two log ratios (local to remote, of TTFT and of TPOT) give each cell
-a score of Algorithm 1 with an error, and so the chance that its sign is wrong: after Gotovos et
-al., "Active learning for level set estimation" (IJCAI 2013). A cell that was measured is uncertain,
-too, as long as its seeds disagree: then it is measured with another one.
+Both routes' costs differ by factors that vary smoothly over the grid, so few cells determine the
+others. The surfaces of the two log ratios (local to remote, of TTFT and of TPOT) give each cell a
+score of Algorithm 1 with an error, and so the chance that its sign is wrong: after Gotovos et al.,
+"Active learning for level set estimation" (IJCAI 2013). A measured cell is uncertain, too, as long
+as its seeds disagree: then it is measured with another one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ Medians = Mapping[Run, tuple[float, float] | None]  # TTFT and TPOT in ms; None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One place with one seed, under all policies: they are compared, so they are measured one
-    right after the other."""
+    """One place with one seed, under all policies.
+
+    Policies are compared, so they are measured one right after the other.
+    """
 
     place: Place
     seed: int
@@ -42,7 +44,7 @@ class Job:
 
 
 class Grid:
-    """Everything, seeds outermost: a sweep cut short has every cell before it has any twice."""
+    """The choice of everything, seeds outermost: each cell is measured once before any twice."""
 
     def __init__(self, config: SweepConfig) -> None:
         rates = (None, *range(len(config.axes.qps)))
@@ -67,11 +69,12 @@ class Grid:
 
 
 def done(job: Job, policies: Sequence[str], medians: Medians) -> bool:
+    """Return whether a job is measured with all policies."""
     return all(run in medians for run in job.runs(policies))
 
 
 class Adaptive:
-    """Cells spread over the grid first, then always the least certain one.
+    """The choice of cells spread over the grid first, then always the least certain one.
 
     Each measured workload is also measured quiet, with one seed.
     """
@@ -116,12 +119,12 @@ class Adaptive:
         return None
 
     def left(self, medians: Medians) -> int:
-        """At most; most often fewer will do."""
+        """Return how many jobs are left at most; most often fewer will do."""
         used = sum(map(len, self._measured(medians).values()))
         return max(0, self._most - used)
 
     def chance_of_wrong(self, medians: Medians) -> Array:
-        """Shape (cells,): that the route is the wrong one, for the worst of the weightings."""
+        """Return each cell's chance that its route is wrong, for the worst of the weightings."""
         measured = self._measured(medians)
         index = {cell: i for i, cell in enumerate(self._cells)}
         ratios = [(index[cell], pair) for cell, pairs in measured.items() for pair in pairs]
@@ -138,7 +141,7 @@ class Adaptive:
         if again:
             self._fitted_to = len(known)
         ttft, tpot = (surface.at(self._places) for surface in self._fitted)
-        chances = [chance_of_wrong(one, ttft, tpot) for one in self._wanted.weightings]
+        chances = [chance_of_wrong(weighting, ttft, tpot) for weighting in self._wanted.weightings]
         worst: Array = np.maximum.reduce(chances)
         return worst
 
@@ -163,7 +166,7 @@ class Adaptive:
 def log_ratios(
     remote: tuple[float, float] | None, local: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """Of TTFT and TPOT, local to remote; None where there is none."""
+    """Return the log ratios of TTFT and TPOT, local to remote; None where there is none."""
     if remote is None or local is None or min(*remote, *local) <= 0:
         return None
     return math.log(local[0] / remote[0]), math.log(local[1] / remote[1])
@@ -172,7 +175,7 @@ def log_ratios(
 def chance_of_wrong(
     weights: Weights, ttft: tuple[Array, Array], tpot: tuple[Array, Array]
 ) -> Array:
-    """Of a score's sign.
+    """Return the chance that a score has the wrong sign.
 
     Args:
         ttft, tpot: mean and standard deviation of the log ratio, local to remote.
@@ -182,7 +185,7 @@ def chance_of_wrong(
     # To the first order, the errors of the two taken as independent.
     sd = np.hypot(weights.ttft * saved * ttft[1], weights.tpot * lost * tpot[1])
     deviations = np.abs(score) / np.maximum(sd, 1e-9)
-    return np.array([0.5 * math.erfc(one / math.sqrt(2.0)) for one in deviations])
+    return np.array([0.5 * math.erfc(deviation / math.sqrt(2.0)) for deviation in deviations])
 
 
 def _spread_out(at: Array, n: int) -> list[int]:

@@ -1,7 +1,7 @@
-"""Where a sweep measures: clusters started on this machine, or clusters that are there.
+"""The clusters that a sweep measures on: started on this machine, or running elsewhere.
 
-Each has a router for every policy; they share the workers, one is driven at a time. A cluster
-that lost a worker is started again if it is ours.
+Each has a router for every policy. They share the workers, and one is used at a time. A cluster
+that has lost a worker is started again if this sweep has started it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .config import ClusterAt, SweepConfig
 
 @dataclass(slots=True)
 class Cluster:
-    """
+    """One cluster that takes jobs.
+
     Attributes:
         at: URLs of its workers.
         routers: URL of each policy's.
@@ -39,10 +40,11 @@ class Cluster:
 
     @property
     def workers(self) -> tuple[str, ...]:
+        """The URLs of all workers."""
         return self.at.urls
 
     async def lost(self, http: aiohttp.ClientSession) -> list[str]:
-        """URLs of workers that do not answer."""
+        """Return the URLs of workers that do not answer."""
         return [url for url in self.workers if not await is_ready(http, url)]
 
 
@@ -56,14 +58,16 @@ class Fleet:
     clusters: list[Cluster] = field(default_factory=list)
 
     def start(self) -> None:
-        """Raises:
-        ClusterError: something did not start.
+        """Start all clusters of this machine.
+
+        Raises:
+            ClusterError: something did not start.
         """
-        for number, one in enumerate(self.config.clusters):
-            routers = {policy: router.url for policy, router in self._routers(one).items()}
-            self.clusters.append(Cluster(f"given {number}", one, routers))
+        for number, cluster in enumerate(self.config.clusters):
+            routers = {policy: router.url for policy, router in self._routers(cluster).items()}
+            self.clusters.append(Cluster(f"given {number}", cluster, routers))
         if not self.config.clusters:
-            _tell_of_shared_cores(self.config)
+            _warn_of_shared_cores(self.config)
             self.clusters = [self._here(n) for n in range(self.config.clusters_here)]
 
     def again(self, cluster: Cluster) -> Cluster:
@@ -100,7 +104,7 @@ class Fleet:
 
 @contextmanager
 def fleet(config: SweepConfig, model: str, logs: Path) -> Iterator[Fleet]:
-    """Started; stopped when the context ends."""
+    """Start all clusters; they are stopped when the context ends."""
     with launching(logs) as launch:
         all_of = Fleet(config, model, launch)
         all_of.start()
@@ -115,7 +119,7 @@ def router(launch: Launcher, at: ClusterAt, *flags: str) -> Process:
 def start_workers(
     launch: Launcher, config: SweepConfig, model: str, number: int = 0
 ) -> tuple[ClusterAt, list[Process]]:
-    """Workers of one cluster, ready; without GPUs each on a core of its own.
+    """Start the workers of one cluster, and wait; without GPUs each has a core of its own.
 
     Args:
         number: of the cluster; others on this machine have other cores or GPUs.
@@ -137,8 +141,8 @@ def start_workers(
     return ClusterAt(urls[Role.PREFILL], urls[Role.DECODE], urls[Role.REPLICA]), started
 
 
-def _tell_of_shared_cores(config: SweepConfig) -> None:
+def _warn_of_shared_cores(config: SweepConfig) -> None:
     workers, cores = sum(config.workers) * config.clusters_here, len(os.sched_getaffinity(0))
     if workers > cores and not gpu_flags(0, 1):
-        told = f"{workers} workers share {cores} cores: they disturb each other"
-        print(f"warning: {told}", file=sys.stderr)
+        warning = f"{workers} workers share {cores} cores: they disturb each other"
+        print(f"warning: {warning}", file=sys.stderr)

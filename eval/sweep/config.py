@@ -1,6 +1,6 @@
-"""A sweep as its TOML file says it, and the conversations of each of its runs.
+"""The configuration of a sweep, and the conversations of each of its runs.
 
-Pure values: what is to be measured. Knows neither clusters nor what was measured already.
+Pure values: what is to be measured. Clusters and results are no part of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppd.policies import static_policy
 from ppd.score import Weights
 from ppd.table_file import Axes
 
-from ..traffic.conversations import Conversation, Exchange, poisson_starts
+from ..traffic.conversations import Conversation, PlannedTurn, poisson_starts
 from ..traffic.kinds import first_turn_tokens
 
 Workload = tuple[int, int, int]  # bins of context, new and output tokens
@@ -34,7 +34,7 @@ _SHAPE = re.compile(r"(?=.)(?:([1-9]\d?)P([1-9]\d?)D)?(?:([1-9]\d?)R)?")
 
 
 class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One that is there: URLs of its workers. The sweep puts routers of its own in front."""
+    """The URLs of a cluster's workers; the sweep starts routers of its own for it."""
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
@@ -42,11 +42,12 @@ class ClusterAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """The URLs of all its workers."""
         return (*self.prefill, *self.decode, *self.replica)
 
 
 class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Not the whole grid, but what decisions hang on (``eval.sweep.choice``).
+    """Settings of a sweep that measures only what decisions depend on (``eval.sweep.choice``).
 
     Attributes:
         wrong: the chance of a wrong route that may remain in any cell.
@@ -62,7 +63,7 @@ class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sweep, as its TOML file says (see ``cpu.toml``).
+    """The configuration of a sweep (see ``cpu.toml``).
 
     Attributes:
         shape: ``2P1D`` for two prefill workers and one decode worker, ``1P1D2R`` with two workers
@@ -93,8 +94,10 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """Names what a row was measured with. Seeds may be added, clusters come and go, and what is
-        chosen next changes nothing in what was measured."""
+        """A hash of all that a measured row depends on.
+
+        Seeds and clusters are no part of it, nor is what an adaptive sweep chooses next.
+        """
         free = {"seeds": None, "clusters": None, "clusters_here": None, "adaptive": None}
         fields = msgspec.to_builtins(self) | free
         del fields["note"]
@@ -102,7 +105,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def workers(self) -> tuple[int, int, int]:
-        """Prefill and decode workers and replicas of the shape."""
+        """The numbers of prefill and decode workers and of replicas."""
         found = _SHAPE.fullmatch(self.shape)
         assert found is not None
         return int(found[1] or 0), int(found[2] or 0), int(found[3] or 0)
@@ -113,34 +116,38 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.workers[0] > 0
 
     def require_table(self) -> None:
-        """Raises:
-        ConfigError: no table can be made of this sweep.
+        """Check that a table can be made of this sweep.
+
+        Raises:
+            ConfigError: no table can be made of this sweep.
         """
         if not self.makes_table:
             raise ConfigError(f"{self.shape} has no routes to compare: there is no table of it")
 
     @property
     def homes(self) -> int:
-        """Workers that decode."""
+        """The number of workers that decode."""
         _, decode, replica = self.workers
         return decode + replica
 
     def workloads(self) -> Iterator[Workload]:
+        """Yield all workloads of the grid."""
         a = self.axes
         sizes = (a.context_tokens, a.new_tokens, a.output_tokens)
         yield from product(*(range(len(bins)) for bins in sizes))
 
     def contexts(self, workload: Workload) -> list[int]:
-        """Of the first turn (what it brings) and of each later one; their mean is the cell's."""
+        """Return the tokens of the first turn, then the context of each later one."""
         context, new, output = self._tokens(workload)
         first = first_turn_tokens(context, new, output, self.turns)
         return [first, *(first + output + k * (new + output) for k in range(self.turns - 1))]
 
-    def exchanges(self, workload: Workload, source: random.Random) -> tuple[Exchange, ...]:
+    def planned_turns(self, workload: Workload, source: random.Random) -> tuple[PlannedTurn, ...]:
+        """Draw the turns of one conversation."""
         _, new, output = self._tokens(workload)
-        first = Exchange(self.contexts(workload)[0], output)
+        first = PlannedTurn(self.contexts(workload)[0], output)
         thinks = (source.expovariate(1 / self.think_s) for _ in range(self.turns - 1))
-        return (first, *(Exchange(new, output, think_s) for think_s in thinks))
+        return (first, *(PlannedTurn(new, output, think_s) for think_s in thinks))
 
     def _tokens(self, workload: Workload) -> tuple[int, int, int]:
         c, n, o = workload
@@ -154,8 +161,11 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the grid: a workload and a bin of the rate; ``qps`` None: it is measured quiet, one
-    conversation at a time."""
+    """One place in the grid: a workload and a bin of the rate.
+
+    Attributes:
+        qps: None: it is measured quiet, one conversation at a time.
+    """
 
     workload: Workload
     qps: int | None
@@ -171,13 +181,15 @@ class Run:
 
     @property
     def route(self) -> Route | None:
-        """That all later turns should take; None if the policy takes both."""
+        """The route that all later turns should take; None if the policy takes both."""
         return _ROUTES.get(self.policy)
 
 
 def load_config(path: Path) -> SweepConfig:
-    """Raises:
-    ConfigError: the file is missing, or not a sweep that can be run.
+    """Read the configuration of a sweep.
+
+    Raises:
+        ConfigError: the file is missing, or not a sweep that can be run.
     """
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=SweepConfig)
@@ -207,11 +219,11 @@ def _problems(config: SweepConfig) -> Iterator[str]:
 
 
 def _cluster_problems(config: SweepConfig) -> Iterator[str]:
-    for number, one in enumerate(config.clusters):
-        if (len(one.prefill), len(one.decode), len(one.replica)) != config.workers:
-            got = f"{len(one.prefill)}P{len(one.decode)}D{len(one.replica)}R"
+    for number, cluster in enumerate(config.clusters):
+        if (len(cluster.prefill), len(cluster.decode), len(cluster.replica)) != config.workers:
+            got = f"{len(cluster.prefill)}P{len(cluster.decode)}D{len(cluster.replica)}R"
             yield f"clusters[{number}] must be {config.shape}, the shape, got {got}"
-    urls = [url for one in config.clusters for url in one.urls]
+    urls = [url for cluster in config.clusters for url in cluster.urls]
     for url in urls:
         if not url.startswith(("http://", "https://")):
             yield f"workers must be given as http:// or https:// URLs, got {url}"
@@ -250,14 +262,14 @@ def _adaptive_problems(adaptive: Adaptive) -> Iterator[str]:
             yield f"adaptive.{name} must be above {low:g} and at most {high:g}, got {value:g}"
     if not adaptive.weightings:
         yield "adaptive.weightings must name one"
-    yield from (problem for one in adaptive.weightings if (problem := one.problem()))
+    yield from (problem for weighting in adaptive.weightings if (problem := weighting.problem()))
 
 
 def _size_problems(config: SweepConfig) -> Iterator[str]:
     for workload in config.workloads():
         first, *later = config.contexts(workload)
         held = config.axes.context_tokens[workload[0]]
-        if first < _MIN_FIRST or not all(held.low <= one < held.high for one in later):
+        if first < _MIN_FIRST or not all(held.low <= context < held.high for context in later):
             yield (
                 f"context {held.at:g} with {config.axes.new_tokens[workload[1]].at:g} new tokens: "
                 f"the first turn would have {first} tokens (at least {_MIN_FIRST}), the later "
@@ -278,4 +290,4 @@ def plan(config: SweepConfig, place: Place, seed: int) -> list[Conversation]:
         turns_per_s = config.axes.qps[place.qps].at * config.homes
         number = config.conversations * config.homes
         starts_s = poisson_starts(number, turns_per_s / config.turns, source)
-    return [Conversation(at_s, config.exchanges(place.workload, source)) for at_s in starts_s]
+    return [Conversation(at_s, config.planned_turns(place.workload, source)) for at_s in starts_s]

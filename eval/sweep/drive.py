@@ -1,4 +1,4 @@
-"""Drives a sweep: job after job, on every cluster at once; writes what each run showed."""
+"""Drives a sweep: job after job, on every cluster at once, and writes each run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..samples import Sample
 from .choice import Adaptive, Grid, Job
 from .clusters import Cluster, Fleet, fleet
 from .config import Place, Run, SweepConfig, plan
-from .rows import Told, Writer, read_runs
+from .rows import RunResult, Writer, read_runs
 
 _MAX_DEATHS = 3  # of one cluster of ours, before it is not started again
 
@@ -34,10 +34,10 @@ def sweep(config: SweepConfig, model: str | None, out: Path, logs: Path) -> None
         WorkerError: no cluster is left; what was measured is kept.
     """
     path = tiny_model.resolve(model)
-    told = list(read_runs(config, out))
-    driver = Driver(config, Writer(config, out, path), Progress(len(told)))
-    for one in told:
-        driver.medians[one.run] = one.medians()
+    results = list(read_runs(config, out))
+    driver = Driver(config, Writer(config, out, path), Progress(len(results)))
+    for result in results:
+        driver.medians[result.run] = result.medians()
     if driver.choice.next(driver.medians, ()) is not None:
         driver.writer.begin()
         with fleet(config, path, logs) as all_of:
@@ -48,22 +48,23 @@ def sweep(config: SweepConfig, model: str | None, out: Path, logs: Path) -> None
 
 @dataclass(slots=True)
 class Progress:
-    """What a user sees meanwhile, on stderr."""
+    """Prints the progress of a sweep to stderr."""
 
     kept: int
     runs: int = 0
     jobs: int = 0
     begun_s: float = field(default_factory=time.monotonic)
 
-    def tell(self, told: Told, jobs_left: int) -> None:
+    def print_run(self, result: RunResult, jobs_left: int) -> None:
+        """Print one line after a run."""
         self.runs += 1
         left_s = (time.monotonic() - self.begun_s) / max(1, self.jobs) * jobs_left
-        place, summary = told.run.place, told.summary
+        place, summary = result.run.place, result.summary
         qps = "quiet" if place.qps is None else f"qps {place.qps}"
         counts = ", ".join(f"{summary[name]} {name}" for name in ("turns", "failed", "strayed"))
         print(
             f"\r{self.kept + self.runs} runs, at most {jobs_left} places, {left_s / 60:.0f} min "
-            f"left; {place.workload} {qps} {told.run.policy} seed {told.run.seed}: {counts}   ",
+            f"left; {place.workload} {qps} {result.run.policy} seed {result.run.seed}: {counts}   ",
             end="" if sys.stderr.isatty() else "\n",
             file=sys.stderr,
             flush=True,
@@ -71,7 +72,7 @@ class Progress:
 
 
 class Driver:
-    """One task for each cluster; all take from one choice and write to one file."""
+    """Runs one task for each cluster; all take from one choice and write to one file."""
 
     def __init__(self, config: SweepConfig, writer: Writer, progress: Progress) -> None:
         self._config = config
@@ -83,7 +84,7 @@ class Driver:
         self._changed = asyncio.Event()
 
     async def drive(self, all_of: Fleet) -> None:
-        """Until nothing is left to measure.
+        """Measure until nothing is left.
 
         Raises:
             ConfigError: a row cannot be written.
@@ -95,7 +96,7 @@ class Driver:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             tasks = [asyncio.create_task(self._use(http, all_of, c)) for c in all_of.clusters]
             try:
-                lost = [told for told in await asyncio.gather(*tasks) if told is not None]
+                lost = [problem for problem in await asyncio.gather(*tasks) if problem is not None]
             finally:
                 for task in tasks:
                     task.cancel()
@@ -106,7 +107,7 @@ class Driver:
             )
 
     async def _use(self, http: aiohttp.ClientSession, all_of: Fleet, mine: Cluster) -> str | None:
-        """Measure on one cluster; says why if it was lost for good."""
+        """Measure on one cluster; return the reason if it was lost for good."""
         deaths = 0
         while True:
             try:
@@ -116,10 +117,10 @@ class Driver:
                 return None
             except (WorkerError, aiohttp.ClientError, TimeoutError) as error:
                 deaths += 1
-                told = f"cluster {mine.name}: {error or type(error).__name__}"
-                print(f"\n{told}", file=sys.stderr, flush=True)
+                problem = f"cluster {mine.name}: {error or type(error).__name__}"
+                print(f"\n{problem}", file=sys.stderr, flush=True)
                 if mine.number is None or deaths == _MAX_DEATHS:
-                    return told
+                    return problem
             try:
                 mine = await asyncio.to_thread(all_of.again, mine)
             except ClusterError as error:
@@ -146,9 +147,9 @@ class Driver:
             try:
                 for run in job.runs(self._config.policies):
                     if run not in self.medians:
-                        told = await self._run(http, mine, vocabulary, run)
-                        self.medians[run] = told.medians()
-                        self.progress.tell(told, self.choice.left(self.medians))
+                        result = await self._run(http, mine, vocabulary, run)
+                        self.medians[run] = result.medians()
+                        self.progress.print_run(result, self.choice.left(self.medians))
                 self.progress.jobs += 1
             finally:
                 self._busy.remove(job)
@@ -156,9 +157,11 @@ class Driver:
 
     async def _run(
         self, http: aiohttp.ClientSession, mine: Cluster, vocabulary: range, run: Run
-    ) -> Told:
-        """Raises:
-        WorkerError: a worker was lost meanwhile: nothing is written.
+    ) -> RunResult:
+        """Measure one run on one cluster.
+
+        Raises:
+            WorkerError: a worker was lost meanwhile: nothing is written.
         """
         await empty_caches(http, mine.workers)
         begun_s = time.monotonic()

@@ -27,15 +27,15 @@ from .config import Place, Run, SweepConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One complete run: what it was, its summary, its turns, as the file has them."""
+class RunResult:
+    """One complete run: its summary and its turns, as the file has them."""
 
     run: Run
     summary: dict[str, Any]
     turns: list[dict[str, Any]]
 
     def later(self) -> Iterator[dict[str, Any]]:
-        """Later turns on the route they should take: a refused local turn measured neither."""
+        """Return the later turns on the right route: a refused local turn measured neither."""
         wanted = self.run.route
         for turn in self.turns:
             on_route = wanted is None or turn["route"] == wanted
@@ -43,7 +43,7 @@ class Told:
                 yield turn
 
     def medians(self) -> tuple[float, float] | None:
-        """TTFT and TPOT of the later turns, in ms; None if there were none."""
+        """Return TTFT and TPOT of the later turns, in ms; None if there were none."""
         later = list(self.later())
         if not later:
             return None
@@ -53,8 +53,8 @@ class Told:
         )
 
 
-def read_runs(config: SweepConfig, raw: Path) -> Iterator[Told]:
-    """Each complete run of this configuration.
+def read_runs(config: SweepConfig, raw: Path) -> Iterator[RunResult]:
+    """Yield each complete run of this configuration.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.
@@ -71,10 +71,10 @@ def read_runs(config: SweepConfig, raw: Path) -> Iterator[Told]:
                 case "turn":
                     turns.append(row)
                 case "run":
-                    told = _told(row, turns) if row["config"] == config.digest else None
+                    result = _run_result(row, turns) if row["config"] == config.digest else None
                     turns = []
-                    if told is not None:
-                        yield told
+                    if result is not None:
+                        yield result
                 case "sweep":
                     turns = []
                 case other:
@@ -83,15 +83,17 @@ def read_runs(config: SweepConfig, raw: Path) -> Iterator[Told]:
             raise ConfigError(f"{raw}:{number}: no row of a sweep: {error!r}") from error
 
 
-def _told(row: dict[str, Any], turns: list[dict[str, Any]]) -> Told | None:
+def _run_result(row: dict[str, Any], turns: list[dict[str, Any]]) -> RunResult | None:
     c, n, o = row["workload"]
     run = Run(Place((c, n, o), row["qps"]), row["policy"], row["seed"])
     if row["turns"] > len(turns):
         return None
-    return Told(run, row, turns[len(turns) - row["turns"] :])
+    return RunResult(run, row, turns[len(turns) - row["turns"] :])
 
 
 class Writer:
+    """Appends the rows of a sweep to its file."""
+
     def __init__(self, config: SweepConfig, out: Path, model: str) -> None:
         self._config = config
         self._out = out
@@ -115,9 +117,11 @@ class Writer:
         row = {"row": "sweep", "config": self._config.digest, "asked": asked}
         append_whole(self._out, [row | self._where | self._provenance(0)])
 
-    def write(self, run: Run, samples: Sequence[Sample], wall_s: float, cluster: str) -> Told:
-        """Raises:
-        ConfigError: it cannot be written; what was measured before is kept.
+    def write(self, run: Run, samples: Sequence[Sample], wall_s: float, cluster: str) -> RunResult:
+        """Write the rows of one run, and return its result.
+
+        Raises:
+            ConfigError: it cannot be written; what was measured before is kept.
         """
         turns = [{"row": "turn", **asdict(sample)} for sample in samples]
         summary = {
@@ -135,15 +139,19 @@ class Writer:
             **self._provenance(run.seed),
         }
         append_whole(self._out, [*turns, summary])
-        return Told(run, summary, turns)
+        return RunResult(run, summary, turns)
 
     def _provenance(self, seed: int) -> dict[str, object]:
-        told = provenance(seed)
-        return told | {"hardware": self._config.hardware} if self._config.hardware else told
+        origin = provenance(seed)
+        return origin | {"hardware": self._config.hardware} if self._config.hardware else origin
 
 
 def _strayed(route: Route | None, samples: Iterable[Sample]) -> int:
     """Later turns that took another route than the one measured: refused ones. Conversations that
     live on replicas are not measured."""
     fine = (route, Route.REPLICA)
-    return 0 if route is None else sum(one.turn > 1 and one.route not in fine for one in samples)
+    return (
+        0
+        if route is None
+        else sum(sample.turn > 1 and sample.route not in fine for sample in samples)
+    )

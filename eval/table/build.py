@@ -1,6 +1,6 @@
 """``ppd-eval table build``: from a sweep's raw rows to a decision table.
 
-Cells that an adaptive sweep left out get what the measured ones around them say
+Cells that an adaptive sweep left out get the values of a surface through the measured ones
 (``eval.surface``), and no seeds.
 """
 
@@ -24,18 +24,18 @@ from ppd.table_file import VERSION, CellRecord, Measured, Provenance, Statistic,
 
 from ..surface import Cell, Surface, cells_of, places
 from ..sweep.config import LOCAL, REMOTE, Place, SweepConfig
-from ..sweep.rows import Told, read_runs
+from ..sweep.rows import RunResult, read_runs
 from .lint import decisions
 
 _POLICIES = {Route.REMOTE: REMOTE, Route.LOCAL: LOCAL}
 _MAX_LOST = 0.05  # share of turns that failed or strayed, beyond which a median flatters
 _MIN_MEASURED = 8  # cells, before others are filled from them
 
-Runs = dict[tuple[Place, str], list[Told]]
+Runs = dict[tuple[Place, str], list[RunResult]]
 
 
 def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
-    """Write the table of a sweep; gives what a user wants to know of it.
+    """Write the table of a sweep, and return a summary of it.
 
     Raises:
         ConfigError: runs are missing, too much failed, they are of several models, or the file
@@ -57,17 +57,19 @@ def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
     return {"cells": len(record.cells), "table": str(out), **decisions(table, Weights())}
 
 
-def record_of(config: SweepConfig, told: Sequence[Told], raw: Path) -> TableRecord:
-    """Raises:
-    ConfigError: of :func:`build`.
+def record_of(config: SweepConfig, results: Sequence[RunResult], raw: Path) -> TableRecord:
+    """Build the record of a table from the results of a sweep.
+
+    Raises:
+        ConfigError: of :func:`build`.
     """
-    told = [one for one in told if one.run.seed in config.seeds]
-    summaries = [one.summary for one in told]
+    results = [result for result in results if result.run.seed in config.seeds]
+    summaries = [result.summary for result in results]
     if len({summary["model"] for summary in summaries}) != 1:
         raise ConfigError(f"{raw}: must hold runs of {config.digest}, this sweep, with one model")
     runs: Runs = defaultdict(list)
-    for one in told:
-        runs[one.run.place, one.run.policy].append(one)
+    for result in results:
+        runs[result.run.place, result.run.policy].append(result)
     return TableRecord(
         version=VERSION,
         model=summaries[0]["model"],
@@ -80,8 +82,8 @@ def record_of(config: SweepConfig, told: Sequence[Told], raw: Path) -> TableReco
             at=max(summary["at"] for summary in summaries),
             sweep=msgspec.to_builtins(config),
         ),
-        prefill_ms_per_token=round(_slope(_first_turns(told)), 6),
-        append_ms_per_token=round(_slope(_appends(told)), 6),
+        prefill_ms_per_token=round(_slope(_first_turns(results)), 6),
+        append_ms_per_token=round(_slope(_appends(results)), 6),
         axes=config.axes,
         cells=tuple(_cells(config, runs)),
     )
@@ -99,7 +101,9 @@ def _cells(config: SweepConfig, runs: Runs) -> list[CellRecord]:
     measured: dict[Cell, CellRecord] = {}
     for cell in cells_of(config.axes):
         place = Place(cell[:3], cell[3])
-        seeds = [{told.run.seed for told in runs[place, policy]} for policy in _POLICIES.values()]
+        seeds = [
+            {result.run.seed for result in runs[place, policy]} for policy in _POLICIES.values()
+        ]
         wanted = set(config.seeds) if config.adaptive is None else seeds[0] | seeds[1]
         for route, have in zip(_POLICIES, seeds, strict=True):
             if missing := wanted - have:
@@ -122,7 +126,7 @@ def _quiet(config: SweepConfig, runs: Runs) -> dict[tuple[Place, Route], float]:
         place = Place(workload, None)
         for route, policy in _POLICIES.items():
             of_place = runs[place, policy]
-            missing = set(config.seeds) - {told.run.seed for told in of_place}
+            missing = set(config.seeds) - {result.run.seed for result in of_place}
             if config.adaptive is None and missing:
                 where = f"workload {list(workload)} quiet {route}"
                 raise ConfigError(f"{where}: seeds {sorted(missing)} are missing")
@@ -151,18 +155,18 @@ def _measured(
         tpot_ms=_statistic(of_cell, "tpot_ms", where),
         quiet_ttft_ms=alone,
         running=round(statistics.mean(map(_running, of_cell)) / config.homes, 3),
-        qps=round(statistics.mean(_arrived(told.turns) for told in of_cell) / config.homes, 3),
+        qps=round(statistics.mean(_arrived(result.turns) for result in of_cell) / config.homes, 3),
     )
 
 
-def _check_lost(runs: Sequence[Told], where: str) -> None:
-    lost = sum(told.summary["failed"] + told.summary["strayed"] for told in runs)
-    if lost > _MAX_LOST * sum(told.summary["turns"] for told in runs):
+def _check_lost(runs: Sequence[RunResult], where: str) -> None:
+    lost = sum(result.summary["failed"] + result.summary["strayed"] for result in runs)
+    if lost > _MAX_LOST * sum(result.summary["turns"] for result in runs):
         raise ConfigError(f"{where}: {lost} turns failed, or took another route")
 
 
-def _statistic(runs: Sequence[Told], name: str, where: str) -> Statistic:
-    by_seed = [[turn[name] for turn in told.later()] for told in runs]
+def _statistic(runs: Sequence[RunResult], name: str, where: str) -> Statistic:
+    by_seed = [[turn[name] for turn in result.later()] for result in runs]
     values = sorted(value for of_seed in by_seed for value in of_seed)
     if not values:  # in a hybrid, replicas may have got all of a few conversations
         raise ConfigError(f"{where}: no later turn was measured, more conversations are needed")
@@ -175,10 +179,10 @@ def _statistic(runs: Sequence[Told], name: str, where: str) -> Statistic:
     )
 
 
-def _running(told: Told) -> float:
+def _running(result: RunResult) -> float:
     """Mean number of requests that decoded (Little's law)."""
-    decoding_ms = sum(turn["tpot_ms"] * (turn["output_tokens"] - 1) for turn in told.turns)
-    return float(decoding_ms / (1e3 * told.summary["wall_s"]))
+    decoding_ms = sum(turn["tpot_ms"] * (turn["output_tokens"] - 1) for turn in result.turns)
+    return float(decoding_ms / (1e3 * result.summary["wall_s"]))
 
 
 def _arrived(turns: Sequence[dict[str, Any]]) -> float:
@@ -218,7 +222,7 @@ def _around(config: SweepConfig, measured: dict[Cell, CellRecord], route: str) -
 
     def surface(value: Callable[[Measured], float]) -> list[float]:
         logs = [math.log(value(getattr(record, route))) for record in measured.values()]
-        return [math.exp(one) for one in Surface.through(at, logs).at(everywhere)[0]]
+        return [math.exp(value) for value in Surface.through(at, logs).at(everywhere)[0]]
 
     ttft, tpot = surface(lambda m: m.ttft_ms.median), surface(lambda m: m.tpot_ms.median)
     ttft_tail = surface(lambda m: m.ttft_ms.p99 / m.ttft_ms.median)
@@ -245,20 +249,20 @@ def _smooth(median: float, tail: float) -> Statistic:
 # -- what a token costs ---------------------------------------------------------------------
 
 
-def _first_turns(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
+def _first_turns(runs: Iterable[RunResult]) -> Iterator[tuple[int, float]]:
     """Prompt tokens and TTFT of first turns when nothing else was served."""
-    for told in runs:
-        for turn in told.turns:
-            alone = told.run.place.qps is None and turn["route"] == Route.REMOTE
+    for result in runs:
+        for turn in result.turns:
+            alone = result.run.place.qps is None and turn["route"] == Route.REMOTE
             if alone and turn["turn"] == 1 and not turn["error"]:
                 yield turn["new_tokens"], turn["ttft_ms"]
 
 
-def _appends(runs: Iterable[Told]) -> Iterator[tuple[int, float]]:
+def _appends(runs: Iterable[RunResult]) -> Iterator[tuple[int, float]]:
     """New tokens and TTFT of local turns when nothing else was served."""
-    for told in runs:
-        if told.run.place.qps is None and told.run.policy == LOCAL:
-            for turn in told.later():
+    for result in runs:
+        if result.run.place.qps is None and result.run.policy == LOCAL:
+            for turn in result.later():
                 yield turn["new_tokens"], turn["ttft_ms"]
 
 

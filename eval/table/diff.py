@@ -44,10 +44,13 @@ def run(old: Path, new: Path, weights: Weights) -> int:
         turned = was.prefers_local is not now.prefers_local
         flipped += turned
         if turned or any(abs(math.log(ratio)) > math.log(_SHOWN) for ratio in changes.values()):
-            told = ", ".join(f"{name} x{ratio:.2f}" for name, ratio in changes.items())
+            changed_costs = ", ".join(f"{name} x{ratio:.2f}" for name, ratio in changes.items())
             route = "local" if now.prefers_local else "remote"
             mark = f"now {route}" if turned else ""
-            print(f"{mark:>11}  {cell.label}: score {was.local:+.2f} > {now.local:+.2f}; {told}")
+            print(
+                f"{mark:>11}  {cell.label}: score {was.local:+.2f} > {now.local:+.2f}; "
+                f"{changed_costs}"
+            )
     summary = {
         "cells": len(after.cells),
         "flipped": flipped,

@@ -24,6 +24,8 @@ _FALLS = 0.85  # of the cell before; less than noise explains
 
 
 class Kind(StrEnum):
+    """What is doubtful in a table."""
+
     UNMEASURED = "unmeasured"  # filled from the cells around
     FAR = "far"  # the bin reaches much further than what was measured
     NOISE = "noise"  # another seed might have chosen the other route
@@ -32,6 +34,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One doubtful place in a table."""
+
     kind: Kind
     text: str
 
@@ -44,19 +48,20 @@ def run(path: Path, weights: Weights) -> int:
     """
     table = Table.parse(path.read_bytes())
     found = list(findings(table, weights))
-    for one in found:
-        print(f"{one.kind.value:<11} {one.text}")
-    counts = {kind.value: sum(one.kind is kind for one in found) for kind in Kind}
+    for finding in found:
+        print(f"{finding.kind.value:<11} {finding.text}")
+    counts = {kind.value: sum(finding.kind is kind for finding in found) for kind in Kind}
     print(json.dumps({"table": str(path), **counts, **decisions(table, weights)}))
     return 1 if found else 0
 
 
 def findings(table: Table, weights: Weights) -> Iterator[Finding]:
+    """Yield all that is doubtful in a table."""
     for name, bins in table.record.axes.each():
-        for one in bins:
-            if one.high > _REACH * max(1.0, one.at):
-                reach = f"measured at {one.at:g}, holds to {one.high:g}"
-                yield Finding(Kind.FAR, f"{name} [{one.low:g}, {one.high:g}): {reach}")
+        for bin_ in bins:
+            if bin_.high > _REACH * max(1.0, bin_.at):
+                reach = f"measured at {bin_.at:g}, holds to {bin_.high:g}"
+                yield Finding(Kind.FAR, f"{name} [{bin_.low:g}, {bin_.high:g}): {reach}")
     records = _records(table)
     for cell in table.cells:
         record = records[cell.index]
@@ -65,8 +70,8 @@ def findings(table: Table, weights: Weights) -> Iterator[Finding]:
         elif noise_decided(cell, weights):
             result = score(weights, cell.remote, cell.local)
             error = standard_error(weights, cell.remote, cell.local, cell.noise)
-            said = f"score {result.local:+.3f}, its standard error {error:.3f}"
-            yield Finding(Kind.NOISE, f"{cell.label}: {said}")
+            detail = f"score {result.local:+.3f}, its standard error {error:.3f}"
+            yield Finding(Kind.NOISE, f"{cell.label}: {detail}")
     yield from _falls(table, records)
 
 
@@ -112,7 +117,7 @@ def _falls(table: Table, records: Sequence[CellRecord]) -> Iterator[Finding]:
                 for route in ("remote", "local"):
                     pair = (_of(record, route, quantity), _of(after, route, quantity))
                     if fell := _fell(*pair):
-                        low, high = (list(one.bins) for one in (record, after))
+                        low, high = (list(cell.bins) for cell in (record, after))
                         what = f"{route} {quantity} {fell} from {low} to {high}"
                         yield Finding(Kind.FALLS, f"{what}, along {names[axis]}")
 

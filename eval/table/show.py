@@ -1,6 +1,6 @@
 """``ppd-eval table show``: a table as a heat map, in the terminal and as a picture.
 
-Rows are contexts and inputs, columns are replies and rates; a cell says which route it chooses
+Rows are contexts and inputs, columns are replies and rates. A cell shows the route that it chooses
 and how clearly.
 """
 
@@ -23,9 +23,11 @@ _SHADES = ((-0.3, 25), (-0.1, 67), (0.0, 153), (0.1, 223), (0.3, 215), (9e9, 208
 
 
 def run(path: Path, weights: Weights, details: bool, png: Path | None) -> int:
-    """Raises:
-    TableError: it is no table.
-    ConfigError: the picture cannot be written.
+    """Print a table as a heat map.
+
+    Raises:
+        TableError: it is no table.
+        ConfigError: the picture cannot be written.
     """
     table = Table.parse(path.read_bytes())
     record = table.record

@@ -1,4 +1,4 @@
-"""Does a router use a new table: one conversation of each workload, in front of real workers."""
+"""A trial of a new table: one conversation of each workload, through a router with real workers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..sweep.config import Place, SweepConfig, plan
 
 
 def run(
-    config: SweepConfig, model: str | None, table: Path, told: dict[str, Any], logs: Path
+    config: SweepConfig, model: str | None, table: Path, summary: dict[str, Any], logs: Path
 ) -> None:
-    """Print ``told`` with what the router decided, as one JSON line.
+    """Print ``summary`` with the router's decisions, as one JSON line.
 
     Raises:
         WorkerError: a turn failed, or none was decided by the table.
@@ -41,7 +41,7 @@ def run(
     if not reasons["table"]:
         raise WorkerError(f"{table}: no turn was decided by it, reasons were {dict(reasons)}")
     routes = Counter(sample.route for sample in samples if sample.turn > 1)
-    print(json.dumps(told | {"tried": {"reasons": dict(reasons), "routes": dict(routes)}}))
+    print(json.dumps(summary | {"tried": {"reasons": dict(reasons), "routes": dict(routes)}}))
 
 
 async def _talk(config: SweepConfig, router: str, decode: str) -> list[Sample]:
@@ -50,6 +50,8 @@ async def _talk(config: SweepConfig, router: str, decode: str) -> list[Sample]:
         vocabulary = await vocabulary_of(http, decode)
     samples = []
     for workload in config.workloads():
-        one = plan(config, Place(workload, None), config.seeds[0])[:1]
-        samples += await hold(router, one, seed=f"trial/{workload}", vocabulary=vocabulary)
+        conversations = plan(config, Place(workload, None), config.seeds[0])[:1]
+        samples += await hold(
+            router, conversations, seed=f"trial/{workload}", vocabulary=vocabulary
+        )
     return samples

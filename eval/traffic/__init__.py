@@ -1,1 +1,1 @@
-"""What conversations are made of: traces, dialogues, generated workloads."""
+"""The sources of conversations: traces, dialogues, generated workloads."""

@@ -1,7 +1,7 @@
-"""Plans of conversations: what is to be said and when, before anything is sent.
+"""Plans of conversations: sizes and times of all turns, before anything is sent.
 
-Pure values. Owns sizes, times and the knobs that change a whole plan (scale, rate, cut); knows
-neither where a plan comes from (``workloads``, ``traces``) nor how it is held (``client``).
+Pure values, and the functions that change a whole plan (scale, rate, cut). Plans come from
+``workloads`` and ``traces``; ``client`` holds them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ppd.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """One turn to be held.
+class PlannedTurn:
+    """One planned turn.
 
     It is due ``think_s`` after the end of the reply before, and not earlier than ``gap_s`` after
     the turn before was due: a trace tells when turns arrived, not when replies ended.
@@ -35,37 +35,39 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """
+    """One planned conversation.
+
     Attributes:
         label: its kind, for who compares kinds within a run.
         shared_tokens: with which all conversations of a run begin: a system prompt.
     """
 
     starts_at_s: float
-    exchanges: tuple[Exchange, ...]
+    turns: tuple[PlannedTurn, ...]
     label: str = ""
     shared_tokens: int = 0
 
     def contexts(self) -> Iterator[int]:
         """Tokens of history that each turn is sent with, if replies are as long as planned."""
         held = 0
-        for exchange in self.exchanges:
-            context = held if exchange.keep_tokens is None else min(held, exchange.keep_tokens)
+        for turn in self.turns:
+            context = held if turn.keep_tokens is None else min(held, turn.keep_tokens)
             yield context
-            held = context + exchange.new_tokens + exchange.output_tokens
+            held = context + turn.new_tokens + turn.output_tokens
 
     @property
     def longest_tokens(self) -> int:
         """The most that a model must hold of it: prompt and reply of its largest turn."""
         return max(
-            context + exchange.new_tokens + exchange.output_tokens
-            for context, exchange in zip(self.contexts(), self.exchanges, strict=True)
+            context + turn.new_tokens + turn.output_tokens
+            for context, turn in zip(self.contexts(), self.turns, strict=True)
         )
 
 
 def poisson_starts(conversations: int, qps: float, source: random.Random) -> list[float]:
-    """A Poisson process that has exactly as many arrivals in its time as it should: by chance
-    alone the rates of short runs would differ by half.
+    """Draw the arrivals of a Poisson process that has exactly its mean count.
+
+    By chance alone the rates of short runs would differ by half.
 
     Args:
         qps: conversations a second.
@@ -79,8 +81,8 @@ def starting(
 ) -> list[Conversation]:
     """The same, each at its time, in order of time."""
     return [
-        replace(one, starts_at_s=at_s)
-        for one, at_s in zip(conversations, sorted(starts_s), strict=True)
+        replace(conversation, starts_at_s=at_s)
+        for conversation, at_s in zip(conversations, sorted(starts_s), strict=True)
     ]
 
 
@@ -103,12 +105,12 @@ def hastened(conversation: Conversation, factor: float) -> Conversation:
     """All its times divided by ``factor``."""
     if factor == 1.0:
         return conversation
-    exchanges = tuple(
-        replace(one, think_s=one.think_s / factor, gap_s=one.gap_s / factor)
-        for one in conversation.exchanges
+    planned = tuple(
+        replace(turn, think_s=turn.think_s / factor, gap_s=turn.gap_s / factor)
+        for turn in conversation.turns
     )
     starts_at_s = conversation.starts_at_s / factor
-    return replace(conversation, starts_at_s=starts_at_s, exchanges=exchanges)
+    return replace(conversation, starts_at_s=starts_at_s, turns=planned)
 
 
 def scaled(conversation: Conversation, scale: float) -> Conversation:
@@ -119,25 +121,28 @@ def scaled(conversation: Conversation, scale: float) -> Conversation:
     def less(tokens: int) -> int:
         return math.ceil(tokens * scale - 1e-9)  # 0.1 * 30 is a little more than 3
 
-    exchanges = tuple(
+    planned = tuple(
         replace(
-            one,
-            new_tokens=less(one.new_tokens),
-            output_tokens=less(one.output_tokens),
-            keep_tokens=None if one.keep_tokens is None else less(one.keep_tokens),
+            turn,
+            new_tokens=less(turn.new_tokens),
+            output_tokens=less(turn.output_tokens),
+            keep_tokens=None if turn.keep_tokens is None else less(turn.keep_tokens),
         )
-        for one in conversation.exchanges
+        for turn in conversation.turns
     )
     shared = less(conversation.shared_tokens)
-    return replace(conversation, exchanges=exchanges, shared_tokens=shared)
+    return replace(conversation, turns=planned, shared_tokens=shared)
 
 
 def cut(conversation: Conversation, max_context: int) -> Conversation | None:
-    """Without the turns from the first on that a model of ``max_context`` could not hold; None
-    if that is all of them."""
-    kept: list[Exchange] = []
-    for context, exchange in zip(conversation.contexts(), conversation.exchanges, strict=True):
-        if context + exchange.new_tokens + exchange.output_tokens > max_context:
+    """Drop the turns that a model of ``max_context`` could not hold, from the first such turn on.
+
+    Returns:
+        The conversation, or None if no turn is left.
+    """
+    kept: list[PlannedTurn] = []
+    for context, turn in zip(conversation.contexts(), conversation.turns, strict=True):
+        if context + turn.new_tokens + turn.output_tokens > max_context:
             break
-        kept.append(exchange)
-    return replace(conversation, exchanges=tuple(kept)) if kept else None
+        kept.append(turn)
+    return replace(conversation, turns=tuple(kept)) if kept else None

@@ -1,8 +1,8 @@
 """Readers of conversations that are text: tau-bench, MT-Bench-101, mini-SWE agent runs.
 
-What counts is how long each piece is for the model at hand, so every reader is given its
-tokenizer's count. The text itself is dropped: prompts are random tokens of those lengths. Chat
-templates add a few tokens a message, which are not counted.
+Only the lengths count, so every reader is given the count of the model's tokenizer. The text itself
+is dropped: prompts are random tokens of those lengths. Chat templates add a few tokens a message,
+which are not counted.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import msgspec
 from ppd.errors import ConfigError
 
 from .conversations import Conversation
-from .traces import BROKEN_JSON, Seconds, Turn, conversation_of, read_lines, read_rows
+from .traces import BROKEN_JSON, Seconds, TraceTurn, conversation_of, read_lines, read_rows
 
 Count = Callable[[str], int]
 
 
 class Message(msgspec.Struct, frozen=True):
+    """One message of a dialogue."""
+
     role: str
     content: str | None = None
     tool_calls: Any = None
 
     @property
     def text(self) -> str:
-        """As the model reads or writes it: tool calls are JSON."""
+        """The message as the model reads or writes it: tool calls are JSON."""
         calls = msgspec.json.encode(self.tool_calls).decode() if self.tool_calls else ""
         return (self.content or "") + calls
 
@@ -39,7 +41,7 @@ class _Spoken(msgspec.Struct, frozen=True):
 
 
 class Dialogue(msgspec.Struct, frozen=True):
-    """Under the names it has in plain chat files, in tau-bench and in MT-Bench-101."""
+    """A dialogue, with the field names of plain chat files, tau-bench and MT-Bench-101."""
 
     messages: tuple[Message, ...] = ()
     traj: tuple[Message, ...] = ()
@@ -47,9 +49,11 @@ class Dialogue(msgspec.Struct, frozen=True):
 
     @property
     def spoken(self) -> Sequence[Message]:
+        """The messages, under either of the names that files use."""
         if self.history:
             pairs = [
-                (Message("user", one.user), Message("assistant", one.bot)) for one in self.history
+                (Message("user", exchange.user), Message("assistant", exchange.bot))
+                for exchange in self.history
             ]
             return [message for pair in pairs for message in pair]
         return self.messages or self.traj
@@ -65,7 +69,8 @@ class AgentRow(msgspec.Struct, frozen=True):
 
 
 def load_count(tokenizer: Path) -> Count:
-    """
+    """Return a function that counts the tokens of a text.
+
     Args:
         tokenizer: ``tokenizer.json``, or the folder of a model that has one.
 
@@ -87,13 +92,15 @@ def load_count(tokenizer: Path) -> Count:
 
 
 def read_dialogues(path: Path, count: Count) -> list[Conversation]:
-    """JSONL, or one JSON array. All that stands before a reply of the assistant is that turn's
-    new text; what follows the last reply is left out.
+    """Read dialogues from JSONL, or from one JSON array.
+
+    All that stands before a reply of the assistant is that turn's new text. What follows the last
+    reply is left out.
 
     Raises:
         ConfigError: a dialogue is broken, or has no reply.
     """
-    return [_conversation(where, one.spoken, count) for where, one in _dialogues(path)]
+    return [_conversation(where, dialogue.spoken, count) for where, dialogue in _dialogues(path)]
 
 
 def _dialogues(path: Path) -> Iterator[tuple[str, Dialogue]]:
@@ -107,7 +114,9 @@ def _dialogues(path: Path) -> Iterator[tuple[str, Dialogue]]:
         )
     except BROKEN_JSON as error:
         raise ConfigError(f"{path}: {error}") from error
-    yield from ((f"{path}: dialogue {number}", one) for number, one in enumerate(whole, 1))
+    yield from (
+        (f"{path}: dialogue {number}", dialogue) for number, dialogue in enumerate(whole, 1)
+    )
 
 
 def _conversation(where: str, messages: Sequence[Message], count: Count) -> Conversation:
@@ -130,15 +139,17 @@ def _conversation(where: str, messages: Sequence[Message], count: Count) -> Conv
         )
     found, held = [], 0
     for fresh, output in turns:
-        found.append(Turn(held + fresh, held, output))
+        found.append(TraceTurn(held + fresh, held, output))
         held += fresh + output
     return conversation_of(found)
 
 
 def read_agents(path: Path, count: Count) -> list[Conversation]:
-    """Calls of one session in order of time; what a call's prompt has in common with the one
-    before is its context. Sessions have no time of arrival that could be compared: runs of
-    several days are in one file.
+    """Read the sessions of agents from their calls.
+
+    Calls of one session are in order of time. What a call's prompt has in common with the one
+    before is its context. Sessions have no time of arrival that could be compared: runs of several
+    days are in one file.
 
     Raises:
         ConfigError: a line is broken.
@@ -148,14 +159,14 @@ def read_agents(path: Path, count: Count) -> list[Conversation]:
         sessions.setdefault(row.session_id, []).append(row)
     found = []
     for rows in sessions.values():
-        turns: list[Turn] = []
+        turns: list[TraceTurn] = []
         before: AgentRow | None = None
         for row in sorted(rows, key=lambda row: row.timestamp):
             same = common_start(before.input, row.input) if before else ""
             gap_s: Seconds = (row.timestamp - before.timestamp) / 1e6 if before else 0.0
             context = count(same) if same else 0
             new = max(1, count(row.input[len(same) :]))
-            turns.append(Turn(context + new, context, max(1, count(row.output)), gap_s))
+            turns.append(TraceTurn(context + new, context, max(1, count(row.output)), gap_s))
             before = row
         found.append(conversation_of(turns))
     return found

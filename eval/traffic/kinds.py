@@ -1,8 +1,8 @@
-"""Kinds of workload: ``KIND[:WHAT][?KEY=VALUE&...]`` to the conversations it is made of.
+"""Kinds of workload: from ``KIND[:WHAT][?KEY=VALUE&...]`` to conversations.
 
-Made here: ``paper`` (its 18), ``turns`` (its turn scaling), ``grid`` (any). Read: ``mooncake``,
-``sessions``, ``azure``, ``tau-bench``, ``mt-bench-101``, ``mini-swe``. docs/WORKLOADS.md says
-where their files come from. When they arrive, and how many, is ``workloads``' business.
+Generated: ``paper`` (its 18), ``turns`` (its turn scaling), ``grid`` (any). Read: ``mooncake``,
+``sessions``, ``azure``, ``tau-bench``, ``mt-bench-101``, ``mini-swe``; docs/WORKLOADS.md has the
+sources of their files. ``workloads`` sets their number and arrivals.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from .conversations import Conversation, Exchange, hastened
+from .conversations import Conversation, PlannedTurn, hastened
 from .dialogues import Count, load_count, read_agents, read_dialogues
 from .traces import (
     MOONCAKE_BLOCK_TOKENS,
@@ -51,7 +51,7 @@ PAPER = tuple(f"{first}_{later}" for first, later in product(PAPER_FIRST_TURNS, 
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may follow ``?`` for every kind.
+    """Settings that every kind takes after ``?``.
 
     Attributes:
         max_context: conversations end before the turn that would need more.
@@ -61,13 +61,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thinking(Settings, frozen=True):
-    """For kinds that do not tell times: mean of an exponential think time."""
+    """Settings of kinds without times: the mean of an exponential think time."""
 
     think_s: Seconds = 0.0
 
 
 class TurnScaling(Thinking, frozen=True):
-    """Turn scaling, as the paper's ``small_mid_bal`` with more turns."""
+    """Settings of turn scaling, as the paper's ``small_mid_bal`` with more turns."""
 
     first: Tokens = 128
     first_out: Tokens = 128
@@ -76,7 +76,10 @@ class TurnScaling(Thinking, frozen=True):
 
 
 class Grid(Thinking, frozen=True):
-    """Lists of numbers; every combination is a cell. ``context`` is the mean of later turns'."""
+    """Settings of a grid: lists of numbers, of which every combination is a cell.
+
+    ``context`` is the mean of later turns.
+    """
 
     context: str = "1024"
     new: str = "64"
@@ -85,22 +88,26 @@ class Grid(Thinking, frozen=True):
     shared: TokensOrZero = 0
 
 
-class Told(Settings, frozen=True):
-    """For kinds that tell times: all of them are divided by ``faster``."""
+class ReplaySettings(Settings, frozen=True):
+    """Settings of kinds with times: all of them are divided by ``faster``."""
 
     faster: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
 
 
-class Mooncake(Told, frozen=True):
+class Mooncake(ReplaySettings, frozen=True):
+    """Settings of Mooncake's traces."""
+
     block: Tokens = MOONCAKE_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Attributes:
-    kinds: conversations to hold, each of them as often as wanted if ``endless``.
-    timed: their ``starts_at_s`` mean something.
-    think_s: mean of think times to draw; 0: the turns' own.
+    """Conversations of one kind.
+
+    Attributes:
+        kinds: conversations to hold, each of them as often as wanted if ``endless``.
+        timed: their ``starts_at_s`` mean something.
+        think_s: mean of think times to draw; 0: the turns' own.
     """
 
     kinds: Sequence[Conversation]
@@ -111,7 +118,8 @@ class Workload:
 
 
 def load(spec: str, tokenizer: Path | None = None) -> Workload:
-    """
+    """Read a workload by its specification.
+
     Args:
         tokenizer: of the model; for text.
 
@@ -122,8 +130,8 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
     kind, _, what = named.partition(":")
     match kind:
         case "paper":
-            told = _settings(spec, query, Thinking)
-            return _made(told, _paper(spec, what))
+            settings = _settings(spec, query, Thinking)
+            return _made(settings, _paper(spec, what))
         case "turns":
             scaling = _settings(spec, query, TurnScaling)
             return _made(scaling, [_turns(spec, what, scaling)])
@@ -134,25 +142,25 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             mooncake = _settings(spec, query, Mooncake)
             return _read(mooncake, read_mooncake(_path(spec, what), mooncake.block))
         case "azure":
-            told_times = _settings(spec, query, Told)
-            return _read(told_times, read_azure(_path(spec, what)))
+            replay_settings = _settings(spec, query, ReplaySettings)
+            return _read(replay_settings, read_azure(_path(spec, what)))
         case "sessions":
-            told_times = _settings(spec, query, Told)
+            replay_settings = _settings(spec, query, ReplaySettings)
             found, timed = read_sessions(_path(spec, what))
-            return _read(told_times, found, timed=timed)
+            return _read(replay_settings, found, timed=timed)
         case "tau-bench" | "mt-bench-101":
-            told = _settings(spec, query, Thinking)
+            settings = _settings(spec, query, Thinking)
             found = read_dialogues(_path(spec, what), _count(spec, tokenizer))
             return Workload(
                 found,
                 endless=False,
-                think_s=told.think_s,
-                max_context=told.max_context,
+                think_s=settings.think_s,
+                max_context=settings.max_context,
             )
         case "mini-swe":
-            told_times = _settings(spec, query, Told)
+            replay_settings = _settings(spec, query, ReplaySettings)
             found = read_agents(_path(spec, what), _count(spec, tokenizer))
-            return _read(told_times, found, timed=False)
+            return _read(replay_settings, found, timed=False)
         case _:
             raise ConfigError(
                 f"workload {spec}: no such kind; allowed: paper:NAME turns:N grid mooncake:FILE "
@@ -160,13 +168,15 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             )
 
 
-def _made(told: Thinking, kinds: Sequence[Conversation]) -> Workload:
-    return Workload(kinds, think_s=told.think_s, max_context=told.max_context)
+def _made(settings: Thinking, kinds: Sequence[Conversation]) -> Workload:
+    return Workload(kinds, think_s=settings.think_s, max_context=settings.max_context)
 
 
-def _read(told: Told, found: Sequence[Conversation], *, timed: bool = True) -> Workload:
-    kinds = [hastened(one, told.faster) for one in found]
-    return Workload(kinds, endless=False, timed=timed, max_context=told.max_context)
+def _read(
+    settings: ReplaySettings, found: Sequence[Conversation], *, timed: bool = True
+) -> Workload:
+    kinds = [hastened(conversation, settings.faster) for conversation in found]
+    return Workload(kinds, endless=False, timed=timed, max_context=settings.max_context)
 
 
 def _settings(spec: str, query: str, kind: type[S]) -> S:
@@ -203,35 +213,37 @@ def _paper(spec: str, what: str) -> list[Conversation]:
     for name in names:
         first, _, later = name.partition("_")
         turns = PAPER_FIRST_TURNS[first], PAPER_LATER_TURNS[later]
-        found.append(Conversation(0.0, tuple(Exchange(*sizes) for sizes in turns), name))
+        found.append(Conversation(0.0, tuple(PlannedTurn(*sizes) for sizes in turns), name))
     return found
 
 
-def _turns(spec: str, what: str, told: TurnScaling) -> Conversation:
+def _turns(spec: str, what: str, settings: TurnScaling) -> Conversation:
     if not (what.isdecimal() and 1 <= int(what) <= 1000):
         raise ConfigError(f"workload {spec}: turns must be 1 to 1000, as turns:8; got {what!r}")
-    later = [Exchange(told.new, told.out)] * (int(what) - 1)
-    return Conversation(0.0, (Exchange(told.first, told.first_out), *later), f"turns-{what}")
+    later = [PlannedTurn(settings.new, settings.out)] * (int(what) - 1)
+    return Conversation(
+        0.0, (PlannedTurn(settings.first, settings.first_out), *later), f"turns-{what}"
+    )
 
 
 def first_turn_tokens(context: float, new: int, output: int, turns: int) -> int:
-    """What a first turn must bring so that the contexts of the later ones have that mean."""
+    """Return the tokens of a first turn, so that the contexts of the later ones have that mean."""
     return round(context - output - (turns - 2) / 2 * (new + output))
 
 
-def _grid(spec: str, told: Grid) -> Iterator[Conversation]:
-    axes = [_numbers(spec, name, getattr(told, name)) for name in ("context", "new", "out")]
+def _grid(spec: str, settings: Grid) -> Iterator[Conversation]:
+    axes = [_numbers(spec, name, getattr(settings, name)) for name in ("context", "new", "out")]
     for context, new, output in product(*axes):
-        first = first_turn_tokens(context, new, output, told.turns)
-        if first < max(1, told.shared):
+        first = first_turn_tokens(context, new, output, settings.turns)
+        if first < max(1, settings.shared):
             raise ConfigError(
-                f"workload {spec}: a mean context of {context} with {told.turns} turns of {new} "
-                f"new and {output} output tokens leaves the first turn {first} tokens; it must "
-                f"have at least {max(1, told.shared)}: a longer context or fewer turns"
+                f"workload {spec}: a mean context of {context} with {settings.turns} turns of "
+                f"{new} new and {output} output tokens leaves the first turn {first} tokens; it "
+                f"must have at least {max(1, settings.shared)}: a longer context or fewer turns"
             )
-        later = [Exchange(new, output)] * (told.turns - 1)
+        later = [PlannedTurn(new, output)] * (settings.turns - 1)
         label = f"{context}+{new}>{output}"
-        yield Conversation(0.0, (Exchange(first, output), *later), label, told.shared)
+        yield Conversation(0.0, (PlannedTurn(first, output), *later), label, settings.shared)
 
 
 def _numbers(spec: str, name: str, text: str) -> list[int]:

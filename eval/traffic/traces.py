@@ -1,8 +1,8 @@
-"""Readers of traces of lengths and times: Mooncake, Azure, and sessions already told apart.
+"""Readers of traces of lengths and times: Mooncake, Azure, and sessions.
 
-Read in place, never kept. A reader gives conversations, or says which line of which file is
-wrong and what is allowed; what is to be done with them is ``workloads``' business. Fields that a
-format has beside those we need are let pass: the files are other people's.
+Files are read in place, never kept. A reader returns conversations, or raises an error with the
+file and line that is wrong and what is allowed. Fields that a format has besides those we need are
+ignored: the files are other people's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from .conversations import Conversation, Exchange
+from .conversations import Conversation, PlannedTurn
 
 T = TypeVar("T")
 # Bounds beyond any model and any trace, so that a broken number is an error, not a plan.
@@ -55,8 +55,8 @@ class MooncakeRow(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn as a trace tells it; ``context_tokens`` of the prompt are as in the turn before."""
+class TraceTurn:
+    """One turn of a trace; its first ``context_tokens`` are those of the turn before."""
 
     prompt_tokens: int
     context_tokens: int
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _Session:
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[TraceTurn] = field(default_factory=list)
     starts_at_s: float | None = None
     last_s: float = 0.0
 
@@ -76,20 +76,20 @@ class _Session:
         return self.turns[-1].prompt_tokens + self.turns[-1].output_tokens
 
 
-def conversation_of(turns: Sequence[Turn], starts_at_s: float = 0.0) -> Conversation:
-    """Prompts and common beginnings as long as the trace's, with live replies in between."""
-    exchanges, held = [], 0
+def conversation_of(turns: Sequence[TraceTurn], starts_at_s: float = 0.0) -> Conversation:
+    """Return a conversation with prompts and common beginnings as long as the trace's."""
+    planned, held = [], 0
     for turn in turns:
         kept = min(turn.context_tokens, held, turn.prompt_tokens - 1)
         new = turn.prompt_tokens - kept
         keep = None if kept == held else kept
-        exchanges.append(Exchange(new, turn.output_tokens, 0.0, turn.gap_s, keep))
+        planned.append(PlannedTurn(new, turn.output_tokens, 0.0, turn.gap_s, keep))
         held = turn.prompt_tokens + turn.output_tokens
-    return Conversation(starts_at_s, tuple(exchanges))
+    return Conversation(starts_at_s, tuple(planned))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, numbered from 1; ``.gz`` is unpacked.
+    """Yield lines that are not empty, numbered from 1; ``.gz`` is unpacked.
 
     Raises:
         ConfigError: it cannot be read, or holds none.
@@ -108,7 +108,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_rows(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """JSONL.
+    """Yield the rows of a JSONL file.
 
     Raises:
         ConfigError: of :func:`read_lines`, or a line is no such row.
@@ -122,7 +122,7 @@ def read_rows(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
 
 
 def read_sessions(path: Path) -> tuple[list[Conversation], bool]:
-    """Rows of sessions whose turns count from 1; whether their times of arrival are known.
+    """Read rows of sessions whose turns count from 1; return whether their arrivals are known, too.
 
     A row that goes back to an earlier turn forks: it is held as a conversation of its own.
 
@@ -144,7 +144,7 @@ def read_sessions(path: Path) -> tuple[list[Conversation], bool]:
                 f"{path}:{number}: turn {row.k} of session {row.s} follows turn {seen}: turns "
                 "must count from 1, in order"
             )
-        turn = Turn(row.prompt, row.ctx, row.out, row.gap or 0.0)
+        turn = TraceTurn(row.prompt, row.ctx, row.out, row.gap or 0.0)
         if row.k <= seen:
             forks.append(_Session([replace(turn, gap_s=0.0)], row.t))
         else:
@@ -156,9 +156,11 @@ def read_sessions(path: Path) -> tuple[list[Conversation], bool]:
 
 
 def read_mooncake(path: Path, block_tokens: int) -> list[Conversation]:
-    """A request continues the one whose whole blocks it begins with (the longest if there are
-    several) if it is longer than that with its reply. Blocks that most requests begin with are
-    a system prompt, and continue nothing. A second request that continues the same one is a
+    """Read conversations from a trace of single requests, by their blocks.
+
+    A request continues the one whose whole blocks it begins with, if it is longer than that with
+    its reply. Of several it continues the longest. Blocks that most requests begin with are a
+    system prompt, and continue nothing. A second request that continues the same one is a
     conversation of its own.
 
     Raises:
@@ -176,19 +178,21 @@ def read_mooncake(path: Path, block_tokens: int) -> list[Conversation]:
             None,
         )
         if found is None:
-            session = _Session([Turn(tokens, 0, output)], at_s, at_s)
+            session = _Session([TraceTurn(tokens, 0, output)], at_s, at_s)
             sessions.append(session)
         else:
             session = ended.pop(found)
             held = session.held_tokens
-            session.turns.append(Turn(tokens, held, output, at_s - session.last_s))
+            session.turns.append(TraceTurn(tokens, held, output, at_s - session.last_s))
             session.last_s = at_s
         whole_blocks = tokens // block_tokens
         if whole_blocks > shared:
             ended[row.hash_ids[whole_blocks - 1]] = session
     return [
-        replace(one, shared_tokens=min(shared * block_tokens, one.exchanges[0].new_tokens))
-        for one in _conversations(sessions)
+        replace(
+            conversation, shared_tokens=min(shared * block_tokens, conversation.turns[0].new_tokens)
+        )
+        for conversation in _conversations(sessions)
     ]
 
 
@@ -207,14 +211,16 @@ def _common_blocks(prompts: Sequence[tuple[int | str, ...]]) -> int:
     """How many blocks more than half of the prompts begin with."""
     common = 0
     while True:
-        counts = Counter(one[common] for one in prompts if len(one) > common)
+        counts = Counter(prompt[common] for prompt in prompts if len(prompt) > common)
         if len(prompts) < 2 or 2 * max(counts.values(), default=0) <= len(prompts):
             return common
         common += 1
 
 
 def read_azure(path: Path) -> list[Conversation]:
-    """Azure's LLM inference traces: ``TIMESTAMP,ContextTokens,GeneratedTokens``; one turn each.
+    """Read Azure's LLM inference traces, one turn each.
+
+    Columns are ``TIMESTAMP,ContextTokens,GeneratedTokens``.
 
     Raises:
         ConfigError: a column is missing, or a line is broken.
@@ -223,9 +229,9 @@ def read_azure(path: Path) -> list[Conversation]:
     lines = read_lines(path)
     _, head = next(lines)
     names = head.decode("utf-8", "replace").strip("\ufeff\r\n ").split(",")
-    if missing := [one for one in columns if one not in names]:
+    if missing := [column for column in columns if column not in names]:
         raise ConfigError(f"{path}:1: the columns must be {','.join(columns)}; without {missing}")
-    places = [names.index(one) for one in columns]
+    places = [names.index(column) for column in columns]
     arrivals: list[tuple[datetime, int, int]] = []
     for number, line in lines:
         fields = line.decode("utf-8", "replace").strip().split(",")
@@ -252,7 +258,7 @@ def read_azure(path: Path) -> list[Conversation]:
     except TypeError as error:
         raise ConfigError(f"{path}: TIMESTAMP has a zone in some rows only") from error
     sessions = (
-        _Session([Turn(context, 0, output)], (at - first).total_seconds())
+        _Session([TraceTurn(context, 0, output)], (at - first).total_seconds())
         for at, context, output in arrivals
     )
     return _conversations(sessions)
@@ -260,6 +266,8 @@ def read_azure(path: Path) -> list[Conversation]:
 
 def _conversations(sessions: Iterable[_Session]) -> list[Conversation]:
     """In order of their beginnings, the first at 0."""
-    found = sorted(sessions, key=lambda one: one.starts_at_s or 0.0)
-    begin_s = min((one.starts_at_s or 0.0 for one in found), default=0.0)
-    return [conversation_of(one.turns, (one.starts_at_s or 0.0) - begin_s) for one in found]
+    found = sorted(sessions, key=lambda session: session.starts_at_s or 0.0)
+    begin_s = min((session.starts_at_s or 0.0 for session in found), default=0.0)
+    return [
+        conversation_of(session.turns, (session.starts_at_s or 0.0) - begin_s) for session in found
+    ]

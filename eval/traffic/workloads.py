@@ -1,6 +1,6 @@
-"""From what is wanted to a plan: which conversations, how many, when, how large.
+"""From a demand to a plan: which conversations, how many, when, how large.
 
-The same demand gives the same plan. Knows no formats (``workload_kinds``) and sends nothing.
+The same demand gives the same plan. ``kinds`` reads the formats, and ``client`` sends the requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POISSON = "poisson"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is wanted.
+    """The workload that a command line asks for.
 
     Attributes:
         spec: the workload.
@@ -60,9 +60,9 @@ def plan(demand: Demand) -> list[Conversation]:
         )
     chosen = [kinds[number % len(kinds)] for number in range(wanted)]
     if workload.think_s:
-        chosen = [_thinking(one, workload.think_s, source) for one in chosen]
+        chosen = [_thinking(conversation, workload.think_s, source) for conversation in chosen]
     starts_s = _starts(demand, workload, chosen, source)
-    return [scaled(one, demand.scale) for one in starting(chosen, starts_s)]
+    return [scaled(conversation, demand.scale) for conversation in starting(chosen, starts_s)]
 
 
 def _check(demand: Demand) -> None:
@@ -77,11 +77,12 @@ def _check(demand: Demand) -> None:
 def _fitting(spec: str, workload: Workload) -> Sequence[Conversation]:
     if workload.max_context is None:
         return workload.kinds
-    fitting = [cut(one, workload.max_context) for one in workload.kinds]
-    if kinds := [one for one in fitting if one is not None]:
+    fitting = [cut(kind, workload.max_context) for kind in workload.kinds]
+    if kinds := [conversation for conversation in fitting if conversation is not None]:
         return kinds
     shortest = min(
-        one.exchanges[0].new_tokens + one.exchanges[0].output_tokens for one in workload.kinds
+        conversation.turns[0].new_tokens + conversation.turns[0].output_tokens
+        for conversation in workload.kinds
     )
     raise ConfigError(
         f"{spec}: max_context must be at least {shortest}, the shortest first turn with its reply"
@@ -101,9 +102,9 @@ def _starts(
                 f"--arrivals {demand.arrivals}: has {len(trace.kinds)} arrivals, "
                 f"{len(chosen)} are wanted: --conversations {len(trace.kinds)} or fewer"
             )
-        starts_s = [one.starts_at_s for one in trace.kinds[: len(chosen)]]
+        starts_s = [kind.starts_at_s for kind in trace.kinds[: len(chosen)]]
     elif workload.timed and demand.arrivals is None:
-        starts_s = [one.starts_at_s for one in chosen]
+        starts_s = [conversation.starts_at_s for conversation in chosen]
     elif demand.qps is None:
         raise ConfigError(f"{demand.spec}: tells no arrivals: give --qps, conversations a second")
     else:
@@ -114,7 +115,7 @@ def _starts(
     return [at_s - first_s for at_s in starts_s]
 
 
-def _thinking(one: Conversation, think_s: float, source: random.Random) -> Conversation:
-    first, *later = one.exchanges
+def _thinking(conversation: Conversation, think_s: float, source: random.Random) -> Conversation:
+    first, *later = conversation.turns
     drawn = (replace(turn, think_s=source.expovariate(1 / think_s)) for turn in later)
-    return replace(one, exchanges=(first, *drawn))
+    return replace(conversation, turns=(first, *drawn))

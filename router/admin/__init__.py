@@ -1,1 +1,1 @@
-"""What operators ask and change, and the page they look at."""
+"""The operators' API and dashboard."""

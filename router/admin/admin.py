@@ -1,7 +1,7 @@
-"""What operators look at: health, metrics, decisions explained, the table and what was observed.
+"""The operators' read access: health, metrics, explained decisions, the decision table.
 
-Like ``/metrics``, these show no content of requests, but sessions of all tenants: keep them
-from clients.
+None of it shows the content of requests. It shows the sessions of all tenants, so clients must
+have no access to it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ _MAX_EXPLAINED = 1000
 
 @dataclass(slots=True)
 class Admin:
-    """Answers operators; reads what the rest of the router keeps.
+    """The routes that read the router's state, and the reset of a policy's observations.
 
     Attributes:
-        token: that operators carry, if there is one.
-        stopping: the router will soon take no more requests.
+        policy_spec: the policy's name and options, as the configuration has them.
+        roles: that the policy requires workers for.
+        policy: that decides.
+        table: the policy's decision table, if any.
+        token: that operators carry; "": none.
+        stopping: the router will soon accept no further requests.
     """
 
     policy_spec: str
@@ -57,7 +61,7 @@ class Admin:
     backlog: Backlog
     forecast: Forecast
     admission: Admission
-    others: PeerLoads
+    peer_loads: PeerLoads
     journal: Journal
     metrics: Metrics
     token: str
@@ -65,9 +69,11 @@ class Admin:
     stopping: bool = False
 
     def set_policy(self, spec: str, table: TableFile | None) -> None:
+        """Replace the policy after a reload of the configuration."""
         self.policy_spec, self.table = spec, table
 
     def add_routes(self, app: web.Application) -> None:
+        """Add the routes of operators to ``app``."""
         app.router.add_get("/workers", self.workers)
         app.router.add_get("/metrics", self.show_metrics)
         app.router.add_get("/explain", self.recent)
@@ -77,10 +83,13 @@ class Admin:
         app.router.add_post("/table/reset", self.reset)
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 if a worker of each role lives, or one that does both, and the router stays."""
+        """Return 200 if each role has a live worker and the router is not stopping, else 503.
+
+        A live replica replaces workers of all other roles.
+        """
         workers = self.pool.workers
-        living = {w.role for w in workers if w.alive}
-        healthy = living >= self.roles or Role.REPLICA in living
+        alive_roles = {w.role for w in workers if w.alive}
+        healthy = alive_roles >= self.roles or Role.REPLICA in alive_roles
         states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
         status = "stopping" if self.stopping else "ok" if healthy else "degraded"
         return web.json_response(
@@ -88,8 +97,8 @@ class Admin:
         )
 
     async def workers(self, request: web.Request) -> web.Response:
-        """Every worker: what it is, and what it said last."""
-        others = await self.others.in_flight(request)
+        """Return the state of every worker and its last announcement."""
+        peers = await self.peer_loads.in_flight(request)
         return _json(
             [
                 {
@@ -99,7 +108,7 @@ class Admin:
                     "alive": worker.alive,
                     "draining": worker.draining,
                     "breaker_open": worker.breaker.open,
-                    "in_flight": None if others is None else worker.in_flight + others[worker.url],
+                    "in_flight": None if peers is None else worker.in_flight + peers[worker.url],
                     "backlog_tokens": self.backlog.of(worker.identity),
                     "handshake": worker.handshake,
                     "announced": worker.announcement,
@@ -109,13 +118,14 @@ class Admin:
         )
 
     async def show_metrics(self, request: web.Request) -> web.Response:
+        """Return the metrics in Prometheus' text format."""
         metrics = self.metrics
         metrics.sessions.set(len(self.index))
         metrics.qps.set(self._qps())
         metrics.waiting.set(self.admission.waiting)
         of_workers = (metrics.in_flight, metrics.alive, metrics.breaker_open, metrics.backlog)
         for gauge in (*of_workers, metrics.kv_events_connected):
-            gauge.clear()  # of workers that have left
+            gauge.clear()  # drops workers that have left
         for worker in self.pool.workers:
             labels = (worker.role, worker.url)
             metrics.in_flight.labels(*labels).set(worker.in_flight)
@@ -134,13 +144,17 @@ class Admin:
         )
 
     async def recent(self, request: web.Request) -> web.Response:
-        """The newest decisions and what came of them; ``?session=`` and ``?limit=``."""
+        """Return the latest decisions and their outcomes; ``?session=`` and ``?limit=`` select.
+
+        Raises:
+            RequestError: the limit is no number in range.
+        """
         text = request.query.get("limit", "20")
         if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _MAX_EXPLAINED):
             raise RequestError(f"limit must be 1..{_MAX_EXPLAINED}, got {text!r}", param="limit")
         decisions = [
-            {"decided": one.decided, "finished": one.finished}
-            for one in self.journal.recent(int(text), request.query.get("session"))
+            {"decided": record.decided, "finished": record.finished}
+            for record in self.journal.recent(int(text), request.query.get("session"))
         ]
         return _json({"policy": self.policy_spec, "decisions": decisions})
 
@@ -148,25 +162,25 @@ class Admin:
         self, endpoint: Endpoint
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def explain(request: web.Request) -> web.Response:
-            """What would be decided about this request now. It is not sent."""
+            """Return the decision that this request would get now, without sending it."""
             headers = {name.lower(): value for name, value in request.headers.items()}
             if self.token and carries_token(headers.get("authorization"), self.token):
                 del headers["authorization"]  # it is the operator's, not the client's
-            query, judged = self.turns.explain(endpoint, headers, await request.read())
+            query, decided = self.turns.explain(endpoint, headers, await request.read())
             return _json(
                 {
                     "policy": self.policy_spec,
                     "tenant": query.tenant,
                     "objective": query.objective,
-                    "features": judged.features,
-                    "decision": judged.decision,
+                    "features": decided.features,
+                    "decision": decided.decision,
                 }
             )
 
         return explain
 
     async def show_table(self, request: web.Request) -> web.Response:
-        """Which table decides, with which corrections, and what has been observed since."""
+        """Return the decision table, the corrections and what has been observed since."""
         policy, file = self.planner.policy, self.table
         corrections = sorted(policy.corrections) if isinstance(policy, TablePolicy) else []
         record = file.table.record if file else None
@@ -186,13 +200,17 @@ class Admin:
         )
 
     async def reset(self, request: web.Request) -> web.Response:
-        """Forget what was observed: from now on the table's values again."""
+        """Delete the policy's observations, so that it uses the table's values again.
+
+        Raises:
+            RequestError: the policy has no observations.
+        """
         if not isinstance(self.planner.policy, TablePolicy):
             raise RequestError(f"policy {self.policy_spec} observes nothing")
-        forgotten = len(self._factors())
+        deleted = len(self._factors())
         self.planner.policy.observed.reset()
         self.journal.reset(Reset(at_s=self.clock()))
-        return _json({"forgotten": forgotten})
+        return _json({"forgotten": deleted})
 
     def _qps(self) -> float:
         return self.arrivals.per_second(self.clock()) / max(1, self.pool.decode_workers)

@@ -1,6 +1,6 @@
-"""The aiohttp application: all that is asked of the router but the token path.
+"""The aiohttp applications, which serve all paths but the token path.
 
-Its error answers are OpenAI's too.
+Their error responses have OpenAI's format too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _POOL = web.AppKey("pool", WorkerRegistry)
 _GUARD = web.AppKey("guard", Guard)
 
-# Announcements have a token of their own, processes on the port a secret.
+# Announcements carry a token of their own, requests of peers a secret.
 _OPEN = (
     "GET /health",
     "GET /metrics",
@@ -42,14 +42,14 @@ _OPEN = (
 )
 
 
-def public(
+def public_app(
     pool: WorkerRegistry,
     admin: Admin,
     passthrough: Passthrough,
     kept: StoredResponses,
     max_body_bytes: int,
 ) -> web.Application:
-    """What clients and load balancers ask, beside the token path."""
+    """Return the application for clients and load balancers."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
     app[_POOL] = pool
     app.router.add_get("/health", admin.health)
@@ -60,7 +60,7 @@ def public(
     return app
 
 
-def complete(
+def admin_app(
     pool: WorkerRegistry,
     admin: Admin,
     operations: Operations,
@@ -71,8 +71,8 @@ def complete(
     peers: Peers | None,
     max_body_bytes: int,
 ) -> web.Application:
-    """That, and all that operators and workers ask."""
-    app = public(pool, admin, passthrough, kept, max_body_bytes)
+    """Return the application for clients, operators and workers."""
+    app = public_app(pool, admin, passthrough, kept, max_body_bytes)
     app[_GUARD] = Guard(admin_token, peers, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)
@@ -84,16 +84,17 @@ def complete(
     return app
 
 
-def lobby(membership: Membership | None) -> web.Application:
-    """What is served until there is a worker of each role: only they are let in.
+def startup_app(membership: Membership | None) -> web.Application:
+    """Return the application until there is a worker of each role.
+
+    It serves announcements of workers and refuses all other requests by a 503.
 
     Args:
-        membership: None: they cannot announce themselves.
+        membership: of workers that announce themselves; None: no worker may.
     """
 
     async def refuse(request: web.Request) -> web.Response:
-        told = ErrorAnswer(503, "there is no worker of each role yet", "worker_error")
-        return _response(told)
+        return _response(ErrorAnswer(503, "there is no worker of each role yet", "worker_error"))
 
     app = web.Application(middlewares=[answer_errors])
     if membership is not None:
@@ -103,6 +104,7 @@ def lobby(membership: Membership | None) -> web.Application:
 
 
 def refuse(refusal: Refusal) -> bytes:
+    """Return the body of a refusal, an OpenAI error object."""
     return ErrorAnswer(refusal.status, refusal.message).body
 
 
@@ -111,12 +113,12 @@ async def _models(request: web.Request) -> web.Response:
 
 
 async def _model(request: web.Request) -> web.Response:
-    wanted = request.match_info["model"]
+    model = request.match_info["model"]
     for card in _cards(request):
-        if card["id"] == wanted:
+        if card["id"] == model:
             return web.json_response(card)
     known = ", ".join(str(card["id"]) for card in _cards(request))
-    message = f"the model {wanted!r} does not exist; available: {known}"
+    message = f"the model {model!r} does not exist; available: {known}"
     return _response(ErrorAnswer(404, message, param="model", code="model_not_found"))
 
 
@@ -142,7 +144,7 @@ async def _only_operators(request: web.Request, handler: _Handler) -> web.Stream
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Every error as OpenAI's error object."""
+    """Turn every error into a response with an OpenAI error object (middleware)."""
     where = f"{request.method} {request.path}"
     try:
         return await handler(request)
@@ -151,16 +153,16 @@ async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         return _response(ErrorAnswer(405, f"{where}: use {allowed}"))
     except web.HTTPNotFound:
         served = {r.canonical for r in request.app.router.resources()} | set(PATHS)
-        told = f"no such path: {request.path}; there are {', '.join(sorted(served))}"
-        return _response(ErrorAnswer(404, told))
+        message = f"no such path: {request.path}; there are {', '.join(sorted(served))}"
+        return _response(ErrorAnswer(404, message))
     except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
         return _response(answer_to(error, where))
 
 
-def _response(told: ErrorAnswer) -> web.Response:
+def _response(error: ErrorAnswer) -> web.Response:
     return web.Response(
-        status=told.status,
-        body=told.body,
+        status=error.status,
+        body=error.body,
         content_type="application/json",
-        headers=told.headers,
+        headers=error.headers,
     )

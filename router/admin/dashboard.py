@@ -1,7 +1,7 @@
-"""The router's own page: its files, and the one document about now that it asks for each second.
+"""The dashboard: the files of its page, and the state that the page fetches each second.
 
-Reads what the rest of the router keeps, and keeps nothing of its own: what it tells of requests
-is computed from the journal's last decisions, so its memory and its work are bounded.
+The module stores nothing of its own. Statistics of requests are computed from the latest
+decisions of the journal, so memory and work are bounded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from aiohttp import web
 from ppd import __version__
 from ppd.decision import Reason, Route
 
-from ..observability.journal import Explained
+from ..observability.journal import DecisionRecord
 from ..workers.worker import Worker
 from .admin import Admin
 
-PAGE = ("/dashboard", "/dashboard/{file}")  # without the state; the token is typed in there
+PAGE = (
+    "/dashboard",
+    "/dashboard/{file}",
+)  # without the state; the user enters the token on the page
 
 _TYPES = {
     ".html": "text/html",
@@ -41,20 +44,21 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_READ = 1000  # decisions, at most
-_SHOWN = 40  # of them one by one
+_MAX_READ = 1000  # decisions
+_MAX_LISTED = 40  # of them, one by one
 _WINDOW_S = 300.0
 _RATES_S = 10.0
-_MIN_S = 0.1  # a rate over less would say nothing
+_MIN_S = 0.1  # a rate over a shorter time is meaningless
 _POINTS = 20  # of a chart
 _STEPS_S = (0.5, 1.0, 2.5, 5.0, _WINDOW_S / _POINTS)  # between two of them
-_LAST_TURN = 3  # it stands for all that follow
+_LAST_TURN = 3  # the group of this and all later turns
 
 
 class Dashboard:
-    """
+    """The routes of the dashboard.
+
     Args:
-        admin: knows what is to be shown.
+        admin: has the state that is shown.
     """
 
     def __init__(self, admin: Admin) -> None:
@@ -64,18 +68,21 @@ class Dashboard:
         self._started_s = admin.clock()
 
     def add_routes(self, app: web.Application) -> None:
+        """Add the routes to ``app``."""
         page, file = PAGE
         app.router.add_get(page, self.page)
         app.router.add_get(f"{page}/state", self.state)
         app.router.add_get(file, self.file)
 
     async def page(self, request: web.Request) -> web.Response:
-        return self._answer("page.html")
+        """Return the page."""
+        return self._serve_file("page.html")
 
     async def file(self, request: web.Request) -> web.Response:
-        return self._answer(request.match_info["file"])
+        """Return a file of the page."""
+        return self._serve_file(request.match_info["file"])
 
-    def _answer(self, name: str) -> web.Response:
+    def _serve_file(self, name: str) -> web.Response:
         body = self._files.get(name)
         if body is None:
             raise web.HTTPNotFound
@@ -84,6 +91,7 @@ class Dashboard:
         )
 
     async def state(self, request: web.Request) -> web.Response:
+        """Return the router's state, and statistics of the last five minutes."""
         return web.Response(
             body=msgspec.json.encode(self._state()),
             content_type="application/json",
@@ -92,11 +100,11 @@ class Dashboard:
 
     def _state(self) -> dict[str, Any]:
         admin, now_s = self._admin, self._admin.clock()
-        kept = admin.journal.recent(_READ, None)
+        records = admin.journal.recent(_MAX_READ, None)
         covered_s = _WINDOW_S
-        if len(kept) == _READ:  # what came before them is not known
-            covered_s = min(_WINDOW_S, max(_MIN_S, now_s - kept[-1].decided.at_s))
-        window = _since(kept, now_s - covered_s)
+        if len(records) == _MAX_READ:  # earlier ones are no longer stored
+            covered_s = min(_WINDOW_S, max(_MIN_S, now_s - records[-1].decided.at_s))
+        window = _since(records, now_s - covered_s)
         return {
             "version": __version__,
             "up_s": now_s - self._started_s,
@@ -108,21 +116,21 @@ class Dashboard:
             "waiting": admin.admission.waiting,
             "kv_bytes_avoided": admin.metrics.bytes_avoided.get(),
             "workers": [self._worker(worker, now_s) for worker in admin.pool.workers],
-            "window": {"covers_s": covered_s, **_counted(window)},
+            "window": {"covers_s": covered_s, **_counts(window)},
             "rates": _rates(window, now_s, min(_RATES_S, covered_s)),
             "ttft": _ttft(window, now_s, covered_s),
             "decisions": [
                 {
-                    "age_s": now_s - one.decided.at_s,
-                    "decided": one.decided,
-                    "finished": one.finished,
+                    "age_s": now_s - record.decided.at_s,
+                    "decided": record.decided,
+                    "finished": record.finished,
                 }
-                for one in kept[:_SHOWN]
+                for record in records[:_MAX_LISTED]
             ],
         }
 
     def _worker(self, worker: Worker, now_s: float) -> dict[str, Any]:
-        said = worker.announcement
+        announcement = worker.announcement
         return {
             "id": worker.id,
             "url": worker.url,
@@ -136,43 +144,43 @@ class Dashboard:
             "local_prefill": worker.handshake.local_prefill,
             "running": worker.load.running if worker.load else None,
             "free_tokens": worker.load.free_tokens if worker.load else None,
-            "announced": said.load if said else None,
+            "announced": announcement.load if announcement else None,
             "heard_ago_s": None if worker.announced_at_s is None else now_s - worker.announced_at_s,
         }
 
 
-def _since(kept: Sequence[Explained], at_s: float) -> list[Explained]:
-    """Those decided since then; ``kept`` has the newest first."""
-    return list(takewhile(lambda one: one.decided.at_s >= at_s, kept))
+def _since(records: Sequence[DecisionRecord], at_s: float) -> list[DecisionRecord]:
+    """Return the decisions since ``at_s``; ``records`` has the newest first."""
+    return list(takewhile(lambda record: record.decided.at_s >= at_s, records))
 
 
-def _course(one: Explained) -> tuple[Route, Reason]:
-    """As they came to be: a refused local turn ends as a remote one."""
-    last = one.finished or one.decided.decision
+def _final_route(record: DecisionRecord) -> tuple[Route, Reason]:
+    """Return the route that was taken at last: a refused local turn becomes a remote one."""
+    last = record.finished or record.decided.decision
     return last.route, last.reason
 
 
-def _turn(one: Explained) -> int:
-    features = one.decided.features
+def _turn(record: DecisionRecord) -> int:
+    features = record.decided.features
     return 1 if features is None else min(features.turn, _LAST_TURN)
 
 
-def _counted(window: Iterable[Explained]) -> dict[str, Any]:
+def _counts(window: Iterable[DecisionRecord]) -> dict[str, Any]:
     reasons: Counter[tuple[Reason, Route]] = Counter()
     outcomes: Counter[str] = Counter()
     turns: Counter[tuple[int, Route]] = Counter()
     requests = under_way = prompt_tokens = cached_tokens = 0
-    for one in window:
-        route, reason = _course(one)
+    for record in window:
+        route, reason = _final_route(record)
         requests += 1
         reasons[reason, route] += 1
-        turns[_turn(one), route] += 1
-        if one.finished is None:
+        turns[_turn(record), route] += 1
+        if record.finished is None:
             under_way += 1
             continue
-        outcomes[one.finished.outcome] += 1
-        prompt_tokens += one.finished.prompt_tokens or 0
-        cached_tokens += one.finished.cached_tokens or 0
+        outcomes[record.finished.outcome] += 1
+        prompt_tokens += record.finished.prompt_tokens or 0
+        cached_tokens += record.finished.cached_tokens or 0
     return {
         "requests": requests,
         "under_way": under_way,
@@ -190,24 +198,27 @@ def _counted(window: Iterable[Explained]) -> dict[str, Any]:
     }
 
 
-def _rates(window: Sequence[Explained], now_s: float, over_s: float) -> dict[str, Any]:
-    routes = Counter(_course(one)[0] for one in _since(window, now_s - over_s))
+def _rates(window: Sequence[DecisionRecord], now_s: float, over_s: float) -> dict[str, Any]:
+    routes = Counter(_final_route(record)[0] for record in _since(window, now_s - over_s))
     return {
         "over_s": over_s,
         "per_s": {route: routes[route] / over_s for route in Route},
     }
 
 
-def _ttft(window: Iterable[Explained], now_s: float, covered_s: float) -> dict[str, Any]:
-    """TTFT by turn and route, whole and by steps; a point is (steps ago, requests, p50, p90)."""
+def _ttft(window: Iterable[DecisionRecord], now_s: float, covered_s: float) -> dict[str, Any]:
+    """Return TTFT by turn and route: over the whole window, and for each step of the chart.
+
+    A point has the number of steps ago, the number of requests, and their p50 and p90.
+    """
     step_s = next(step for step in _STEPS_S if step * _POINTS >= covered_s)
     newest = math.floor(now_s / step_s)
     groups: defaultdict[tuple[int, Route], defaultdict[int, list[float]]]
     groups = defaultdict(lambda: defaultdict(list))
-    for one in window:
-        if one.finished is not None and one.finished.ttft_ms is not None:
-            ago = newest - math.floor(one.decided.at_s / step_s)
-            groups[_turn(one), one.finished.route][ago].append(one.finished.ttft_ms)
+    for record in window:
+        if record.finished is not None and record.finished.ttft_ms is not None:
+            ago = newest - math.floor(record.decided.at_s / step_s)
+            groups[_turn(record), record.finished.route][ago].append(record.finished.ttft_ms)
     return {
         "step_s": step_s,
         "points": _POINTS,
@@ -219,7 +230,7 @@ def _ttft(window: Iterable[Explained], now_s: float, covered_s: float) -> dict[s
                 "points": [
                     {"ago": ago, **_percentiles(steps[ago])}
                     for ago in sorted(steps, reverse=True)
-                    if ago < _POINTS  # the step that has slid out by a part of itself
+                    if ago < _POINTS  # the oldest step lies partly outside the window
                 ],
             }
             for (turn, route), steps in sorted(groups.items())
@@ -228,7 +239,7 @@ def _ttft(window: Iterable[Explained], now_s: float, covered_s: float) -> dict[s
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:
-    """By nearest rank; of at least one value."""
+    """Return the number, p50 and p90 (nearest rank) of one or more values."""
     ranked = sorted(values)
     p50, p90 = (ranked[math.ceil(share * len(ranked)) - 1] for share in (0.5, 0.9))
     return {"n": len(ranked), "p50_ms": p50, "p90_ms": p90}

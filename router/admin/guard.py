@@ -1,7 +1,7 @@
-"""Who may look at the router, and who may change it.
+"""Access control of the operators' API.
 
-With an admin token: whoever carries it. Without one anybody may look, and whoever is on the
-router's own host may change things.
+With an admin token, every request must carry it. Without one, any client may read, and only
+clients on the router's own host may change anything.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from ppd.errors import RequestError
 from ..peers import Peers
 from ..wire.access import carries_token, is_loopback
 
-_READING = ("GET", "HEAD", "OPTIONS")
-_ASKING = "/explain/"  # a POST that changes nothing
+_READ_METHODS = ("GET", "HEAD", "OPTIONS")
+_READ_PREFIX = "/explain/"  # of POST requests that change nothing
 
 
 class Guard:
-    """
+    """The check of every request to the operators' API.
+
     Args:
-        token: "" if there is none.
-        siblings: they pass on what operators have told them.
-        open_to_all: ``METHOD PATH``, the path as its route was added.
+        token: that operators must carry; "" if there is none.
+        peers: other router processes, which forward operators' requests.
+        open_to_all: routes without a check, as ``METHOD PATH`` with the path as it was added.
     """
 
     def __init__(self, token: str, peers: Peers | None, open_to_all: Collection[str]) -> None:
@@ -33,20 +34,22 @@ class Guard:
         self._open = frozenset(open_to_all)
 
     def check(self, request: web.Request) -> None:
-        """Raises:
-        RequestError: this is no operator.
+        """Check that a request may be served.
+
+        Raises:
+            RequestError: it is not an operator's.
         """
         resource = request.match_info.route.resource
         method = "GET" if request.method == "HEAD" else request.method
         if resource is None or f"{method} {resource.canonical}" in self._open:
-            return  # who asks for what is not there may be told so
+            return  # an unknown path is answered by 404
         if self._peers is not None and self._peers.asks(request):
             return
         if self._token:
             if not carries_token(request.headers.get("Authorization"), self._token):
                 raise RequestError("operators must carry the admin token", status=401)
             return
-        looks = request.method in _READING or resource.canonical.startswith(_ASKING)
-        if not looks and not is_loopback(request.remote):
+        reads = request.method in _READ_METHODS or resource.canonical.startswith(_READ_PREFIX)
+        if not reads and not is_loopback(request.remote):
             message = "from other hosts only with an admin token: set $PPD_ADMIN_TOKEN"
             raise RequestError(message, status=403)

@@ -1,6 +1,6 @@
-"""Changing which workers get work, while requests are served: add, remove, drain, resume.
+"""The operators' changes of workers while requests are served: add, remove, drain, resume.
 
-``guard.py`` sees to it that only operators do.
+``guard.py`` refuses requests that are not operators'.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..wire.errors import describe
 from ..workers.handshake import connect_worker
 from ..workers.registry import WorkerRegistry
 from ..workers.worker import Worker
-from .peer_state import CHANGES, Changes
+from .peer_state import CHANGES_PATH, WorkerChanges
 
 logger = logging.getLogger("ppd.router.workers")
 
@@ -32,31 +32,37 @@ class _Added(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Operations:
-    """
+    """The routes that change workers.
+
     Args:
+        pool: the workers.
         roles: of the workers that the router's policy uses.
-        changes: as they were taken over.
+        changes: the changes so far, to which new ones are added.
     """
 
-    def __init__(self, pool: WorkerRegistry, roles: Collection[Role], changes: Changes) -> None:
+    def __init__(
+        self, pool: WorkerRegistry, roles: Collection[Role], changes: WorkerChanges
+    ) -> None:
         self._pool = pool
         self._roles = roles
         self._changes = changes
 
     def add_routes(self, app: web.Application) -> None:
-        one = PATH + "/{id}"
-        app.router.add_get(CHANGES, self.changed)
+        """Add the routes to ``app``."""
+        worker = PATH + "/{id}"
+        app.router.add_get(CHANGES_PATH, self.show_changes)
         app.router.add_put(PATH, self.add)
-        app.router.add_delete(one, self.remove)
-        app.router.add_post(f"{one}/drain", self.drain)
-        app.router.add_post(f"{one}/resume", self.resume)
+        app.router.add_delete(worker, self.remove)
+        app.router.add_post(f"{worker}/drain", self.drain)
+        app.router.add_post(f"{worker}/resume", self.resume)
 
-    async def changed(self, request: web.Request) -> web.Response:
-        """For a process that is started again."""
-        body = msgspec.json.encode(self._changes.shown(self._pool))
+    async def show_changes(self, request: web.Request) -> web.Response:
+        """Return the changes, for a restarted process."""
+        body = msgspec.json.encode(self._changes.without_lost(self._pool))
         return web.Response(body=body, content_type="application/json")
 
     async def add(self, request: web.Request) -> web.Response:
+        """Add a worker after a handshake with it; return it if it has been added before."""
         try:
             added = msgspec.json.decode(await request.read(), type=_Added)
         except msgspec.DecodeError as error:
@@ -70,22 +76,28 @@ class Operations:
         if problem := url_problem(added.role, url):
             raise RequestError(problem, param="url")
         if (known := self._known(url, added.role)) is not None:
-            return _shown(known)
+            return _describe(known)
         try:
             worker = await connect_worker(self._pool.control, added.role, url)
-            if (known := self._known(url, added.role)) is not None:  # it has come meanwhile
-                return _shown(known)
+            if (known := self._known(url, added.role)) is not None:  # added during the handshake
+                return _describe(known)
             self._pool.join(worker)
         except WorkerError as error:
             raise RequestError(str(error), status=409) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RequestError(f"{url} does not answer ({describe(error)})", status=409) from error
-        self._changes.was_added(worker)
+        self._changes.record_added(worker)
         logger.info("worker added: %s %s", worker.role, worker.url)
-        return _shown(worker)
+        return _describe(worker)
 
     def _known(self, url: str, role: Role) -> Worker | None:
-        """Who is added once more: not every process may have heard it the first time."""
+        """Return the worker at ``url``, if any.
+
+        Adding a worker twice is no error: the first request may not have reached all processes.
+
+        Raises:
+            RequestError: the worker has another role.
+        """
         known = self._pool.at(url)
         if known is not None and known.role is not role:
             raise RequestError(
@@ -94,38 +106,42 @@ class Operations:
         return known
 
     async def remove(self, request: web.Request) -> web.Response:
-        """It gets no new work; what it has in hand it finishes."""
-        worker = self._asked(request)
+        """Remove a worker: it gets no new requests, and those in flight end normally."""
+        worker = self._worker_of(request)
         self._pool.leave(worker)
-        self._changes.was_removed(worker)
+        self._changes.record_removed(worker)
         logger.info("worker removed: %s %s", worker.role, worker.url)
-        return _shown(worker)
+        return _describe(worker)
 
     async def drain(self, request: web.Request) -> web.Response:
-        """No new work until its process ends or it is resumed; conversations move."""
-        worker = self._asked(request)
+        """Drain a worker: it gets no new requests, and its sessions move to other workers.
+
+        The drain lasts until the worker is resumed or its process ends.
+        """
+        worker = self._worker_of(request)
         worker.draining = True
-        self._changes.was_drained(worker)
+        self._changes.record_drained(worker)
         logger.info("worker draining: %s %s", worker.role, worker.url)
-        return _shown(worker)
+        return _describe(worker)
 
     async def resume(self, request: web.Request) -> web.Response:
-        worker = self._asked(request)
+        """Send requests to a drained worker again."""
+        worker = self._worker_of(request)
         worker.draining = False
-        self._changes.was_resumed(worker)
+        self._changes.record_resumed(worker)
         logger.info("worker resumed: %s %s", worker.role, worker.url)
-        return _shown(worker)
+        return _describe(worker)
 
-    def _asked(self, request: web.Request) -> Worker:
-        wanted = request.match_info["id"]
+    def _worker_of(self, request: web.Request) -> Worker:
+        worker_id = request.match_info["id"]
         for worker in self._pool.workers:
-            if worker.id == wanted:
+            if worker.id == worker_id:
                 return worker
         known = ", ".join(worker.id for worker in self._pool.workers)
-        raise RequestError(f"no worker {wanted}; there are {known}", status=404)
+        raise RequestError(f"no worker {worker_id}; there are {known}", status=404)
 
 
-def _shown(worker: Worker) -> web.Response:
+def _describe(worker: Worker) -> web.Response:
     return web.json_response(
         {
             "id": worker.id,

@@ -1,5 +1,8 @@
-"""What the processes on the port ask each other of workers: what these have under way there, and
-what operators have changed, which a process that is started again takes up."""
+"""State of workers that router processes on one port fetch from each other.
+
+It consists of the requests in flight to each worker, and of the operators' changes. A restarted
+process applies these changes.
+"""
 
 from __future__ import annotations
 
@@ -16,84 +19,110 @@ from aiohttp import web
 from ppd.announcement import PATH
 from ppd.contract import Role
 
-from ..peers import Peers, ask
+from ..peers import Peers, fetch
 from ..workers.registry import WorkerRegistry
 from ..workers.worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
-CHANGES = f"{PATH}/changes"
+CHANGES_PATH = f"{PATH}/changes"
 
 
-class Changes(msgspec.Struct):
-    """Since the start of the first process, by URL.
+class WorkerChanges(msgspec.Struct):
+    """The operators' changes of workers since the start of the first process.
 
     Attributes:
-        drained: which processes; None: of a worker that does not tell.
+        added: role by URL.
+        removed: URLs.
+        drained: boot id by URL of the workers' processes; None: the worker reports none.
     """
 
     added: dict[str, Role] = msgspec.field(default_factory=dict)
     removed: set[str] = msgspec.field(default_factory=set)
     drained: dict[str, str | None] = msgspec.field(default_factory=dict)
 
-    def was_added(self, worker: Worker) -> None:
+    def record_added(self, worker: Worker) -> None:
+        """Record that an operator has added a worker."""
         self.added[worker.url] = worker.role
         self.removed.discard(worker.url)
 
-    def was_removed(self, worker: Worker) -> None:
+    def record_removed(self, worker: Worker) -> None:
+        """Record that an operator has removed a worker."""
         self.added.pop(worker.url, None)
         self.drained.pop(worker.url, None)
         self.removed.add(worker.url)
 
-    def was_drained(self, worker: Worker) -> None:
+    def record_drained(self, worker: Worker) -> None:
+        """Record that an operator has drained a worker."""
         self.drained[worker.url] = worker.handshake.boot_id
 
-    def was_resumed(self, worker: Worker) -> None:
+    def record_resumed(self, worker: Worker) -> None:
+        """Record that an operator has resumed a drained worker."""
         self.drained.pop(worker.url, None)
 
-    def shown(self, pool: WorkerRegistry) -> Changes:
-        """Less added workers that are lost: nobody shall wait for them."""
+    def without_lost(self, pool: WorkerRegistry) -> WorkerChanges:
+        """Return the changes without added workers that are not alive.
+
+        A restarted process would wait for them.
+        """
         living = {worker.url for worker in pool.workers if worker.alive}
         added = {url: role for url, role in self.added.items() if url in living}
-        return Changes(added, self.removed, self.drained)
+        return WorkerChanges(added, self.removed, self.drained)
 
-    def urls(self, role: Role, given: Sequence[str]) -> tuple[str, ...]:
-        """Of that role's workers, where the configuration gives these."""
-        kept = [url for url in given if url not in self.removed]
-        added = [url for url, its in self.added.items() if its is role and url not in kept]
+    def urls(self, role: Role, configured: Sequence[str]) -> tuple[str, ...]:
+        """Return the URLs of a role's workers after the changes.
+
+        Args:
+            role: of the workers.
+            configured: their URLs before the changes.
+        """
+        kept = [url for url in configured if url not in self.removed]
+        added = [
+            url for url, added_role in self.added.items() if added_role is role and url not in kept
+        ]
         return (*kept, *added)
 
 
-async def take_over(control: aiohttp.ClientSession, peers: Peers | None) -> Changes:
-    """As another process has them, if one serves already."""
+async def fetch_changes(control: aiohttp.ClientSession, peers: Peers | None) -> WorkerChanges:
+    """Return the changes of the first peer that responds; no changes if none does."""
     for url in () if peers is None else peers.urls.values():
         assert peers is not None
-        if (told := await ask(control, peers, url, CHANGES)) is not None:
-            changes = msgspec.json.decode(told, type=Changes)
-            logger.info("taken over from %s: %s", url, changes)
+        if (response := await fetch(control, peers, url, CHANGES_PATH)) is not None:
+            changes = msgspec.json.decode(response, type=WorkerChanges)
+            logger.info("changes of workers taken from %s: %s", url, changes)
             return changes
-    return Changes()
+    return WorkerChanges()
 
 
-class _Busy(msgspec.Struct):
+class _WorkerLoad(msgspec.Struct):
     url: str
     in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLoads:
+    """The requests in flight of the other router processes on the port.
+
+    Attributes:
+        control: client session for the requests to peers.
+        peers: None if this process is the only one.
+    """
+
     control: aiohttp.ClientSession
     peers: Peers | None
 
     async def in_flight(self, request: web.Request) -> Counter[str] | None:
-        """By URL; nothing if one of them asks; None: one of them does not tell."""
+        """Return the requests in flight of the peers, by worker URL; None if a peer fails.
+
+        The result is empty if ``request`` is a peer's own.
+        """
         peers, total = self.peers, Counter[str]()
         if peers is None or peers.asks(request):
             return total
-        asked = [ask(self.control, peers, url, PATH) for url in peers.urls.values()]
-        for told in await asyncio.gather(*asked):
-            if told is None:
+        fetches = [fetch(self.control, peers, url, PATH) for url in peers.urls.values()]
+        for response in await asyncio.gather(*fetches):
+            if response is None:
                 return None
-            for one in msgspec.json.decode(told, type=list[_Busy]):
-                total[one.url] += one.in_flight
+            for load in msgspec.json.decode(response, type=list[_WorkerLoad]):
+                total[load.url] += load.in_flight
         return total

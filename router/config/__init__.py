@@ -1,1 +1,1 @@
-"""The router's options: types, files, checks."""
+"""The router's configuration: types, files and checks."""

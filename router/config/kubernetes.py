@@ -1,4 +1,4 @@
-"""Options of finding workers among a Kubernetes cluster's pods."""
+"""Options of worker discovery among the pods of a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -8,33 +8,42 @@ import msgspec
 
 from ppd.contract import Role
 
+from .ranges import PortName, RemotePort, range_problems
+
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which pods are workers.
 
     Attributes:
+        namespace: of the pods.
         prefill, decode, replica: label selectors, as ``kubectl get pods -l`` takes them.
-        port: that the workers listen on, or its name in the pod's specification.
-        kubeconfig: a file; "": the service account of the router's pod, elsewhere kubectl's file.
+        port: the port that workers listen on, or its name in the pod's specification.
+        kubeconfig: path of a file. "" is the service account of the router's pod; outside a
+            cluster, kubectl's file.
     """
 
     namespace: str
     prefill: str = ""
     decode: str = ""
     replica: str = ""
-    port: int | str = 30000
+    port: RemotePort | PortName = 30000
     kubeconfig: str = ""
 
     def selector(self, role: Role) -> str:
+        """Return the label selector of a role's pods; "" if there is none."""
         of_role: str = getattr(self, role)
         return of_role
 
     def problems(self, roles: Collection[Role]) -> list[str]:
+        """Return a message for each option that is wrong.
+
+        Args:
+            roles: of the workers that the policy uses.
+        """
         wrong = [f"policy uses no {r} pods" for r in Role if r not in roles and self.selector(r)]
         if not any(self.selector(role) for role in roles):
             wrong.append(f"a label selector is needed: {' or '.join(roles)}")
         if not self.namespace:
             wrong.append("namespace must be named")
-        if not self.port or (isinstance(self.port, int) and not 0 < self.port <= 65535):
-            wrong.append(f"port must be 1..65535 or a port's name, got {self.port!r}")
+        wrong += range_problems(self)
         return [f"kubernetes: {problem}" for problem in wrong]

@@ -1,4 +1,4 @@
-"""Options of who may ask for how much: of all, and of a tenant."""
+"""Options of admission, rate limits and tenants."""
 
 from __future__ import annotations
 
@@ -9,35 +9,45 @@ import msgspec
 
 from ppd.score import Objective, Targets, Weights
 
+from .ranges import NonNegative, NonNegativeInt, Positive, range_problems
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """0: none. A minute's worth may be asked at once."""
+    """Requests and tokens that a tenant may use in a minute; 0 is no limit.
 
-    requests_per_minute: float = 0.0
-    tokens_per_minute: float = 0.0
+    A burst may use a whole minute's quota at once.
+    """
+
+    requests_per_minute: NonNegative = 0.0
+    tokens_per_minute: NonNegative = 0.0
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Attributes:
-    max_in_flight: requests that are served at a time; 0: as many as come.
-    max_waiting: requests that may wait for that, or for KV; those that come then get a 429.
-    max_wait_s: how long one may.
-    kv_headroom: wait while no decode worker has KV left for the request, by what it has told.
+    """Limits on requests in flight and requests that wait for admission.
+
+    Attributes:
+        max_in_flight: requests served at a time; 0 is no limit.
+        max_waiting: requests that wait for a free place or for KV. Further ones get a 429.
+        max_wait_s: after which a waiting request gets a 429.
+        kv_headroom: requests wait while no decode worker reports enough free KV for them.
     """
 
-    max_in_flight: int = 0
-    max_waiting: int = 1024
-    max_wait_s: float = 30.0
+    max_in_flight: NonNegativeInt = 0
+    max_waiting: NonNegativeInt = 1024
+    max_wait_s: Positive = 30.0
     kv_headroom: bool = True
 
 
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Attributes:
-    weights, targets: what it wants; targets win. None: what everyone wants.
-    keys: SHA-256 digests of its API keys, in hexadecimal.
-    rate: its own limit, in place of everyone's.
+    """Objective, API keys and rate limit of one tenant.
+
+    Attributes:
+        weights, targets: the tenant's objective; targets take precedence. With both None the
+            router's default applies.
+        keys: SHA-256 digests of its API keys, in hexadecimal.
+        rate: replaces the default rate limit.
     """
 
     weights: Weights | None = None
@@ -47,28 +57,28 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def objective(self) -> Objective | None:
+        """The tenant's objective; None if it has none of its own."""
         return self.targets or self.weights
 
 
 def problems(
-    rate_of_all: RateLimit, tenants: Mapping[str, Tenant], admission: AdmissionLimits
+    default_rate: RateLimit, tenants: Mapping[str, Tenant], admission: AdmissionLimits
 ) -> Iterator[str]:
+    """Yield a message for each limit or key that is wrong.
+
+    Args:
+        default_rate: of tenants without a rate limit of their own.
+        tenants: by name.
+        admission: limits of all tenants together.
+    """
     owners: dict[str, str] = {}
+    yield from range_problems(default_rate, "rate.")
     for name, tenant in tenants.items():
         for i, digest in enumerate(tenant.keys):
-            if not _DIGEST.fullmatch(digest):  # which may be the key itself: it is not shown
+            if not _DIGEST.fullmatch(digest):  # not shown: it may be the key itself
                 yield f"tenants.{name}.keys[{i}]: not 64 hexadecimal digits of a SHA-256"
             if owners.setdefault(digest, name) != name:
                 yield f"tenants.{name}.keys: a key of {owners[digest]} too"
-    rates = {"": rate_of_all} | {f"tenants.{n}.": t.rate for n, t in tenants.items()}
-    for where, rate in rates.items():
-        for field in ("requests_per_minute", "tokens_per_minute"):
-            value = getattr(rate, field, 0.0)
-            if not value >= 0:
-                yield f"{where}rate.{field} must be 0 or more, got {value}"
-    for field in ("max_in_flight", "max_waiting"):
-        value = getattr(admission, field)
-        if value < 0:
-            yield f"admission.{field} must be 0 or more, got {value}"
-    if not admission.max_wait_s > 0:
-        yield f"admission.max_wait_s must be above 0, got {admission.max_wait_s}"
+        if tenant.rate is not None:
+            yield from range_problems(tenant.rate, f"tenants.{name}.rate.")
+    yield from range_problems(admission, "admission.")

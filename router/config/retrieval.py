@@ -1,4 +1,4 @@
-"""What a request, a model or a tenant may ask of retrieval, and the router's part of it."""
+"""Options of retrieval: those of a request, a model or a tenant, and those of the router."""
 
 from __future__ import annotations
 
@@ -8,38 +8,46 @@ from typing import Any
 
 import msgspec
 
+from .ranges import Positive, PositiveInt, range_problems
+
 MAX_PASSAGES = 64
 
 
 class Stage(StrEnum):
-    """When a search is made: before a turn is prefilled, or while its reply is decoded."""
+    """The stage of a turn that searches: before its prefill, or while its reply is decoded."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 class Failure(StrEnum):
-    """What becomes of a request whose retrieval failed or came too late."""
+    """The handling of a request whose retrieval failed or was too late.
+
+    ``GO_WITHOUT`` serves it without passages; ``FAIL`` answers it with an error.
+    """
 
     GO_WITHOUT = "go_without"
     FAIL = "fail"
 
 
 class RetrievalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ``retrieval`` object of a request; in the configuration, a default.
+    """The ``retrieval`` object of a request; in the configuration, a default of it.
+
+    Its types have no ranges: a decoding error would replace the messages of ``problems``, which
+    clients see.
 
     Attributes:
-        collection: to search in.
-        k: passages at most.
-        threshold: least score of a passage, by the collection's metric; None: any.
-        filter: as the pool's search takes it.
-        on_failure: of the search.
-        query: what is searched for, ``{question}`` standing for the text of the new turn.
-        stages: when: before the turn is prefilled, and while its reply is streamed.
-        every_tokens: of a reply between two searches of the decode stage.
-        max_additions: passages of the decode stage in one reply.
-        confidence: a token less probable than that is searched for at once, where the request has
-            ``logprobs``; None: none is.
+        collection: the collection that is searched.
+        k: maximum number of passages, 1 to ``MAX_PASSAGES``.
+        threshold: minimum score of a passage, by the collection's metric; None: no minimum.
+        filter: in the form of the pool's search.
+        on_failure: handling of a failed search.
+        query: the text searched for. ``{question}`` stands for the text of the new turn.
+        stages: the stages that search.
+        every_tokens: tokens of a reply between two searches of the decode stage.
+        max_additions: maximum number of passages that the decode stage adds to one reply.
+        confidence: a token with a lower probability starts a search at once. It needs a request
+            with ``logprobs``. None: no token does.
     """
 
     collection: str
@@ -54,6 +62,7 @@ class RetrievalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: float | None = None
 
     def problems(self) -> Iterator[str]:
+        """Yield a message for each field that is wrong."""
         if not self.collection:
             yield "collection is empty"
         if not 1 <= self.k <= MAX_PASSAGES:
@@ -69,10 +78,11 @@ class RetrievalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
+    """Retrieval options of one tenant.
+
     Attributes:
-        collections: that it may search; None: all.
-        default: for requests that say nothing.
+        collections: that the tenant may search; None: all.
+        default: for requests without a ``retrieval`` object.
     """
 
     collections: tuple[str, ...] | None = None
@@ -80,13 +90,14 @@ class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Milvus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Milvus server in the pool's place.
+    """A Milvus server that replaces the pool.
 
     Attributes:
-        uri: of it.
-        token: its user's; "": $PPD_MILVUS_TOKEN, or none.
-        text_field: of a row, with the passage.
-        embeddings_url: of a server of ``/v1/embeddings``; ``embeddings_model`` is its model.
+        uri: of the server.
+        embeddings_url: base URL of a server of ``/v1/embeddings``.
+        embeddings_model: the model that the embedding requests name.
+        text_field: name of the field with a row's passage.
+        token: of the Milvus user; "": $PPD_MILVUS_TOKEN, or none.
     """
 
     uri: str
@@ -100,38 +111,40 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[retrieval]`` of the router's file.
 
     Attributes:
-        url: of the pool; "" with ``milvus`` in its place.
-        ttft_budget_ms: of a turn with retrieval, where its own target does not say; what its
-            prefill is predicted to take is left to prefill.
-        min_ms, max_ms: of a search, whatever the budget leaves.
-        defaults: by model, for requests that say nothing.
+        url: base URL of the pool; "" if ``milvus`` replaces it.
+        milvus: the server that replaces the pool.
+        ttft_budget_ms: TTFT of a turn with retrieval that has no TTFT target of its own. The
+            predicted time of its prefill is reserved within it.
+        min_ms, max_ms: bounds of a search's time limit, whatever the budget leaves.
+        decode_max_ms: time limit of a search of the decode stage.
+        room_timeout_s: limit on the wait for the stream's worker to prefill passages of the
+            decode stage. A worker without a free slot may never do it.
+        defaults: by model, for requests without a ``retrieval`` object.
         tenants: by name.
-        feedback_interval_s: in which the pool is told how busy KV links are and how long streams
-            stalled.
-        link_bytes_per_s: what the KV links of all prefill workers carry together; None: taken as
-            idle.
-        decode_max_ms: of a search while a reply is streamed: nobody waits for it.
-        room_timeout_s: to wait for the stream's worker to prefill what was found beside it; one
-            without a free slot may never come to it.
-        memory_bytes, memory_s: of passages put into conversations; older and excess ones are
-            forgotten, and their conversations' next turns go remote.
+        feedback_interval_s: interval of reports to the pool. They contain the load of KV links
+            and the time that streams stalled.
+        link_bytes_per_s: capacity of the KV links of all prefill workers together; None: the
+            links count as idle.
+        memory_bytes, memory_s: size and age limit of the stored passages of conversations. The
+            next turn of a conversation whose passages were evicted is routed remote.
     """
 
     url: str = ""
     milvus: Milvus | None = None
-    ttft_budget_ms: float = 1000.0
-    min_ms: float = 20.0
-    max_ms: float = 1000.0
-    decode_max_ms: float = 2000.0
-    room_timeout_s: float = 10.0
+    ttft_budget_ms: Positive = 1000.0
+    min_ms: Positive = 20.0
+    max_ms: Positive = 1000.0
+    decode_max_ms: Positive = 2000.0
+    room_timeout_s: Positive = 10.0
     defaults: dict[str, RetrievalOptions] = {}
     tenants: dict[str, TenantRetrieval] = {}
-    feedback_interval_s: float = 1.0
-    link_bytes_per_s: float | None = None
-    memory_bytes: int = 64 * 1024 * 1024
-    memory_s: float = 3600.0
+    feedback_interval_s: Positive = 1.0
+    link_bytes_per_s: Positive | None = None
+    memory_bytes: PositiveInt = 64 * 1024 * 1024
+    memory_s: Positive = 3600.0
 
     def problems(self) -> Iterator[str]:
+        """Yield a message for each option that is wrong."""
         if (self.milvus is None) is (self.url == ""):
             yield "retrieval: give one of url and milvus"
         urls = {"url": self.url}
@@ -140,23 +153,12 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, url in urls.items():
             if url and not url.startswith(("http://", "https://")):
                 yield f"retrieval.{name} must begin with http:// or https://, got {url!r}"
-        if not 0 < self.min_ms <= self.max_ms:
-            yield "retrieval: 0 < min_ms <= max_ms must hold"
-        if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:
-            yield f"retrieval.link_bytes_per_s must be above 0, got {self.link_bytes_per_s:g}"
-        for name in (
-            "ttft_budget_ms",
-            "decode_max_ms",
-            "room_timeout_s",
-            "feedback_interval_s",
-            "memory_bytes",
-            "memory_s",
-        ):
-            if not getattr(self, name) > 0:
-                yield f"retrieval.{name} must be above 0, got {getattr(self, name)}"
-        for model, options in self.defaults.items():
-            yield from (f"retrieval.defaults.{model}: {problem}" for problem in options.problems())
-        for tenant, limits in self.tenants.items():
-            if limits.default is not None:
+        if self.min_ms > self.max_ms:
+            yield f"retrieval.min_ms must be at most max_ms, got {self.min_ms} and {self.max_ms}"
+        yield from range_problems(self, "retrieval.")
+        for model, default in self.defaults.items():
+            yield from (f"retrieval.defaults.{model}: {wrong}" for wrong in default.problems())
+        for tenant, options in self.tenants.items():
+            if options.default is not None:
                 where = f"retrieval.tenants.{tenant}.default"
-                yield from (f"{where}: {problem}" for problem in limits.default.problems())
+                yield from (f"{where}: {wrong}" for wrong in options.default.problems())

@@ -1,4 +1,4 @@
-"""Finding the decision table for the model that is served, and making the policy of it."""
+"""Selection of the decision table for the served model, and of the policy that uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ logger = logging.getLogger("ppd.router.tables")
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A table and where it was found; ``digest`` names its bytes in logs."""
+    """A decision table and the file it was read from.
+
+    Attributes:
+        digest: first 16 hexadecimal digits of the file's SHA-256, which identify it in logs.
+    """
 
     path: Path
     digest: str
@@ -31,10 +35,15 @@ class TableFile:
 def make_policy(
     config: RouterConfig, models: Sequence[str], shape: str
 ) -> tuple[Policy, TableFile | None]:
-    """The policy that ``config`` names, for the workers that there are.
+    """Return the policy that ``config`` names, and the table it uses, if any.
+
+    Args:
+        config: with the policy's options.
+        models: names of the served model.
+        shape: of the cluster, to compare with the table's.
 
     Raises:
-        TableError: the table cannot be read, is malformed, or of another model.
+        TableError: the table cannot be read, is malformed, or is for another model.
     """
     if config.policy != TABLE_POLICY:
         return static_policy(config.policy), None
@@ -48,17 +57,17 @@ def make_policy(
         )
     else:
         record = found.table.record
-        made = record.provenance
+        provenance = record.provenance
         logger.info(
             "decision table %s: %s, %s, %s, %d cells",
             found.path,
             record.model,
             record.shape,
-            made.hardware,
+            provenance.hardware,
             len(record.cells),
         )
-        if made.note:
-            logger.warning("%s says: %s", found.path, made.note)
+        if provenance.note:
+            logger.warning("%s says: %s", found.path, provenance.note)
         if record.shape != shape:
             logger.warning("it was measured on %s, this cluster is %s", record.shape, shape)
     policy = TablePolicy(
@@ -77,9 +86,10 @@ def _given(path: Path, models: Sequence[str]) -> TableFile:
 
 
 def read_table(path: Path) -> TableFile:
-    """
+    """Read a decision table.
+
     Raises:
-        TableError: it cannot be read, or is no table.
+        TableError: the file cannot be read, or holds no decision table.
     """
     try:
         data = path.read_bytes()
@@ -90,17 +100,17 @@ def read_table(path: Path) -> TableFile:
 
 
 def _shipped(models: Sequence[str]) -> TableFile | None:
-    """The table of that model which came with this package.
+    """Return the shipped table of a model; None if there is none.
 
     Raises:
-        TableError: there are several; which one fits the hardware only the operator knows.
+        TableError: there are several. The operator must choose the one of the hardware.
     """
     here = Path(__file__).parents[1]
     folder = here.with_name("ppd_tables" if here.name == "ppd_router" else "tables")
     found = [
-        one for one in map(read_table, sorted(folder.glob("*.json"))) if one.table.is_for(models)
+        file for file in map(read_table, sorted(folder.glob("*.json"))) if file.table.is_for(models)
     ]
     if len(found) > 1:
-        paths = ", ".join(str(one.path) for one in found)
+        paths = ", ".join(str(file.path) for file in found)
         raise TableError(f"several tables are for {', '.join(models)}: choose by --table: {paths}")
     return found[0] if found else None

@@ -1,1 +1,1 @@
-"""What is let in: what a request may hold, who may send it, how much and when."""
+"""Intake: checks of requests, API keys, rate limits, admission."""

@@ -1,7 +1,7 @@
-"""Which requests are let in now, which wait, and which are told to come again later.
+"""Admission: which requests are served now, which wait, and which are refused for now.
 
-Waiting requests are let in tenant by tenant in turn, each tenant's in the order they came. Where no
-more may wait, who comes takes the place of one of a tenant that has more of them.
+Waiting requests are admitted tenant by tenant in turn, each tenant's in the order of arrival. When
+the queue is full, a new request takes the place of one of a tenant that has more of them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from ppd.errors import Overloaded
 from ..config.limits import AdmissionLimits
 from ..observability.metrics import Metrics
 
-_PATIENCE = 0.5  # of the longest wait
-_AGAIN_S = 1.0  # the least that anybody is told to wait
+_PATIENCE = 0.5  # share of the longest wait after which a request is no longer overtaken
+_MIN_RETRY_S = 1.0  # of a Retry-After header
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     tokens: int
     since_s: float
-    told: asyncio.Future[bool] = field(
+    decided: asyncio.Future[bool] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     @property
-    def let_in(self) -> bool:
-        return self.told.done() and self.told.result()
+    def admitted(self) -> bool:
+        return self.decided.done() and self.decided.result()
 
 
 class Admission:
-    """
+    """Admits requests within limits on their number and on KV.
+
     Args:
         has_room: whether a decode worker has KV for so many tokens.
         clock: seconds, monotonic.
@@ -55,20 +56,22 @@ class Admission:
         self._in_flight = 0
         self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         self._waiting = 0
-        self._placing = False  # one has been let in, and not been sent yet
+        self._placing = False  # a request was admitted, and has not been sent yet
 
     @property
     def waiting(self) -> int:
+        """How many requests wait."""
         return self._waiting
 
     async def enter(self, tenant: str, tokens: int) -> None:
-        """Let a request in; whoever has been let in must ``leave``.
+        """Wait until a request is admitted; ``leave`` must follow.
 
         Args:
+            tenant: its sender.
             tokens: of KV that it will need.
 
         Raises:
-            Overloaded: too many wait, or it has waited too long.
+            Overloaded: too many requests wait, or this one has waited too long.
         """
         if not self._waiting and self._may_enter(tokens):
             self._in_flight += 1
@@ -82,34 +85,36 @@ class Admission:
         self.look()  # the room may be too small for those before it only
         try:
             async with asyncio.timeout(limits.max_wait_s):
-                await asyncio.shield(one.told)
+                await asyncio.shield(one.decided)
         except TimeoutError:
-            if not one.told.done():
+            if not one.decided.done():
                 self._metrics.refused_entry.labels("deadline").inc()
                 raise Overloaded(
                     f"no room for the request within {limits.max_wait_s:g} s",
                     retry_after_s=limits.max_wait_s,
                 ) from None
         except asyncio.CancelledError:
-            if one.let_in:
+            if one.admitted:
                 self.leave()
             raise
         finally:
-            if one.let_in:
+            if one.admitted:
                 asyncio.get_running_loop().call_soon(self._placed)
-            elif not one.told.done():
+            elif not one.decided.done():
                 self._give_up(tenant, one)
             self._metrics.waited.of().observe(self._clock() - one.since_s)
-        if not one.let_in:
+        if not one.admitted:
             raise self._full()
 
     def _displace(self, tenant: str) -> bool:
-        """The newest request of the tenant with most of them makes room for one of ``tenant``, if
-        that one still has no more then: they would only take each other's places."""
+        """Refuse the newest request of the tenant with most of them, to make room for ``tenant``.
+
+        Not where both would then have as many: they would only take each other's places.
+        """
         most = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)
         if len(self._queues.get(most, ())) <= len(self._queues.get(tenant, ())) + 1:
             return False
-        self._queues[most].pop().told.set_result(False)
+        self._queues[most].pop().decided.set_result(False)
         self._waiting -= 1
         return True
 
@@ -119,16 +124,16 @@ class Admission:
         return Overloaded(message, retry_after_s=self._longest_wait_s(self._clock()))
 
     def leave(self) -> None:
-        """A request that was let in has ended."""
+        """An admitted request has ended."""
         self._in_flight -= 1
         if self._waiting:
             self.look()
 
     def look(self) -> None:
-        """There may be room again: for the first request of a tenant, in the tenants' order.
+        """Admit the next request if there is room; tenants take turns.
 
-        One after the other: how much room is left is known when the one before has been sent. A
-        request that fits overtakes those that do not, until they have waited for half their time.
+        One at a time: how much room is left is known when the last one has been sent. A request
+        that fits overtakes those that do not, until they have waited for half their time.
         """
         if self._placing:
             return
@@ -136,24 +141,24 @@ class Admission:
         for tenant, queue in self._queues.items():
             one = queue[0]
             if self._may_enter(one.tokens):
-                self._let_in(tenant, queue.popleft())
+                self._admit(tenant, queue.popleft())
                 return
             if one.since_s <= patient_since_s:
                 return
 
-    def _let_in(self, tenant: str, one: _Waiting) -> None:
+    def _admit(self, tenant: str, one: _Waiting) -> None:
         self._took(tenant)
         self._in_flight += 1
         self._placing = True
-        one.told.set_result(True)
+        one.decided.set_result(True)
 
     def _placed(self) -> None:
-        """The request that was let in has been sent, or is gone."""
+        """The admitted request has been sent, or is gone."""
         self._placing = False
         self.look()
 
     def _took(self, tenant: str) -> None:
-        """A request has left its tenant's queue; it is the others' turn."""
+        """A request has left its tenant's queue; the other tenants' turn comes first."""
         self._waiting -= 1
         if self._queues[tenant]:
             self._queues.move_to_end(tenant)
@@ -173,4 +178,4 @@ class Admission:
 
     def _longest_wait_s(self, now_s: float) -> float:
         since_s = min((queue[0].since_s for queue in self._queues.values()), default=now_s)
-        return max(_AGAIN_S, math.ceil(now_s - since_s))
+        return max(_MIN_RETRY_S, math.ceil(now_s - since_s))

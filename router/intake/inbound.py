@@ -15,6 +15,8 @@ from ppd.prefix import PrefixChain
 
 
 class Endpoint(StrEnum):
+    """The endpoints that are served by a plan of workers."""
+
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     GENERATE = "/generate"
@@ -22,7 +24,12 @@ class Endpoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the workers serve; ``vocab_size`` is None if none of them told."""
+    """What the workers serve.
+
+    Attributes:
+        models: names that clients may use.
+        vocab_size: None if no worker reports it.
+    """
 
     models: Sequence[str]
     vocab_size: int | None = None
@@ -37,10 +44,10 @@ class Inbound(msgspec.Struct, frozen=True):
             had to be taken off them.
         chain: prefixes of its input; None if it holds several prompts.
         prompts: how many prompts it holds.
-        samples: how many replies it asks for (``samples.py``).
-        hint: the conversation's name with its sender; b"" if it has none.
-        asks_usage: the client wants the usage event of a stream.
-        max_reply_tokens: its limit on the reply, SGLang's own default where it gives none.
+        samples: how many replies are asked for (``serving/samples.py``).
+        hint: the sender's name for the conversation; b"" if there is none.
+        asks_usage: the client asks for the usage event of a stream.
+        max_reply_tokens: limit on the reply; SGLang's default where the request has none.
     """
 
     endpoint: Endpoint
@@ -56,16 +63,16 @@ class Inbound(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> bytes | None:
-        """Names the conversation to routers that have not seen it; None for several prompts.
+        """What placement hashes: the same on every router; None for several prompts.
 
-        A hint only chooses the worker: what may be read there is settled by the tenant's salt.
+        A hint only chooses the worker: what may be read there depends on the tenant's salt.
         """
         if self.chain is None:
             return None
         return xxh3_128_digest(self.hint) if self.hint else self.chain.root
 
     def with_fields(self, extra: Mapping[str, Any]) -> bytes:
-        """The body of a leg."""
+        """The body of a leg: the client's, and some fields more."""
         if not extra:
             return self.opened + b"}"
         if not self.fields.keys().isdisjoint(extra):

@@ -1,4 +1,4 @@
-"""Who asks: API keys of tenants, and what of a client's headers a worker gets to see."""
+"""API keys of tenants, and the headers of a client that are forwarded to workers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _BEARER = "bearer "
 
 
 class KeyRing:
-    """
+    """Checks API keys.
+
     Args:
         tenants: by name; if any has keys, every request must carry one.
-        worker_key: what workers want of whoever asks them; then, as with keys of our own, a
-            client's key is not passed on.
+        worker_key: the API key of the workers. With it, as with keys of tenants, a client's own
+            key is not forwarded.
 
     Attributes:
-        judges: whether clients' keys are ours to accept, not the workers'.
+        judges: clients' keys are checked here, not by the workers.
     """
 
     def __init__(self, tenants: Mapping[str, Tenant], worker_key: str) -> None:
-        # By digest: how long a look-up takes tells nothing of a key that one could search with.
+        # By digest: the time of a look-up reveals nothing that a key could be searched with.
         self._names = {
             bytes.fromhex(digest): name for name, one in tenants.items() for digest in one.keys
         }
@@ -36,11 +37,11 @@ class KeyRing:
 
     @property
     def closed(self) -> bool:
-        """Only those with a key are served."""
+        """Whether only requests with a key are served."""
         return bool(self._names)
 
     def tenant(self, headers: Mapping[str, str]) -> str:
-        """The name of whoever asks; "" if nobody needs a key and none is given.
+        """The sender's name; "" if no key is needed and none is given.
 
         Args:
             headers: by lower-case name.
@@ -64,6 +65,6 @@ class KeyRing:
         return name
 
     def forwarded(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """What a worker gets to see."""
+        """The headers that a worker gets."""
         seen = {name: headers[name] for name in self._forwarded if name in headers}
         return seen | self._worker_headers if self._worker_headers else seen

@@ -1,4 +1,4 @@
-"""What a request's sender wants: the tenant's weights or targets, or those of its headers."""
+"""The objective of a request: its tenant's weights or targets, or those of its headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {name.lower() for name in (*WEIGHT_HEADERS.values(), *TARGET_HEADERS.va
 
 
 class Objectives:
-    """The configured wishes of all tenants."""
+    """The configured objectives of all tenants."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._everyone: Objective = config.targets or config.weights
@@ -26,12 +26,14 @@ class Objectives:
         self._tenants = config.tenants
 
     def of(self, tenant: str, headers: Mapping[str, str]) -> Objective:
-        """
+        """The objective of a request.
+
         Args:
+            tenant: its sender.
             headers: by lower-case name.
 
         Raises:
-            RequestError: a header holds no number, or they contradict each other.
+            RequestError: a header holds no number, or headers contradict each other.
         """
         objectives = self._tenants.get(tenant)
         if _NAMES.isdisjoint(headers):

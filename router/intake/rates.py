@@ -1,4 +1,4 @@
-"""How much a tenant may ask for: requests and tokens a minute, as leaky buckets."""
+"""Rate limits of tenants: requests and tokens a minute, as leaky buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class _Bucket:
-    """What has been asked for and has not leaked away; a minute's worth may be asked at once."""
+    """A leaky bucket; a minute's worth may be taken at once."""
 
     per_minute: float
     level: float = 0.0
@@ -28,8 +28,10 @@ class _Bucket:
         return self.level
 
     def wait_s(self, now_s: float) -> float:
-        """Until something may be asked for. A request larger than the rest is let through: the
-        next ones pay for it."""
+        """Time until a request may be served.
+
+        A request larger than what is left is served: the next ones pay for it.
+        """
         over = self.level_at(now_s) - self.per_minute
         return 0.0 if over < 0 else (over + 1) * _MINUTE_S / self.per_minute
 
@@ -38,11 +40,12 @@ _Buckets = tuple[_Bucket | None, _Bucket | None]  # of requests and of tokens
 
 
 class Rates:
-    """
+    """Charges requests to their tenants.
+
     Args:
-        everyone: of tenants that have no limit of their own.
-        named: whether tenants are known by keys of ours; if not, a client could choose another
-            name with every request, so all share one limit.
+        everyone: the limit of tenants that have none of their own.
+        named: tenants are identified by keys that the router checks. If not, a client could take
+            another name with every request, so all share one limit.
         clock: seconds, monotonic.
     """
 
@@ -63,7 +66,7 @@ class Rates:
         self._buckets: dict[str, _Buckets] = {}
 
     def reload(self, everyone: RateLimit, tenants: Mapping[str, Tenant], *, named: bool) -> None:
-        """Limits as they are now; what has been asked for stays asked for."""
+        """Take new limits; what was charged stays charged."""
         if named != self._named:
             self._buckets.clear()
         self._everyone, self._tenants, self._named = everyone, tenants, named
@@ -71,8 +74,14 @@ class Rates:
             self._buckets[name] = self._make(name, before)
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Raises:
-        Overloaded: the tenant has used up what it may ask for.
+        """Charge one request.
+
+        Args:
+            tenant: its sender.
+            tokens: that it is expected to need.
+
+        Raises:
+            Overloaded: the tenant has reached a limit.
         """
         requests, used = self._of(tenant)
         now_s = self._clock()
@@ -90,7 +99,7 @@ class Rates:
             used.level += tokens
 
     def refund(self, tenant: str, tokens: int) -> None:
-        """A request that was charged so many was not served."""
+        """Take back the charge of a request that was not served."""
         requests, used = self._of(tenant)
         if requests is not None:
             requests.level = max(0.0, requests.level - 1)
@@ -98,7 +107,7 @@ class Rates:
             used.level = max(0.0, used.level - tokens)
 
     def settle(self, tenant: str, tokens: int) -> None:
-        """A request took so many tokens more than it was charged for, or less."""
+        """Charge what a request took beyond its estimate, or give back what it did not take."""
         _, used = self._of(tenant)
         if used is not None:
             used.level = max(0.0, used.level + tokens)

@@ -1,24 +1,26 @@
-"""Client requests: what each endpoint accepts.
+"""Client requests: read, checked and rewritten once, in one typed structure an endpoint.
 
-Parses and checks only what routing needs; the rest of a body is the engine's to judge.
+Only what routing needs is checked; the rest of a body is the engine's to judge, and passes as it
+came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Annotated, Any, assert_never
 
+import msgspec
 import orjson
 
 from ppd.errors import RequestError
 from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
 
-from .fields import kind_of, sampling_of, typed
+from ..workers.sglang import COMPLETION_MAX_TOKENS, GENERATE_MAX_TOKENS
+from .fields import checked, kind_of, sampling_of, typed
 from .inbound import Endpoint, Inbound, Served
 from .scrub import isolate, without_routing
 
-_CONTENT = (str, list, type(None))
 _MAX_SAMPLES = 128  # OpenAI's limit
 _DEPTH = 254  # orjson's limit in writing
 _MORE_DEPTH = 4  # of what is put around it
@@ -37,91 +39,111 @@ _PROMPT_FIELDS = {
 }
 
 
+# -- the fields that are looked at --------------------------------------------------------
+
+
+class _Fields(msgspec.Struct):
+    """Fields that all endpoints have."""
+
+    model: str | None = None
+    stream: bool | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    stream_options: dict[str, Any] | None = None
+    custom_params: dict[str, Any] | None = None
+
+
+class _Sampled(_Fields):
+    """Fields of the OpenAI endpoints."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=_MAX_SAMPLES)] | None = None
+    best_of: int | None = None
+    logit_bias: dict[str, Any] | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: str
+    content: str | list[Any] | None = None
+
+
+class _Chat(_Sampled, kw_only=True):
+    """Fields of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+
+
+class _Completion(_Sampled):
+    """Fields of ``/v1/completions``."""
+
+
+class _Generate(_Fields):
+    """Fields of ``/generate``."""
+
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+
+
+_KINDS: dict[Endpoint, type[_Fields]] = {
+    Endpoint.CHAT: _Chat,
+    Endpoint.COMPLETIONS: _Completion,
+    Endpoint.GENERATE: _Generate,
+}
+
+
+# -- one request ----------------------------------------------------------------------------
+
+
 def parse(
     endpoint: Endpoint, raw: bytes, tenant: str, served: Served, session: str = ""
 ) -> Inbound:
-    """Check a request body.
+    """Read, check and rewrite a request body.
 
     Args:
-        session: what the sender calls the conversation, beside the body.
+        endpoint: that it was sent to.
+        raw: the body.
+        tenant: its sender; "" without a key.
+        served: what the workers serve.
+        session: the sender's name for the conversation, beside the body.
 
     Raises:
         RequestError: naming the field at fault and what is allowed.
     """
-    body = json_object(raw)
-    try:
-        return _parse_object(endpoint, raw, body, tenant, served, session)
-    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
-        raise RequestError(f"the body cannot be forwarded: {error}") from error
-
-
-def json_object(raw: bytes) -> dict[str, Any]:
-    """Raises:
-    RequestError: it is none.
-    """
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is no valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
-    return body
-
-
-def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """
-    Raises:
-        RequestError: orjson reads deeper nesting than it writes.
-    """
-    try:
-        return orjson.dumps(fields)
-    except orjson.JSONEncodeError as error:
-        raise RequestError(f"the body is nested too deeply: {error}") from error
-
-
-def check_depth(raw: bytes, shown: Mapping[str, Any]) -> None:
-    """
-    Args:
-        shown: made of ``raw``, to be written later.
-
-    Raises:
-        RequestError: it could not be.
-    """
-    if _may_be_deep(raw):
-        json_bytes(shown)
-
-
-def _may_be_deep(raw: bytes) -> bool:
-    return raw.count(b"[") + raw.count(b"{") > _DEPTH - _MORE_DEPTH
-
-
-def _parse_object(
-    endpoint: Endpoint,
-    raw: bytes,
-    given: dict[str, Any],
-    tenant: str,
-    served: Served,
-    session: str,
-) -> Inbound:
-    _check_model(given, served.models)
-    stream = typed(given, "stream", bool, False)
-    user = typed(given, "user", str, "")
-    key = session or typed(given, "prompt_cache_key", str, "") or user
-    options = typed(given, "stream_options", dict, {})
+    given = json_object(raw)
+    _check_model(given.get("model"), served.models)
+    fields = checked(given, _KINDS[endpoint])
     body = without_routing(given)
     isolate(body, tenant)
     _check_vocabulary(body, served.vocab_size)
-    salt = _salt(endpoint, body, tenant, served.models)
+    try:
+        salt = _salt(endpoint, body, tenant, served.models)
+        chain, prompts = _chain(endpoint, salt, body)
+        stream, options = bool(fields.stream), fields.stream_options or {}
+        if stream and endpoint is not Endpoint.GENERATE:
+            body["stream_options"] = {**options, "include_usage": True}
+        opened = _opened(raw, given, body, "messages" if endpoint is Endpoint.CHAT else None)
+    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
+        raise RequestError(f"the body cannot be forwarded: {error}") from error
+    name = session or fields.prompt_cache_key or fields.user or ""
+    return Inbound(
+        endpoint=endpoint,
+        fields=body,
+        opened=opened,
+        stream=stream,
+        asks_usage=bool(options.get("include_usage")),
+        chain=chain,
+        prompts=prompts,
+        samples=_samples(fields),
+        hint=f"{tenant}/{name}".encode(errors="surrogatepass") if name else b"",
+        max_reply_tokens=_max_reply_tokens(endpoint, body),
+    )
 
-    chain: PrefixChain | None
-    prompts = samples = 1
+
+def _chain(endpoint: Endpoint, salt: bytes, body: dict[str, Any]) -> tuple[PrefixChain | None, int]:
+    """Chain and count of a request's prompts; several have no chain."""
     match endpoint:
         case Endpoint.CHAT:
-            samples = _samples(body)
-            chain = hash_messages(salt, _messages(body))
+            return hash_messages(salt, body["messages"]), 1
         case Endpoint.COMPLETIONS:
-            samples = _samples(body)
-            chain, prompts = _prompt_chain(salt, body, "prompt")
+            return _prompt_chain(salt, body, "prompt")
         case Endpoint.GENERATE:
             for params in sampling_of(body):
                 _refuse_parallel(params)
@@ -131,22 +153,33 @@ def _parse_object(
             chain, prompts = _prompt_chain(salt, body, names[0])
             if chain is not None:
                 _unwrap_sampling(body)
+            return chain, prompts
         case _:
             assert_never(endpoint)
-    if stream and endpoint is not Endpoint.GENERATE:
-        body["stream_options"] = {**options, "include_usage": True}
-    return Inbound(
-        endpoint=endpoint,
-        fields=body,
-        opened=_opened(raw, given, body, "messages" if endpoint is Endpoint.CHAT else None),
-        stream=stream,
-        asks_usage=bool(options.get("include_usage")),
-        chain=chain,
-        prompts=prompts,
-        samples=samples,
-        hint=f"{tenant}/{key}".encode(errors="surrogatepass") if key else b"",
-        max_reply_tokens=_max_reply_tokens(endpoint, body),
-    )
+
+
+def _check_model(model: object, models: Sequence[str]) -> None:
+    # "default" is SGLang's name for whatever is served; "base:adapter" names a LoRA adapter.
+    if not isinstance(model, str) or model == "default":
+        return
+    if model not in models and model.rpartition(":")[0] not in models:
+        raise RequestError(
+            f"the model {model!r} does not exist; available: {', '.join(models)}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _samples(fields: _Fields) -> int:
+    """How many replies are asked for."""
+    if not isinstance(fields, _Sampled):
+        return 1
+    count = 1 if fields.n is None else fields.n
+    if fields.best_of not in (None, count):
+        message = f"best_of must be n, got {fields.best_of}: samples are not chosen among"
+        raise RequestError(message, param="best_of")
+    return count
 
 
 def _opened(
@@ -155,6 +188,9 @@ def _opened(
     """``fields`` as JSON without its closing brace; ``raw``'s bytes if it only gained some.
 
     Args:
+        raw: the client's body.
+        given: its JSON.
+        fields: what the workers get.
         hashed: a field that has been written already, to be hashed.
 
     Raises:
@@ -175,25 +211,63 @@ def _max_reply_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None
         case Endpoint.CHAT:
             given, default = body.get("max_completion_tokens") or body.get("max_tokens"), None
         case Endpoint.COMPLETIONS:
-            given, default = body.get("max_tokens"), 16
+            given, default = body.get("max_tokens"), COMPLETION_MAX_TOKENS
         case Endpoint.GENERATE:
-            given, default = sampling_of(body)[0].get("max_new_tokens"), 128
+            given = sampling_of(body)[0].get("max_new_tokens")
+            default = GENERATE_MAX_TOKENS
         case _:
             assert_never(endpoint)
     return given if type(given) is int and given > 0 else default
 
 
-def _check_model(body: Mapping[str, Any], models: Sequence[str]) -> None:
-    model = typed(body, "model", str, "default")
-    # "default" is SGLang's name for whatever is served; "base:adapter" names a LoRA adapter.
-    if model != "default" and model not in models and model.rpartition(":")[0] not in models:
+def _prompt_chain(
+    salt: bytes, body: Mapping[str, Any], name: str
+) -> tuple[PrefixChain | None, int]:
+    """Chain and count of a prompt: a text, a list of ids, or a list of either."""
+    prompt = body.get(name)
+    match prompt:
+        case str() if prompt and name != "input_ids":
+            return hash_text(salt, prompt), 1
+        case [int(), *_] if name != "text":
+            try:
+                return hash_ids(salt, prompt), 1
+            except (OverflowError, TypeError) as error:
+                raise RequestError(
+                    f"{name} must hold token ids, integers of 0 or more: {error}", param=name
+                ) from error
+        case [str() | list(), *_] if all(type(one) is type(prompt[0]) and one for one in prompt):
+            return None, len(prompt)
+        case _:
+            allowed = {
+                "prompt": "a text, a list of token ids, or a list of either",
+                "text": "a text or a list of texts",
+                "input_ids": "a list of token ids, or a list of such lists",
+            }[name]
+            raise RequestError(f"{name} must be {allowed}, and not empty", param=name)
+
+
+def _unwrap_sampling(body: dict[str, Any]) -> None:
+    """One prompt has one set of sampling parameters, also if they come in a list."""
+    several = sampling_of(body)
+    if len(several) != 1:
         raise RequestError(
-            f"the model {model!r} does not exist; available: {', '.join(models)}",
-            status=404,
-            param="model",
-            code="model_not_found",
+            f"sampling_params has {len(several)} entries for one prompt", param="sampling_params"
+        )
+    if "sampling_params" in body:
+        body["sampling_params"] = several[0]
+
+
+def _refuse_parallel(sampling: Mapping[str, Any]) -> None:
+    value = typed(sampling, "n", int, 1)
+    if value != 1:
+        raise RequestError(
+            f"n must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples between "
+            "prefill and decode workers; /v1/chat/completions and /v1/completions serve several",
+            param="n",
         )
 
+
+# -- what lies outside the vocabulary -------------------------------------------------------
 
 _ID_FIELDS = ("prompt", "input_ids", "stop_token_ids", "token_ids_logprob")
 _RANK_FIELDS = ("top_logprobs", "top_logprobs_num", "logprobs")
@@ -254,80 +328,49 @@ def _plain_salt(kind: str, tenant: str, served: str) -> bytes:
     return orjson.dumps([kind, tenant, served, {}])
 
 
-def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        raise RequestError(f"messages must be a list, got {kind_of(messages)}", param="messages")
-    if not messages:
-        raise RequestError("messages is empty: at least one message is needed", param="messages")
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            where = f"messages[{i}]"
-            raise RequestError(f"{where} must be an object, got {kind_of(message)}", param=where)
-        if not isinstance(message.get("role"), str):
-            where = f"messages[{i}].role"
-            raise RequestError(f"{where} must be a string", param=where)
-        content = message.get("content")
-        if not isinstance(content, _CONTENT):
-            where = f"messages[{i}].content"
-            raise RequestError(
-                f"{where} must be a string or a list of parts, got {kind_of(content)}", param=where
-            )
-    return messages
+# -- JSON -------------------------------------------------------------------------------------
 
 
-def _prompt_chain(
-    salt: bytes, body: Mapping[str, Any], name: str
-) -> tuple[PrefixChain | None, int]:
-    """Chain and count of a prompt: a text, a list of ids, or a list of either."""
-    prompt = body.get(name)
-    match prompt:
-        case str() if prompt and name != "input_ids":
-            return hash_text(salt, prompt), 1
-        case [int(), *_] if name != "text":
-            try:
-                return hash_ids(salt, prompt), 1
-            except (OverflowError, TypeError) as error:
-                raise RequestError(
-                    f"{name} must hold token ids, integers of 0 or more: {error}", param=name
-                ) from error
-        case [str() | list(), *_] if all(type(one) is type(prompt[0]) and one for one in prompt):
-            return None, len(prompt)
-        case _:
-            allowed = {
-                "prompt": "a text, a list of token ids, or a list of either",
-                "text": "a text or a list of texts",
-                "input_ids": "a list of token ids, or a list of such lists",
-            }[name]
-            raise RequestError(f"{name} must be {allowed}, and not empty", param=name)
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Parse a body.
+
+    Raises:
+        RequestError: it is no JSON object.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, got {kind_of(body)}")
+    return body
 
 
-def _unwrap_sampling(body: dict[str, Any]) -> None:
-    """One prompt has one set of sampling parameters, also if they come in a list."""
-    several = sampling_of(body)
-    if len(several) != 1:
-        raise RequestError(
-            f"sampling_params has {len(several)} entries for one prompt", param="sampling_params"
-        )
-    if "sampling_params" in body:
-        body["sampling_params"] = several[0]
+def json_bytes(fields: Mapping[str, Any]) -> bytes:
+    """Write a body.
+
+    Raises:
+        RequestError: it is nested too deeply, for orjson reads deeper nesting than it writes.
+    """
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError as error:
+        raise RequestError(f"the body is nested too deeply: {error}") from error
 
 
-def _samples(body: Mapping[str, Any]) -> int:
-    count: int = typed(body, "n", int, 1)
-    if not 1 <= count <= _MAX_SAMPLES:
-        raise RequestError(f"n must be 1..{_MAX_SAMPLES}, got {count}", param="n")
-    if typed(body, "best_of", int, count) != count:
-        message = f"best_of must be n, got {body['best_of']}: samples are not chosen among"
-        raise RequestError(message, param="best_of")
-    return count
+def check_depth(raw: bytes, shown: Mapping[str, Any]) -> None:
+    """Check that what is made of a body can be written later.
+
+    Args:
+        raw: the body.
+        shown: made of it.
+
+    Raises:
+        RequestError: it is nested too deeply.
+    """
+    if _may_be_deep(raw):
+        json_bytes(shown)
 
 
-def _refuse_parallel(sampling: Mapping[str, Any]) -> None:
-    value = typed(sampling, "n", int, 1)
-    if value != 1:
-        raise RequestError(
-            f"n must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples between "
-            "prefill and decode workers; /v1/chat/completions and /v1/completions serve several",
-            param="n",
-        )
+def _may_be_deep(raw: bytes) -> bool:
+    return raw.count(b"[") + raw.count(b"{") > _DEPTH - _MORE_DEPTH

@@ -1,4 +1,4 @@
-"""What is taken off a client's request, and what is put on it, before a worker sees it."""
+"""Removes routing fields from a client's request, and keeps tenants apart on the workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ppd.contract import FORBIDDEN_CUSTOM_PARAMS, FORBIDDEN_FIELDS
 
 from .fields import sampling_of, typed
 
-# The only client headers a worker sees: engines obey others (x-override-*,
+# The only client headers that are forwarded: engines obey others (x-override-*,
 # x-data-parallel-rank, x-smg-routing-key).
 FORWARDED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
 
 
-ANONYMOUS = "anonymous"  # the tenant of all who have no key
+ANONYMOUS = "anonymous"  # the tenant of all requests without a key
 
 
 def tenant_of(authorization: str | None) -> str:
-    """A name for whoever holds this key, from which the key cannot be told; "" without one."""
+    """A name for the holder of a key, which does not reveal the key; "" without one."""
     if not authorization:
         return ""
     key = authorization.encode(errors="surrogateescape")
@@ -27,7 +27,7 @@ def tenant_of(authorization: str | None) -> str:
 
 
 def without_routing(body: dict[str, Any]) -> dict[str, Any]:
-    """``body`` without what would aim KV transfers or pass for the router's own marks."""
+    """A copy of ``body`` without fields that aim KV transfers or mark local turns."""
     if FORBIDDEN_FIELDS.isdisjoint(body):
         body = body.copy()
     else:
@@ -55,10 +55,10 @@ def _without_marks(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def isolate(body: dict[str, Any], tenant: str) -> None:
-    """Keep tenants out of each other's cache and request ids; who has no key is one of them.
+    """Prefix cache salt and request ids with the tenant's name; no key is one tenant, too.
 
-    No name has a slash in it, so none that a tenant gives can look like another's. And as SGLang
-    aborts all requests whose id begins with the one that is aborted, every id ends in a slash.
+    Names contain no slash, so no value of one tenant equals another's. SGLang aborts all requests
+    whose id begins with the one that is aborted, so every id ends in a slash.
     """
     name = quote(tenant or ANONYMOUS, safe="")
     salt = body.get("cache_salt")

@@ -1,1 +1,1 @@
-"""What is counted, logged, traced and kept of decisions."""
+"""The router's metrics, logs, journal of decisions and traces."""

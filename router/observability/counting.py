@@ -1,5 +1,8 @@
-"""Counters and histograms that cost a fraction of a microsecond: they are taken for every request,
-and for every part of every stream, by one thread."""
+"""Counters and histograms whose updates take a fraction of a microsecond.
+
+They are updated for every request and every part of every stream, by one thread only. So they
+need no locks, which ``prometheus_client`` has.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,47 @@ from prometheus_client.registry import Collector
 
 
 class Counts(Collector):
-    """A counter by labels."""
+    """A counter with labels.
+
+    Args:
+        name: of the metric, without ``_total``.
+        help_text: of the metric.
+        labels: names of the labels; () for none.
+        registry: that the metric is added to.
+    """
 
     def __init__(
-        self, name: str, told: str, labels: Sequence[str], registry: CollectorRegistry
+        self, name: str, help_text: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:
         self._name = name
-        self._told = told
+        self._help_text = help_text
         self._labels = labels
-        self._counted: dict[tuple[str, ...], int] = {}
+        self._counts: dict[tuple[str, ...], int] = {}
         registry.register(self)
 
     def add(self, *labels: str, more: int = 1) -> None:
-        self._counted[labels] = self._counted.get(labels, 0) + more
+        """Add ``more`` to the counter with these label values."""
+        self._counts[labels] = self._counts.get(labels, 0) + more
 
     def get(self, *labels: str) -> int | None:
-        """None if nothing has been counted."""
-        return self._counted.get(labels)
+        """Return the count for these label values, or None if nothing has been counted."""
+        return self._counts.get(labels)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        family = CounterMetricFamily(self._name, self._told, labels=self._labels)
-        for labels, count in self._counted.items():
+        """Yield the metric in Prometheus' form."""
+        family = CounterMetricFamily(self._name, self._help_text, labels=self._labels)
+        for labels, count in self._counts.items():
             family.add_metric(labels, count)
         yield family
 
 
-class Observed:
-    """The observations under one set of labels."""
+class HistogramChild:
+    """The observations of a histogram with one set of label values.
+
+    Attributes:
+        counts: observations of each bucket, not cumulative.
+        total: sum of the observed values.
+    """
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -49,41 +66,49 @@ class Observed:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
+        """Add one observation."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
 
 class Histograms(Collector):
-    """
+    """A histogram with labels.
+
     Args:
-        bounds: upper ends of the buckets, ascending; one above all is added.
+        name: of the metric.
+        help_text: of the metric.
+        labels: names of the labels; () for none.
+        bounds: upper bounds of the buckets, ascending. A bucket without a bound is added.
+        registry: that the metric is added to.
     """
 
     def __init__(
         self,
         name: str,
-        told: str,
+        help_text: str,
         labels: Sequence[str],
         bounds: Sequence[float],
         registry: CollectorRegistry,
     ) -> None:
         self._name = name
-        self._told = told
+        self._help_text = help_text
         self._labels = labels
         self._bounds = bounds
-        self._observed: dict[tuple[str, ...], Observed] = {}
+        self._children: dict[tuple[str, ...], HistogramChild] = {}
         registry.register(self)
 
-    def of(self, *labels: str) -> Observed:
-        found = self._observed.get(labels)
-        if found is None:
-            found = self._observed[labels] = Observed(self._bounds)
-        return found
+    def of(self, *labels: str) -> HistogramChild:
+        """Return the observations with these label values; they are created on first use."""
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = HistogramChild(self._bounds)
+        return child
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._told, labels=self._labels)
+        """Yield the metric in Prometheus' form."""
+        family = HistogramMetricFamily(self._name, self._help_text, labels=self._labels)
         ends = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        for labels, one in self._observed.items():
-            buckets: Iterable[tuple[str, float]] = zip(ends, accumulate(one.counts), strict=True)
-            family.add_metric(labels, list(buckets), one.total)
+        for labels, child in self._children.items():
+            buckets: Iterable[tuple[str, float]] = zip(ends, accumulate(child.counts), strict=True)
+            family.add_metric(labels, list(buckets), child.total)
         yield family

@@ -1,4 +1,4 @@
-"""Decisions kept: the last ones for ``/explain``, all of them in the decision log."""
+"""The journal of decisions: the latest ones in memory, all of them in the decision log."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ logger = logging.getLogger("ppd.router.journal")
 
 
 @dataclass(slots=True)
-class Explained:
-    """A decision and, once it has ended, what came of it."""
+class DecisionRecord:
+    """A decision and its outcome.
+
+    Attributes:
+        decided: the decision.
+        finished: the outcome; None until the request has ended.
+    """
 
     decided: Decided
     finished: Finished | None = None
 
 
 class Journal:
-    """Args:
-    path: of the decision log, continued if it exists; "": none is written.
+    """The latest decisions for ``/explain``, and the decision log.
+
+    Args:
+        path: of the decision log, which is continued if it exists; "": none is written.
+        opened: the log's first event.
 
     Raises:
         ConfigError: the log cannot be opened.
@@ -39,48 +47,58 @@ class Journal:
 
     def __init__(self, path: str, opened: Opened) -> None:
         self._numbers = count(1)
-        self._recent: dict[int, Explained] = {}  # by consecutive numbers
+        self._recent: dict[int, DecisionRecord] = {}  # by consecutive numbers
         self._file: IO[bytes] | None = None
         if path:
             try:
-                self._file = Path(path).open("a+b", buffering=0)  # noqa: SIM115 - lives as long
+                self._file = Path(path).open("a+b", buffering=0)  # noqa: SIM115 - until close()
                 _end_last_line(self._file)
             except OSError as error:
                 raise ConfigError(f"the decision log cannot be written: {error}") from error
         self._write(opened)
 
     def opened(self, event: Opened) -> None:
-        """From here on another policy decides."""
+        """Write that another policy decides from now on."""
         self._write(event)
 
     def next_number(self) -> int:
+        """Return the number of a new decision, from 1."""
         return next(self._numbers)
 
     def decided(self, event: Decided) -> None:
-        self._recent[event.number] = Explained(event)
+        """Store and write a decision."""
+        self._recent[event.number] = DecisionRecord(event)
         self._recent.pop(event.number - _RECENT, None)
         self._write(event)
 
     def finished(self, event: Finished) -> None:
-        if (one := self._recent.get(event.number)) is not None:  # else it was long ago
-            one.finished = event
+        """Store and write the outcome of a decision."""
+        if (record := self._recent.get(event.number)) is not None:  # None: no longer stored
+            record.finished = event
         self._write(event)
 
     def reset(self, event: Reset) -> None:
+        """Write that the policy's observations have been deleted."""
         self._write(event)
 
-    def recent(self, limit: int, session: str | None) -> list[Explained]:
-        """The newest first."""
-        chosen: list[Explained] = []
-        for one in reversed(self._recent.values()):
-            features = one.decided.features
+    def recent(self, limit: int, session: str | None) -> list[DecisionRecord]:
+        """Return the latest decisions, the newest first.
+
+        Args:
+            limit: maximum number.
+            session: of the decisions; None: any.
+        """
+        chosen: list[DecisionRecord] = []
+        for record in reversed(self._recent.values()):
+            features = record.decided.features
             if session is None or (features is not None and features.session == session):
-                chosen.append(one)
+                chosen.append(record)
                 if len(chosen) == limit:
                     break
         return chosen
 
     def close(self) -> None:
+        """Close the decision log."""
         if self._file is not None:
             self._file.close()
 
@@ -89,17 +107,17 @@ class Journal:
             return
         line = to_line(event)
         try:
-            # Unbuffered: nothing is lost if we are killed. Some microseconds, into the page cache.
+            # Unbuffered: a killed process loses nothing. A write takes some microseconds.
             if self._file.write(line) != len(line):
                 raise OSError("the disk is full")
-        except OSError as error:  # which must not cost requests
+        except OSError as error:  # requests must go on
             logger.error("the decision log ends here: %s", error)
             self._file.close()
             self._file = None
 
 
 def opened_by(config: RouterConfig, table: TableFile | None) -> Opened:
-    """How a run begins."""
+    """Return the first event of a run's decision log."""
     return Opened(
         version=VERSION,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -111,7 +129,7 @@ def opened_by(config: RouterConfig, table: TableFile | None) -> Opened:
 
 
 def _end_last_line(file: IO[bytes]) -> None:
-    """After a kill in mid-write: what follows must not be glued to it."""
+    """End a line that a killed process left incomplete."""
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":

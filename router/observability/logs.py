@@ -1,5 +1,8 @@
-"""The log: a line a record, as text or as JSON. What a record has as ``extra={"fields": ...}``
-follows its message: ``name=value`` in text, members in JSON."""
+"""Log output, one line for each record, as text or as JSON.
+
+A record's ``extra={"fields": {...}}`` is written too: as ``name=value`` after the message in
+text, as members of the object in JSON.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,24 @@ from ..config.options import LogFormat
 
 
 def log_to_stderr(level: str, form: LogFormat) -> None:
+    """Write log records of ``level`` and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     if form is LogFormat.JSON:
         handler.setFormatter(_Json())
     else:
         handler.setFormatter(_Text("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    # No record is asked which thread and process it is from.
+    # No format has a record's thread and process: skips their look-up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 class _Text(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
-        told = super().formatMessage(record)
+        line = super().formatMessage(record)
         fields = getattr(record, "fields", None)
         if not fields:
-            return told
-        return f"{told} {' '.join(f'{name}={_shown(value)}' for name, value in fields.items())}"
+            return line
+        return f"{line} {' '.join(f'{name}={_format(value)}' for name, value in fields.items())}"
 
 
 class _Json(logging.Formatter):
@@ -46,7 +50,7 @@ class _Json(logging.Formatter):
         return orjson.dumps(entry, default=str).decode()
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     text = str(value)

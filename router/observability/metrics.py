@@ -1,4 +1,4 @@
-"""What the router counts, in Prometheus' form. Label values are the words of ``ppd.decision``."""
+"""The router's Prometheus metrics. Label values are the enum values of ``ppd.decision``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ _TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1
 
 
 def turn_label(number: int) -> str:
+    """Return the label of a turn's number: ``1``, ``2`` or ``3+``."""
     return str(number) if number < 3 else "3+"
 
 
 class Metrics:
+    """All metrics of a router process, in a registry of its own."""
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.turns = Counts(
@@ -39,13 +42,13 @@ class Metrics:
         )
         self.waited = Histograms(
             "ppd_admission_wait_seconds",
-            "Of requests that had to wait before they were let in",
+            "Waiting time of requests that were not admitted at once",
             (),
             _SECONDS,
             self.registry,
         )
         self.waiting = Gauge(
-            "ppd_admission_waiting", "Requests that wait to be let in", registry=self.registry
+            "ppd_admission_waiting", "Requests that wait for admission", registry=self.registry
         )
         self.refused = Counter(
             "ppd_local_refused",
@@ -56,7 +59,7 @@ class Metrics:
         kinds = ("route", "reason", "turn")
         self.ttft = Histograms(
             "ppd_ttft_seconds",
-            "From the request's arrival to the first event (streaming) or the answer; turn is 1, "
+            "From the request's arrival to the first event (streaming) or the response; turn is 1, "
             "2 or 3+",
             kinds,
             _SECONDS,
@@ -71,52 +74,52 @@ class Metrics:
         )
         self.e2e = Histograms(
             "ppd_e2e_seconds",
-            "From the request's arrival to the end of a good answer",
+            "From the request's arrival to the end of a successful response",
             kinds,
             _SECONDS,
             self.registry,
         )
         self.itl = Histograms(
             "ppd_itl_seconds",
-            "Between two parts of a stream, as they are passed on",
+            "Time between two parts of a stream, as they are sent to the client",
             kinds,
             _TOKEN_SECONDS,
             self.registry,
         )
         self.decision = Histograms(
             "ppd_decision_seconds",
-            "Time to look a conversation up and decide its route",
+            "Time to look up a conversation and decide its route",
             (),
             (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2),
             self.registry,
         )
         self.output_off = Histograms(
             "ppd_output_prediction_factor",
-            "Predicted reply length against the actual one, the larger through the smaller",
+            "Ratio of predicted and actual reply length, the larger divided by the smaller",
             (),
             (1.1, 1.25, 1.5, 2, 3, 5, 10, 30),
             self.registry,
         )
         self.observed_factor = Gauge(
             "ppd_observed_factor",
-            "By which factor a cell's cost is taken to differ from the table (shrinkage)",
+            "Estimated ratio of a cell's cost to the table's value (shrinkage)",
             ["cell", "route", "value"],
             registry=self.registry,
         )
         self.qps = Gauge(
             "ppd_qps",
-            "Turns a second for each decode worker, in the window that decisions see",
+            "Turns a second for each decode worker, in the window that decisions use",
             registry=self.registry,
         )
         self.backlog = Gauge(
             "ppd_worker_backlog_tokens",
-            "Tokens sent to a worker to prefill and not answered yet",
+            "Tokens sent to a worker to prefill that it has not responded to yet",
             ["role", "worker"],
             registry=self.registry,
         )
         self.cached_predicted = Counter(
             "ppd_cached_tokens_predicted",
-            "Tokens of local turns that the decode worker was believed to hold",
+            "Tokens of local turns that the decode worker was predicted to have cached",
             registry=self.registry,
         )
         self.cached_actual = Counter(
@@ -126,20 +129,20 @@ class Metrics:
         )
         self.transfer_avoided = Counter(
             "ppd_transfer_tokens_avoided",
-            "Prompt tokens of local turns: their KV did not go over the network",
+            "Prompt tokens of local turns, whose KV was not transferred",
             registry=self.registry,
         )
         self.bytes_avoided = Counts(
             "ppd_transfer_kv_bytes_avoided",
-            "Their KV in bytes, of turns on workers that tell how much a token's is; absent until "
-            "there is one",
+            "KV bytes of local turns' prompt tokens; absent until a worker has reported the bytes "
+            "of a token",
             (),
             self.registry,
         )
         self.bytes_sent = Counts(
             "ppd_transfer_kv_bytes",
-            "KV that remote turns sent, by what their decode worker was believed to lack; absent "
-            "until a worker tells how much a token's is",
+            "KV bytes that remote turns transferred, estimated from what their decode worker was "
+            "predicted to lack; absent until a worker has reported the bytes of a token",
             (),
             self.registry,
         )
@@ -154,13 +157,13 @@ class Metrics:
         )
         self.resumed = Counter(
             "ppd_streams_resumed",
-            "Streams whose decode worker was lost: ok if another one went on with them",
+            "Streams whose decode worker was lost: ok if another worker resumed them",
             ["outcome"],
             registry=self.registry,
         )
         self.prefill_errors = Counter(
             "ppd_prefill_errors",
-            "Prefill legs that failed by no fault of the client",
+            "Prefill legs that failed for a reason other than the client's request",
             registry=self.registry,
         )
         self.kv_evicted = Counter(
@@ -171,13 +174,13 @@ class Metrics:
         )
         self.kv_events_missed = Counter(
             "ppd_kv_events_missed",
-            "Times that KV events of a worker were missed, or could not be read",
+            "Gaps in the KV events of a worker, and KV events that could not be decoded",
             ["role", "worker"],
             registry=self.registry,
         )
         self.kv_events_connected = Gauge(
             "ppd_kv_events_connected",
-            "1 while the KV events of a worker that publishes them are heard",
+            "1 while the router is connected to the KV events of a worker that publishes them",
             ["role", "worker"],
             registry=self.registry,
         )
@@ -185,21 +188,22 @@ class Metrics:
             "ppd_known_turns", "Finished turns that can be continued", registry=self.registry
         )
         self.in_flight = Gauge(
-            "ppd_worker_in_flight", "Legs under way", ["role", "worker"], registry=self.registry
+            "ppd_worker_in_flight", "Legs in flight", ["role", "worker"], registry=self.registry
         )
         self.alive = Gauge(
             "ppd_worker_alive",
-            "1 if the worker answers",
+            "1 if the worker responds to health checks",
             ["role", "worker"],
             registry=self.registry,
         )
         self.breaker_open = Gauge(
             "ppd_worker_breaker_open",
-            "1 if the worker lives but fails its requests, and is left alone for a while",
+            "1 while the circuit breaker of a live worker is open",
             ["role", "worker"],
             registry=self.registry,
         )
 
     def decoded_for(self, seconds: float) -> None:
+        """Add to the time in which streams were decoded."""
         self.decode_s += seconds
         self.decoding.inc(seconds)

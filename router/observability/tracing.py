@@ -22,7 +22,8 @@ _ERRORS = (Outcome.WORKER_ERROR, Outcome.TRUNCATED, Outcome.INTERNAL_ERROR)
 
 
 class Tracing:
-    """
+    """Makes spans.
+
     Args:
         endpoint: where spans go by OTLP over HTTP, as ``http://HOST:4318/v1/traces``.
         exporter: takes them instead.
@@ -50,8 +51,10 @@ class Tracing:
         self._context = TraceContextTextMapPropagator()
 
     def begin(self, path: str, headers: Mapping[str, str]) -> Trace:
-        """
+        """Begin the span of a request.
+
         Args:
+            path: of the request.
             headers: of the client, by lower-case name.
         """
         from opentelemetry.trace import SpanKind, set_span_in_context
@@ -63,7 +66,7 @@ class Tracing:
         return Trace(span, carried)
 
     def close(self) -> None:
-        """Waits for what is still to be sent."""
+        """Send what is left, and stop."""
         self._provider.shutdown()
 
 
@@ -87,6 +90,7 @@ class Trace:
         """End the span.
 
         Args:
+            outcome: how the request ended.
             attributes: of the request, if a route was decided for it.
             first_byte_s: when the first answer began, by ``time.monotonic``.
         """

@@ -1,1 +1,1 @@
-"""The shared vector-search pool: files, payloads, threads and HTTP around ``ppd.ann``."""
+"""The vector-search pool: collections of rows, searched over HTTP."""

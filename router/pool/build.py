@@ -1,4 +1,7 @@
-"""Collections are made here, out of a file of vectors or empty, in folders that appear whole."""
+"""Creation of collections, from a file of vectors or empty.
+
+A collection's folder gets its name only when it is complete.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,19 @@ from .vectors import Source, open_source
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
+    """Options of building a collection from a file.
+
+    Attributes:
+        metric: of the vectors' distance.
+        precision: of the vectors' codes in the graph.
+        shape: of the graph.
+        threads: of the build.
+        seed: of the build's random numbers.
+        column: of a parquet file that holds the vectors.
+        finder: of each row's nearest neighbours.
+        indexed: fields of the metadata that get an index for filters.
+    """
+
     metric: Metric
     precision: Precision
     shape: Shape
@@ -38,31 +54,40 @@ class BuildOptions:
 def build_collection(
     source_path: Path, folder: Path, options: BuildOptions, progress: Progress
 ) -> None:
-    """
+    """Build a collection from a file of vectors.
+
+    Args:
+        source_path: of the file.
+        folder: of the collection; its last part is the name.
+        options: of the build.
+        progress: is called with the stage and the rows done.
+
     Raises:
-        ConfigError: there is such a collection already, or no such finder of neighbours.
-        IndexFileError: vectors cannot be read, or the collection cannot be written; nothing of it
-            is left then.
+        ConfigError: the folder exists, or the finder of neighbours is not installed.
+        IndexFileError: vectors cannot be read, or the collection cannot be written. No part of
+            it is left then.
     """
     _require_free(folder)
     source = open_source(source_path, options.column)
-    with _appearing(folder) as part:
+    with _complete_or_absent(folder) as part:
         _build(source, part, options, progress)
 
 
 def create_collection(folder: Path, space: Space, indexed: Sequence[str]) -> None:
-    """Without rows.
+    """Create a collection without rows.
 
     Args:
-        indexed: fields of metadata that filters shall find without looking at every row.
+        folder: of the collection; its last part is the name.
+        space: of its vectors.
+        indexed: fields of the metadata that get an index for filters.
 
     Raises:
-        ConfigError: there is such a collection already.
-        IndexFileError: it cannot be written; nothing of it is left then.
-        RequestError: there cannot be a field of that name.
+        ConfigError: the folder exists.
+        IndexFileError: the collection cannot be written. No part of it is left then.
+        RequestError: a field has an invalid name.
     """
     _require_free(folder)
-    with _appearing(folder) as part, closing(Payloads(part / ROWS_FILE)) as payloads:
+    with _complete_or_absent(folder) as part, closing(Payloads(part / ROWS_FILE)) as payloads:
         for name in indexed:
             payloads.index(name)
         index_file.write(Snapshot.empty(space, Shape().degree), index_path(part, 1))
@@ -75,19 +100,19 @@ def _require_free(folder: Path) -> None:
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which gets its name when all is there."""
+def _complete_or_absent(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write into, and rename it to ``folder`` at the end."""
     part = folder.with_name(f".{folder.name}.part")
     try:
         if part.exists():
-            shutil.rmtree(part)  # of a build that was killed
+            shutil.rmtree(part)  # left by a killed build
         part.mkdir(parents=True)
         yield part
         part.rename(folder)
     except OSError as error:
         raise IndexFileError(f"{folder}: cannot be written: {error}") from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)  # gone, unless something failed
+        shutil.rmtree(part, ignore_errors=True)  # exists only after a failure
 
 
 def _build(source: Source, folder: Path, options: BuildOptions, progress: Progress) -> None:
@@ -114,19 +139,19 @@ def _build(source: Source, folder: Path, options: BuildOptions, progress: Progre
 
 def _read(source: Source, rows: Rows, progress: Progress) -> Iterator[Payload]:
     at = 0
-    for piece, beside in source.pieces():
+    for piece, columns in source.pieces():
         rows[at : at + piece.shape[0]] = piece
         for i in range(piece.shape[0]):
-            yield _payload(at + i, beside[i] if beside else {})
+            yield _payload(at + i, columns[i] if columns else {})
         at += piece.shape[0]
         progress("reading", at, source.count)
     if at != source.count:
         raise IndexFileError(f"{source.path}: {at} vectors, {source.count} were promised")
 
 
-def _payload(number: int, beside: dict[str, Any]) -> Payload:
-    """``id`` and ``text`` are columns of that name; all others are metadata."""
-    given = dict(beside)
-    name = str(given.pop("id", number))
-    text = given.pop("text", None)
-    return Payload(name, None if text is None else str(text), given or None)
+def _payload(number: int, columns: dict[str, Any]) -> Payload:
+    """Return a row's payload: the columns ``id`` and ``text``, and all others as metadata."""
+    metadata = dict(columns)
+    name = str(metadata.pop("id", number))
+    text = metadata.pop("text", None)
+    return Payload(name, None if text is None else str(text), metadata or None)

@@ -1,4 +1,4 @@
-"""``ppd-pool``: build collections, serve them."""
+"""``ppd-pool``: the command line that builds and serves collections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import uvloop
 
 from ppd import __version__
@@ -20,6 +19,11 @@ from ..observability.logs import log_to_stderr
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; an error ends the process with a message of one line.
+
+    Args:
+        argv: the arguments; None: those of the process.
+    """
     try:
         options = _parser().parse_args(argv)
         if options.command == "build":
@@ -37,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from ppd.ann.neighbours import Finder  # needs the extra, which whoever lacks it shall be told
+    from ppd.ann.neighbours import Finder  # main reports a missing extra
 
     from .config import Device, PoolConfig
 
@@ -46,39 +50,41 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="a collection out of a file of vectors")
+    build = commands.add_parser("build", help="build a collection from a file of vectors")
     build.add_argument("vectors", type=Path, help=".npy, .fbin, .parquet or .hdf5")
     build.add_argument("folder", type=Path, help="the collection; its last part is the name")
     build.add_argument("--metric", choices=("l2", "ip", "cosine"), default="cosine")
     build.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="int8")
     build.add_argument("--degree", type=int, default=32, help="neighbours of a row in the graph")
-    build.add_argument("--knn", type=int, default=64, help="that they are chosen from")
+    build.add_argument("--knn", type=int, default=64, help="candidates that they are chosen from")
     build.add_argument(
         "--neighbours",
         type=Finder,
         choices=list(Finder),
         default=Finder.AUTO,
-        help="found by: auto: cuvs on a card where it is installed, else faiss",
+        help="library that finds them; auto: cuvs on a GPU where it is installed, else faiss",
     )
-    build.add_argument("--column", default="vector", help="of a parquet file")
+    build.add_argument("--column", default="vector", help="column of a parquet file")
     build.add_argument(
         "--indexed",
         action="append",
         default=[],
         metavar="FIELD",
-        help="of the metadata, that filters shall find without looking at every row",
+        help="field of the metadata that filters use without a scan of all rows",
     )
     build.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     serve = commands.add_parser(
-        "serve", help="collections over HTTP", argument_default=argparse.SUPPRESS
+        "serve", help="serve collections over HTTP", argument_default=argparse.SUPPRESS
     )
     default = PoolConfig()
     serve.add_argument("--config", metavar="FILE", help="TOML, see docs/POOL.md")
-    serve.add_argument("--data", metavar="FOLDER", help="with the collections")
+    serve.add_argument("--data", metavar="FOLDER", help="folder of the collections")
     serve.add_argument("--host", help=f"default: {default.host}")
     serve.add_argument("--port", type=int, help=f"0: any free one (default: {default.port})")
-    serve.add_argument("--device", type=Device, choices=list(Device), help="that searches")
-    serve.add_argument("--threads", type=int, help="of searching (default: one a core)")
+    serve.add_argument(
+        "--device", type=Device, choices=list(Device), help="device that searches run on"
+    )
+    serve.add_argument("--threads", type=int, help="threads that search (default: one a core)")
     return parser
 
 
@@ -102,7 +108,7 @@ def _build(options: argparse.Namespace) -> None:
     )
     bars = Bars()
     began_s = time.monotonic()
-    with bars.shown():
+    with bars.visible():
         build_collection(options.vectors, options.folder, wanted, bars)
     took_s = time.monotonic() - began_s
     print(f"ppd-pool: {options.folder} in {took_s:.1f} s", file=sys.stderr)
@@ -112,10 +118,10 @@ def _serve(options: argparse.Namespace) -> None:
     from .config import PoolConfig, read_config
     from .serve import serve
 
-    given = vars(options)
-    del given["command"]
-    path = given.pop("config", None)
-    config = msgspec.structs.replace(PoolConfig() if path is None else read_config(path), **given)
+    flags = vars(options)
+    del flags["command"]
+    path = flags.pop("config", None)
+    config = PoolConfig(**flags) if path is None else read_config(path, flags)
     config.check()
     log_to_stderr("info", LogFormat.TEXT)
     uvloop.run(serve(config))

@@ -1,8 +1,8 @@
-"""One collection: its index file, its payloads, and what became of both since they were read.
+"""One collection: its index, its payloads, and the changes since the index was built.
 
-Searches ask ``plan`` what to go through. One writer at a time adds and deletes: what is added
-enters the graph hidden, is committed, and comes in the old one's place in one step. A rebuild works
-on a copy and takes the old one's place in one step, too, here and on the disk.
+``plan`` selects how to search. Only one writer adds or deletes at a time. Added rows enter the
+graph hidden. After the commit they become visible, and the rows they replace hidden, in one step. A
+rebuild works on a copy, which replaces the index in one step, in memory and on disk.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ from . import index_file
 from .filters import Filter
 from .payloads import Payload, Payloads
 
-_FILTERS_KEPT = 32
-_UNDISTURBED = 3  # scans for a filter that a write may disturb; then writes wait for one
-_SEEN_PER_ITOPK = 20  # rows that a search looks at for each it keeps
-_MIN_CHANGED = 4096  # rows, for an index to be made anew because of them
+_MAX_FILTERS = 32  # cached results of filters
+_MAX_SCANS = 3  # attempts at a filter during writes; then the writes wait for one
+_SEEN_PER_ITOPK = 20  # rows that a graph search reads for each one it keeps
+_MIN_CHANGED = 4096  # changed rows that justify a rebuild
 ROWS_FILE = "rows.sqlite"
 
 
 def index_path(folder: Path, generation: int) -> Path:
+    """Return the path of a collection's index file."""
     return folder / f"index-{generation:06d}.ann"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to search.
+    """How to search a collection.
 
     Attributes:
-        among: nodes to look at, all of them, where few pass the filter.
-        filled: rows of the target that are there, found or not.
-        findable: those that may be found.
+        target: that is searched.
+        itopk: candidates that a graph search keeps.
+        among: nodes of a scan, (n,) int32; None: a graph search.
+        filled: rows of the target, hidden ones included.
+        findable: rows that the search may return.
     """
 
     target: Target
@@ -57,12 +60,14 @@ class Plan:
 
 
 class Collection:
-    """
+    """The rows of one collection: search plans, writes and rebuilds. Its methods are thread-safe.
+
     Args:
-        warm: gets what is to be searched from now on, before it is.
+        folder: of the collection; its last part is the name.
+        warm: is called with every new target before it is searched.
 
     Raises:
-        IndexFileError: there is none in ``folder``, or it is damaged.
+        IndexFileError: ``folder`` holds no collection, or a damaged one.
     """
 
     def __init__(self, folder: Path, warm: Callable[[Target], None]) -> None:
@@ -73,47 +78,57 @@ class Collection:
             raise IndexFileError(f"{folder}: there is no collection; ppd-pool build makes one")
         self.payloads = Payloads(folder / ROWS_FILE)
         self._writing = threading.Lock()
-        self._turning = threading.Lock()  # held while what is committed becomes what is found
+        self._committing = threading.Lock()  # held until committed rows are visible
         self._rebuilding = threading.Lock()
-        self.version = 0  # of what filters were matched against
+        self.version = 0  # of the rows that filters are matched against
         self._rows: Target | Growth
         current = index_path(folder, self.payloads.generation())
-        self._serve(self._grown(index_file.read(current)))
-        for left in folder.glob("index-*"):  # by a rebuild that was killed
-            if left != current:
-                left.unlink()
+        self._serve(self._with_added_rows(index_file.read(current)))
+        for file in folder.glob("index-*"):  # left by a killed rebuild
+            if file != current:
+                file.unlink()
 
     @property
     def space(self) -> Space:
+        """The space of the vectors."""
         return self.target.snapshot.space
 
     @property
     def target(self) -> Target:
+        """The present target of searches without a filter."""
         rows = self._rows
         return rows.target if isinstance(rows, Growth) else rows
 
     @property
     def count(self) -> int:
-        """Rows that can be found."""
+        """Number of visible rows."""
         return self._living
 
     def outdated(self, share: float) -> bool:
-        """Whether more has changed than ``share`` of what the index was built of."""
-        filled = self._filled()
-        gone = filled - self._living
-        changed = filled - self._built + gone
-        return filled > gone and changed >= max(_MIN_CHANGED, share * self._built)
+        """Return whether enough rows have changed for a rebuild.
 
-    def plan(self, itopk: int, wanted: Filter | None) -> Plan:
-        """What a filter leaves out, or was deleted, is made up for by searching wider, or row by
-        row: what is less.
-
-        With a filter it may read from the disk.
+        Args:
+            share: of the rows that the index was built from.
         """
-        target, filled = self._there()
+        filled = self._filled()
+        deleted = filled - self._living
+        changed = filled - self._built + deleted
+        return filled > deleted and changed >= max(_MIN_CHANGED, share * self._built)
+
+    def plan(self, itopk: int, row_filter: Filter | None) -> Plan:
+        """Return how to search.
+
+        Rows that are deleted or do not pass the filter cost a graph search candidates. So the
+        search keeps more of them, or scans all visible rows if that reads fewer.
+
+        Args:
+            itopk: candidates to keep if all rows were visible.
+            row_filter: None: all rows pass. With a filter this method may read from disk.
+        """
+        target, filled = self._current()
         findable, among = self._living, None
-        if wanted is not None:
-            target, among = self._filtered(wanted)
+        if row_filter is not None:
+            target, among = self._filtered(row_filter)
             findable = among.size
         wider = itopk * filled / max(findable, 1)
         if (
@@ -123,79 +138,99 @@ class Collection:
         ):
             return Plan(target, int(wider), None, filled, findable)
         if among is None:
-            among = _shown(target, filled)
+            among = _visible(target, filled)
         return Plan(target, itopk, among, filled, findable)
 
     def wider(self, plan: Plan) -> Plan:
-        """For a search along the graph that found less than there is: where it looked, most must
-        not be found. As wide as can be; if that is no less work, or was not enough, row by row.
+        """Return the next plan after a graph search that returned too few rows.
+
+        Most rows near its query were hidden. The next plan has the maximum width, or is a scan
+        if that reads fewer rows or the width was not enough.
         """
-        among = _shown(plan.target, plan.filled)
+        among = _visible(plan.target, plan.filled)
         if plan.itopk < MAX_ITOPK and among.size > MAX_ITOPK * _SEEN_PER_ITOPK:
             return replace(plan, itopk=MAX_ITOPK)
         return replace(plan, among=among)
 
     def payloads_of(self, target: Target, nodes: NDArray[np.int32]) -> list[Payload | None]:
-        """None: deleted meanwhile."""
+        """Return the nodes' payloads; None for a row that has been deleted since the search.
+
+        Args:
+            target: that was searched.
+            nodes: of the target, (n,) int32.
+        """
         keys = target.snapshot.keys[nodes].tolist()
         found = self.payloads.fetch(set(keys))
         return [found.get(key) for key in keys]
 
     def upsert(self, payloads: Sequence[Payload], vectors: Rows) -> None:
-        """
+        """Add rows, which replace rows with the same ids.
+
+        Args:
+            payloads: of the rows.
+            vectors: of the rows, (n, dimensions) float32.
+
         Raises:
-            RequestError: a vector does not fit the space; then nothing was changed.
+            RequestError: a vector does not fit the space. Nothing is changed then.
         """
         with self._writing:
-            self.space.rows(vectors)  # before anything is written
+            self.space.rows(vectors)  # raises before anything is written
             before = self.target
             rows = self._rows
             if isinstance(rows, Target):
                 rows = self._rows = Growth(rows.snapshot, rows.hidden, self._warm)
             rows.have_room(len(payloads))
             if self.target is not before:
-                with self._turning:
-                    self._filters.clear()  # they hold what is not searched any more
+                with self._committing:
+                    self._filters.clear()  # they refer to the old target
             keys = self.payloads.new_keys(len(payloads))
             first = rows.count
             rows.add(vectors, keys, hidden=True)
-            with self._turning:
+            with self._committing:
                 old = self.payloads.upsert(keys, payloads, vectors)
                 self.target.hidden[first : rows.count] = 0
                 self._hide(old)
 
     def delete(self, what: Sequence[str] | Filter) -> int:
-        """By ids, or all that a filter lets through: how many were there."""
-        with self._writing, self._turning:
+        """Delete rows, and return their number.
+
+        Args:
+            what: ids, or a filter that the rows pass.
+        """
+        with self._writing, self._committing:
             if isinstance(what, Filter):
-                gone = self.payloads.delete_matching(what)
+                deleted = self.payloads.delete_matching(what)
             else:
-                gone = self.payloads.delete(what)
-            self._hide(gone)
-        return len(gone)
+                deleted = self.payloads.delete(what)
+            self._hide(deleted)
+        return len(deleted)
 
     def rebuild(self, threads: int, finder: Finder = Finder.FAISS) -> None:
-        """A new index of the rows that live, in place of the old one; searches go on meanwhile.
+        """Replace the index by a new one of the visible rows; searches continue meanwhile.
+
+        Args:
+            threads: of the build.
+            finder: of each row's nearest neighbours.
 
         Raises:
-            IndexFileError: it cannot be written, or nothing lives; the old one still serves.
+            IndexFileError: the index cannot be written, or there is no row. The old one remains.
         """
         with self._rebuilding:
             with self._writing:
                 snapshot = self.target.snapshot
                 live = np.flatnonzero(self.target.hidden[: self._filled()] == 0)
                 rows = snapshot.exact if snapshot.exact.shape[0] else snapshot.graph.codes
-                moved, keys = np.asarray(rows[live], np.float32), snapshot.keys[live]
+                encoded, keys = np.asarray(rows[live], np.float32), snapshot.keys[live]
             if not live.size:
                 raise IndexFileError(f"{self.name}: no row is left to build an index of")
             shape = replace(Shape(), degree=snapshot.graph.neighbours.shape[1])
-            metric, given = snapshot.space.metric, snapshot.space.users(moved)
-            # What is written meanwhile was let in by the old space, and must fit the new one.
-            space = Space.fit(given, metric, 0, snapshot.space.length)
-            # What was made empty, and so without codes, gets those that ppd-pool build gives.
+            metric, vectors = snapshot.space.metric, snapshot.space.users(encoded)
+            # Rows written meanwhile were checked against the old space; they must fit the new one.
+            space = Space.fit(vectors, metric, 0, snapshot.space.length)
+            # A collection that was created empty has no codes; it gets ppd-pool build's default.
             precision = snapshot.precision if snapshot.has_graph else Precision.INT8
-            made = build(
-                given,
+            built = build(
+                vectors,
                 keys,
                 metric,
                 precision,
@@ -207,24 +242,28 @@ class Collection:
             )
             before = self.payloads.generation()
             new = index_path(self._folder, before + 1)
-            index_file.write(made, new)
+            index_file.write(built, new)
             with self._writing:
                 try:
-                    grown = self._grown(made)
+                    rows_and_count = self._with_added_rows(built)
                     self.payloads.adopt(before + 1, keys)
                 except BaseException:
                     new.unlink(missing_ok=True)
                     raise
-                with self._turning:
-                    self._serve(grown)
-                index_path(self._folder, before).unlink(missing_ok=True)  # who maps it has it
+                with self._committing:
+                    self._serve(rows_and_count)
+                index_path(self._folder, before).unlink(
+                    missing_ok=True
+                )  # present mappings stay valid
 
     def close(self) -> None:
-        """When nobody searches any more. Many rows that were added go into the index file first, so
-        that the next start need not add them again, one by one.
+        """Close the collection. No search may run any more.
+
+        If many rows were added, a new index file with them is written first. Otherwise the next
+        start adds them to the graph one by one.
 
         Raises:
-            IndexFileError: it cannot be written; the next start adds them.
+            IndexFileError: the file cannot be written.
         """
         try:
             with self._rebuilding, self._writing:
@@ -247,40 +286,40 @@ class Collection:
             raise
         index_path(self._folder, before).unlink(missing_ok=True)
 
-    def _grown(self, snapshot: Snapshot) -> tuple[Target | Growth, int]:
-        """An index with the rows that came after it; and how many it has itself."""
+    def _with_added_rows(self, snapshot: Snapshot) -> tuple[Target | Growth, int]:
+        """Return an index with the rows added since, and the number of rows without these."""
         living = self.payloads.keys()
         hidden = (~np.isin(snapshot.keys, living)).astype(np.uint8)
         added, vectors = self.payloads.added()
         later = ~np.isin(added, snapshot.keys)
         if vectors is None or not later.any():
-            still = Target(snapshot, hidden)
-            self._warm(still)
-            return still, snapshot.count
-        grown = Growth(snapshot, hidden, self._warm)
-        grown.add(vectors[later], added[later])
-        return grown, snapshot.count
+            target = Target(snapshot, hidden)
+            self._warm(target)
+            return target, snapshot.count
+        growth = Growth(snapshot, hidden, self._warm)
+        growth.add(vectors[later], added[later])
+        return growth, snapshot.count
 
-    def _serve(self, made: tuple[Target | Growth, int]) -> None:
-        self._rows, self._built = made
+    def _serve(self, rows_and_count: tuple[Target | Growth, int]) -> None:
+        self._rows, self._built = rows_and_count
         self._filters: OrderedDict[Filter, tuple[int, Target, NDArray[np.int32]]] = OrderedDict()
         self._changed()
 
     def _changed(self) -> None:
-        target, filled = self._there()
+        target, filled = self._current()
         self._living = filled - int(target.hidden[:filled].sum())
         self.version += 1
 
-    def _there(self) -> tuple[Target, int]:
-        """What is searched, and how many rows of it are there."""
+    def _current(self) -> tuple[Target, int]:
+        """Return the present target, and the number of its rows, hidden ones included."""
         rows = self._rows
         if isinstance(rows, Growth):
-            count = rows.count  # before its target, which may get room for more
+            count = rows.count  # read first: the target may be replaced by a larger one
             return rows.target, count
         return rows, rows.snapshot.count
 
     def _filled(self) -> int:
-        return self._there()[1]
+        return self._current()[1]
 
     def _hide(self, keys: Sequence[int]) -> None:
         nodes = self._nodes(np.array(sorted(keys), np.int64))
@@ -288,40 +327,42 @@ class Collection:
         self._changed()
 
     def _nodes(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Of those keys that have one. Keys ascend with nodes."""
-        target, filled = self._there()
+        """Return the nodes of the keys that have one. Keys ascend with nodes."""
+        target, filled = self._current()
         known = target.snapshot.keys[:filled]
         at = np.searchsorted(known, keys)
-        there = (at < known.size) & (known[np.minimum(at, known.size - 1)] == keys)
-        return np.asarray(at[there], np.int32)
+        found = (at < known.size) & (known[np.minimum(at, known.size - 1)] == keys)
+        return np.asarray(at[found], np.int32)
 
-    def _filtered(self, wanted: Filter) -> tuple[Target, NDArray[np.int32]]:
-        """What a filter leaves, kept until the collection changes."""
-        kept = self._filters.get(wanted)
-        if kept is not None and kept[0] == self.version:
-            return kept[1], kept[2]
-        for _ in range(_UNDISTURBED):
-            with self._turning:
+    def _filtered(self, row_filter: Filter) -> tuple[Target, NDArray[np.int32]]:
+        """Return the target and the nodes that pass a filter, cached until the next change."""
+        cached = self._filters.get(row_filter)
+        if cached is not None and cached[0] == self.version:
+            return cached[1], cached[2]
+        for _ in range(_MAX_SCANS):
+            with self._committing:
                 version = self.version
-            keys = self.payloads.matching(wanted)
-            with self._turning:
+            keys = self.payloads.matching(row_filter)
+            with self._committing:
                 if self.version == version:
-                    return self._match(wanted, keys)
-        with self._turning:
-            return self._match(wanted, self.payloads.matching(wanted))
+                    return self._match(row_filter, keys)
+        with self._committing:
+            return self._match(row_filter, self.payloads.matching(row_filter))
 
-    def _match(self, wanted: Filter, keys: NDArray[np.int64]) -> tuple[Target, NDArray[np.int32]]:
+    def _match(
+        self, row_filter: Filter, keys: NDArray[np.int64]
+    ) -> tuple[Target, NDArray[np.int32]]:
         nodes = self._nodes(keys)
         target = self.target
         hidden = np.ones_like(target.hidden)
         hidden[nodes] = target.hidden[nodes]
-        made = Target(target.snapshot, hidden)
+        filtered = Target(target.snapshot, hidden)
         among = nodes[hidden[nodes] == 0]
-        self._filters[wanted] = self.version, made, among
-        while len(self._filters) > _FILTERS_KEPT:
+        self._filters[row_filter] = self.version, filtered, among
+        while len(self._filters) > _MAX_FILTERS:
             self._filters.popitem(last=False)
-        return made, among
+        return filtered, among
 
 
-def _shown(target: Target, filled: int) -> NDArray[np.int32]:
+def _visible(target: Target, filled: int) -> NDArray[np.int32]:
     return np.flatnonzero(target.hidden[:filled] == 0).astype(np.int32)

@@ -1,10 +1,12 @@
-"""The pool's options: one file and a few flags, checked before anything starts."""
+"""The pool's options, which are checked together before anything starts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,11 +15,26 @@ from ppd.ann.engine import MAX_ITOPK, StepShape
 from ppd.ann.schedule import MAX_RESERVED, Bounds, Controls
 from ppd.errors import ConfigError
 
+from ..config.decoding import decode_fields, read_toml
+from ..config.ranges import (
+    NonNegative,
+    NonNegativeInt,
+    Port,
+    Positive,
+    PositiveInt,
+    range_problem,
+    range_problems,
+)
+
+Itopk = Annotated[int, msgspec.Meta(ge=1, le=MAX_ITOPK, description=f"1..{MAX_ITOPK}")]
+_Reserved = Annotated[float, msgspec.Meta(ge=0, le=MAX_RESERVED, description=f"0..{MAX_RESERVED}")]
 _CPU_STEP = StepShape()
 _CUDA_STEP = StepShape(slots=1024, expansions=16 * 1024, each=64)
 
 
 class Device(StrEnum):
+    """The device that searches run on."""
+
     CPU = "cpu"
     CUDA = "cuda"
 
@@ -26,68 +43,85 @@ DEFAULT_SENTENCE_MODEL = Path("~/.cache/sglang-ppd/all-minilm-l6-v2")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attributes:
-    data: the folder with the collections, each a folder made by ``ppd-pool build``.
-    shards: other pools to ask instead: each a list of replicas' URLs. Then ``data`` is not used.
-    device: what searches run on; "cuda" needs PyTorch.
-    threads: of searching, and of building an index anew; 0: one for each core.
-    step: what one step holds; None: 8 slots and 768 expansions, on a card 1,024 and 16,384.
-    bounds: searches that may wait.
-    single_queue: every search waits in the order it came, whatever it is for: to compare with.
-    controls: the scheduler's, to begin with.
-    aims: of the control loop, which moves them with ``POST /v1/feedback``.
-    control_interval_s: the loop takes a step so often, whoever sends feedback.
-    default_itopk: nodes a search keeps while it looks, if it does not say.
-    default_timeout_ms: of a search that has none.
-    embeddings_url: OpenAI-compatible, for queries that are text; "": ``sentence_model``'s.
-    sentence_model: a folder for all-MiniLM-L6-v2 (384 dimensions), which is fetched there if it is
-        not there yet, and loaded at the start; None: ``DEFAULT_SENTENCE_MODEL``, with the first
-        text; "": without ``embeddings_url`` no text is taken.
-    rebuild_share: rows added and deleted since an index was built, as a share of those in it, that
-        have it built anew (4,096 at least); 0: only when asked to.
-    shard_slack_s: beyond a search's own time, in which a shard must answer, or the answer goes
-        without it.
+    """The options of a vector-search pool.
+
+    Attributes:
+        data: folder of the collections, each a folder made by ``ppd-pool build``.
+        shards: other pools that hold the rows instead: for each shard the URLs of its replicas.
+            Then ``data`` is not used.
+        host, port: address of the pool; port 0 is any free port.
+        device: that searches run on; ``cuda`` needs PyTorch.
+        threads: of searching, and of building an index; 0: one for each core.
+        step: capacity of one step; None: 8 slots and 768 expansions, on a GPU 1,024 and 16,384.
+        bounds: maximum number of waiting searches.
+        single_queue: searches of both kinds wait in one queue, for comparisons.
+        controls: initial settings of the scheduler.
+        aims: of the control loop, which adjusts ``controls`` by ``POST /v1/feedback``.
+        control_interval_s: interval of the control loop's steps.
+        default_itopk: candidates that a search keeps, if the search sets no number.
+        default_timeout_ms: of a search without a timeout.
+        max_body_bytes: maximum size of a request's body.
+        embeddings_url: OpenAI-compatible server that embeds queries that are text; "":
+            ``sentence_model`` does.
+        embeddings_model: the model that requests to ``embeddings_url`` name.
+        embeddings_timeout_s: of such a request.
+        sentence_model: folder of all-MiniLM-L6-v2 (384 dimensions), loaded at the start and
+            downloaded if it is missing. None: ``DEFAULT_SENTENCE_MODEL``, loaded with the first
+            text. "": without ``embeddings_url``, queries that are text are refused.
+        rebuild_share: rows added and deleted since an index was built, as a share of its rows,
+            that start a rebuild (4,096 rows at least); 0: only a request does.
+        shard_slack_s: extra time, beyond a search's own, for a shard's response. A shard that
+            is later is left out of the results.
     """
 
     data: str = ""
     shards: tuple[tuple[str, ...], ...] = ()
     host: str = "127.0.0.1"
-    port: int = 8100
+    port: Port = 8100
     device: Device = Device.CPU
-    threads: int = 0
+    threads: NonNegativeInt = 0
     step: StepShape | None = None
     bounds: Bounds = Bounds()
     single_queue: bool = False
     controls: Controls = Controls()
     aims: Aims = Aims()
-    control_interval_s: float = 0.25
-    default_itopk: int = 64
-    default_timeout_ms: float = 1000.0
-    max_body_bytes: int = 64 * 1024 * 1024
+    control_interval_s: Positive = 0.25
+    default_itopk: Itopk = 64
+    default_timeout_ms: Positive = 1000.0
+    max_body_bytes: PositiveInt = 64 * 1024 * 1024
     embeddings_url: str = ""
     embeddings_model: str = "default"
-    embeddings_timeout_s: float = 5.0
+    embeddings_timeout_s: Positive = 5.0
     sentence_model: str | None = None
-    rebuild_share: float = 0.5
-    shard_slack_s: float = 0.5
+    rebuild_share: NonNegative = 0.5
+    shard_slack_s: Positive = 0.5
 
     @property
     def cores(self) -> int:
+        """Number of threads that search."""
         return self.threads or len(os.sched_getaffinity(0))
 
     @property
     def engines(self) -> int:
-        """One for each core, or one for the card."""
+        """Number of engines: one for each core, or one for the GPU."""
         return self.cores if self.device is Device.CPU else 1
 
     @property
     def step_shape(self) -> StepShape:
+        """Capacity of one step: ``step``, or the device's default."""
         return self.step or (_CPU_STEP if self.device is Device.CPU else _CUDA_STEP)
 
     def check(self) -> None:
-        """Raises:
-        ConfigError: listing everything that is wrong.
+        """Check all options together.
+
+        Raises:
+            ConfigError: listing everything that is wrong.
         """
+        if wrong := self.problems():
+            raise ConfigError("; ".join(wrong))
+
+    def problems(self) -> list[str]:
+        """Return a message for each option that is wrong."""
         wrong: list[str] = []
         if bool(self.data) == bool(self.shards):
             wrong.append("either a data folder or shards are needed")
@@ -97,42 +131,35 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             wrong.append("one of embeddings_url and sentence_model embeds, not both")
         if any(not replicas for replicas in self.shards):
             wrong.append("every shard needs a URL")
-        if not self.rebuild_share >= 0:
-            wrong.append(f"rebuild_share must be 0 or more, got {self.rebuild_share}")
-        if not 0 <= self.port <= 65535:
-            wrong.append(f"port must be 0..65535, got {self.port}")
-        if self.threads < 0:
-            wrong.append(f"threads must be 0 or more, got {self.threads}")
-        if not 1 <= self.default_itopk <= MAX_ITOPK:
-            wrong.append(f"default_itopk must be 1..{MAX_ITOPK}, got {self.default_itopk}")
-        if not 0 <= self.controls.reserved <= MAX_RESERVED:
-            wrong.append(f"controls.reserved must be 0..{MAX_RESERVED}")
-        positive = {
-            "step.slots": self.step_shape.slots,
-            "step.expansions": self.step_shape.expansions,
-            "step.each": self.step_shape.each,
-            "bounds.prefill": self.bounds.prefill,
-            "bounds.decode": self.bounds.decode,
-            "control_interval_s": self.control_interval_s,
-            "default_timeout_ms": self.default_timeout_ms,
-            "max_body_bytes": self.max_body_bytes,
-            "embeddings_timeout_s": self.embeddings_timeout_s,
-            "shard_slack_s": self.shard_slack_s,
+        wrong += range_problems(self)
+        # ppd's own types, which have no ranges.
+        nested: dict[str, tuple[float, Any]] = {
+            "step.slots": (self.step_shape.slots, PositiveInt),
+            "step.expansions": (self.step_shape.expansions, PositiveInt),
+            "step.each": (self.step_shape.each, PositiveInt),
+            "bounds.prefill": (self.bounds.prefill, PositiveInt),
+            "bounds.decode": (self.bounds.decode, PositiveInt),
+            "controls.reserved": (self.controls.reserved, _Reserved),
         }
-        for name, value in positive.items():
-            if not value > 0:
-                wrong.append(f"{name} must be above 0, got {value}")
-        if wrong:
-            raise ConfigError("; ".join(wrong))
+        for name, (value, kind) in nested.items():
+            if problem := range_problem(name, value, kind):
+                wrong.append(problem)
+        return wrong
 
 
-def read_config(path: str) -> PoolConfig:
-    """A TOML file with the fields of ``PoolConfig``.
+def read_config(path: str, flags: Mapping[str, Any]) -> PoolConfig:
+    """Return the configuration of a TOML file and of the command line's flags.
+
+    Args:
+        path: of the TOML file.
+        flags: fields that replace the file's.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or has unknown, missing or wrongly typed fields.
+            The message lists all of them.
     """
-    try:
-        return msgspec.toml.decode(Path(path).read_bytes(), type=PoolConfig)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    wrong: list[str] = []
+    fields = decode_fields(PoolConfig, read_toml(path), wrong)
+    if wrong:
+        raise ConfigError(f"{path}: {'; '.join(sorted(wrong))}")
+    return msgspec.structs.replace(PoolConfig(**fields), **flags)

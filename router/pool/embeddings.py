@@ -1,4 +1,4 @@
-"""Texts of searches and of points: vectors by a server, or by a model in this process."""
+"""Embedding of texts, by a server or by a model in this process."""
 
 from __future__ import annotations
 
@@ -17,36 +17,52 @@ from ppd.errors import PpdError
 from ..embedder import Embedder
 from .requests import rows_of
 
-_AT_ONCE = 16  # texts of one request, before others have their turn
-_IN_A_ROW = 8  # turns of prefill's, while decode's wait
-_REST_S = 60.0  # after which a model that could not be loaded is tried again
+_BATCH = 16  # texts of one request that are encoded together
+_MAX_IN_A_ROW = 8  # batches of prefill searches, while decode searches wait
+_RETRY_S = 60.0  # pause before another attempt to load a model
 
 
 class Embeddings(Protocol):
+    """A source of vectors for texts."""
+
     async def embed(self, texts: Sequence[str], stage: Stage) -> Rows:
-        """
+        """Return a vector for each text, (texts, dimensions) float32.
+
+        Args:
+            texts: one or more.
+            stage: of the search that waits for the vectors.
+
         Raises:
-            WorkerError: there is no answer, or none that makes sense.
+            WorkerError: the server does not respond, or not with these vectors.
         """
         ...
 
 
 class ServedEmbeddings:
-    """By a server of OpenAI's ``/v1/embeddings``."""
+    """Vectors from a server of OpenAI's ``/v1/embeddings``."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
 
     async def embed(self, texts: Sequence[str], stage: Stage) -> Rows:
+        """Return the server's vectors; the stage has no effect."""
         return np.asarray(rows_of(await self._embedder.embed(texts), "embedding"), np.float32)
 
 
 class Encoder(Protocol):
-    def encode(self, texts: Sequence[str]) -> Rows: ...
+    """A model that turns texts into vectors."""
+
+    def encode(self, texts: Sequence[str]) -> Rows:
+        """Return a vector for each text, (texts, dimensions) float32."""
+        ...
 
 
 class OnFirstText:
-    """A model that is loaded when a text comes, if ever one does. For one thread at a time."""
+    """A model that is loaded for the first text; not thread-safe.
+
+    Args:
+        load: loads the model.
+    """
 
     def __init__(self, load: Callable[[], Encoder]) -> None:
         self._load = load
@@ -54,9 +70,10 @@ class OnFirstText:
         self._failed: tuple[float, PpdError] | None = None
 
     def encode(self, texts: Sequence[str]) -> Rows:
-        """
+        """Return a vector for each text; the first call loads the model.
+
         Raises:
-            PpdError: it cannot be loaded.
+            PpdError: the model cannot be loaded. Further calls raise it too, for a minute.
         """
         if self._model is None:
             if self._failed is not None and time.monotonic() < self._failed[0]:
@@ -64,56 +81,66 @@ class OnFirstText:
             try:
                 self._model = self._load()
             except PpdError as error:
-                self._failed = time.monotonic() + _REST_S, error
+                self._failed = time.monotonic() + _RETRY_S, error
                 raise
         return self._model.encode(texts)
 
 
 class LocalEmbeddings:
-    """In this process, beside the searches: a few texts at a time, prefill's first."""
+    """Vectors from a model in this process.
+
+    Requests are encoded one batch at a time. Those of prefill searches precede those of decode
+    searches, but for every ninth batch.
+
+    Args:
+        model: that encodes the texts.
+    """
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
         self._busy = False
-        self._waiting: dict[Stage, deque[asyncio.Future[None]]] = {one: deque() for one in Stage}
+        self._waiting: dict[Stage, deque[asyncio.Future[None]]] = {
+            stage: deque() for stage in Stage
+        }
         self._in_a_row = 0
 
     async def embed(self, texts: Sequence[str], stage: Stage) -> Rows:
+        """Return the model's vectors."""
         parts = []
-        for start in range(0, len(texts), _AT_ONCE):
-            await self._turn(stage)
-            some = texts[start : start + _AT_ONCE]
-            encoding = asyncio.ensure_future(asyncio.to_thread(self._model.encode, some))
-            encoding.add_done_callback(self._end_turn)
+        for start in range(0, len(texts), _BATCH):
+            await self._acquire(stage)
+            batch = texts[start : start + _BATCH]
+            encoding = asyncio.ensure_future(asyncio.to_thread(self._model.encode, batch))
+            encoding.add_done_callback(self._end_batch)
             parts.append(await asyncio.shield(encoding))  # a thread cannot be stopped
         return np.concatenate(parts)
 
-    async def _turn(self, stage: Stage) -> None:
-        """Wait for it; it is over when what was begun in it has ended, whoever waits for that."""
+    async def _acquire(self, stage: Stage) -> None:
+        """Wait for the model. It is free when its batch has ended, even if that was cancelled."""
         if self._busy:
-            mine = asyncio.get_running_loop().create_future()
-            self._waiting[stage].append(mine)
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting[stage].append(waiter)
             try:
-                await mine
+                await waiter
             except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():  # it was given the turn just now
-                    self._pass_on()
+                if waiter.done() and not waiter.cancelled():  # it got the model just now
+                    self._release()
                 raise
         self._busy = True
 
-    def _end_turn(self, encoding: asyncio.Future[Rows]) -> None:
+    def _end_batch(self, encoding: asyncio.Future[Rows]) -> None:
         if not encoding.cancelled():
-            encoding.exception()  # told to whoever asked, unless he has gone
-        self._pass_on()
+            encoding.exception()  # raised by embed(), unless that was cancelled
+        self._release()
 
-    def _pass_on(self) -> None:
-        """To who waits longest among prefill's; now and then among decode's."""
-        first = Stage.DECODE if self._in_a_row >= _IN_A_ROW else Stage.PREFILL
-        for stage in sorted(Stage, key=lambda one: one is not first):
+    def _release(self) -> None:
+        """Give the model to the oldest waiter, of prefill searches first."""
+        first = Stage.DECODE if self._in_a_row >= _MAX_IN_A_ROW else Stage.PREFILL
+        for stage in sorted(Stage, key=lambda stage: stage is not first):
             while self._waiting[stage]:
-                one = self._waiting[stage].popleft()
-                if not one.cancelled():
+                waiter = self._waiting[stage].popleft()
+                if not waiter.cancelled():
                     self._in_a_row = self._in_a_row + 1 if stage is Stage.PREFILL else 0
-                    one.set_result(None)
+                    waiter.set_result(None)
                     return
         self._busy = False

@@ -1,6 +1,7 @@
-"""Which rows a search may find, by their metadata: the wire form, and its SQL condition.
+"""Filters of rows by metadata: their JSON form, and their SQL condition.
 
-``{"lang": "en", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}}``: all must hold.
+An example is ``{"lang": "en", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}}``. A
+row passes if all conditions hold.
 """
 
 from __future__ import annotations
@@ -22,73 +23,80 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions, each a field, an operator and its values; hashable, so that it can be kept."""
+    """A filter of rows; hashable, so that its result can be cached.
+
+    Attributes:
+        conditions: each has a field, an SQL operator and its values.
+    """
 
     conditions: tuple[tuple[str, str, tuple[Scalar, ...]], ...]
 
     @classmethod
     def parse(cls, given: Any) -> Filter | None:
-        """
+        """Return the filter of a request; None if it has no conditions.
+
         Raises:
-            RequestError: it is no filter.
+            RequestError: ``given`` is not a valid filter.
         """
         if given is None:
             return None
         if not isinstance(given, dict):
-            raise _wrong("filter must be an object of fields")
+            raise _invalid("filter must be an object of fields")
         conditions: list[tuple[str, str, tuple[Scalar, ...]]] = []
-        for name, wanted in given.items():
+        for name, condition in given.items():
             if not _FIELD.fullmatch(name):
-                raise _wrong(f"{name!r} is no field of metadata")
-            if not isinstance(wanted, dict):
-                conditions.append((name, "is", (_scalar(name, wanted),)))
+                raise _invalid(f"{name!r} is no field of metadata")
+            if not isinstance(condition, dict):
+                conditions.append((name, "is", (_scalar(name, condition),)))
                 continue
-            for operator, value in wanted.items():
+            for operator, value in condition.items():
                 if operator == "in" and isinstance(value, list):
                     if not 0 < len(value) <= _MAX_VALUES:
-                        raise _wrong(f"{name}: 'in' takes 1 to {_MAX_VALUES} values")
-                    conditions.append((name, "in", tuple(_scalar(name, one) for one in value)))
+                        raise _invalid(f"{name}: 'in' takes 1 to {_MAX_VALUES} values")
+                    conditions.append((name, "in", tuple(_scalar(name, item) for item in value)))
                 elif operator in _COMPARISONS:
                     value = _scalar(name, value)
                     conditions.append((name, _COMPARISONS[operator], (value,)))
                 else:
                     known = ", ".join((*_COMPARISONS, "in"))
-                    raise _wrong(f"{name}: {operator!r} is none of {known}")
+                    raise _invalid(f"{name}: {operator!r} is none of {known}")
         if len(conditions) > _MAX_CONDITIONS:
-            raise _wrong(f"a filter has at most {_MAX_CONDITIONS} conditions")
+            raise _invalid(f"a filter has at most {_MAX_CONDITIONS} conditions")
         return cls(tuple(sorted(conditions, key=repr))) if conditions else None
 
     def sql(self) -> tuple[str, list[Any]]:
-        """A condition on the column ``metadata``, and the values of its marks."""
+        """Return an SQL condition on the column ``metadata``, and the values of its parameters."""
         parts: list[str] = []
         values: list[Any] = []
-        for name, operator, wanted in self.conditions:
-            marks = ",".join("?" * len(wanted))
+        for name, operator, operands in self.conditions:
+            marks = ",".join("?" * len(operands))
             right = f"({marks})" if operator == "in" else "?"
             parts.append(f"{field_sql(name)} {operator} {right}")
-            values += wanted
+            values += operands
         return " and ".join(parts), values
 
 
 def field_sql(name: str) -> str:
-    """A field of the column ``metadata``; an index of it is found by these very letters.
+    """Return the SQL expression of a metadata field.
+
+    SQLite uses an index only if a query has exactly the expression of the index.
 
     Raises:
-        RequestError: there cannot be such a field.
+        RequestError: the field's name is invalid.
     """
     if not _FIELD.fullmatch(name):
-        raise _wrong(f"{name!r} is no field of metadata")
+        raise _invalid(f"{name!r} is no field of metadata")
     path = ".".join(f'"{part}"' for part in name.split("."))
     return f"json_extract(metadata, '$.{path}')"
 
 
 def _scalar(name: str, value: Any) -> Scalar:
     if not isinstance(value, str | int | float | bool):
-        raise _wrong(f"{name}: a filter compares with a string, number or boolean")
+        raise _invalid(f"{name}: a filter compares with a string, number or boolean")
     if isinstance(value, int) and not -_MAX_INT - 1 <= value <= _MAX_INT:
-        raise _wrong(f"{name}: {value} has more than 64 bits")
+        raise _invalid(f"{name}: {value} has more than 64 bits")
     return value
 
 
-def _wrong(message: str) -> RequestError:
+def _invalid(message: str) -> RequestError:
     return RequestError(message, param="filter")

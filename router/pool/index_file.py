@@ -1,8 +1,8 @@
-"""One file for one index: a header, then its arrays, each at a page boundary.
+"""The file format of an index: a header, then its arrays, each at a page boundary.
 
-Owns the format. A file is written beside its final name and renamed when it is whole, so a reader
-finds the old one or the new one. Big arrays are mapped, not read; their checksums are looked at
-when the file is opened.
+A file is written under a temporary name and renamed when it is complete. So a reader finds the old
+file or the new one. Arrays are memory-mapped; their checksums are verified when the file is
+opened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ppd.ann.snapshot import Precision, Snapshot
 from ppd.ann.space import Metric, Space
 from ppd.errors import IndexFileError
 
-MAGIC = b"PPDANN\r\n"  # a transfer that changes line ends is found out
+MAGIC = b"PPDANN\r\n"  # detects a transfer that changes line ends
 VERSION = 1
 _PAGE = 4096
 _FIXED = struct.Struct("<8sIIQ")  # magic, version, bytes of the header, its xxh3-64
@@ -39,8 +39,10 @@ class _Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Attributes:
-    file_bytes: of the whole file.
+    """The header of an index file.
+
+    Attributes:
+        file_bytes: size of the whole file.
     """
 
     metric: Metric
@@ -68,9 +70,10 @@ def _arrays(snapshot: Snapshot) -> dict[str, NDArray[Any]]:
 
 
 def write(snapshot: Snapshot, path: Path) -> None:
-    """
+    """Write an index file, replacing one of the same name.
+
     Raises:
-        IndexFileError: it cannot be written; what was under that name still is.
+        IndexFileError: the file cannot be written; the old one is unchanged.
     """
     arrays = _arrays(snapshot)
     header = _layout(snapshot, arrays)
@@ -86,7 +89,7 @@ def write(snapshot: Snapshot, path: Path) -> None:
         part.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # its name, too, is there after a power cut
+            os.fsync(folder)  # makes the new name durable, too
         finally:
             os.close(folder)
     except OSError as error:
@@ -95,9 +98,10 @@ def write(snapshot: Snapshot, path: Path) -> None:
 
 
 def read(path: Path) -> Snapshot:
-    """
+    """Open an index file; its arrays are memory-mapped.
+
     Raises:
-        IndexFileError: it is no index, of another version, truncated or damaged.
+        IndexFileError: the file is no index, or is of another version, truncated or damaged.
     """
     try:
         with path.open("rb") as file:
@@ -127,9 +131,8 @@ def read(path: Path) -> Snapshot:
 
 
 def _layout(snapshot: Snapshot, arrays: dict[str, NDArray[Any]]) -> bytes:
-    """The header's bytes. Offsets depend on their number, so room is left for a few digits."""
-    room = _PAGE
-    offset = room
+    """Return the encoded header. The arrays begin on the next page, whatever its size is."""
+    offset = _PAGE
     places = {}
     for name, array in arrays.items():
         offset += -offset % _PAGE
@@ -149,7 +152,7 @@ def _layout(snapshot: Snapshot, arrays: dict[str, NDArray[Any]]) -> bytes:
         )
     )
     fixed = _FIXED.pack(MAGIC, VERSION, len(header), xxhash.xxh3_64_intdigest(header))
-    assert len(fixed) + len(header) <= room, "the header fits its page"
+    assert len(fixed) + len(header) <= _PAGE, "the header fits its page"
     return fixed + header
 
 
@@ -168,7 +171,7 @@ def _header(path: Path, mapped: mmap.mmap) -> _Header:
         raise IndexFileError(f"{path}: its header makes no sense: {error}") from error
     if len(mapped) != header.file_bytes:
         raise IndexFileError(
-            f"{path}: {len(mapped)} bytes long, its header says {header.file_bytes}: truncated?"
+            f"{path}: {len(mapped)} bytes long, its header has {header.file_bytes}: truncated?"
         )
     return header
 
@@ -185,24 +188,24 @@ def _views(path: Path, mapped: mmap.mmap, header: _Header) -> Iterator[tuple[str
         "codes",
         "exact",
     ):
-        told = header.arrays.get(name)
-        if told is None or told.dtype not in _DTYPES:
+        described = header.arrays.get(name)
+        if described is None or described.dtype not in _DTYPES:
             raise IndexFileError(f"{path}: no array {name!r} that can be read")
-        view = np.ndarray(told.shape, told.dtype, mapped, told.offset)
-        if xxhash.xxh3_64_intdigest(_bytes(view)) != told.xxh3:
+        view = np.ndarray(described.shape, described.dtype, mapped, described.offset)
+        if xxhash.xxh3_64_intdigest(_bytes(view)) != described.xxh3:
             raise IndexFileError(f"{path}: its array {name!r} is damaged")
         yield name, view
 
 
 def _check_ids(path: Path, snapshot: Snapshot) -> None:
-    """Compiled code follows ids without looking: none may lead outside."""
+    """Check that all ids are in range: compiled code uses them without a check."""
     n = snapshot.count
     graph = snapshot.graph
-    for name, ids, least in (
+    for name, ids, lowest in (
         ("neighbours", graph.neighbours, -1),
         ("seed_ids", graph.seed_ids, 0),
     ):
-        if ids.size and not (ids.min() >= least and ids.max() < n):
+        if ids.size and not (ids.min() >= lowest and ids.max() < n):
             raise IndexFileError(f"{path}: {name} lead outside of its {n} rows")
     shapes = graph.codes.shape[0], graph.neighbours.shape[0]
     if shapes != (n, n) or graph.codes.shape[1] != snapshot.space.width:

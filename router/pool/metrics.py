@@ -1,4 +1,4 @@
-"""What the pool counts, in a registry of its own."""
+"""The pool's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ _SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 
 
 class PoolMetrics:
+    """All metrics of a pool, in a registry of its own."""
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.searches = Counter(
@@ -18,7 +20,7 @@ class PoolMetrics:
         )
         self.seconds = Histogram(
             "ppd_pool_search_seconds",
-            "From arrival to answer",
+            "Time from a search's arrival to its response",
             ("stage",),
             buckets=_SECONDS,
             registry=self.registry,
@@ -28,10 +30,10 @@ class PoolMetrics:
         self.rows = self._gauge("ppd_pool_rows", "Rows that can be found", "collection")
         self.reserved = self._gauge("ppd_pool_reserved_share", "Slots reserved for prefill")
         self.flush_s = self._gauge("ppd_pool_flush_seconds", "Flush timeout of prefill searches")
-        self.expansion_s = self._gauge("ppd_pool_expansion_seconds", "What one expansion takes")
+        self.expansion_s = self._gauge("ppd_pool_expansion_seconds", "Time of one expansion")
         self.moves = Counter(
             "ppd_pool_control_moves_total",
-            "Intervals of the control loop, by what it did",
+            "Steps of the control loop, by their effect",
             ("move",),
             registry=self.registry,
         )
@@ -43,7 +45,7 @@ class PoolMetrics:
         )
         self.shard_failures = Counter(
             "ppd_pool_shard_failures_total",
-            "Replicas that did not answer",
+            "Failed requests to replicas",
             ("shard",),
             registry=self.registry,
         )

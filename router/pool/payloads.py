@@ -1,11 +1,11 @@
-"""What belongs to each vector, in SQLite: the user's id, text, metadata; and which rows live.
+"""The payloads of a collection's rows, in SQLite: the user's id, text and metadata.
 
-A row's key is never used again, so an index file whose keys are not all here has rows that were
-deleted since. Rows added since carry their vector. That makes the two files one: whatever was
-committed here is what a restart finds.
+A row's key is never reused. So a key of the index file that is missing here is of a row deleted
+since the file was written. Rows added since have their vector here. Together the two files hold
+exactly what has been committed here, also after a restart.
 
-Each thread reads through a connection of its own, and sees what was committed last: no transaction
-and nobody's long scan is waited for.
+Each thread reads through its own connection and sees the latest commit. No read waits for a
+transaction or for another thread's scan.
 """
 
 from __future__ import annotations
@@ -43,15 +43,27 @@ create table if not exists state (one integer primary key check (one = 1), gener
 
 @dataclass(frozen=True, slots=True)
 class Payload:
+    """The data of a row beside its vector.
+
+    Attributes:
+        id: given by the user, unique in the collection.
+        text: of the row.
+        metadata: that filters use; JSON.
+    """
+
     id: str
     text: str | None = None
     metadata: dict[str, Any] | None = None
 
 
 class Payloads:
-    """
+    """The payloads of one collection. Every method may raise an IndexFileError.
+
+    Args:
+        path: of the SQLite file, which is created if it does not exist.
+
     Raises:
-        IndexFileError: at any call; the file cannot be read or written.
+        IndexFileError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +72,9 @@ class Payloads:
         with self._wrapped():
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.execute("pragma journal_mode=wal")
-            self._db.execute("pragma synchronous=full")  # what was answered outlives a power cut
+            self._db.execute(
+                "pragma synchronous=full"
+            )  # an acknowledged write survives a power cut
             self._db.executescript(_SCHEMA)
             last = self._db.execute("select seq from sqlite_sequence").fetchone()
         self._last_key = 0 if last is None else int(last[0])
@@ -68,40 +82,41 @@ class Payloads:
         self._readers: list[sqlite3.Connection] = []
 
     def close(self) -> None:
-        """When nobody reads any more."""
+        """Close all connections. No thread may read any more."""
         with self._lock:
-            for one in (*self._readers, self._db):
-                one.close()
+            for connection in (*self._readers, self._db):
+                connection.close()
 
     def new_keys(self, count: int) -> NDArray[np.int64]:
-        """Never given before, ascending."""
+        """Return ``count`` ascending keys that have never been used."""
         with self._lock:
             first = self._last_key + 1
             self._last_key += count
         return np.arange(first, first + count, dtype=np.int64)
 
     def index(self, name: str) -> None:
-        """For filters on that field of metadata.
+        """Create an index for filters on a field of the metadata.
 
         Raises:
-            RequestError: there cannot be such a field.
+            RequestError: the field's name is invalid.
         """
         with self._wrapped():
             self._db.execute(f'create index if not exists "by {name}" on rows ({field_sql(name)})')
 
     def generation(self) -> int:
-        """Number of the index file that belongs to the rows; 0: none yet."""
+        """Return the number of the index file that belongs to the rows; 0: there is none yet."""
         with self._wrapped():
             found = self._db.execute("select generation from state").fetchone()
         return 0 if found is None else int(found[0])
 
     def keys(self) -> NDArray[np.int64]:
+        """Return the keys of all rows, ascending."""
         with self._wrapped():
             found = self._db.execute("select key from rows order by key").fetchall()
         return np.array(found, np.int64).reshape(-1)
 
     def added(self) -> tuple[NDArray[np.int64], Rows | None]:
-        """Keys and vectors, as users gave them, of rows that came after the index file."""
+        """Return keys and vectors, as given, of the rows that the index file does not have."""
         with self._wrapped():
             found = self._db.execute(
                 "select key, vector from rows where vector is not null order by key"
@@ -112,53 +127,60 @@ class Payloads:
         return np.array([key for key, _ in found], np.int64), vectors
 
     def insert(self, payloads: Iterable[Payload]) -> NDArray[np.int64]:
-        """Rows of an index that is being built: their keys, in order.
+        """Insert the rows of a new index, and return their keys in order.
 
         Raises:
-            IndexFileError: an id comes twice.
+            IndexFileError: an id is not unique.
         """
         with self._transaction():
             keys = [
                 self._db.execute(
-                    "insert into rows (id, text, metadata) values (?, ?, ?)", _columns(one)
+                    "insert into rows (id, text, metadata) values (?, ?, ?)", _columns(payload)
                 ).lastrowid
-                for one in payloads
+                for payload in payloads
             ]
         return np.array(keys, np.int64)
 
     def upsert(
         self, keys: NDArray[np.int64], payloads: Sequence[Payload], vectors: Rows
     ) -> list[int]:
-        """Keys of the rows they replace.
+        """Insert rows, and return the keys of the rows with the same ids that they replace.
 
         Args:
-            keys: as ``new_keys`` gives them.
+            keys: from ``new_keys``.
+            payloads: of the rows.
+            vectors: of the rows, as given by the user.
         """
         rows = [
-            (key, *_columns(one), vector.astype(np.float32).tobytes())
-            for key, one, vector in zip(keys.tolist(), payloads, vectors, strict=True)
+            (key, *_columns(payload), vector.astype(np.float32).tobytes())
+            for key, payload, vector in zip(keys.tolist(), payloads, vectors, strict=True)
         ]
         with self._transaction():
-            old = self._delete([one.id for one in payloads])
+            old = self._delete([payload.id for payload in payloads])
             self._db.executemany(
                 "insert into rows (key, id, text, metadata, vector) values (?, ?, ?, ?, ?)", rows
             )
         return old
 
     def delete(self, ids: Sequence[str]) -> list[int]:
-        """Keys of those that were there."""
+        """Delete rows by id, and return the keys of those that existed."""
         with self._transaction():
             return self._delete(ids)
 
-    def delete_matching(self, wanted: Filter) -> list[int]:
-        """Keys of those that were there."""
-        condition, values = wanted.sql()
+    def delete_matching(self, row_filter: Filter) -> list[int]:
+        """Delete the rows that pass a filter, and return their keys."""
+        condition, values = row_filter.sql()
         with self._transaction():
-            gone = self._db.execute(f"delete from rows where {condition} returning key", values)
-            return [key for (key,) in gone.fetchall()]
+            deleted = self._db.execute(f"delete from rows where {condition} returning key", values)
+            return [key for (key,) in deleted.fetchall()]
 
     def adopt(self, generation: int, keys: NDArray[np.int64]) -> None:
-        """An index file with the rows ``keys`` is the one that belongs to the rows now."""
+        """Record that an index file now belongs to the rows.
+
+        Args:
+            generation: number of the file.
+            keys: of the rows that it has.
+        """
         with self._transaction():
             self._db.execute("create temp table if not exists held (key integer primary key)")
             self._db.execute("delete from held")
@@ -167,12 +189,12 @@ class Payloads:
             self._db.execute("insert or replace into state values (1, ?)", (generation,))
 
     def fetch(self, keys: Iterable[int]) -> dict[int, Payload]:
-        """By key; rows deleted meanwhile are not there."""
-        wanted = list(keys)
+        """Return payloads by key, without those of deleted rows."""
+        all_keys = list(keys)
         found: dict[int, Payload] = {}
         with self._read() as db:
-            for start in range(0, len(wanted), 500):
-                part = wanted[start : start + 500]
+            for start in range(0, len(all_keys), 500):
+                part = all_keys[start : start + 500]
                 marks = ",".join("?" * len(part))
                 for key, name, text, metadata in db.execute(
                     f"select key, id, text, metadata from rows where key in ({marks})", part
@@ -181,9 +203,9 @@ class Payloads:
                     found[key] = Payload(name, text, parsed)
         return found
 
-    def matching(self, wanted: Filter) -> NDArray[np.int64]:
-        """Keys of the rows that a filter lets through."""
-        condition, values = wanted.sql()
+    def matching(self, row_filter: Filter) -> NDArray[np.int64]:
+        """Return the keys of the rows that pass a filter."""
+        condition, values = row_filter.sql()
         with self._read() as db:
             found = db.execute(f"select key from rows where {condition}", values).fetchall()
         return np.array(found, np.int64).reshape(-1)
@@ -191,8 +213,8 @@ class Payloads:
     def _delete(self, ids: Sequence[str]) -> list[int]:
         return [
             key
-            for one in ids
-            for (key,) in self._db.execute("delete from rows where id = ? returning key", (one,))
+            for row_id in ids
+            for (key,) in self._db.execute("delete from rows where id = ? returning key", (row_id,))
         ]
 
     @contextmanager
@@ -230,19 +252,19 @@ class Payloads:
             self._db.execute("commit")
 
 
-def _columns(one: Payload) -> tuple[str, str | None, str | None]:
-    if one.metadata is None:
-        return one.id, one.text, None
-    plain = _plain(one.metadata)
-    return one.id, one.text, json.dumps(plain, allow_nan=False)
+def _columns(payload: Payload) -> tuple[str, str | None, str | None]:
+    if payload.metadata is None:
+        return payload.id, payload.text, None
+    plain = _plain(payload.metadata)
+    return payload.id, payload.text, json.dumps(plain, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: what is no number is nothing, times are ISO 8601, all else is text."""
+    """Return a value that JSON has: None for NaN and infinity, ISO 8601 for times, else text."""
     if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):

@@ -1,4 +1,4 @@
-"""How far a build is: a bar for each of its stages on a terminal, elsewhere a line for each."""
+"""Progress of a build on stderr: a bar for each stage on a terminal, elsewhere a line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from typing import NoReturn
 from tqdm import tqdm
 
 _TICK_S = 0.5
-_OF_UNKNOWN = "{desc}: {elapsed}"  # how much there is to do
+_UNKNOWN_TOTAL = "{desc}: {elapsed}"  # format of a stage without a known total
 
 
 class Bars:
-    """Called with a stage, how much of it is done, and of how much (0: nobody can tell)."""
+    """The progress display; an instance is the ``progress`` callback of a build."""
 
     def __init__(self) -> None:
         self._bar: tqdm[NoReturn] | None = None
         self._stage = ""
         self._lock = threading.Lock()
 
-    def __call__(self, stage: str, done: int, of: int) -> None:
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show progress.
+
+        Args:
+            stage: name of the build's stage.
+            done: rows done in this stage.
+            total: rows of this stage; 0: unknown.
+        """
         if not sys.stderr.isatty():
             if stage != self._stage:
                 print(f"ppd-pool: {stage}", file=sys.stderr, flush=True)
@@ -32,29 +39,29 @@ class Bars:
             if stage != self._stage:
                 self._close()
                 self._bar = (
-                    tqdm(desc=stage, total=of, unit_scale=True, unit=" rows")
-                    if of
-                    else tqdm(desc=stage, bar_format=_OF_UNKNOWN)
+                    tqdm(desc=stage, total=total, unit_scale=True, unit=" rows")
+                    if total
+                    else tqdm(desc=stage, bar_format=_UNKNOWN_TOTAL)
                 )
             self._stage = stage
-            if self._bar is not None and of:
+            if self._bar is not None and total:
                 self._bar.update(done - self._bar.n)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """While it is, clocks tick."""
-        over = threading.Event()
-        ticking = threading.Thread(target=self._tick, args=(over,), daemon=True)
-        ticking.start()
+    def visible(self) -> Iterator[None]:
+        """Refresh the elapsed time while the context is open, and close the bar at its end."""
+        ended = threading.Event()
+        ticker = threading.Thread(target=self._tick, args=(ended,), daemon=True)
+        ticker.start()
         try:
             yield
         finally:
-            over.set()
-            ticking.join()
+            ended.set()
+            ticker.join()
             self._close()
 
-    def _tick(self, over: threading.Event) -> None:
-        while not over.wait(_TICK_S):
+    def _tick(self, ended: threading.Event) -> None:
+        while not ended.wait(_TICK_S):
             with self._lock:
                 if self._bar is not None:
                     self._bar.refresh()

@@ -1,4 +1,4 @@
-"""What the pool answers: hits out of what the engine found, collections as clients see them."""
+"""Response bodies of the pool: hits from the engine's results, descriptions of collections."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from ppd.ann.space import Rows
 
 from .collection import Collection
 from .payloads import Payload
-from .requests import BINARY, answer
+from .requests import BINARY, encode_results
 
 
 def as_json(value: object, status: int = 200) -> web.Response:
+    """Return a JSON response."""
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
-def shown(collection: Collection) -> dict[str, object]:
+def describe(collection: Collection) -> dict[str, object]:
+    """Return a collection's description for clients."""
     snapshot = collection.target.snapshot
     return {
         "name": collection.name,
@@ -35,50 +37,66 @@ def shown(collection: Collection) -> dict[str, object]:
 
 
 def as_binary(vectors: Rows, found: list[Found], limit: int) -> web.Response:
-    keys = np.stack([_keys(one) for one in found])
-    late = np.array([one.ending is Ending.DEADLINE for one in found], np.uint8)
+    """Return a response in binary form.
+
+    Args:
+        vectors: of the queries, (n, dimensions).
+        found: a result for each query.
+        limit: hits of each query.
+    """
+    keys = np.stack([_keys(result) for result in found])
+    late = np.array([result.ending is Ending.DEADLINE for result in found], np.uint8)
     return web.Response(
-        body=answer(keys, _scores(vectors, found, limit), late), content_type=BINARY
+        body=encode_results(keys, _scores(vectors, found, limit), late), content_type=BINARY
     )
 
 
 async def results(
     collection: Collection, vectors: Rows, found: list[Found], limit: int, with_payload: bool
 ) -> list[dict[str, object]]:
-    """All of one target; rows deleted meanwhile are left out."""
-    nodes = np.concatenate([one.nodes[one.nodes >= 0] for one in found])
+    """Return the JSON form of each query's result, without rows deleted since.
+
+    Args:
+        collection: that was searched.
+        vectors: of the queries, (n, dimensions).
+        found: a result for each query, all of one target.
+        limit: hits of each query.
+        with_payload: hits include text and metadata.
+    """
+    nodes = np.concatenate([result.nodes[result.nodes >= 0] for result in found])
     target = found[0].search.target
-    rest = iter(await asyncio.to_thread(collection.payloads_of, target, nodes))
-    told: list[dict[str, object]] = []
-    for one, row in zip(found, _scores(vectors, found, limit).tolist(), strict=True):
-        rows = list(islice(rest, int((one.nodes >= 0).sum())))
+    payloads = iter(await asyncio.to_thread(collection.payloads_of, target, nodes))
+    bodies: list[dict[str, object]] = []
+    for result, scores in zip(found, _scores(vectors, found, limit).tolist(), strict=True):
+        own = list(islice(payloads, int((result.nodes >= 0).sum())))
         hits = [
-            _hit(payload, row[i], with_payload)
-            for i, payload in enumerate(rows)
+            _hit(payload, scores[i], with_payload)
+            for i, payload in enumerate(own)
             if payload is not None
         ]
-        told.append({"hits": hits, "degraded": one.ending is Ending.DEADLINE})
-    return told
+        bodies.append({"hits": hits, "degraded": result.ending is Ending.DEADLINE})
+    return bodies
 
 
-def nothing_yet() -> dict[str, object]:
-    """Of a search whose time was over before it began."""
+def empty_result() -> dict[str, object]:
+    """Return the result of a query whose deadline passed before it began."""
     return {"hits": [], "degraded": True}
 
 
-def payload_of(one: Payload) -> dict[str, object]:
-    return {"text": one.text, "metadata": one.metadata}
+def payload_fields(payload: Payload) -> dict[str, object]:
+    """Return text and metadata of a row."""
+    return {"text": payload.text, "metadata": payload.metadata}
 
 
 def _hit(payload: Payload, score: float, with_payload: bool) -> dict[str, object]:
     hit: dict[str, object] = {"id": payload.id, "score": score}
-    return hit | payload_of(payload) if with_payload else hit
+    return hit | payload_fields(payload) if with_payload else hit
 
 
 def _scores(vectors: Rows, found: list[Found], limit: int) -> Rows:
     near = np.full((len(found), limit), np.inf, np.float32)
-    for i, one in enumerate(found):
-        near[i, : one.near.size] = one.near
+    for i, result in enumerate(found):
+        near[i, : result.near.size] = result.near
     return found[0].search.target.snapshot.space.scores(vectors, near)
 
 

@@ -1,9 +1,10 @@
-"""What clients of the pool may send, and what they get: JSON, and a binary form for many vectors.
+"""Request bodies of the pool, in JSON and, for many vectors, in a binary form.
 
-Binary search, little-endian, ``application/octet-stream``: ``PPDQ``, then uint32 vectors,
-dimensions, limit, itopk (0: the default) and stage (0: prefill, 1: decode), float32 timeout_ms
-(0: the default), then float32 vectors. The answer: ``PPDR``, uint32 vectors, limit; int64 keys,
--1 where there is none; float32 scores; uint8 degraded. ``POST .../payloads`` turns keys into rows.
+The binary form is little-endian with the type ``application/octet-stream``. A search has ``PPDQ``,
+then uint32 vectors, dimensions, limit, itopk (0: the default) and stage (0: prefill, 1: decode),
+float32 timeout_ms (0: the default), then float32 vectors. A response has ``PPDR``, uint32 vectors
+and limit, int64 keys (-1: no hit), float32 scores, uint8 degraded. ``POST .../payloads`` returns
+the rows of keys.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ from ppd.errors import RequestError
 MAX_VECTORS = 4096  # of one request
 MAX_POINTS = 10_000
 BINARY = "application/octet-stream"
-_QUERY, _ANSWER = struct.Struct("<4sIIIIIf"), struct.Struct("<4sII")
+_QUERY, _RESULTS = struct.Struct("<4sIIIIIf"), struct.Struct("<4sII")
 _STAGES = (Stage.PREFILL, Stage.DECODE)
 
 
 class SearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the search algorithm.
+
+    Attributes:
+        itopk: candidates that a graph search keeps; None: the pool's default.
+    """
+
     itopk: int | None = None
 
 
 class SearchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of vector, vectors, text, texts."""
+    """The JSON body of a search, with exactly one of vector, vectors, text and texts."""
 
     vector: list[float] | None = None
     vectors: list[list[float]] | None = None
@@ -46,8 +53,19 @@ class SearchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with_payload: bool = True
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A search request that makes sense by itself; vectors or texts are there."""
+class SearchRequest(msgspec.Struct, frozen=True):
+    """A checked search request of either form.
+
+    Attributes:
+        vectors: of the queries, (n, dimensions); None: ``texts`` are to be embedded.
+        texts: of the queries; [] with ``vectors``.
+        limit: hits of each query.
+        itopk: candidates that a graph search keeps; None: the pool's default.
+        filter: that hits must pass, not parsed yet.
+        stage: that waits for the search.
+        timeout_ms: None: the pool's default.
+        with_payload: hits include text and metadata.
+    """
 
     vectors: Rows | None
     texts: list[str]
@@ -60,13 +78,17 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
+        """Number of queries."""
         return len(self.texts) if self.vectors is None else self.vectors.shape[0]
 
 
 class CreateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Attributes:
-    dimensions: None: those of the vectors that texts get here.
-    indexed: fields of metadata that filters shall find fast.
+    """The body of a request that creates a collection.
+
+    Attributes:
+        dimensions: of the vectors; None: those of the pool's embedding model.
+        metric: of the vectors' distance.
+        indexed: fields of the metadata that get an index for filters.
     """
 
     dimensions: int | None = None
@@ -75,7 +97,7 @@ class CreateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Without a vector its text is embedded."""
+    """A row to be written; without a vector its text is embedded."""
 
     id: str
     vector: list[float] | None = None
@@ -84,22 +106,32 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpsertBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request that writes rows."""
+
     points: list[Point]
 
 
 class DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of them."""
+    """The body of a request that deletes rows, with exactly one of ids and filter."""
 
     ids: list[str] | None = None
     filter: Any = None
 
 
 class PayloadsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request for the payloads of keys."""
+
     keys: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 
 
 class FeedbackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the router sees; without ``prefill_wait_p95_ms`` the pool's own measurement counts."""
+    """The router's measurements for the control loop.
+
+    Attributes:
+        kv_link_use: utilization of the KV links, 0 to 1.
+        decode_stall: share of decode time in which streams stalled, 0 to 1.
+        prefill_wait_p95_ms: of prefill searches; None: the pool's own measurement.
+    """
 
     kv_link_use: float
     decode_stall: float
@@ -110,9 +142,10 @@ _T = TypeVar("_T")
 
 
 def parse(body: bytes, kind: type[_T]) -> _T:
-    """
+    """Decode a JSON body.
+
     Raises:
-        RequestError: it is no JSON, or not of that kind.
+        RequestError: the body is no JSON, or not of type ``kind``.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -120,37 +153,53 @@ def parse(body: bytes, kind: type[_T]) -> _T:
         raise RequestError(f"the body is wrong: {error}") from error
 
 
-def parse_search(body: bytes, content_type: str) -> Asked:
-    """
+def parse_search(body: bytes, content_type: str) -> SearchRequest:
+    """Decode and check the body of a search, in the form of its content type.
+
     Raises:
-        RequestError: it makes no sense.
+        RequestError: the body is malformed, or a field is out of range.
     """
-    return _checked(_binary(body) if content_type == BINARY else _from_json(body))
+    return _checked(_from_binary(body) if content_type == BINARY else _from_json(body))
 
 
 def rows_of(vectors: list[list[float]], param: str) -> Rows:
-    """
+    """Return vectors as an array, (vectors, dimensions) float32.
+
+    Args:
+        vectors: one or more, of equal length.
+        param: name of the request's field, for the error.
+
     Raises:
-        RequestError: they are not of one length, or there is none.
+        RequestError: they are of different lengths, or there is none.
     """
     if not vectors or not vectors[0]:
         raise RequestError(f"{param} is empty", param=param)
-    if len({len(one) for one in vectors}) > 1:
+    if len({len(vector) for vector in vectors}) > 1:
         raise RequestError(f"{param} are not all of one dimension", param=param)
     return np.array(vectors, np.float32)
 
 
 def require_time(timeout_ms: float | None) -> None:
-    """Raises: RequestError."""
+    """Check a timeout.
+
+    Raises:
+        RequestError: it is out of range.
+    """
     if timeout_ms is not None and not 0 < timeout_ms <= 600_000:
         raise RequestError("timeout_ms must be above 0, and 600000 at most", param="timeout_ms")
 
 
 def require_fit(rows: Rows, space: Space, param: str) -> None:
-    """
+    """Check that vectors fit a space.
+
+    Args:
+        rows: the vectors, (n, dimensions).
+        space: of the collection.
+        param: name of the request's field, for the error.
+
     Raises:
-        RequestError: vectors are of another dimension, not finite, or of no length where directions
-            are compared.
+        RequestError: vectors are of another dimension or not finite, or are zero in a space with
+            cosine metric.
     """
     require_dimensions(rows, space.dimensions, param)
     if space.metric is Metric.COSINE and (zero := np.flatnonzero(~rows.any(1))).size:
@@ -160,7 +209,13 @@ def require_fit(rows: Rows, space: Space, param: str) -> None:
 
 
 def require_dimensions(rows: Rows, dimensions: int, param: str) -> None:
-    """
+    """Check that vectors are finite and of the given dimension.
+
+    Args:
+        rows: the vectors, (n, dimensions).
+        dimensions: that are required.
+        param: name of the request's field, for the error.
+
     Raises:
         RequestError: vectors are of another dimension, or not finite.
     """
@@ -173,37 +228,37 @@ def require_dimensions(rows: Rows, dimensions: int, param: str) -> None:
         raise RequestError(f"{param}: number {int(wrong[0])} is not finite", param=param)
 
 
-def answer(keys: NDArray[np.int64], scores: Rows, degraded: NDArray[np.uint8]) -> bytes:
-    """The binary form of results, (vectors, limit)."""
-    head = _ANSWER.pack(b"PPDR", *keys.shape)
+def encode_results(keys: NDArray[np.int64], scores: Rows, degraded: NDArray[np.uint8]) -> bytes:
+    """Return the binary form of results; keys and scores are (vectors, limit)."""
+    head = _RESULTS.pack(b"PPDR", *keys.shape)
     return head + keys.tobytes() + scores.astype(np.float32).tobytes() + degraded.tobytes()
 
 
-def _from_json(body: bytes) -> Asked:
-    given = parse(body, SearchBody)
-    forms = [given.vector, given.vectors, given.text, given.texts]
+def _from_json(body: bytes) -> SearchRequest:
+    fields = parse(body, SearchBody)
+    forms = [fields.vector, fields.vectors, fields.text, fields.texts]
     if sum(form is not None for form in forms) != 1:
         raise RequestError("give one of vector, vectors, text, texts")
-    vectors, texts = None, given.texts or []
-    if given.vector is not None:
-        vectors = rows_of([given.vector], "vector")
-    elif given.vectors is not None:
-        vectors = rows_of(given.vectors, "vectors")
-    elif given.text is not None:
-        texts = [given.text]
-    return Asked(
+    vectors, texts = None, fields.texts or []
+    if fields.vector is not None:
+        vectors = rows_of([fields.vector], "vector")
+    elif fields.vectors is not None:
+        vectors = rows_of(fields.vectors, "vectors")
+    elif fields.text is not None:
+        texts = [fields.text]
+    return SearchRequest(
         vectors=vectors,
         texts=texts,
-        limit=given.limit,
-        itopk=given.params.itopk,
-        filter=given.filter,
-        stage=given.stage,
-        timeout_ms=given.timeout_ms,
-        with_payload=given.with_payload,
+        limit=fields.limit,
+        itopk=fields.params.itopk,
+        filter=fields.filter,
+        stage=fields.stage,
+        timeout_ms=fields.timeout_ms,
+        with_payload=fields.with_payload,
     )
 
 
-def _binary(body: bytes) -> Asked:
+def _from_binary(body: bytes) -> SearchRequest:
     if len(body) < _QUERY.size or body[:4] != b"PPDQ":
         raise RequestError("the body is no binary search")
     _, count, dimensions, limit, itopk, stage, timeout_ms = _QUERY.unpack_from(body)
@@ -214,7 +269,7 @@ def _binary(body: bytes) -> Asked:
         )
     if stage >= len(_STAGES) or not count or not dimensions:
         raise RequestError("vectors, dimensions or stage are out of range")
-    return Asked(
+    return SearchRequest(
         vectors=np.frombuffer(body, "<f4", offset=_QUERY.size).reshape(count, dimensions),
         texts=[],
         limit=limit,
@@ -226,18 +281,18 @@ def _binary(body: bytes) -> Asked:
     )
 
 
-def _checked(asked: Asked) -> Asked:
-    if not 0 < asked.count <= MAX_VECTORS:
-        raise RequestError(f"a request has 1 to {MAX_VECTORS} queries, this one {asked.count}")
-    if not 1 <= asked.limit <= MAX_ITOPK:
+def _checked(search: SearchRequest) -> SearchRequest:
+    if not 0 < search.count <= MAX_VECTORS:
+        raise RequestError(f"a request has 1 to {MAX_VECTORS} queries, this one {search.count}")
+    if not 1 <= search.limit <= MAX_ITOPK:
         raise RequestError(f"limit must be 1 to {MAX_ITOPK}", param="limit")
-    if asked.itopk is not None and not 1 <= asked.itopk <= MAX_ITOPK:
+    if search.itopk is not None and not 1 <= search.itopk <= MAX_ITOPK:
         raise RequestError(f"params.itopk must be 1 to {MAX_ITOPK}", param="params.itopk")
-    if asked.itopk is not None and asked.limit > asked.itopk:
+    if search.itopk is not None and search.limit > search.itopk:
         raise RequestError(
-            f"limit {asked.limit} is above params.itopk {asked.itopk}: a search finds at most "
+            f"limit {search.limit} is above params.itopk {search.itopk}: a search finds at most "
             "what it keeps",
             param="limit",
         )
-    require_time(asked.timeout_ms)
-    return asked
+    require_time(search.timeout_ms)
+    return search

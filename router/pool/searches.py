@@ -1,4 +1,4 @@
-"""Searches between the event loop and the engines' threads."""
+"""Searches from the event loop, which the engines' threads run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .collection import Collection, Plan
 from .config import PoolConfig
 from .filters import Filter
 from .metrics import PoolMetrics
-from .requests import Asked
+from .requests import SearchRequest
 from .workers import Workers
 
-_WAITS_KEPT = 1000  # for their 95th percentile
-_MATCHING = 4  # filters at a time
-_UNANSWERED: dict[type[BaseException], str] = {
+_MAX_WAITS = 1000  # for their 95th percentile
+_FILTER_THREADS = 4
+_ENDINGS: dict[type[BaseException], str] = {
     Overloaded: "refused",
     IndexFileError: Ending.FAILED,
 }
-_MOVED_HERE = 32  # queries, in the event loop; some 40 us each
+_MAX_INLINE = 32  # queries transformed in the event loop; each takes about 40 us
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
-    """Searches that are answered together."""
+class _Batch:
+    """The searches of one request."""
 
     missing: int
     found: dict[int, Found]
@@ -42,9 +42,20 @@ class _Request:
 
 
 class Searches:
-    """
+    """The searches of a pool: their engines, deadlines, metrics and control loop.
+
     Args:
-        clock: seconds, monotonic.
+        config: of the pool.
+        backend: that the engines search with.
+        metrics: of the pool.
+        clock: in seconds, monotonic.
+
+    Attributes:
+        pace: estimate of the time of an expansion.
+        scheduler: that searches wait in.
+        control: the control loop of the scheduler's settings.
+        broken: why the engines have stopped; None while they run.
+        workers: the engines' threads.
     """
 
     def __init__(
@@ -61,13 +72,12 @@ class Searches:
         self.scheduler = Scheduler(config.bounds, config.controls, lambda: self.pace.expansion_s)
         self.control = ControlLoop(config.aims, config.controls)
         self.broken: str | None = None
-        self._requests: dict[int, tuple[_Request, int]] = {}
+        self._batches: dict[int, tuple[_Batch, int]] = {}
         self._waits_ms: list[float] = []
         self._steps_from_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
-        # A filter that takes long goes on when nobody waits for it any more: not in the threads
-        # that answers need.
-        self._matching = ThreadPoolExecutor(_MATCHING, "filter")
+        # A slow filter cannot be cancelled. It must not occupy the threads of other work.
+        self._filter_threads = ThreadPoolExecutor(_FILTER_THREADS, "filter")
         self.workers = Workers(
             config.engines,
             self.scheduler,
@@ -80,105 +90,129 @@ class Searches:
         )
 
     def start(self) -> None:
-        """In the event loop that searches are awaited in."""
+        """Start the engines. Searches must be awaited in the event loop of this call."""
         self._loop = asyncio.get_running_loop()
         self.workers.start()
 
     def stop(self) -> None:
+        """Stop the engines; running searches do not end."""
         self.workers.stop()
-        self._matching.shutdown(wait=False, cancel_futures=True)
+        self._filter_threads.shutdown(wait=False, cancel_futures=True)
 
-    def timeout_s(self, asked: Asked) -> float:
-        return (asked.timeout_ms or self._config.default_timeout_ms) / 1e3
+    def timeout_s(self, request: SearchRequest) -> float:
+        """Return the time limit of a request."""
+        return (request.timeout_ms or self._config.default_timeout_ms) / 1e3
 
-    async def plan(self, collection: Collection, asked: Asked, wanted: Filter | None) -> Plan:
-        """What to go through; with a filter, the disk may be read for it."""
-        itopk = asked.itopk or max(self._config.default_itopk, asked.limit)
-        if wanted is None:
-            return collection.plan(itopk, None)  # of memory alone
+    async def plan(
+        self, collection: Collection, request: SearchRequest, row_filter: Filter | None
+    ) -> Plan:
+        """Return how to search a collection; with a filter it may read from disk."""
+        itopk = request.itopk or max(self._config.default_itopk, request.limit)
+        if row_filter is None:
+            return collection.plan(itopk, None)  # reads memory only
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._matching, collection.plan, itopk, wanted)
+        return await loop.run_in_executor(self._filter_threads, collection.plan, itopk, row_filter)
 
-    def note_late(self, asked: Asked) -> None:
-        """Its time was over before it could begin."""
-        self._metrics.searches.labels(asked.stage, Ending.DEADLINE).inc(asked.count)
+    def note_late(self, request: SearchRequest) -> None:
+        """Count a request whose deadline passed before its searches began."""
+        self._metrics.searches.labels(request.stage, Ending.DEADLINE).inc(request.count)
 
-    def note_answered(self, asked: Asked, arrived_s: float) -> None:
-        self._metrics.seconds.labels(asked.stage).observe(self._clock() - arrived_s)
+    def note_answered(self, request: SearchRequest, arrived_s: float) -> None:
+        """Record the latency of a request."""
+        self._metrics.seconds.labels(request.stage).observe(self._clock() - arrived_s)
 
     async def search(
-        self, collection: Collection, asked: Asked, plan: Plan, vectors: Rows, arrived_s: float
+        self,
+        collection: Collection,
+        request: SearchRequest,
+        plan: Plan,
+        vectors: Rows,
+        arrived_s: float,
     ) -> list[Found]:
-        """One result for each vector, in order; all of one target.
+        """Return a result for each vector, in order; all are of one target.
 
         Args:
+            collection: that is searched.
+            request: the request.
+            plan: how to search.
             vectors: (n, dimensions), of the collection's dimension and finite.
-            arrived_s: when the request came, from which its deadline counts: its texts may have
-                been embedded since, and its filter matched.
+            arrived_s: arrival of the request, from which its deadline counts. Its texts may have
+                been embedded since, and its filter applied.
 
         Raises:
             Overloaded: too many searches wait.
+            RequestError: the request has more vectors than searches may wait.
             IndexFileError: the engines have failed.
         """
         if self.broken is not None:
             raise IndexFileError(f"the engines have failed: {self.broken}")
         bounds = self._config.bounds
-        most = bounds.prefill if self._queue_of(asked) is Stage.PREFILL else bounds.decode
-        if vectors.shape[0] > most:
+        bound = bounds.prefill if self._queue_of(request) is Stage.PREFILL else bounds.decode
+        if vectors.shape[0] > bound:
             raise RequestError(
-                f"{vectors.shape[0]} queries at once, {most} may wait: send several requests",
+                f"{vectors.shape[0]} queries at once, {bound} may wait: send several requests",
                 param="vectors",
             )
         began_s = self._clock()
-        deadline_s = arrived_s + self.timeout_s(asked)
+        deadline_s = arrived_s + self.timeout_s(request)
         try:
-            made = await self._made(plan, asked, vectors, began_s, deadline_s)
-            found = await self._found(made)
-            while plan.among is None and (short := _short(found, plan, asked.limit)):
-                # In thread: it may look at all rows.
+            searches = await self._engine_searches(plan, request, vectors, began_s, deadline_s)
+            found = await self._run(searches)
+            while plan.among is None and (short := _short(found, plan, request.limit)):
+                # In a thread: it may read all rows.
                 plan = await asyncio.to_thread(collection.wider, plan)
                 now_s = self._clock()
-                again = await self._made(plan, asked, vectors[short], now_s, deadline_s)
+                retries = await self._engine_searches(
+                    plan, request, vectors[short], now_s, deadline_s
+                )
                 try:
-                    wider = await self._found(again)
+                    wider = await self._run(retries)
                 except Overloaded:
                     wider = [replace(found[i], ending=Ending.DEADLINE) for i in short]
-                for i, one in zip(short, wider, strict=True):
-                    better = one.ending is Ending.COMPLETE
-                    found[i] = one if better else replace(found[i], ending=Ending.DEADLINE)
+                for i, result in zip(short, wider, strict=True):
+                    better = result.ending is Ending.COMPLETE
+                    found[i] = result if better else replace(found[i], ending=Ending.DEADLINE)
         except (Overloaded, IndexFileError, asyncio.CancelledError) as error:
-            ending = _UNANSWERED.get(type(error), "disconnected")
-            self._metrics.searches.labels(asked.stage, ending).inc(vectors.shape[0])
+            ending = _ENDINGS.get(type(error), "disconnected")
+            self._metrics.searches.labels(request.stage, ending).inc(vectors.shape[0])
             raise
-        for one in found:
-            self._metrics.searches.labels(asked.stage, one.ending).inc()
-        if asked.stage is Stage.PREFILL:
+        for result in found:
+            self._metrics.searches.labels(request.stage, result.ending).inc()
+        if request.stage is Stage.PREFILL:
             self._waits_ms.append((self._clock() - began_s) * 1e3)
-            del self._waits_ms[:-_WAITS_KEPT]
+            del self._waits_ms[:-_MAX_WAITS]
         return found
 
-    async def _found(self, searches: list[Search]) -> list[Found]:
-        """Of each, in order.
+    async def _run(self, searches: list[Search]) -> list[Found]:
+        """Run searches, and return their results in order.
 
         Raises:
             Overloaded: too many searches wait.
             IndexFileError: the engines have failed.
         """
         assert self._loop is not None, "started"
-        request = _Request(len(searches), {}, self._loop.create_future())
-        for i, one in enumerate(searches):
-            self._requests[id(one)] = request, i
+        batch = _Batch(len(searches), {}, self._loop.create_future())
+        for i, search in enumerate(searches):
+            self._batches[id(search)] = batch, i
         try:
             self.workers.submit(searches)
-            await request.done
+            await batch.done
         finally:
-            for one in searches:
-                self._requests.pop(id(one), None)
-        return [request.found[i] for i in range(len(searches))]
+            for search in searches:
+                self._batches.pop(id(search), None)
+        return [batch.found[i] for i in range(len(searches))]
 
     def feed_back(self, kv_link_use: float, decode_stall: float, wait_ms: float | None) -> str:
-        """One step of the control loop; says what it did. What comes before the interval is over is
-        let go: a loop with many routers takes no larger steps."""
+        """Take one step of the control loop, and return its effect.
+
+        Feedback within the interval after a step is ignored. So feedback from many routers does
+        not make larger steps.
+
+        Args:
+            kv_link_use: utilization of the KV links, 0 to 1.
+            decode_stall: share of decode time in which streams stalled, 0 to 1.
+            wait_ms: p95 wait of prefill searches; None: the pool's own measurement.
+        """
         if (now_s := self._clock()) < self._steps_from_s:
             return Move.STEADY
         self._steps_from_s = now_s + self._config.control_interval_s
@@ -191,73 +225,73 @@ class Searches:
         self._metrics.moves.labels(move).inc()
         return move
 
-    async def _made(
+    async def _engine_searches(
         self,
         plan: Plan,
-        asked: Asked,
+        request: SearchRequest,
         vectors: Rows,
         began_s: float,
         deadline_s: float,
     ) -> list[Search]:
         space = plan.target.snapshot.space
-        if vectors.shape[0] > _MOVED_HERE:  # others' requests shall not wait for it
-            moved = await asyncio.to_thread(space.queries, vectors)
+        if vectors.shape[0] > _MAX_INLINE:  # must not block the event loop
+            queries = await asyncio.to_thread(space.queries, vectors)
         else:
-            moved = space.queries(vectors)
+            queries = space.queries(vectors)
         return [
             Search(
-                self._queue_of(asked),
+                self._queue_of(request),
                 began_s,
                 deadline_s,
                 steps_of(plan.itopk, plan.among),
                 target=plan.target,
-                query=moved[i : i + 1],
-                itopk=max(plan.itopk, asked.limit),
-                limit=asked.limit,
+                query=queries[i : i + 1],
+                itopk=max(plan.itopk, request.limit),
+                limit=request.limit,
                 among=plan.among,
             )
             for i in range(vectors.shape[0])
         ]
 
-    def _queue_of(self, asked: Asked) -> Stage:
-        return Stage.DECODE if self._config.single_queue else asked.stage
+    def _queue_of(self, request: SearchRequest) -> Stage:
+        return Stage.DECODE if self._config.single_queue else request.stage
 
     def _deliver(self, found: list[Found]) -> None:
-        """In an engine's thread."""
+        """Pass the call on to the event loop; runs in an engine's thread."""
         assert self._loop is not None, "started"
         self._loop.call_soon_threadsafe(self._take, found)
 
     def _take(self, found: list[Found]) -> None:
-        for one in found:
-            if (entry := self._requests.get(id(one.search))) is None:
-                continue  # whoever asked is gone
-            request, number = entry
-            if one.ending is Ending.FAILED:
-                if not request.done.done():
-                    request.done.set_exception(IndexFileError(one.error))
+        for result in found:
+            if (entry := self._batches.get(id(result.search))) is None:
+                continue  # the request was cancelled
+            batch, number = entry
+            if result.ending is Ending.FAILED:
+                if not batch.done.done():
+                    batch.done.set_exception(IndexFileError(result.error))
                 continue
-            request.found[number] = one
-            request.missing -= 1
-            if not request.missing and not request.done.done():
-                request.done.set_result(None)
+            batch.found[number] = result
+            batch.missing -= 1
+            if not batch.missing and not batch.done.done():
+                batch.done.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """In an engine's thread."""
+        """Pass the call on to the event loop; runs in an engine's thread."""
         assert self._loop is not None, "started"
-        self._loop.call_soon_threadsafe(self._give_up, f"{type(error).__name__}: {error}")
+        self._loop.call_soon_threadsafe(self._fail_all, f"{type(error).__name__}: {error}")
 
-    def _give_up(self, why: str) -> None:
-        self.broken = why
-        for request, _ in self._requests.values():
-            if not request.done.done():
-                request.done.set_exception(IndexFileError(f"the engines have failed: {why}"))
+    def _fail_all(self, reason: str) -> None:
+        self.broken = reason
+        for batch, _ in self._batches.values():
+            if not batch.done.done():
+                batch.done.set_exception(IndexFileError(f"the engines have failed: {reason}"))
 
 
 def _short(found: list[Found], plan: Plan, limit: int) -> list[int]:
-    """Those that ended with fewer rows than they should have found."""
-    should = min(limit, plan.findable)
+    """Return the numbers of the searches that returned fewer rows than there are."""
+    expected = min(limit, plan.findable)
     return [
         i
-        for i, one in enumerate(found)
-        if one.ending is Ending.COMPLETE and int((one.nodes >= 0).sum()) < should
+        for i, result in enumerate(found)
+        if result.ending is Ending.COMPLETE and int((result.nodes >= 0).sum()) < expected
     ]

@@ -1,4 +1,4 @@
-"""The pool's process: what is opened, served, and closed again."""
+"""The pool's process, from start to stop."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ _log = logging.getLogger("ppd_router.pool")
 
 
 async def serve(config: PoolConfig, started: asyncio.Future[int] | None = None) -> None:
-    """Until SIGTERM or SIGINT.
+    """Run a pool until SIGTERM or SIGINT.
 
     Args:
-        started: gets the port as soon as it is listened on.
+        config: of the pool.
+        started: its result is set to the port once the pool accepts connections.
 
     Raises:
-        ConfigError: the address cannot be listened on, or another pool serves the folder.
+        ConfigError: the address cannot be bound, or another pool serves the folder.
         IndexFileError: a collection cannot be opened.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with AsyncExitStack() as held:
+    async with AsyncExitStack() as stack:
         if not config.shards:
-            held.enter_context(_sole_user(Path(config.data)))
-        session = await held.enter_async_context(aiohttp.ClientSession())
+            stack.enter_context(_locked(Path(config.data)))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
         runner = web.AppRunner(make_app(config, session), access_log=None)
         await runner.setup()
         process.settle()
@@ -69,6 +70,7 @@ async def serve(config: PoolConfig, started: asyncio.Future[int] | None = None) 
 
 
 def make_app(config: PoolConfig, session: aiohttp.ClientSession) -> web.Application:
+    """Return the application of a pool, or of a front of shards."""
     metrics = PoolMetrics()
     if config.shards:
         return ShardsServer(config, session, metrics).app()
@@ -100,20 +102,22 @@ def _embeddings(config: PoolConfig, session: aiohttp.ClientSession) -> Embedding
 def _default_folder() -> Path:
     try:
         return DEFAULT_SENTENCE_MODEL.expanduser()
-    except RuntimeError as error:  # nobody's process, as some containers run it
+    except RuntimeError as error:  # the process has no home directory, as in some containers
         raise ConfigError(f"{DEFAULT_SENTENCE_MODEL}: {error}: name sentence_model") from error
 
 
 @contextmanager
-def _sole_user(folder: Path) -> Iterator[None]:
-    """Two pools would write past each other. What a killed one held is free again.
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder while the context is open, so that only one pool writes to it.
+
+    The kernel releases the lock of a killed process.
 
     Raises:
         ConfigError: another pool serves the folder, or it cannot be written to.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            file = held.enter_context((folder / ".lock").open("w"))
+            file = stack.enter_context((folder / ".lock").open("w"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"data: another pool serves {folder}") from error

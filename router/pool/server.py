@@ -1,4 +1,4 @@
-"""The pool over HTTP."""
+"""The HTTP API of a pool."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .config import PoolConfig
 from .embeddings import Embeddings
 from .filters import Filter
 from .metrics import PoolMetrics
-from .replies import as_binary, as_json, nothing_yet, payload_of, results, shown
+from .replies import as_binary, as_json, describe, empty_result, payload_fields, results
 from .requests import (
     BINARY,
-    Asked,
     CreateBody,
     DeleteBody,
     FeedbackBody,
     PayloadsBody,
+    SearchRequest,
     UpsertBody,
     parse,
     parse_search,
@@ -42,10 +42,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PoolServer:
-    """
+    """The routes of a pool.
+
     Args:
-        embeddings: for queries that are text; None: none are taken.
-        warm: see ``Writes``.
+        config: of the pool.
+        collections: by name.
+        searches: of the pool.
+        embeddings: for queries that are text; None: such queries are refused.
+        metrics: of the pool.
+        warm: is called with every new target before it is searched.
     """
 
     def __init__(
@@ -64,20 +69,21 @@ class PoolServer:
         self._metrics = metrics
 
     def app(self) -> web.Application:
+        """Return the application; its start and stop are those of the searches."""
         app = web.Application(
             middlewares=[errors_as_json], client_max_size=self._config.max_body_bytes
         )
-        one = "/v1/collections/{name}"
+        path = "/v1/collections/{name}"
         app.add_routes(
             [
                 web.get("/v1/collections", self._list),
-                web.get(one, self._describe),
-                web.put(one, self._create),
-                web.post(f"{one}/search", self._search),
-                web.post(f"{one}/points", self._upsert),
-                web.post(f"{one}/delete", self._delete),
-                web.post(f"{one}/payloads", self._payloads),
-                web.post(f"{one}/rebuild", self._rebuild),
+                web.get(path, self._describe),
+                web.put(path, self._create),
+                web.post(f"{path}/search", self._search),
+                web.post(f"{path}/points", self._upsert),
+                web.post(f"{path}/delete", self._delete),
+                web.post(f"{path}/payloads", self._payloads),
+                web.post(f"{path}/rebuild", self._rebuild),
                 web.post("/v1/feedback", self._feedback),
                 web.get("/health", self._health),
                 web.get("/metrics", self._show_metrics),
@@ -102,78 +108,81 @@ class PoolServer:
             _log.error("%s: its next start takes longer: %s", collection.name, error)
 
     async def _list(self, request: web.Request) -> web.Response:
-        return as_json({"collections": [shown(one) for one in self._collections.values()]})
+        return as_json({"collections": [describe(one) for one in self._collections.values()]})
 
     async def _describe(self, request: web.Request) -> web.Response:
-        return as_json(shown(self._named(request)))
+        return as_json(describe(self._collection_of(request)))
 
     async def _search(self, request: web.Request) -> web.Response:
         began_s = time.monotonic()
-        collection = self._named(request)
-        asked = parse_search(await request.read(), request.content_type)
-        wanted = Filter.parse(asked.filter)
+        collection = self._collection_of(request)
+        search = parse_search(await request.read(), request.content_type)
+        row_filter = Filter.parse(search.filter)
         try:
-            left_s = began_s + self._searches.timeout_s(asked) - time.monotonic()
+            left_s = began_s + self._searches.timeout_s(search) - time.monotonic()
             async with asyncio.timeout(left_s):
-                vectors = await self._vectors(asked, collection)
-                plan = await self._searches.plan(collection, asked, wanted)
+                vectors = await self._vectors(search, collection)
+                plan = await self._searches.plan(collection, search, row_filter)
         except TimeoutError:
-            self._searches.note_late(asked)
-            told = [nothing_yet() for _ in range(asked.count)]
-        else:  # engines mind the time themselves, and give what they have then
-            found = await self._searches.search(collection, asked, plan, vectors, began_s)
+            self._searches.note_late(search)
+            bodies = [empty_result() for _ in range(search.count)]
+        else:  # the engines stop at the deadline, with the hits until then
+            found = await self._searches.search(collection, search, plan, vectors, began_s)
             if request.content_type == BINARY:
-                self._searches.note_answered(asked, began_s)
-                return as_binary(vectors, found, asked.limit)
-            told = await results(collection, vectors, found, asked.limit, asked.with_payload)
-        self._searches.note_answered(asked, began_s)
+                self._searches.note_answered(search, began_s)
+                return as_binary(vectors, found, search.limit)
+            bodies = await results(collection, vectors, found, search.limit, search.with_payload)
+        self._searches.note_answered(search, began_s)
         took_ms = (time.monotonic() - began_s) * 1e3
         metric = collection.space.metric
-        return as_json({"results": told, "metric": metric, "took_ms": round(took_ms, 3)})
+        return as_json({"results": bodies, "metric": metric, "took_ms": round(took_ms, 3)})
 
-    async def _vectors(self, asked: Asked, collection: Collection) -> Rows:
-        vectors = asked.vectors
+    async def _vectors(self, search: SearchRequest, collection: Collection) -> Rows:
+        vectors = search.vectors
         if vectors is None:
-            vectors = await self._writes.embedded(asked.texts, asked.stage)
+            vectors = await self._writes.embedded(search.texts, search.stage)
         require_fit(vectors, collection.space, "vector")
         return vectors
 
     async def _create(self, request: web.Request) -> web.Response:
-        wanted = parse(await request.read() or b"{}", CreateBody)
-        made, new = await self._writes.create(request.match_info["name"], wanted)
-        return as_json(shown(made), 201 if new else 200)
+        body = parse(await request.read() or b"{}", CreateBody)
+        collection, is_new = await self._writes.create(request.match_info["name"], body)
+        return as_json(describe(collection), 201 if is_new else 200)
 
     async def _upsert(self, request: web.Request) -> web.Response:
         body = parse(await request.read(), UpsertBody)
-        return as_json({"upserted": await self._writes.upsert(self._named(request), body)})
+        return as_json({"upserted": await self._writes.upsert(self._collection_of(request), body)})
 
     async def _delete(self, request: web.Request) -> web.Response:
         body = parse(await request.read(), DeleteBody)
-        return as_json({"deleted": await self._writes.delete(self._named(request), body)})
+        return as_json({"deleted": await self._writes.delete(self._collection_of(request), body)})
 
     async def _payloads(self, request: web.Request) -> web.Response:
-        collection = self._named(request)
+        collection = self._collection_of(request)
         keys = parse(await request.read(), PayloadsBody).keys
         found = await asyncio.to_thread(collection.payloads.fetch, keys)
-        rows = {str(key): {"id": one.id, **payload_of(one)} for key, one in found.items()}
+        rows = {
+            str(key): {"id": payload.id, **payload_fields(payload)}
+            for key, payload in found.items()
+        }
         return as_json({"rows": rows})
 
     async def _rebuild(self, request: web.Request) -> web.Response:
-        collection = self._named(request)
+        collection = self._collection_of(request)
         await self._writes.rebuild(collection)
-        return as_json(shown(collection))
+        return as_json(describe(collection))
 
     async def _feedback(self, request: web.Request) -> web.Response:
-        given = parse(await request.read(), FeedbackBody)
+        body = parse(await request.read(), FeedbackBody)
         for name in ("kv_link_use", "decode_stall"):
-            if not 0 <= getattr(given, name) <= 1:
+            if not 0 <= getattr(body, name) <= 1:
                 raise RequestError(f"{name} must be 0 to 1", param=name)
         move = self._searches.feed_back(
-            given.kv_link_use, given.decode_stall, given.prefill_wait_p95_ms
+            body.kv_link_use, body.decode_stall, body.prefill_wait_p95_ms
         )
         controls = self._searches.control.controls
-        told = {"reserved": controls.reserved, "flush_ms": controls.flush_s * 1e3}
-        return as_json({"move": move, **told})
+        settings = {"reserved": controls.reserved, "flush_ms": controls.flush_s * 1e3}
+        return as_json({"move": move, **settings})
 
     async def _health(self, request: web.Request) -> web.Response:
         if self._searches.broken is not None:
@@ -193,15 +202,15 @@ class PoolServer:
             metrics.rows.labels(name).set(collection.count)
         return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
 
-    def _named(self, request: web.Request) -> Collection:
+    def _collection_of(self, request: web.Request) -> Collection:
         name = request.match_info["name"]
-        if (found := self._collections.get(name)) is None:
+        if (collection := self._collections.get(name)) is None:
             raise RequestError(f"there is no collection {name!r}", status=404, param="name")
-        return found
+        return collection
 
 
 def open_collections(folder: Path, warm: Callable[[Target], None]) -> dict[str, Collection]:
-    """All that are in a folder; what is damaged is told, and left out."""
+    """Open all collections of a folder; a damaged one is logged and left out."""
     collections: dict[str, Collection] = {}
     for path in sorted(folder.glob(f"[!.]*/{ROWS_FILE}")):
         try:
@@ -213,7 +222,7 @@ def open_collections(folder: Path, warm: Callable[[Target], None]) -> dict[str, 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever is raised, as clients of this project know errors."""
+    """Turn every error into a response with a JSON error object (middleware)."""
     try:
         return await handler(request)
     except Overloaded as error:
@@ -227,7 +236,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _failure(503, str(error), None)
     except web.HTTPException as error:
         return _failure(error.status, error.reason, None)
-    except Exception:  # noqa: BLE001 - a bug of ours: told and logged, as JSON like all else
+    except Exception:  # noqa: BLE001 - a bug of ours must not cost the connection
         _log.exception("%s %s", request.method, request.path)
         return _failure(500, "a bug of the pool; its log has the trace", "internal_error")
 

@@ -1,4 +1,4 @@
-"""Vectors out of files: .npy, .fbin, .parquet, .hdf5. Read in pieces, checked as they come."""
+"""Reading of vectors from .npy, .fbin, .parquet and .hdf5 files, in pieces."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _PIECE = 16384  # rows
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """
+    """A file of vectors.
+
     Attributes:
-        count, dimensions: of all its vectors.
-        columns: names of what a table has beside them.
+        path: of the file.
+        count, dimensions: of its vectors.
+        columns: of a table: the column of vectors, then all others.
     """
 
     path: Path
@@ -30,25 +32,29 @@ class Source:
     columns: tuple[str, ...] = ()
 
     def pieces(self) -> Iterator[tuple[Rows, Sequence[dict[str, Any]]]]:
-        """Vectors and what stands beside each, some thousand rows at a time.
+        """Yield vectors, (rows, dimensions) float32, and the other columns of each row.
+
+        A piece has some thousand rows.
 
         Raises:
             IndexFileError: a vector is not finite.
         """
         at = 0
-        for rows, beside in _READERS[self.path.suffix](self):
+        for rows, columns in _READERS[self.path.suffix](self):
             wrong = np.flatnonzero(~np.isfinite(rows).all(1))
             if wrong.size:
                 raise IndexFileError(f"{self.path}: vector {at + int(wrong[0])} is not finite")
             at += rows.shape[0]
-            yield np.ascontiguousarray(rows, np.float32), beside
+            yield np.ascontiguousarray(rows, np.float32), columns
 
 
 def open_source(path: Path, column: str = "vector") -> Source:
-    """
+    """Open a file of vectors.
+
     Args:
-        column: of a parquet file, or the data set of an HDF5 file (``train`` in those of
-            ann-benchmarks), that holds the vectors.
+        path: of the file; its suffix names the format. An HDF5 file needs a data set ``train``,
+            as ann-benchmarks' files have.
+        column: of a parquet file that holds the vectors.
 
     Raises:
         IndexFileError: the file cannot be read, or holds no vectors.
@@ -81,13 +87,13 @@ def _shaped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Source:
 
 
 def _fbin(path: Path) -> Source:
-    """Two little-endian int32, rows and columns; then float32 (big-ann-benchmarks)."""
+    """Open a file of big-ann-benchmarks: int32 rows, int32 columns, float32; little-endian."""
     with path.open("rb") as file:
         count, dimensions = struct.unpack("<ii", file.read(8))
-    wanted = 8 + 4 * count * dimensions
-    if min(count, dimensions) < 0 or path.stat().st_size != wanted:
+    expected = 8 + 4 * count * dimensions
+    if min(count, dimensions) < 0 or path.stat().st_size != expected:
         raise IndexFileError(
-            f"{path}: {path.stat().st_size} bytes; {count} x {dimensions} vectors take {wanted}"
+            f"{path}: {path.stat().st_size} bytes; {count} x {dimensions} vectors take {expected}"
         )
     return Source(path, count, dimensions)
 
@@ -133,7 +139,7 @@ def _read_parquet(source: Source) -> Iterator[tuple[Rows, Sequence[dict[str, Any
     column, *others = source.columns
     for batch in parquet.ParquetFile(source.path).iter_batches(_PIECE):
         vectors = batch.column(column)
-        lengths = {len(one) for one in vectors if one.is_valid}
+        lengths = {len(vector) for vector in vectors if vector.is_valid}
         if vectors.null_count or lengths - {source.dimensions}:
             raise IndexFileError(
                 f"{source.path}: {column!r} needs {source.dimensions} numbers in every row"

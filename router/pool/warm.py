@@ -1,4 +1,4 @@
-"""Compiled code is there before the first client is: every kernel runs once."""
+"""Compilation of all search kernels before the first search."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from ppd.errors import IndexFileError
 
 
 def compile_for(target: Target, backend: Backend) -> None:
-    """Searches along the graph, if there is one, and one row by row, to their ends.
+    """Run one search of each kind, which compiles its kernels.
+
+    The kinds are a scan of rows and, if the target has a graph, a graph search of each width.
 
     Raises:
-        IndexFileError: there is no room for it on the card.
+        IndexFileError: the GPU has not enough memory.
     """
     space = target.snapshot.space
     query = space.queries(np.zeros((1, space.dimensions), np.float32))
     scheduler = Scheduler(Bounds(), Controls(), lambda: 1e-6)
     engine = Engine(scheduler, Pace(), lambda: 0.0, StepShape(), backend, max(backend.widths))
-    nowhere = np.empty(0, np.int32)
-    kinds: list[tuple[int, NDArray[np.int32] | None]] = [(1, nowhere)]
+    no_rows = np.empty(0, np.int32)
+    kinds: list[tuple[int, NDArray[np.int32] | None]] = [(1, no_rows)]
     if target.snapshot.has_graph:
         kinds += [(width, None) for width in backend.widths]
     for itopk, among in kinds:

@@ -1,7 +1,6 @@
-"""Threads that run engines, one for each core, over one scheduler.
+"""The threads that run search engines, one for each core, with one scheduler.
 
-Searches come in from any thread; what was found goes out through a callback, in the thread that
-found it.
+Any thread may submit searches. Results are passed to a callback in the engine's thread.
 """
 
 from __future__ import annotations
@@ -22,11 +21,17 @@ Clock = Callable[[], float]
 
 
 class Workers:
-    """
+    """The engines' threads.
+
     Args:
-        deliver: called with searches that have ended.
-        failed: called once, if an engine breaks; nothing is searched any more then.
-        clock: seconds, that of deadlines.
+        count: of threads.
+        scheduler: that the searches wait in.
+        pace: estimate of the time of an expansion, updated by the engines.
+        shape: capacity of one step.
+        backend: that the engines search with.
+        clock: in seconds, the one of deadlines.
+        deliver: is called with searches that have ended.
+        failed: is called once if an engine raises. All engines stop then.
     """
 
     def __init__(
@@ -57,11 +62,12 @@ class Workers:
         ]
 
     def start(self) -> None:
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Searches that run are not finished."""
+        """Stop the threads; running searches do not end."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -70,24 +76,26 @@ class Workers:
                 thread.join()
 
     def submit(self, searches: list[Search]) -> None:
-        """All of them, or none.
+        """Queue all of the searches, or none.
 
         Raises:
-            Overloaded: as many wait as may.
+            Overloaded: too many searches wait.
         """
         with self._changed:
             self._scheduler.offer_all(searches)
             self._changed.notify(len(searches))
 
     def set_controls(self, controls: Controls) -> None:
+        """Replace the scheduler's settings."""
         with self._changed:
             self._scheduler.controls = controls
 
     def running(self) -> int:
-        """Searches that have begun; a moment ago."""
+        """Return the approximate number of searches that have begun."""
         return sum(self._running)
 
     def waiting(self, stage: Stage) -> int:
+        """Return the number of searches of a stage that have not begun."""
         with self._changed:
             return self._scheduler.waiting(stage)
 
@@ -95,16 +103,16 @@ class Workers:
         if self._cores is not None:
             process.stay_on(self._cores[number])
         try:
-            while self._turn(number, engine):
+            while self._step(number, engine):
                 pass
-        except Exception as error:  # noqa: BLE001 - a thread ends here: it is told, not lost
+        except Exception as error:  # noqa: BLE001 - the end of a thread: reported by the callback
             _log.exception("an engine broke")
             with self._changed:
                 self._stopping = True
                 self._changed.notify_all()
             self._failed(error)
 
-    def _turn(self, number: int, engine: Engine) -> bool:
+    def _step(self, number: int, engine: Engine) -> bool:
         with self._changed:
             while not (self._stopping or engine.running or self._scheduler.all_waiting()):
                 self._changed.wait()

@@ -1,1 +1,1 @@
-"""The router's processes: their parts, ports, start, reload and stop."""
+"""The router's processes: their components, ports, start, reload and stop."""

@@ -1,4 +1,4 @@
-"""``--check-config``: everything that a start would stumble over, but for the workers."""
+"""``--check-config``: every problem that a start would detect, except those of workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .listening import tls_of
 
 
 def check_everything(config: RouterConfig) -> None:
-    """
+    """Check a configuration and the files that it names.
+
     Raises:
-        ConfigError: listing all that is wrong.
+        ConfigError: listing everything that is wrong.
     """
     wrong: list[str] = []
-    for one in _checks(config):
+    for check in _checks(config):
         try:
-            one()
+            check()
         except PpdError as error:
             wrong.append(str(error))
     if wrong:
@@ -55,8 +56,8 @@ def _require_writable(log: Path) -> None:
 
 def _require(module: str, option: str, extra: str) -> None:
     try:
-        there = find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
-        there = False
-    if not there:
+        installed = find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package is missing
+        installed = False
+    if not installed:
         raise ConfigError(f"{option} needs more packages: pip install 'sglang-ppd[{extra}]'")

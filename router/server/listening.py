@@ -1,4 +1,4 @@
-"""Addresses that are listened on, and what is served there."""
+"""Listening sockets, their TLS, and the servers on them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from ..wire.reading import Limits
 from ..wire.request import Request
 from ..wire.server import WireServer
 
-# The first one; those that vouch for it may follow.
+# The first one; intermediate certificates may follow.
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Takes the address; nobody can connect before it is served.
+    """Return a socket that is bound to an address but does not accept connections yet.
 
     Args:
-        shared: with other processes.
+        host: of the address.
+        port: of the address; 0: any free one.
+        shared: other processes may bind the address too.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, or asyncio does not switch Nagle's algorithm off on what is accepted.
+    # With the protocol named, asyncio disables Nagle's algorithm on accepted connections.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,20 +50,23 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def local(host: str) -> str:
-    """Where to reach, from this machine, what listens on ``host``."""
+    """Return the host part of a URL by which this machine reaches a listener on ``host``."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{here}]" if ":" in here else here
 
 
 def url_of(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
+    """Return the base URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     return f"{'https' if tls else 'http'}://{name}:{port}"
 
 
 def tls_of(config: RouterConfig) -> ssl.SSLContext | None:
-    """Raises:
-    ConfigError: the files hold no certificate and its key.
+    """Return the server's TLS context; None if the configuration has no certificate.
+
+    Raises:
+        ConfigError: the files hold no certificate and its key.
     """
     if not config.tls_certificate:
         return None
@@ -72,22 +77,24 @@ def tls_of(config: RouterConfig) -> ssl.SSLContext | None:
 
 
 def load(tls: ssl.SSLContext, config: RouterConfig) -> None:
-    """For connections to come.
+    """Load the certificate and its key, for new connections.
 
     Raises:
         ConfigError: the files hold no certificate and its key.
     """
     try:
         tls.load_cert_chain(config.tls_certificate, config.tls_key)
-    except OSError as error:  # of files, and ssl.SSLError of what they hold
+    except OSError as error:  # including ssl.SSLError
         raise ConfigError(
             f"tls_certificate {config.tls_certificate}, tls_key {config.tls_key}: {error}"
         ) from error
 
 
-def trusting(config: RouterConfig) -> ssl.SSLContext | None:
-    """For processes on the port, which ask each other by address: their certificate is trusted,
-    whatever name it is for, and nothing else.
+def peer_tls(config: RouterConfig) -> ssl.SSLContext | None:
+    """Return the TLS context for requests to peers; None if the configuration has no certificate.
+
+    The processes on the port connect by address. So only the router's own certificate is trusted,
+    whatever host name it has.
 
     Raises:
         ConfigError: the file holds no certificate.
@@ -97,15 +104,19 @@ def trusting(config: RouterConfig) -> ssl.SSLContext | None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname = False
     tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    trust(tls, config)
+    trust_certificate(tls, config)
     return tls
 
 
-def trust(tls: ssl.SSLContext, config: RouterConfig) -> None:
-    """As ``trusting``, from now on."""
+def trust_certificate(tls: ssl.SSLContext, config: RouterConfig) -> None:
+    """Trust the configuration's certificate, for new connections to peers.
+
+    Raises:
+        ConfigError: the file holds no certificate.
+    """
     try:
-        held = _CERTIFICATE.search(Path(config.tls_certificate).read_text())
-        tls.load_verify_locations(cadata=held[0] if held else "")
+        found = _CERTIFICATE.search(Path(config.tls_certificate).read_text())
+        tls.load_verify_locations(cadata=found[0] if found else "")
     except (OSError, ValueError) as error:
         raise ConfigError(f"tls_certificate {config.tls_certificate}: {error}") from error
 
@@ -118,9 +129,14 @@ async def serving(
     front: Front | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """
+    """Serve on a bound socket while the context is open.
+
     Args:
-        front: serves the token path; None: ``app`` answers there too.
+        app: serves all other paths.
+        listener: the bound socket.
+        config: with limits and times.
+        front: serves the token path; None: ``app`` does.
+        tls: for https; None: http.
     """
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=config.shutdown_grace_s
@@ -129,10 +145,10 @@ async def serving(
     assert runner.server is not None
     server = WireServer(
         paths=() if front is None else PATHS,
-        handler=nobody if front is None else front.serve,
-        elsewhere=runner.server,
+        handler=_no_handler if front is None else front.serve,
+        fallback=runner.server,
         refuse=refuse if front is None else front.refuse,
-        screen=passed if front is None else front.screen,
+        screen=_accept if front is None else front.screen,
         limits=Limits(
             head_bytes=config.max_head_bytes,
             body_bytes=config.max_body_bytes,
@@ -153,9 +169,9 @@ async def serving(
         await runner.cleanup()
 
 
-def passed(path: str, headers: Mapping[str, str]) -> None:
-    """Nobody is kept from anything."""
+def _accept(path: str, headers: Mapping[str, str]) -> None:
+    """Refuse no large body."""
 
 
-async def nobody(request: Request) -> None:
+async def _no_handler(request: Request) -> None:
     raise AssertionError("no path is served here")

@@ -1,4 +1,4 @@
-"""The router's parts, put together around its workers."""
+"""Construction of a router's components."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ppd.sessions import SessionIndex
 
 from ..admin.admin import Admin
 from ..admin.operations import Operations
-from ..admin.peer_state import Changes, PeerLoads
+from ..admin.peer_state import PeerLoads, WorkerChanges
 from ..answer_cache.cache import AnswerCache
 from ..answer_cache.store import AnswerStore
 from ..apis.front import Front
@@ -57,13 +57,25 @@ from .reload import Reloader
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What clients and operators talk to."""
+    """The components that the server uses.
+
+    Attributes:
+        front: serves the token path.
+        admin: operators' read access.
+        operations: operators' changes of workers.
+        passthrough: requests that a worker serves unchanged.
+        stored_responses: of the Responses API.
+        reloader: applies a changed configuration.
+        retriever: None without retrieval, as are the next two without their options.
+        feedback: reports to the pool.
+        answers: the answer cache.
+    """
 
     front: Front
     admin: Admin
     operations: Operations
     passthrough: Passthrough
-    kept: StoredResponses
+    stored_responses: StoredResponses
     reloader: Reloader
     retriever: Retriever | None
     feedback: Feedback | None
@@ -82,13 +94,23 @@ def make_parts(
     client: aiohttp.ClientSession,
     control: aiohttp.ClientSession,
     peers: Peers | None,
-    changes: Changes,
+    changes: WorkerChanges,
 ) -> Parts:
-    """
+    """Return the components of a router process.
+
     Args:
-        changes: of operators, before this process was started.
-        client: for what is passed on to a worker as it comes.
-        control: with short timeouts.
+        config: of this process.
+        policy: that decides.
+        table: the policy's decision table, if any.
+        pool: the workers.
+        journal: of decisions.
+        upstreams: connections to workers, of the token path.
+        secrets: of the configuration.
+        tracing: None: no spans.
+        client: for requests that a worker serves unchanged, and for the pool.
+        control: with short timeouts, for handshakes, probes and peers.
+        peers: the other processes on the port, if any.
+        changes: of workers, by operators, before this process was started.
     """
     clock = time.monotonic
     metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
@@ -143,7 +165,7 @@ def make_parts(
         backlog=backlog,
         forecast=forecast,
         admission=admission,
-        others=PeerLoads(control, peers),
+        peer_loads=PeerLoads(control, peers),
         journal=journal,
         metrics=metrics,
         token=secrets.admin_token,
@@ -159,32 +181,42 @@ def make_parts(
         admin=admin,
         journal=journal,
     )
-    counted = RequestMeter(turns.charge, turns.undecided)
-    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys, counted)
+    meter = RequestMeter(turns.charge, turns.undecided)
+    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys, meter)
     store = ResponseStore(config.responses_max_bytes, config.session_ttl_s, clock)
-    kept = StoredResponses(store, control, peers, lambda: turns.keys, counted)
+    stored_responses = StoredResponses(store, control, peers, lambda: turns.keys, meter)
     retriever = retrieval = feedback = None
     if config.retrieval is not None:
         retriever = _retriever(config.retrieval, client)
-        # Questions of all tenants are in it.
+        # The collection has questions of all tenants.
         private = frozenset({config.answer_cache.collection} if config.answer_cache else ())
         retrieval, feedback = _retrieval(
             config.retrieval, retriever, turns, client, metrics, private, pool
         )
     answers = None
-    if (cached := config.answer_cache) is not None:
+    if (cache := config.answer_cache) is not None:
         answers = AnswerCache(
-            config=cached,
-            store=AnswerStore(cached.url, cached.collection, client),
+            config=cache,
+            store=AnswerStore(cache.url, cache.collection, client),
             handler=turns,
             registry=metrics.registry,
             wall_clock=time.time,
             clock=clock,
         )
-    front = Front(turns, kept, retrieval, answers, secrets.admin_token, config.max_body_bytes)
+    front = Front(
+        turns, stored_responses, retrieval, answers, secrets.admin_token, config.max_body_bytes
+    )
     operations = Operations(pool, config.all_roles, changes)
     return Parts(
-        front, admin, operations, passthrough, kept, reloader, retriever, feedback, answers
+        front,
+        admin,
+        operations,
+        passthrough,
+        stored_responses,
+        reloader,
+        retriever,
+        feedback,
+        answers,
     )
 
 
@@ -197,7 +229,7 @@ def _retrieval(
     private: frozenset[str],
     pool: WorkerRegistry,
 ) -> tuple[RetrievalStage, Feedback | None]:
-    counted = RetrievalMetrics(metrics.registry)
+    retrieval_metrics = RetrievalMetrics(metrics.registry)
     marks = lru_cache(maxsize=1)(Marks)
     stage = RetrievalStage(
         handler=turns,
@@ -205,7 +237,7 @@ def _retrieval(
         retriever=retriever,
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
         marks=lambda: marks(pool.special_tokens),
-        metrics=counted,
+        metrics=retrieval_metrics,
         private=private,
         clock=time.monotonic,
     )
@@ -214,7 +246,7 @@ def _retrieval(
         return stage, None
 
     def totals() -> Totals:
-        return Totals(metrics.bytes_sent.get() or 0, metrics.decode_s, counted.stalled_s)
+        return Totals(metrics.bytes_sent.get() or 0, metrics.decode_s, retrieval_metrics.stalled_s)
 
     feedback = Feedback(
         url=config.url,
@@ -228,12 +260,14 @@ def _retrieval(
 
 
 def _retriever(config: RetrievalConfig, client: aiohttp.ClientSession) -> Retriever:
-    """Raises:
-    WorkerError: the vector database cannot be used.
+    """Return the retriever of the configuration.
+
+    Raises:
+        WorkerError: the vector database cannot be used.
     """
     if config.milvus is None:
         return PoolRetriever(config.url, client)
-    its = config.milvus
-    token = its.token or os.environ.get("PPD_MILVUS_TOKEN", "")
-    embedder = Embedder(its.embeddings_url, its.embeddings_model, client)
-    return MilvusRetriever(milvus.connect(its.uri, token), embedder, its.text_field)
+    database = config.milvus
+    token = database.token or os.environ.get("PPD_MILVUS_TOKEN", "")
+    embedder = Embedder(database.embeddings_url, database.embeddings_model, client)
+    return MilvusRetriever(milvus.connect(database.uri, token), embedder, database.text_field)

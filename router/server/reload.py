@@ -1,6 +1,6 @@
-"""Taking up a changed configuration while requests are served.
+"""Reload of a changed configuration while requests are served.
 
-What a socket, a connection or a worker has been set up with stays as it is until a restart.
+Options that sockets, connections or workers were created with change only by a restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..intake.objectives import Objectives
 from ..observability.journal import Journal, opened_by
 from ..serving.handler import RequestHandler
 from ..workers.registry import WorkerRegistry
-from .listening import tls_of, trust
+from .listening import tls_of, trust_certificate
 
 logger = logging.getLogger("ppd.router")
 
@@ -34,11 +34,12 @@ RELOADABLE = (*_POLICY, *_TENANTS, *_TLS, "admission", "resume_streams")
 
 @dataclass(slots=True)
 class Reloader:
-    """
+    """Applies a changed configuration to the router's components.
+
     Attributes:
-        config: as it is in force.
-        tls: of connections to come; None: there is none, and will be none.
-        trusted: what other processes on the port are known by, where they speak https.
+        config: the one in force.
+        tls: for new connections of clients; None: http, until a restart.
+        trusted: for requests to peers by https; None: http.
     """
 
     config: RouterConfig
@@ -53,7 +54,7 @@ class Reloader:
     trusted: ssl.SSLContext | None = None
 
     def reload(self, read: Callable[[], RouterConfig]) -> None:
-        """All of what ``read`` gives, or, if anything is wrong with it, nothing."""
+        """Apply the configuration that ``read`` returns, or nothing of it if it has a fault."""
         try:
             new = read()
             new.check()
@@ -70,9 +71,9 @@ class Reloader:
         if (tls_of(new) is None) is not (self.tls is None):
             raise PpdError("tls_certificate: with TLS or without is for a restart")
         policy, table = make_policy(new, self.pool.models, self.pool.shape)
-        known = self.admin.table
+        current = self.admin.table
         if any(name in _POLICY for name in names) or (table and table.digest) != (
-            known and known.digest
+            current and current.digest
         ):
             self.journal.opened(opened_by(new, table))
             self.planner.replace_policy(policy, since=self.journal.next_number())
@@ -82,12 +83,12 @@ class Reloader:
         self.turns.rates.reload(new.rate, new.tenants, named=keys.closed)
         self.admission.limits = new.admission
         self.admission.look()
-        if self.tls is not None:  # the files may be others under the same names
+        if self.tls is not None:  # the files may have new content
             self.tls.load_cert_chain(new.tls_certificate, new.tls_key)
         if self.trusted is not None:
-            trust(self.trusted, new)
+            trust_certificate(self.trusted, new)
         self.config = new
-        taken = [name for name in names if name in RELOADABLE]
-        logger.info("configuration reloaded: %s", ", ".join(taken) or "nothing in it has changed")
+        applied = [name for name in names if name in RELOADABLE]
+        logger.info("configuration reloaded: %s", ", ".join(applied) or "nothing in it has changed")
         if later:
             logger.warning("only a restart takes up: %s", ", ".join(later))

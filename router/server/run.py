@@ -1,7 +1,7 @@
-"""The router from start to stop.
+"""The life of a router process, from start to stop.
 
-The token path has a server of its own (``router.wire``); all else that is asked on the same
-address is answered by an aiohttp application.
+``router.wire`` serves the token path. An aiohttp application serves all other paths on the same
+address.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from ppd.decision import Policy
 from ppd.errors import WorkerError
 
 from ..admin.admin import Admin
-from ..admin.app import complete, lobby, public
-from ..admin.peer_state import take_over
-from ..apis import passthrough
-from ..apis import response_store as kept
+from ..admin.app import admin_app, public_app, startup_app
+from ..admin.peer_state import fetch_changes
+from ..apis import passthrough, response_store
 from ..config.options import RouterConfig, Secrets
 from ..config.tables import TableFile, make_policy
 from ..observability.journal import Journal, opened_by
@@ -46,10 +45,10 @@ logger = logging.getLogger("ppd.router")
 async def serve(
     config: RouterConfig, read: Callable[[], RouterConfig], peers: Peers | None = None
 ) -> None:
-    """Run until SIGTERM or SIGINT; arguments and what is raised are as of ``running``."""
+    """Run a router until SIGTERM or SIGINT; arguments and errors are those of ``running``."""
     stop = asyncio.Event()
     async with running(config, read=read, peers=peers) as url:
-        # Not before: a signal while workers are waited for ends the process at once.
+        # Until here a signal ends the process at once, also while it waits for workers.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         logger.info("sglang-ppd %s: policy %s, listening on %s", __version__, config.policy, url)
@@ -64,17 +63,18 @@ async def running(
     read: Callable[[], RouterConfig] | None = None,
     peers: Peers | None = None,
 ) -> AsyncIterator[str]:
-    """A router that serves while the context is open; gives its base URL.
+    """Run a router while the context is open, and yield its base URL.
 
     Args:
-        policy: in place of the one that ``config`` names.
-        read: the configuration as it is now; on SIGHUP it is taken up.
-        siblings: the other processes on the port.
+        config: of this process.
+        policy: replaces the one that ``config`` names.
+        read: returns the present configuration, which SIGHUP applies; None: no reload.
+        peers: the other processes on the port, if any.
 
     Raises:
-        ConfigError: the options are wrong, or the address is taken.
-        TableError: the decision table is.
-        WorkerError: a worker does not answer, or is not what it was given as.
+        ConfigError: the options are wrong, or the address cannot be bound.
+        TableError: the decision table is wrong.
+        WorkerError: a worker does not respond, or has another role than configured.
     """
     config.check()
     secrets = Secrets.of(config)
@@ -83,16 +83,16 @@ async def running(
     async with AsyncExitStack() as stack:
         listener = bind(config.host, config.port, shared=config.processes > 1)
         stack.callback(listener.close)
-        inner = None
+        admin_listener = None
         if config.admin_port is not None:
-            inner = bind(config.operators_host, config.admin_port)
-            stack.callback(inner.close)
-            logger.info("operators and workers: %s", url_of(inner, tls))
+            admin_listener = bind(config.operators_host, config.admin_port)
+            stack.callback(admin_listener.close)
+            logger.info("operators and workers: %s", url_of(admin_listener, tls))
         sources = await open_sources(config)
         control = await stack.enter_async_context(
             _control(secrets.worker_api_key, config.control_timeout_s)
         )
-        changes = await take_over(control, peers)
+        changes = await fetch_changes(control, peers)
         pool = await connect(
             control,
             {role: changes.urls(role, getattr(config, role)) for role in Role},
@@ -111,16 +111,20 @@ async def running(
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
-            membership.warn_if_local_only(config.host if inner is None else config.operators_host)
+            membership.warn_if_local_only(
+                config.host if admin_listener is None else config.operators_host
+            )
         if sources:
             reconciler = Reconciler(pool, config.discovery_interval_s)
-            await stack.enter_async_context(owned(reconciler.run(sources)))
+            await stack.enter_async_context(background_task(reconciler.run(sources)))
         if sources or membership is not None:
             async with AsyncExitStack() as waiting:
-                if inner is not None:
-                    app = lobby(membership)
-                    await waiting.enter_async_context(serving(app, inner.dup(), config, tls=tls))
-                app = lobby(membership if inner is None else None)
+                if admin_listener is not None:
+                    app = startup_app(membership)
+                    await waiting.enter_async_context(
+                        serving(app, admin_listener.dup(), config, tls=tls)
+                    )
+                app = startup_app(membership if admin_listener is None else None)
                 await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
                 await first_of_each(pool, config.roles)
         if not pool.workers:
@@ -130,12 +134,14 @@ async def running(
             policy, table = make_policy(config, pool.models, pool.shape)
         journal = Journal(config.decision_log, opened_by(config, table))
         stack.callback(journal.close)
-        await stack.enter_async_context(owned(pool.probe_forever(config.probe_interval_s)))
+        await stack.enter_async_context(
+            background_task(pool.probe_forever(config.probe_interval_s))
+        )
         upstreams = Upstreams(
             connect_s=config.connect_timeout_s,
             answer_s=config.answer_timeout_s,
-            silence_s=config.idle_timeout_s,
-            keep_s=config.worker_idle_timeout_s,
+            idle_s=config.idle_timeout_s,
+            reuse_s=config.worker_idle_timeout_s,
         )
         stack.push_async_callback(upstreams.close)
         tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
@@ -162,31 +168,31 @@ async def running(
         if config.kv_events:
             await stack.enter_async_context(kv_event_subscriptions(pool, parts.admin.metrics))
         if membership is not None:
-            await stack.enter_async_context(owned(membership.watch_forever()))
+            await stack.enter_async_context(background_task(membership.watch_forever()))
         if parts.retriever is not None:
             stack.push_async_callback(parts.retriever.close)
         if parts.feedback is not None:
-            await stack.enter_async_context(owned(parts.feedback.run_forever()))
+            await stack.enter_async_context(background_task(parts.feedback.run_forever()))
         if parts.answers is not None:
-            await stack.enter_async_context(owned(parts.answers.run_forever()))
+            await stack.enter_async_context(background_task(parts.answers.run_forever()))
         limit = config.max_body_bytes
-        app = complete(
+        app = admin_app(
             pool,
             parts.admin,
             parts.operations,
             parts.passthrough,
-            parts.kept,
+            parts.stored_responses,
             membership,
             secrets.admin_token,
             peers,
             limit,
         )
         if peers is not None:
-            untold = (*passthrough.PASSED_ON, kept.BY_NAME, kept.PEER_PATH)
-            app.middlewares.append(forwarding_to_peers(control, peers, untold))
-        if inner is not None:
-            await stack.enter_async_context(serving(app, inner, config, tls=tls))
-            app = public(pool, parts.admin, parts.passthrough, parts.kept, limit)
+            local_paths = (*passthrough.PASSED_ON, response_store.BY_NAME, response_store.PEER_PATH)
+            app.middlewares.append(forwarding_to_peers(control, peers, local_paths))
+        if admin_listener is not None:
+            await stack.enter_async_context(serving(app, admin_listener, config, tls=tls))
+            app = public_app(pool, parts.admin, parts.passthrough, parts.stored_responses, limit)
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         parts.reloader.tls = tls
         parts.reloader.trusted = None if peers is None else peers.tls
@@ -194,18 +200,18 @@ async def running(
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-        stack.push_async_callback(_take_leave, parts.admin, config.shutdown_delay_s)
+        stack.push_async_callback(_announce_stop, parts.admin, config.shutdown_delay_s)
         yield url_of(listener, tls)
 
 
-async def _take_leave(admin: Admin, delay_s: float) -> None:
-    """Still serving: load balancers shall see it, and send nothing more."""
+async def _announce_stop(admin: Admin, delay_s: float) -> None:
+    """Fail the health check while requests are still served: load balancers need the time."""
     admin.stopping = True
     await asyncio.sleep(delay_s)
 
 
 def _control(api_key: str, timeout_s: float) -> aiohttp.ClientSession:
-    """For handshakes and probes."""
+    """Return the client session for handshakes, probes and peers."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(force_close=True),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -214,10 +220,10 @@ def _control(api_key: str, timeout_s: float) -> aiohttp.ClientSession:
 
 
 @asynccontextmanager
-async def owned(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """``work`` goes on while the context is open."""
+async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` as a task while the context is open."""
     task = asyncio.create_task(work)
-    task.add_done_callback(_tell_of_bug)
+    task.add_done_callback(_log_bug)
     try:
         yield
     finally:
@@ -225,6 +231,6 @@ async def owned(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _tell_of_bug(task: asyncio.Task[None]) -> None:
+def _log_bug(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("a bug of ours: %s has ended", task.get_coro(), exc_info=error)

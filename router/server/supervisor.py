@@ -1,8 +1,7 @@
-"""Several router processes on one port: started, kept running, stopped.
+"""The supervisor of several router processes on one port.
 
-The kernel spreads connections over them. Each has sessions of its own and serves its operators on
-a port of its own; what operators and workers tell one of them it passes on to the others
-(``peers.py``).
+The kernel distributes connections over the processes. Each has its own sessions and its own admin
+port. A process forwards changes by operators and workers to the others (``peers.py``).
 """
 
 from __future__ import annotations
@@ -29,16 +28,19 @@ logger = logging.getLogger("ppd.router")
 
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-CANNOT_START = 3  # the exit status of one that told why
-_TRIAL_S = 10.0  # and the startup timeout: who cannot start until then never could
-_AGAIN_S = 1.0  # after which one that died is started again
+CANNOT_START = 3  # exit status of a process that printed why
+_TRIAL_S = 10.0  # after the startup timeout; a failed start within it stops all processes
+_RESTART_S = 1.0  # pause before a process that ended is restarted
 
 
 def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> RouterConfig:
-    """What one of ``count`` processes is to do: limits are for all of them together.
+    """Return the configuration of one of ``count`` processes, with its share of each limit.
 
     Args:
-        first_port: for operators; as it was at start, as ``count``: neither can be reloaded.
+        config: of all processes together.
+        index: number of the process.
+        count: of processes at the start; a reload does not change it.
+        first_port: the first admin port at the start; a reload does not change it.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -50,7 +52,7 @@ def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> R
         admin_port=first_port + index,
         processes=count,
         rate=_shared(config.rate, count),
-        tenants={name: _tenant(one, count) for name, one in config.tenants.items()},
+        tenants={name: _tenant(tenant, count) for name, tenant in config.tenants.items()},
         admission=msgspec.structs.replace(
             admission,
             max_in_flight=math.ceil(admission.max_in_flight / count),
@@ -73,9 +75,11 @@ def _tenant(tenant: Tenant, count: int) -> Tenant:
 
 
 class Supervisor:
-    """
+    """Starts, restarts and stops the processes.
+
     Args:
-        run: what one process does; told which one it is, and the port.
+        config: of all processes together.
+        run: runs one process, given its number and the shared port.
     """
 
     def __init__(self, config: RouterConfig, run: Callable[[int, int], None]) -> None:
@@ -85,18 +89,18 @@ class Supervisor:
         self._stopping = False
 
     def supervise(self) -> int:
-        """Run until SIGTERM or SIGINT. Gives the exit status.
+        """Run until SIGTERM or SIGINT, and return the exit status.
 
         Raises:
-            ConfigError: the address cannot be had.
+            ConfigError: the address cannot be bound.
         """
-        held = bind(self._config.host, self._config.port, shared=True)  # but not listened on
-        port = held.getsockname()[1]
+        reserved = bind(self._config.host, self._config.port, shared=True)  # never listens
+        port = reserved.getsockname()[1]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        signal.signal(signal.SIGHUP, self._pass_on)
+        signal.signal(signal.SIGHUP, self._forward)
         for index in range(self._config.processes):
-            self._start(index, port, held)
+            self._start(index, port, reserved)
         status = 0
         trial_ends_s = time.monotonic() + self._config.startup_timeout_s + _TRIAL_S
         while self._children:
@@ -108,14 +112,18 @@ class Supervisor:
                 status = status or ended
                 continue
             logger.error("router process %d ended with %d: started again", index, ended)
-            time.sleep(_AGAIN_S)  # one that cannot run shall not be started without pause
+            time.sleep(
+                _RESTART_S
+            )  # a process that always fails must not be restarted without a pause
             if not self._stopping:
-                self._start(index, port, held)
+                self._start(index, port, reserved)
         return status
 
-    def _start(self, index: int, port: int, held: socket.socket) -> None:
+    def _start(self, index: int, port: int, reserved: socket.socket) -> None:
         parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they shall find the child in its place
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, _SIGNALS
+        )  # no signal may arrive before the child is registered
         pid = os.fork()
         if pid:
             self._children[pid] = index
@@ -127,7 +135,7 @@ class Supervisor:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            held.close()
+            reserved.close()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(0)
@@ -136,16 +144,16 @@ class Supervisor:
         except SystemExit as ending:
             print(ending.code, file=sys.stderr)
             status = CANNOT_START
-        except BaseException:  # noqa: BLE001 - nothing may go on as a second parent
+        except BaseException:  # noqa: BLE001 - the child must not continue as a second supervisor
             traceback.print_exc()
         finally:
             os._exit(status)
 
     def _stop(self, number: int, _frame: object) -> None:
         self._stopping = True
-        self._pass_on(signal.SIGTERM, None)
+        self._forward(signal.SIGTERM, None)
 
-    def _pass_on(self, number: int, _frame: object) -> None:
+    def _forward(self, number: int, _frame: object) -> None:
         for pid in self._children:
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # the process has just ended
                 os.kill(pid, number)

@@ -1,1 +1,1 @@
-"""One request served: decided, sent to its workers, its answer passed on, learned from."""
+"""Serving: one request parsed, admitted, planned, sent, relayed, recorded."""

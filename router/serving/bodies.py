@@ -23,6 +23,8 @@ def body_of(inbound: Inbound, plan: Plan, session: int, new_room: Callable[[], i
     """The body of all legs of a plan.
 
     Args:
+        inbound: the client's request.
+        plan: where it is sent.
         session: the number of the conversation.
         new_room: gives a random bootstrap room below 2**63.
     """

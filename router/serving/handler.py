@@ -138,6 +138,7 @@ class RequestHandler:
         """Answer one request, whatever it is and whatever becomes of it.
 
         Args:
+            request: the client's, or an internal one.
             hook: completes its body and observes its stream; for requests of one sample.
         """
         arrived_s = self._clock()  # not before: how fast a client sends is not ours

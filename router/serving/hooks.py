@@ -81,6 +81,8 @@ async def complete_while_waiting(
     """Complete a body while the request waits for admission; it is admitted when this returns.
 
     Args:
+        hook: of the request.
+        estimate: of its latency.
         entering: ends when the request is admitted.
         leave: undoes an admission.
     """

@@ -1,4 +1,4 @@
-"""What the router learns from a finished request: where its conversation is, what was true."""
+"""Records requests: session index, forecast, metrics, decision log, log."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ppd.outcome import Outcome
 from ppd.planning import Planner
 from ppd.sessions import Hit, SessionIndex, Turn
 
-from ..observability.counting import Observed
+from ..observability.counting import HistogramChild
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics, turn_label
 from ..workers.sglang import Usage
 from ..workers.worker import Worker
 from .context import RequestContext
 
-_MAX_WAITING = 0.1  # for the client, of the time of decoding, for a turn to be worth observing
+_MAX_WAITING = 0.1  # share of decoding in which the client was waited for; above, TPOT is not used
 
-# Local, but not because of what a worker was expected to hold.
+# Local, but not because a worker was expected to hold the prefix.
 _UNPREDICTED = (Reason.NO_PREFILL, Reason.APPENDED)
 
 logger = logging.getLogger("ppd.router.turns")
 
 
 class Ledger:
-    """Writes the session index, the metrics and the log.
+    """Records what became of requests.
 
     Args:
         clock: seconds, monotonic.
@@ -78,7 +78,7 @@ class Ledger:
             self._metrics.e2e.of(*_kind(context)).observe(self._clock() - context.arrived_s)
         self._metrics.finished.add(context.inbound.endpoint, outcome)
 
-    def itl(self, context: RequestContext) -> Observed:
+    def itl(self, context: RequestContext) -> HistogramChild:
         """The histogram for the times between the parts of a stream."""
         return self._metrics.itl.of(*_kind(context))
 
@@ -104,7 +104,7 @@ class Ledger:
         )
 
     def learn(self, context: RequestContext, home: Worker, usage: Usage | None) -> None:
-        """Remember where the conversation now is, and compare prediction and truth."""
+        """Record where the conversation now is, and compare prediction and usage."""
         chain = context.inbound.chain
         context.usage = usage
         if usage is None or chain is None:
@@ -143,10 +143,10 @@ class Ledger:
             self._metrics.bytes_sent.add(more=(usage.prompt_tokens - held) * token_bytes)
 
     def _observe(self, context: RequestContext, usage: Usage, now_s: float) -> None:
-        """Tell the policy, and the decision log, what the turn took.
+        """Give the policy and the decision log what the turn took.
 
-        Of an answer that did not stream, came on another route than decided or had to wait for
-        its client the policy learns nothing.
+        The policy gets nothing of an answer that did not stream, came on another route than
+        decided, or waited for its client.
         """
         assert context.ttft_s is not None
         ttft_ms = 1e3 * context.ttft_s
@@ -240,7 +240,7 @@ def _loses_replies(context: RequestContext, home: Worker, usage: Usage) -> bool:
         hit.turn.prompt_tokens + hit.turn.completion_tokens // 2, seen.page_size
     )
     evicted = seen.evicted_tokens or usage.cached_tokens < seen.min_cached_tokens
-    if evicted:  # that says nothing of replies
+    if evicted:  # which is no evidence about replies
         return hit.turn.loses_replies
     return usage.cached_tokens < least
 
@@ -257,7 +257,7 @@ def _log(context: RequestContext, turn: Turn, usage: Usage) -> None:
         "ttft_ms": 1e3 * (context.ttft_s or 0.0),
     }
     seen = context.decision.assessment
-    if seen is not None:  # what the table said
+    if seen is not None:  # costs of the table
         fields |= {
             "cell": seen.cell,
             "ttft_saved": seen.score.ttft_saved,

@@ -130,9 +130,10 @@ class Leg:
             self.worker.in_flight -= 1
             self.worker.streams -= self._streams is True
 
-    # -- wire.client.Reader -------------------------------------------------------------
+    # -- wire.client.ResponseListener ---------------------------------------------------
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the head of the response."""
         self._status = status
         self._retry_after = headers.get("retry-after", "")
         self._content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -140,6 +141,7 @@ class Leg:
             self._cutter = EventCutter()
 
     def body(self, data: bytes) -> None:
+        """Take a part of the body."""
         if self._cutter is None:
             self._body.append(data)
         elif block := self._cutter.feed(data):
@@ -151,6 +153,7 @@ class Leg:
                 self._late.append(block)
 
     def ended(self) -> None:
+        """Take the end of the response."""
         self._leave()
         if self._streams is not None:
             self._over(None)
@@ -163,6 +166,7 @@ class Leg:
             self._fail(EngineError(message, status=502))
 
     def failed(self, error: Exception) -> None:
+        """Take an error of the connection."""
         self._leave()
         if self._streams is None:
             self._unanswered(error)

@@ -21,7 +21,7 @@ from ppd.attempts import (
 from ppd.errors import PpdError
 from ppd.outcome import Outcome
 
-from ..answers import LAST_WORDS, ErrorAnswer
+from ..answers import STOPPING_ANSWER, ErrorAnswer
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.sglang import usage_of_generate, usage_of_openai
 from .context import RequestContext
@@ -166,7 +166,7 @@ class StreamRelay:
         if self._stopped or self._tail.done or self._context.attempts.outcome is not None:
             return
         self._stopped = True
-        self._request.write(DONE if self._tail.failed else LAST_WORDS.event + DONE)
+        self._request.write(DONE if self._tail.failed else STOPPING_ANSWER.event + DONE)
         self._context.deliver(Stopping())
 
     # -- a stream that is continued ---------------------------------------------------------
@@ -220,7 +220,7 @@ class StreamRelay:
             self._request.end()
 
     def close(self) -> None:
-        """Stop observing a stream that nobody waits for."""
+        """Stop observing a stream whose client is gone."""
         self._cancel_priming()
         if self._observer is not None:
             self._observer.close()

@@ -1,8 +1,8 @@
-"""Going on with a stream whose worker was lost, or that shall read something in its midst.
+"""Continues a stream: on another worker when its own was lost, or behind a retrieved passage.
 
-What the client has been sent is prefilled behind the prompt as the beginning of the reply, and
-the new stream is passed on as if it were the rest of the old one. Only where that gives the same
-kind of reply: one choice, of text, that no grammar shapes.
+What the client was sent is prefilled behind the prompt as the beginning of the reply, and the new
+stream is passed on as the rest of the old one. Only where that gives the same kind of reply: one
+choice, of text, that no grammar shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import orjson
 from ..intake.inbound import Endpoint, Inbound
 from .sse import parse_event, split_events
 
-# What an engine would have to know of the tokens so far, beside their text.
+# With these an engine needs more of the tokens so far than their text.
 _SHAPED = ("response_format", "regex", "ebnf", "json_schema", "tools", "echo", "suffix")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 # Of a request that is sent for its KV alone.
@@ -29,7 +29,7 @@ Insertion = tuple[
 
 
 class Resumption:
-    """What a client has been sent of one stream, and how it goes on."""
+    """What a client was sent of one stream, and the request for the rest."""
 
     def __init__(self, inbound: Inbound) -> None:
         self._inbound = inbound
@@ -41,7 +41,7 @@ class Resumption:
 
     @staticmethod
     def possible(inbound: Inbound) -> bool:
-        """Whether a stream of this request could go on elsewhere."""
+        """Whether a stream of this request could be continued."""
         fields = inbound.fields
         if not inbound.stream or any(fields.get(name) for name in _SHAPED):
             return False
@@ -50,55 +50,57 @@ class Resumption:
         return inbound.endpoint is Endpoint.CHAT and _continuable(fields["messages"][-1])
 
     def sent(self, block: bytes) -> None:
-        """The client has got it."""
+        """Keep what the client was sent."""
         self._blocks.append(block)
 
     @property
     def appended(self) -> tuple[Insertion, ...]:
-        """What the model has read in the midst of its reply, in order."""
+        """The passages that the model has read in its reply, in order."""
         return tuple(self._appended)
 
     def primer(self, more: str) -> tuple[Inbound, Insertion] | None:
-        """A request that has a worker prefill the reply so far and ``more`` behind it.
+        """The request that prefills the reply so far, and ``more`` behind it.
 
         Returns:
-            it, and ``more`` with its place; None where the reply could not go on behind it.
+            The request, and ``more`` with its place; None where the reply could not go on.
         """
-        said = self._said()
-        if said is None or self._rest_of(said[1]) is None:
+        so_far = self._so_far()
+        if so_far is None or self._rest_of(so_far[1]) is None:
             return None
-        aside = len(said[0]), more
+        insertion = len(so_far[0]), more
         fields = {k: v for k, v in self._inbound.fields.items() if k not in _UNWANTED}
         fields |= {"max_tokens": 1, "stream": False}
-        _append(self._inbound.endpoint, fields, with_appended(said[0], [*self._appended, aside]))
-        return self._asking(fields, stream=False), aside
+        _append(
+            self._inbound.endpoint, fields, with_appended(so_far[0], [*self._appended, insertion])
+        )
+        return self._asking(fields, stream=False), insertion
 
     def take_back(self) -> None:
-        """The model has not read the last of ``appended`` after all."""
+        """Drop the last passage: the model has not read it."""
         self._appended.pop()
 
-    def continued(self, aside: Insertion | None = None) -> Inbound | None:
+    def continued(self, insertion: Insertion | None = None) -> Inbound | None:
         """The request for the rest; None if there is none, or it would not be the same reply.
 
         Args:
-            aside: the model reads it too from now on, the client does not.
+            insertion: read by the model from now on, not by the client.
         """
-        said = self._said()
-        if said is None:
+        so_far = self._so_far()
+        if so_far is None:
             return None
-        text, tokens = said
+        text, tokens = so_far
         fields = self._rest_of(tokens)
         if fields is None:
             return None
         self._sent_tokens, self._begins = tokens, True
-        if aside is not None:
-            self._appended.append(aside)
+        if insertion is not None:
+            self._appended.append(insertion)
         if read := with_appended(text, self._appended):
             _append(self._inbound.endpoint, fields, read)
         return self._asking(fields, stream=True)
 
-    def _said(self) -> tuple[str, int] | None:
-        """Text and tokens so far; None if they cannot be put into a prompt, or are all.
+    def _so_far(self) -> tuple[str, int] | None:
+        """Text and tokens so far; None if they fit no prompt, or the reply is complete.
 
         Each chunk with text counts as one token, as SGLang sends them; where it has put several
         into one, limits on the reply are that much too long, and so is the prompt in its usage.

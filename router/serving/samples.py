@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ..answers import LAST_WORDS
+from ..answers import STOPPING_ANSWER
 from ..wire.request import Listener
 from .internal import InternalRequest, ServerRequest, chunks_of, parsed
 from .sse import DONE
@@ -21,8 +21,11 @@ _Serve = Callable[[ServerRequest], Coroutine[Any, Any, None]]
 
 
 async def serve_samples(request: ServerRequest, count: int, serve: _Serve) -> None:
-    """
+    """Serve a request for several replies as so many requests for one.
+
     Args:
+        request: the client's.
+        count: how many replies.
         serve: serves one of the requests.
     """
     fields = orjson.loads(request.body)
@@ -31,13 +34,13 @@ async def serve_samples(request: ServerRequest, count: int, serve: _Serve) -> No
     served: list[asyncio.Task[None]] = []
 
     def give_up(refused: int) -> None:
-        """One sample was refused, and so is the request: nobody waits for the others."""
+        """Cancel all samples but the one that was refused: so is the request."""
         for index, one in enumerate(served):
             if index != refused:
                 one.cancel()
 
     def give_up_silent() -> bool:
-        """The router stops: those that have begun tell it themselves. Whether there were others."""
+        """Cancel samples that have not begun, as the router stops; True if there were any."""
         silent = [
             task
             for task, sample in zip(served, merge.samples, strict=True)
@@ -59,8 +62,8 @@ class _Merge:
     """The answers of all samples, becoming one.
 
     Args:
-        give_up: the others, when the one of that index was refused.
-        give_up_silent: those that nobody has heard of yet.
+        give_up: cancels the others, when the sample of that index was refused.
+        give_up_silent: cancels those that have not begun; True if there were any.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class _Merge:
     ) -> None:
         self.give_up = give_up
         self._give_up_silent = give_up_silent
-        self._told_of_stop = False
+        self._stop_written = False
         self._request = request
         self._asks_usage = asks_usage
         self._connection = request.connection
@@ -114,40 +117,40 @@ class _Merge:
     def stop(self) -> None:
         for listener in self._listeners:
             listener.stop()
-        if self._give_up_silent() and not self._told_of_stop:  # those that began have ended
-            self.tell(parsed(LAST_WORDS.body))
+        if self._give_up_silent() and not self._stop_written:  # those that began have written it
+            self.write_error(parsed(STOPPING_ANSWER.body))
 
     @property
     def _listeners(self) -> list[Listener]:
         return [one.listener for one in self.samples if one.listener is not None]
 
-    # -- what samples answer -------------------------------------------------------------
+    # -- answers of the samples -----------------------------------------------------------
 
     def start(self, headers: Mapping[str, str]) -> None:
         if not self._request.answered:
             self._request.start(200, headers, b"")
 
-    def pass_on(self, chunk: dict[str, Any]) -> None:
+    def write_chunk(self, chunk: dict[str, Any]) -> None:
         self._request.write(b"data: %b\n\n" % orjson.dumps(chunk))
 
-    def tell(self, error: dict[str, Any]) -> None:
-        """Of a sample; that the router stops is told once."""
-        if not self._told_of_stop:
-            self.pass_on(error)
-        self._told_of_stop = self.stopping
+    def write_error(self, error: dict[str, Any]) -> None:
+        """Write a sample's error; that the router stops is written once."""
+        if not self._stop_written:
+            self.write_chunk(error)
+        self._stop_written = self.stopping
 
     def end(self) -> None:
-        """All samples have ended, each in its way."""
+        """Write the end, once all samples have ended."""
         request = self._request
         refused = [s for s in self.samples if s.status != 200]
         if request.answered:  # a stream; what became of a sample stands in its events
-            if any(s.aborted_ for s in self.samples):
+            if any(s.broken_off for s in self.samples):
                 request.abort()
                 return
             for sample in refused:
-                self.pass_on(parsed(sample.body))
+                self.write_chunk(parsed(sample.body))
             if self._asks_usage and (usage := self._usage()) is not None:
-                self.pass_on({**self.first, "choices": [], "usage": usage})
+                self.write_chunk({**self.first, "choices": [], "usage": usage})
             request.write(DONE)
             request.end()
         elif refused:
@@ -162,7 +165,7 @@ class _Merge:
             request.respond(200, orjson.dumps(answer), self.samples[0].headers)
 
     def _usage(self) -> dict[str, Any] | None:
-        """The prompt counts once, as the first sample was charged for it."""
+        """The sum; the prompt counts once, as the first sample has it."""
         counted = [s.usage for s in self.samples if s.usage is not None]
         if not counted:
             return None
@@ -185,7 +188,7 @@ class _Sample:
         self.body = b""
         self.headers: Mapping[str, str] = {}
         self.usage: dict[str, Any] | None = None
-        self.aborted_ = False
+        self.broken_off = False
         self.listener: Listener | None = None
 
     @property
@@ -215,7 +218,7 @@ class _Sample:
         merge = self._merge
         for chunk in chunks_of(data):
             if "choices" not in chunk:  # an error
-                merge.tell(chunk)
+                merge.write_error(chunk)
                 continue
             merge.first = merge.first or {
                 name: value for name, value in chunk.items() if name not in ("choices", "usage")
@@ -223,10 +226,10 @@ class _Sample:
             self.usage = chunk.pop("usage", None) or self.usage
             if chunk["choices"]:
                 choices = [{**one, "index": self._index} for one in chunk["choices"]]
-                merge.pass_on({**chunk, **merge.first, "choices": choices})
+                merge.write_chunk({**chunk, **merge.first, "choices": choices})
 
     def end(self) -> None:
         pass
 
     def abort(self) -> None:
-        self.aborted_ = True
+        self.broken_off = True

@@ -47,6 +47,8 @@ class Sender:
         A worker that offers no local turns is not asked.
 
         Args:
+            context: of the stream.
+            prime: the effect to carry out.
             primer: a request for the KV alone.
         """
         worker = _worker(prime.worker)

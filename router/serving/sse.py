@@ -79,7 +79,7 @@ class Tail:
     _usages: dict[int, Usage] = field(default_factory=dict)
 
     def pass_on(self, block: bytes) -> bytes:
-        """What of ``block`` the client gets."""
+        """The part of a block that the client gets."""
         if block.endswith(_DONE):
             self.done = True
         if self.native:
@@ -104,7 +104,7 @@ class Tail:
         self.usage = total_usage(self._usages.values())
 
     def breaks_off(self) -> None:
-        """The stream has ended before ``[DONE]``: with an error of the engine, or without."""
+        """Note that the stream ended before ``[DONE]``, with an error of the engine or without."""
         if self.native:
             self._read_last_event(self._last)
 

@@ -1,6 +1,6 @@
 """HTTP/1.1 for the token path: a server and a client on raw asyncio protocols.
 
-Knows nothing of models or routes. aiohttp would cost more than all the rest of a turn: the
-router is on the path of every chunk of every stream. llhttp (through httptools) reads the
-messages, strictly; what it lets pass and we do not is refused in ``server.py``.
+The package has no notion of models or routes. Every chunk of every stream passes through the
+router. There aiohttp would cost more than the rest of a turn. llhttp (through httptools) parses
+the messages strictly. ``reading.py`` refuses what llhttp accepts and this server does not.
 """

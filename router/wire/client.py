@@ -1,4 +1,4 @@
-"""The client's side: connections to workers, kept for the next request, and their answers."""
+"""The HTTP client for workers: reusable connections, requests and the responses to them."""
 
 from __future__ import annotations
 
@@ -20,27 +20,38 @@ logger = logging.getLogger("ppd.router.http")
 _SWEEP_S = 1.0
 
 
-class Reader(Protocol):
-    """Whoever reads an answer. After ``ended`` or ``failed`` nothing more comes."""
+class ResponseListener(Protocol):
+    """The callbacks for one response. ``ended`` or ``failed`` is the last one."""
 
-    def head(self, status: int, headers: Mapping[str, str]) -> None: ...
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Receive the status and the headers, which have lower-case names."""
+        ...
 
-    def body(self, data: bytes) -> None: ...
+    def body(self, data: bytes) -> None:
+        """Receive a part of the body."""
+        ...
 
-    def ended(self) -> None: ...
+    def ended(self) -> None:
+        """Receive the end of a complete response."""
+        ...
 
     def failed(self, error: Exception) -> None:
-        """
+        """Receive the failure of the request.
+
         Args:
-            error: ConnectError: nothing was sent. TimeoutError: nothing came for too long. Else
-                the connection was lost, or what came is no HTTP.
+            error: a ConnectError if nothing was sent; a TimeoutError if no data arrived for too
+                long. Otherwise the connection was lost, or the response was not valid HTTP.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """One for each worker: compared by identity, for it is looked up for every request."""
+    """Host, port and scheme of a worker.
+
+    There is one object for each URL. It is compared by identity, which keeps the look-up of every
+    request cheap.
+    """
 
     host: str
     port: int
@@ -48,12 +59,13 @@ class Origin:
 
     @property
     def authority(self) -> str:
+        """``host:port``, with brackets around an IPv6 address."""
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 @cache
 def origin_of(url: str) -> Origin:
-    """``url`` has been checked to have host and port."""
+    """Return the origin of a URL, which must have a host and a port."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
@@ -62,59 +74,74 @@ def origin_of(url: str) -> Origin:
 
 @cache
 def _post_to(url: str, target: str) -> tuple[Origin, bytes]:
-    """Where it goes, and the head up to the body's length."""
+    """Return the origin of a POST request, and its head up to the value of Content-Length."""
     origin = origin_of(url)
     fields = {"Host": origin.authority, "Content-Type": "application/json", "Content-Length": ""}
     return origin, request_head("POST", target, fields)[: -len("\r\n\r\n")]
 
 
 class Upstreams:
-    """Connections to all workers.
+    """The connections to all workers.
 
     Args:
-        connect_s: for a connection to be made.
-        answer_s: in which an answer must begin.
-        silence_s: after which one that has begun must go on.
-        keep_s: an idle connection is not used again after so long: the worker may be closing it.
+        connect_s: limit on the establishment of a connection.
+        answer_s: limit on the time until the body of a response begins.
+        idle_s: limit on a pause within the body of a response.
+        reuse_s: age from which an idle connection is not reused: the worker may be closing it.
     """
 
-    def __init__(
-        self, *, connect_s: float, answer_s: float, silence_s: float, keep_s: float
-    ) -> None:
+    def __init__(self, *, connect_s: float, answer_s: float, idle_s: float, reuse_s: float) -> None:
         self._connect_s = connect_s
         self._answer_s = answer_s
-        self._silence_s = silence_s
-        self._keep_s = keep_s
+        self._idle_s = idle_s
+        self._reuse_s = reuse_s
         self.loop = asyncio.get_running_loop()
         self._idle: defaultdict[Origin, list[Upstream]] = defaultdict(list)
         self._busy: set[Exchange] = set()
         self._sweeper = self.loop.create_task(self._sweep())
 
     def post(
-        self, url: str, target: str, headers: Mapping[str, str], body: bytes, reader: Reader
+        self,
+        url: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        listener: ResponseListener,
     ) -> Exchange:
-        """Send JSON; ``reader`` is told what comes of it, never before this returns."""
-        origin, begun = _post_to(url, target)
+        """Send a POST request with a JSON body.
+
+        Args:
+            url: base URL of the worker.
+            target: path and query.
+            headers: further headers.
+            body: JSON.
+            listener: receives the response. It is never called before this method returns.
+        """
+        origin, head = _post_to(url, target)
         more = header_lines(headers) if headers else b""
-        data = b"%b%d\r\n%b\r\n%b" % (begun, len(body), more, body)
-        exchange = Exchange(self, origin, data, reader)
+        data = b"%b%d\r\n%b\r\n%b" % (head, len(body), more, body)
+        exchange = Exchange(self, origin, data, listener)
         self._busy.add(exchange)
-        exchange.begin(self._reusable(origin))
+        exchange.begin(self._take_idle(origin))
         return exchange
 
-    def _reusable(self, origin: Origin) -> Upstream | None:
-        """The connection that was used last: the others may grow old."""
+    def _take_idle(self, origin: Origin) -> Upstream | None:
+        """Remove and return the idle connection that was used last; None if there is none."""
         idle = self._idle[origin]
-        oldest_s = self.loop.time() - self._keep_s
+        oldest_s = self.loop.time() - self._reuse_s
         while idle:
             upstream = idle.pop()
-            if upstream.usable and upstream.heard_s >= oldest_s:
+            if upstream.usable and upstream.last_received_s >= oldest_s:
                 return upstream
             upstream.close()
         return None
 
     async def connect(self, origin: Origin) -> Upstream:
-        """Raises: ConnectError."""
+        """Open a connection.
+
+        Raises:
+            ConnectError: it could not be established in time.
+        """
         try:
             async with asyncio.timeout(self._connect_s):
                 _, upstream = await self.loop.create_connection(
@@ -129,8 +156,13 @@ class Upstreams:
             raise ConnectError(error.errno, str(error)) from error
         return upstream
 
-    def over(self, exchange: Exchange, upstream: Upstream | None) -> None:
-        """``exchange`` has ended; ``upstream`` may serve another."""
+    def finish(self, exchange: Exchange, upstream: Upstream | None) -> None:
+        """Remove an exchange that has ended.
+
+        Args:
+            exchange: that has ended.
+            upstream: its connection, if it can be reused.
+        """
         self._busy.discard(exchange)
         if upstream is not None:
             self._idle[exchange.origin].append(upstream)
@@ -140,17 +172,18 @@ class Upstreams:
             await asyncio.sleep(_SWEEP_S)
             try:
                 self._check_time(self.loop.time())
-            except Exception:  # without it nothing would time out any more
+            except Exception:  # if this task ended, nothing would time out any more
                 logger.exception("a timer failed")
 
     def _check_time(self, now_s: float) -> None:
         for exchange in list(self._busy):
-            exchange.check_time(now_s, self._answer_s, self._silence_s)
+            exchange.check_time(now_s, self._answer_s, self._idle_s)
         for idle in self._idle.values():
-            while idle and now_s - idle[0].heard_s > self._keep_s:
+            while idle and now_s - idle[0].last_received_s > self._reuse_s:
                 idle.pop(0).close()
 
     async def close(self) -> None:
+        """Close all connections and abort the exchanges in flight."""
         self._sweeper.cancel()
         await asyncio.gather(self._sweeper, return_exceptions=True)
         for exchange in list(self._busy):
@@ -161,21 +194,24 @@ class Upstreams:
 
 
 class Exchange:
-    """One request to a worker and its answer."""
+    """One request to a worker and its response."""
 
-    def __init__(self, upstreams: Upstreams, origin: Origin, data: bytes, reader: Reader) -> None:
+    def __init__(
+        self, upstreams: Upstreams, origin: Origin, data: bytes, listener: ResponseListener
+    ) -> None:
         self.origin = origin
         self._upstreams = upstreams
         self._data = data
-        self._reader: Reader | None = reader  # until it is over: it mostly holds us, too
+        self._listener: ResponseListener | None = listener  # None once it has ended: avoids a cycle
         self._loop = upstreams.loop
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: Upstream | None = None
         self._held = False
-        self._answered = False  # a first byte of the body has come
+        self._answered = False  # the body has begun
         self._began_s = self._loop.time()
 
     def begin(self, upstream: Upstream | None) -> None:
+        """Send the request on ``upstream``, or on a new connection if it is None."""
         if upstream is not None:
             self._send(upstream)
         else:
@@ -197,57 +233,69 @@ class Exchange:
         upstream.serve(self, self._data)
         self._data = b""
         if self._held:
-            upstream.hold(True)
+            upstream.pause_reading()
 
     # -- from the connection ------------------------------------------------------------
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        if self._reader is not None:
-            self._reader.head(status, headers)
+        """Pass the head of the response on."""
+        if self._listener is not None:
+            self._listener.head(status, headers)
 
     def body(self, data: bytes) -> None:
+        """Pass a part of the body on."""
         self._answered = True
-        if self._reader is not None:
-            self._reader.body(data)
+        if self._listener is not None:
+            self._listener.body(data)
 
     def ended(self, reusable: bool) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
+        """End the exchange after a complete response."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
             if self._held and self._upstream is not None:
-                self._upstream.hold(False)  # the next one shall be heard
-            self._upstreams.over(self, self._upstream if reusable else None)
-            reader.ended()
+                self._upstream.resume_reading()  # for the next exchange
+            self._upstreams.finish(self, self._upstream if reusable else None)
+            listener.ended()
 
     def failed(self, error: Exception) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            self._upstreams.over(self, None)
-            reader.failed(error)
+        """End the exchange after a failure."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._upstreams.finish(self, None)
+            listener.failed(error)
 
-    # -- from whoever asked -------------------------------------------------------------
+    # -- from the caller ----------------------------------------------------------------
 
     def hold(self, held: bool) -> None:
-        """Read no further for now, or again."""
+        """Pause or resume reading.
+
+        Args:
+            held: True pauses, False resumes.
+        """
         self._held = held
-        if self._upstream is not None and self._reader is not None:
-            self._upstream.hold(held)
+        if self._upstream is not None and self._listener is not None:
+            if held:
+                self._upstream.pause_reading()
+            else:
+                self._upstream.resume_reading()
 
     def close(self) -> None:
-        """Give up what has not ended: a worker learns by it that the request is aborted."""
-        if self._reader is None:
+        """Abort the exchange if it has not ended: the worker's connection is closed."""
+        if self._listener is None:
             return
-        self._reader = None
-        self._upstreams.over(self, None)
+        self._listener = None
+        self._upstreams.finish(self, None)
         if self._connecting is not None:
             self._connecting.cancel()
         if self._upstream is not None:
             self._upstream.close()
 
-    def check_time(self, now_s: float, answer_s: float, silence_s: float) -> None:
+    def check_time(self, now_s: float, answer_s: float, idle_s: float) -> None:
+        """Fail the exchange if its worker has sent nothing for too long."""
         if self._upstream is None or self._held:
-            return  # connecting has a limit of its own; and who is held back is not silent
-        limit_s = silence_s if self._answered else answer_s
-        if now_s - max(self._began_s, self._upstream.heard_s) > limit_s:
+            return  # connecting has its own limit; while reading is paused, nothing can arrive
+        limit_s = idle_s if self._answered else answer_s
+        if now_s - max(self._began_s, self._upstream.last_received_s) > limit_s:
             upstream = self._upstream
             self.failed(TimeoutError(f"nothing came for {limit_s:g} s"))
             upstream.close()

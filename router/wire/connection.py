@@ -1,4 +1,4 @@
-"""One connection of a client: its requests answered one after the other, and its times kept."""
+"""One connection of a client: its requests are served in order, with timeouts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .request import STOPPING, Connection, Listener, Refusal, Request
 
 logger = logging.getLogger("ppd.router.http")
 
-_MAX_READY = 16  # requests that a client may send ahead
-_MAX_READY_BYTES = 1024 * 1024  # of their bodies; the last one may be larger
+_MAX_READY = 16  # requests of one connection that wait for the one in progress
+_MAX_READY_BYTES = 1024 * 1024  # of the waiting bodies; the last one may exceed it
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Owner(Protocol):
-    """The server, as a connection sees it."""
+class Server(Protocol):
+    """The part of ``WireServer`` that a connection uses."""
 
     paths: frozenset[str]
     handler: Callable[[Request], Awaitable[None]]
-    elsewhere: Callable[[], asyncio.Protocol]
+    fallback: Callable[[], asyncio.Protocol]
     refuse: Callable[[Refusal], bytes]
     screen: Callable[[str, Mapping[str, str]], Refusal | None]
     limits: Limits
@@ -31,67 +31,85 @@ class Owner(Protocol):
     draining: bool
     loop: asyncio.AbstractEventLoop
 
-    def came(self, connection: ClientConnection) -> None: ...
+    def add_connection(self, connection: ClientConnection) -> None:
+        """Add an accepted connection."""
+        ...
 
-    def left(self, connection: ClientConnection) -> None: ...
+    def remove_connection(self, connection: ClientConnection) -> None:
+        """Remove a connection that is closed or has been passed to the fallback."""
+        ...
 
 
-def _nobody(*given: object) -> None:
-    """Nothing comes any more."""
+def _ignore(*args: object) -> None:
+    """Do nothing."""
 
 
-_GONE = RequestReader(Limits(), cast(Connection, None), _nobody, _nobody, _nobody)
-_GONE.deaf = True
+_CLOSED_READER = RequestReader(Limits(), cast(Connection, None), _ignore, _ignore, _ignore)
+_CLOSED_READER.closed = True
 
 
 class ClientConnection(asyncio.Protocol):
-    def __init__(self, server: Owner) -> None:
+    """One connection of a client.
+
+    Attributes:
+        task: of the request in progress.
+        stopping: the server stops and waits no longer.
+    """
+
+    def __init__(self, server: Server) -> None:
         self.task: asyncio.Task[None] | None = None
         self.stopping = False
         self._server = server
         self._limits = server.limits
         self._transport: asyncio.Transport
-        self._reader = RequestReader(self._limits, self, self._next, self._go_on, server.screen)
-        self._ready: deque[Request | Refusal] = deque()  # behind the one that is served
+        self._reader = RequestReader(
+            self._limits, self, self._next, self._send_continue, server.screen
+        )
+        self._ready: deque[Request | Refusal] = deque()  # wait for the one in progress
         self._ready_bytes = 0  # of their bodies
         self._listener: Listener | None = None
-        self._paused = False  # nothing is read while a request waits
-        self._heard_s = server.loop.time()
-        self._full = False  # the client is behind: its buffer here is full
-        self._written = self._taken = 0  # bytes
-        self._took_s = server.loop.time()
+        self._paused = False  # reading is paused while enough requests wait
+        self._last_received_s = server.loop.time()
+        self._full = False  # the write buffer is full
+        self._written = self._sent = 0  # bytes
+        self._last_sent_s = server.loop.time()
         self._lost = False
 
     # -- the transport ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Join the server, or refuse a connection too many (called by asyncio)."""
         self._transport = cast(asyncio.Transport, transport)
         is_one_too_many = len(self._server.connections) >= self._limits.connections
-        self._server.came(self)
+        self._server.add_connection(self)
         if is_one_too_many:
             self._reader.refuse(503, f"there are {self._limits.connections} connections already")
         elif self._server.draining:
-            self._transport.close()  # accepted as the listener closed: nobody would look after it
+            self._transport.close()  # accepted while the listener closed: stop() missed it
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the request in progress and leave the server (called by asyncio)."""
         self._lost = True
-        self._server.left(self)
+        self._server.remove_connection(self)
         self._ready.clear()
         self._stop_reading()
         if self.task is not None:
             self.task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if not self._reader.deaf:
-            self._heard_s = self._server.loop.time()
-            self._reader.feed(data, self._heard_s)
+        """Parse received data (called by asyncio)."""
+        if not self._reader.closed:
+            self._last_received_s = self._server.loop.time()
+            self._reader.feed(data, self._last_received_s)
 
     def pause_writing(self) -> None:
+        """Note that the write buffer is full (called by asyncio)."""
         self._full = True
         if self._listener is not None:
             self._listener.pause()
 
     def resume_writing(self) -> None:
+        """Continue the response, or serve the next request (called by asyncio)."""
         self._full = False
         if self._listener is not None:
             self._listener.resume()
@@ -100,8 +118,8 @@ class ClientConnection(asyncio.Protocol):
 
     # -- one request after the other ----------------------------------------------------
 
-    def _go_on(self) -> None:
-        if self.task is None and not self._reader.deaf:  # not in the midst of another answer
+    def _send_continue(self) -> None:
+        if self.task is None and not self._reader.closed:  # not within another response
             self.write(_CONTINUE)
 
     def _next(self, request: Request | Refusal) -> None:
@@ -109,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
             self._ready.append(request)
             if isinstance(request, Request):
                 self._ready_bytes += len(request.body)
-            # Not sooner: who reads nothing does not see the client hang up.
+            # Not earlier: a paused transport does not notice that the client disconnects.
             self._pause_reading(self._has_enough)
         else:
             self._serve(request)
@@ -122,14 +140,14 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(request, Refusal):
             logger.info("refused: %d %s", request.status, request.message)
             body = self._server.refuse(request)
-            answer = Request("", "", {}, b"", self, keep_alive=False, http_1_0=False)
-            answer.respond(request.status, body, request.headers)
+            unparsed = Request("", "", {}, b"", self, keep_alive=False, http_1_0=False)
+            unparsed.respond(request.status, body, request.headers)
             self._linger()
         elif self.stopping:
             self._refuse_late(request)
             self._transport.close()
         elif request.path not in self._server.paths:
-            self._hand_over(request)
+            self._pass_to_fallback(request)
         else:
             self.task = self._server.loop.create_task(self._handle(request))
 
@@ -157,19 +175,19 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
         elif not self._full:
             self._serve_next()
-        self._heard_s = self._server.loop.time()
+        self._last_received_s = self._server.loop.time()
 
     def _serve_next(self) -> None:
         if self._ready:
-            following = self._ready.popleft()
-            if isinstance(following, Request):
-                self._ready_bytes -= len(following.body)
+            request = self._ready.popleft()
+            if isinstance(request, Request):
+                self._ready_bytes -= len(request.body)
             self._pause_reading(self._has_enough)
-            self._serve(following)
+            self._serve(request)
 
     def _linger(self) -> None:
-        """Close, when the client has or has had time to read our last word."""
-        self._heard_s = self._server.loop.time()
+        """Close the connection after the client has had time to read the response."""
+        self._last_received_s = self._server.loop.time()
         self._pause_reading(False)
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -183,13 +201,13 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
         self._paused = paused
 
-    def _hand_over(self, request: Request) -> None:
-        """To the application that serves all that is not on the token path."""
-        self._stop_reading()  # what was sent behind it is not read: the connection will close
+    def _pass_to_fallback(self, request: Request) -> None:
+        """Pass the connection and its request to the server of all other paths."""
+        self._stop_reading()  # later requests are dropped: the connection closes after this one
         self._ready.clear()
-        self._server.left(self)
+        self._server.remove_connection(self)
         self._pause_reading(False)
-        protocol = self._server.elsewhere()
+        protocol = self._server.fallback()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if self._full:
@@ -198,16 +216,18 @@ class ClientConnection(asyncio.Protocol):
 
     def _stop_reading(self) -> None:
         self._reader.close()
-        self._reader = _GONE  # which does not lead back here
+        self._reader = _CLOSED_READER  # has no reference to this object
 
-    # -- what an answer needs -----------------------------------------------------------
+    # -- for responses ------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
+        """Write to the client; does nothing on a lost connection."""
         if not self._lost:
             self._written += len(data)
             self._transport.write(data)
 
     def set_listener(self, listener: Listener | None) -> None:
+        """Replace the listener for back-pressure; it is paused at once if the buffer is full."""
         self._listener = listener
         if listener is not None and self._full:
             listener.pause()
@@ -215,32 +235,34 @@ class ClientConnection(asyncio.Protocol):
     # -- time ---------------------------------------------------------------------------
 
     def check_time(self, now_s: float) -> None:
-        waiting = self._transport.get_write_buffer_size()
-        if not waiting or self._written - waiting > self._taken:
-            self._taken, self._took_s = self._written - waiting, now_s
-        if now_s - self._took_s > self._limits.stall_s:
+        """Close the connection, or refuse its request, if a timeout has expired."""
+        buffered = self._transport.get_write_buffer_size()
+        if not buffered or self._written - buffered > self._sent:
+            self._sent, self._last_sent_s = self._written - buffered, now_s
+        if now_s - self._last_sent_s > self._limits.stall_s:
             logger.info("a client took nothing for %g s", self._limits.stall_s)
             self.abort()
         elif self.task is not None:
             pass
-        elif self._reader.deaf:
-            if now_s - self._heard_s > self._server.limits.linger_s:
+        elif self._reader.closed:
+            if now_s - self._last_received_s > self._server.limits.linger_s:
                 self.abort()
         elif self._reader.reading:
-            since_s = self._reader.began_s if self._reader.in_head else self._heard_s
+            since_s = self._reader.began_s if self._reader.in_head else self._last_received_s
             if now_s - since_s > self._limits.request_s:
                 self._reader.refuse(
                     408, f"the request did not go on for {self._limits.request_s:g} s"
                 )
-        elif now_s - self._heard_s > self._limits.idle_s:
+        elif now_s - self._last_received_s > self._limits.idle_s:
             self._transport.close()
 
     def close_if_idle(self) -> None:
+        """Close the connection if it has no request, complete or not."""
         if self.task is None and not self._reader.reading and not self._ready:
             self._transport.close()
 
     def stop(self) -> None:
-        """A stream may tell its client that it ends here; whoever has no answer yet gets a 503."""
+        """End the request in progress: a stream by a final event, any other one by a 503."""
         self.stopping = True
         if self._listener is not None:
             self._listener.stop()
@@ -250,4 +272,5 @@ class ClientConnection(asyncio.Protocol):
             self._reader.refuse(503, STOPPING)
 
     def abort(self) -> None:
+        """Close the connection at once."""
         self._transport.abort()

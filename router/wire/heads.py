@@ -1,4 +1,4 @@
-"""Heads of messages, written."""
+"""Encoding of the heads of HTTP/1.1 messages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ _STATUS_LINES = {
 
 
 def response_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
-    """
+    """Return the encoded head of a response.
+
     Args:
-        framing: header lines of the message itself.
+        status: HTTP status code.
+        headers: by name.
+        framing: further header lines, for the body's framing and the connection.
     """
     line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
     return f"{line}{_lines(headers)}{framing}\r\n".encode(errors="surrogateescape")
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
+    """Return the encoded head of a request."""
     return f"{method} {target} HTTP/1.1\r\n{_lines(headers)}\r\n".encode(errors="surrogateescape")
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Return encoded header lines, each with its line end."""
     return _lines(headers).encode(errors="surrogateescape")
 
 
 def _lines(headers: Mapping[str, str]) -> str:
-    """Values are ours, or have been through a parser that lets no line break pass."""
+    """Return header lines, each with its line end.
+
+    No value can contain a line break: each is the router's own or has passed the parser.
+    """
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])

@@ -1,7 +1,7 @@
-"""Requests made of a client's bytes, read strictly.
+"""Strict parsing of a client's bytes into requests.
 
-llhttp refuses what smuggling is made of (both lengths, odd transfer codings, bare line ends,
-folded headers). Added here: one Host, no codings in HTTP/1.0, sizes.
+llhttp refuses what request smuggling uses: both lengths, odd transfer codings, bare line ends,
+folded headers. This module also checks for one Host, no transfer codings in HTTP/1.0, and sizes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import httptools
 from .request import Connection, Refusal, Request
 
 _NO_PARSER = httptools.HttpRequestParser(object())
-_ONCE = ("host", "authorization", "content-type", "content-encoding")
-_SMALL_BYTES = 64 * 1024  # of a body that may be read before anybody asks whose it is
+_SINGLE_HEADERS = ("host", "authorization", "content-type", "content-encoding")
+_SMALL_BYTES = 64 * 1024  # maximum size of a body that is read before its sender is checked
 _BODY_HEADERS = {"content-length", "transfer-encoding"}
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """
+    """Limits of clients' requests and connections.
+
     Attributes:
-        head_bytes: of a request's target and headers.
-        body_bytes: of its body, decoded.
-        request_s: for a head to arrive, and for a body to go on.
-        idle_s: between two requests of a connection.
-        stall_s: in which a client takes nothing of what is there for it.
-        linger_s: for a client to read its last word before the connection is closed.
-        connections: at a time; who comes then is told to come again.
+        head_bytes: maximum size of a request's target and headers.
+        body_bytes: maximum size of a request's body, decoded.
+        request_s: limit on the arrival of a head, and on a pause within a body.
+        idle_s: limit on the time between two requests of a connection.
+        stall_s: limit on the time in which a client reads nothing of a response.
+        linger_s: time for a client to read a last response before its connection is closed.
+        connections: maximum number. A further one gets a 503 with Retry-After.
     """
 
     head_bytes: int = 64 * 1024
@@ -42,71 +43,82 @@ class Limits:
 
 
 class RequestReader:
-    """
+    """The parser of one connection's requests.
+
     Args:
-        connection: that answers are written to.
-        found: gets every request, and at last maybe a refusal.
-        expected: told of a client that waits for leave to send its body.
-        screened: told of path and headers before a body that is large, or may become so, is
-            read; gives a reason not to.
+        limits: sizes of heads and bodies.
+        connection: that responses are written to.
+        on_request: is called with every request. Its last call may be with a refusal.
+        on_expect: is called when a client waits for ``100 Continue`` to send its body.
+        screen: is called with path and headers before a large body, or one of unknown size, is
+            read. It returns a refusal, or None to read the body.
 
     Attributes:
-        deaf: what the client sends from now on is not read.
-        reading: in the midst of a request, begun at ``began_s``; ``in_head``: of its head.
+        closed: further data is ignored.
+        reading: a request has begun and is not complete.
+        in_head: its head is not complete.
+        began_s: when it began.
     """
 
     def __init__(
         self,
         limits: Limits,
         connection: Connection,
-        found: Callable[[Request | Refusal], None],
-        expected: Callable[[], None],
-        screened: Callable[[str, Mapping[str, str]], Refusal | None],
+        on_request: Callable[[Request | Refusal], None],
+        on_expect: Callable[[], None],
+        screen: Callable[[str, Mapping[str, str]], Refusal | None],
     ) -> None:
-        self.deaf = self.reading = self.in_head = False
+        self.closed = self.reading = self.in_head = False
         self.began_s = 0.0
         self._limits = limits
         self._connection = connection
-        self._found = found
-        self._expected = expected
-        self._screened = screened
+        self._on_request = on_request
+        self._on_expect = on_expect
+        self._screen = screen
         self._parser = httptools.HttpRequestParser(self)
         self._messages = 0
         self._now_s = 0.0
         self._body_bytes = 0
 
     def close(self) -> None:
-        """The connection is gone. The parser holds us: no cycle of references shall be left."""
-        self.deaf = True
+        """Ignore further data, and break the reference cycle with the parser."""
+        self.closed = True
         self._parser = _NO_PARSER
 
     def feed(self, data: bytes, now_s: float) -> None:
-        if self.deaf:
+        """Parse received data.
+
+        Args:
+            data: the next bytes of the connection.
+            now_s: the time, by the loop's clock.
+        """
+        if self.closed:
             return
         self._now_s = now_s
-        in_body, of, body_bytes = self._in_body, self._messages, self._body_bytes
+        in_body, messages, body_bytes = self._in_body, self._messages, self._body_bytes
         between = not self.reading
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self.deaf = True  # the request is answered in HTTP/1.1; then the connection closes
+            self.closed = True  # the request is answered in HTTP/1.1; then the connection closes
         except httptools.HttpParserError as error:
             self.refuse(400, f"this is no valid HTTP request: {error}")
-        begun = self._messages - of
+        begun = self._messages - messages
         if self.in_head and (not begun or (begun == 1 and between)):  # all of ``data`` is its head
-            # The parser tells of a header when it is whole: it may never be.
+            # The parser reports only complete headers; this one may never be complete.
             self._open_bytes += len(data)
             self._check_head(self._open_bytes)
         elif in_body and self._in_body and not begun:
-            # Nor does it tell of chunk sizes and trailers.
+            # The parser does not report chunk sizes and trailers.
             self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
             if self._framing_bytes > self._limits.head_bytes + self._body_bytes:
                 self.refuse(400, "the body is nearly all chunk sizes or trailers")
 
     def refuse(self, status: int, message: str) -> None:
-        if not self.deaf:
-            self.deaf = True
-            self._found(Refusal(status, message))
+        """Report a refusal and ignore further data; does nothing after the first call."""
+        if not self.closed:
+            self.closed = True
+            self._on_request(Refusal(status, message))
 
     @property
     def _in_body(self) -> bool:
@@ -115,6 +127,7 @@ class RequestReader:
     # -- the parser ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        """Begin a request (called by the parser)."""
         self.reading = self.in_head = True
         self.began_s = self._now_s
         self._messages += 1
@@ -124,18 +137,20 @@ class RequestReader:
         self._body: list[bytes] = []
 
     def on_url(self, target: bytes) -> None:
+        """Store a part of the target (called by the parser)."""
         self._target += target
         self._head_bytes += len(target)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header, or refuse a second one of its name (called by the parser)."""
         if not self.in_head:
-            return  # a trailer: nobody here asks for one
+            return  # a trailer: none is used
         self._head_bytes += len(name) + len(value)
         key, text = name.decode("latin-1").lower(), value.decode(errors="surrogateescape")
         before = self._headers.get(key)
         if before is None:
             self._headers[key] = text
-        elif key in _ONCE:
+        elif key in _SINGLE_HEADERS:
             self.refuse(400, f"{key} is given twice")
         else:
             self._headers[key] = f"{before}, {text}"
@@ -145,9 +160,10 @@ class RequestReader:
             self.refuse(431, f"the headers are larger than {self._limits.head_bytes} bytes")
 
     def on_headers_complete(self) -> None:
+        """Check the head before the body is read (called by the parser)."""
         self.in_head = False
         self._check_head(self._head_bytes)
-        if self.deaf:
+        if self.closed:
             return
         version, headers = self._parser.get_http_version(), self._headers
         if self._parser.get_method() == b"CONNECT":
@@ -159,27 +175,28 @@ class RequestReader:
         elif version == "1.1" and "host" not in headers:
             self.refuse(400, "the Host header is missing")
         elif version == "1.0" and "transfer-encoding" in headers:
-            self.refuse(400, "HTTP/1.0 knows no Transfer-Encoding")
+            self.refuse(400, "HTTP/1.0 has no Transfer-Encoding")
         elif headers.get("content-encoding", "identity") != "identity":
             self.refuse(415, f"Content-Encoding {headers['content-encoding']!a} is not read")
         elif int(headers.get("content-length", 0)) > self._limits.body_bytes:
             self._refuse_body()
-        elif self._may_be_large() and (refusal := self._screen()) is not None:
-            self.deaf = True
-            self._found(refusal)
+        elif self._may_be_large() and (refusal := self._screened()) is not None:
+            self.closed = True
+            self._on_request(refusal)
         elif headers.get("expect", "").lower() == "100-continue" and version == "1.1":
-            self._expected()
+            self._on_expect()
 
     def _may_be_large(self) -> bool:
         length = int(self._headers.get("content-length", 0))
         return length > _SMALL_BYTES or "transfer-encoding" in self._headers
 
-    def _screen(self) -> Refusal | None:
+    def _screened(self) -> Refusal | None:
         path = _origin_form(self._target.decode("latin-1")).partition("?")[0]
-        return self._screened(path, self._headers)
+        return self._screen(path, self._headers)
 
     def on_body(self, data: bytes) -> None:
-        if self.deaf:
+        """Store a part of the body (called by the parser)."""
+        if self.closed:
             return
         self._body_bytes += len(data)
         if self._body_bytes > self._limits.body_bytes:
@@ -191,11 +208,12 @@ class RequestReader:
         self.refuse(413, f"the body is larger than {self._limits.body_bytes} bytes")
 
     def on_message_complete(self) -> None:
+        """Report the request (called by the parser)."""
         self.reading = False
-        if self.deaf:
+        if self.closed:
             return
         body = self._body
-        self._found(
+        self._on_request(
             Request(
                 method=self._parser.get_method().decode("latin-1"),
                 target=_origin_form(self._target.decode("latin-1")),
@@ -209,7 +227,7 @@ class RequestReader:
 
 
 def _origin_form(target: str) -> str:
-    """A target as most clients send it; proxies' clients put scheme and host before it."""
+    """Return a target without scheme and host, which clients of a proxy send."""
     if target.startswith(("http://", "https://")):
         return "/" + target.partition("://")[2].partition("/")[2]
     return target

@@ -1,4 +1,4 @@
-"""One request of a client, and the answer to it."""
+"""One request of a client, and the response to it."""
 
 from __future__ import annotations
 
@@ -15,42 +15,51 @@ STOPPING = "the router is stopping"
 
 
 class Listener(Protocol):
-    """Whoever must know that a client takes no more for now."""
+    """The callbacks for back-pressure of a client's connection, and for the server's stop."""
 
-    def pause(self) -> None: ...
+    def pause(self) -> None:
+        """Stop writing: the connection's write buffer is full."""
+        ...
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Write again: the client has read enough of the write buffer."""
+        ...
 
     def stop(self) -> None:
-        """The server stops, and waits no longer: the last words, now."""
+        """Write a final event now: the server stops and waits no longer."""
         ...
 
 
 class Connection(Protocol):
-    """What an answer is written to.
-
-    Attributes:
-        stopping: the server waits no longer: who is cancelled now was not left by its client.
-    """
+    """The connection that a response is written to."""
 
     @property
-    def stopping(self) -> bool: ...
+    def stopping(self) -> bool:
+        """Whether the server stops and waits no longer.
 
-    def write(self, data: bytes) -> None: ...
+        A request cancelled now was not cancelled by its client.
+        """
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Write bytes to the client."""
+        ...
 
     def set_listener(self, listener: Listener | None) -> None:
-        """Tell ``listener`` when the client is too slow, and when it has caught up."""
+        """Replace the listener for back-pressure; None removes it."""
         ...
 
 
 @dataclass(slots=True)
 class Refusal:
-    """A request that was none, or that nobody may send; the connection ends with it.
+    """A response to a malformed or forbidden request; the connection is closed after it.
 
     Attributes:
-        code: for programs.
-        path: that was asked for, if it is known.
-        counted: as a request, elsewhere.
+        status: of the response.
+        message: for people.
+        code: machine-readable, of the response's error object.
+        path: of the request; "" if it is not known.
+        counted: the request is counted by its handler.
     """
 
     status: int
@@ -61,18 +70,26 @@ class Refusal:
 
     @property
     def headers(self) -> dict[str, str]:
-        told = {"Content-Type": "application/json"}
-        return told | {"Retry-After": "1"} if self.status == 503 else told
+        """Headers of the response."""
+        headers = {"Content-Type": "application/json"}
+        return headers | {"Retry-After": "1"} if self.status == 503 else headers
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """
+    """One request of a client, and the methods that write its response.
+
     Attributes:
-        path: of the target, without the query.
-        headers: by lower-case name; several of one name are joined by commas, as RFC 9110 5.3 says.
+        method: of the request line.
+        target: path and query, as the request line has them.
+        headers: by lower-case name; values of one name are joined by commas (RFC 9110, 5.3).
+        body: decoded from its transfer coding.
+        connection: that the response is written to.
         keep_alive: the connection serves another request after this one.
-        answered: a head has been written.
+        http_1_0: the request is of HTTP/1.0; else of HTTP/1.1.
+        answered: the head of the response has been written.
+        ended: the response has been written as a whole, or aborted.
+        path: the target without the query.
     """
 
     method: str
@@ -90,37 +107,38 @@ class Request:
         self.path = self.target.partition("?")[0]
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """The whole answer at once."""
+        """Write a whole response."""
         self.answered = self.ended = True
         framing = f"Content-Length: {len(body)}\r\n{self._connection_line()}"
         head = response_head(status, headers, framing)
         self.connection.write(head if self.method == "HEAD" else head + body)
 
     def start(self, status: int, headers: Mapping[str, str], first: bytes) -> None:
-        """The head of a streamed answer and its first bytes."""
+        """Write the head of a streamed response and the first bytes of its body."""
         self.answered = True
         if self.http_1_0:
-            self.keep_alive = False  # the end of the connection is the end of the answer
+            self.keep_alive = False  # the end of the connection ends the response
         framing = "" if self.http_1_0 else "Transfer-Encoding: chunked\r\n"
         head = response_head(status, headers, framing + self._connection_line())
         self.connection.write(head + self._chunk(first))
 
     def write(self, data: bytes) -> None:
+        """Write a part of a streamed response; empty data is ignored."""
         if data:
             self.connection.write(self._chunk(data))
 
     def end(self) -> None:
-        """Of a streamed answer."""
+        """End a streamed response."""
         self.ended = True
         if not self.http_1_0:
             self.connection.write(_LAST_CHUNK)
 
     def abort(self) -> None:
-        """Of a streamed answer that cannot be ended well: the client shall see that."""
+        """End a streamed response without its last chunk: the client detects the failure."""
         self.ended, self.keep_alive = True, False
 
     def raw(self) -> bytes:
-        """The request again, as the last one of its connection."""
+        """Return the encoded request, with ``Connection: close``."""
         headers = {
             name: value
             for name, value in self.headers.items()

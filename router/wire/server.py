@@ -1,4 +1,4 @@
-"""The server's side: it accepts clients, keeps their timers and stops in good order."""
+"""The HTTP server: it accepts clients, checks their timeouts and stops gracefully."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ _SWEEP_S = 1.0
 
 
 class WireServer:
-    """
+    """The server of the token path, with a fallback for all other paths.
+
     Args:
-        paths: that ``handler`` answers; connections that ask for anything else are handed to
-            ``elsewhere``'s protocol, for that one request.
-        handler: must answer; what it raises has been answered by it.
-        refuse: told of every refusal; gives its body, JSON.
-        screen: given path and headers of a request with a large body before that is read; gives a
-            reason not to read it.
+        paths: that ``handler`` serves. A connection that requests any other path is passed to
+            a protocol of ``fallback``, together with that request, and is closed after it.
+        handler: serves a request. It must write a response, also if it raises.
+        fallback: creates the asyncio protocol for other paths.
+        refuse: is called with every refusal and returns its body, JSON.
+        screen: is called with path and headers of a request before its large body is read. It
+            returns a refusal, or None to read the body.
+        limits: sizes, times and the number of connections.
+
+    Attributes:
+        connections: the open ones that have not been passed to ``fallback``.
+        draining: the server accepts no further requests.
     """
 
     def __init__(
@@ -37,14 +44,14 @@ class WireServer:
         *,
         paths: Collection[str],
         handler: Handler,
-        elsewhere: Callable[[], asyncio.Protocol],
+        fallback: Callable[[], asyncio.Protocol],
         refuse: Refuse,
         screen: Screen,
         limits: Limits,
     ) -> None:
         self.paths = frozenset(paths)
         self.handler = handler
-        self.elsewhere = elsewhere
+        self.fallback = fallback
         self.refuse = refuse
         self.screen = screen
         self.limits = limits
@@ -53,38 +60,45 @@ class WireServer:
         self.loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._left = asyncio.Event()
+        self._connection_removed = asyncio.Event()
 
-    def came(self, connection: ClientConnection) -> None:
+    def add_connection(self, connection: ClientConnection) -> None:
+        """Add an accepted connection."""
         self.connections.add(connection)
 
-    def left(self, connection: ClientConnection) -> None:
+    def remove_connection(self, connection: ClientConnection) -> None:
+        """Remove a connection that is closed or has been passed to the fallback."""
         self.connections.discard(connection)
-        self._left.set()
+        self._connection_removed.set()
 
     async def start(self, listener: socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on a bound socket."""
         self._server = await self.loop.create_server(
             lambda: ClientConnection(self), sock=listener, ssl=tls, backlog=1024
         )
         self._sweeper = self.loop.create_task(self._sweep())
 
     async def stop(self, grace_s: float) -> None:
-        """No new connections; requests under way have ``grace_s`` to end, then one more moment for
-        their last words."""
+        """Stop accepting connections and wait for requests in flight.
+
+        Args:
+            grace_s: time for requests to end. Streams that are still open then get a final
+                event, and all other requests a 503.
+        """
         assert self._server is not None
         assert self._sweeper is not None
         self.draining = True
         self._server.close()
         for connection in list(self.connections):
             connection.close_if_idle()
-        if not await self._all_left(grace_s):
+        if not await self._all_closed(grace_s):
             logger.warning("%d requests did not end in time", len(self.connections))
             for connection in list(self.connections):
                 try:
                     connection.stop()
-                except Exception:  # of a listener: the others shall have their last words
-                    logger.exception("last words failed")
-            await self._all_left(self.limits.linger_s)
+                except Exception:  # of one listener must not affect the others
+                    logger.exception("a final event failed")
+            await self._all_closed(self.limits.linger_s)
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in list(self.connections):
             connection.abort()
@@ -92,24 +106,27 @@ class WireServer:
         self._sweeper.cancel()
         await asyncio.gather(self._sweeper, return_exceptions=True)
 
-    async def _all_left(self, within_s: float) -> bool:
-        """Until what they were last told has been taken."""
+    async def _all_closed(self, within_s: float) -> bool:
+        """Return whether all connections close in time."""
         try:
             async with asyncio.timeout(within_s):
                 while self.connections:
-                    self._left.clear()
-                    await self._left.wait()
+                    self._connection_removed.clear()
+                    await self._connection_removed.wait()
         except TimeoutError:
             return False
         return True
 
     async def _sweep(self) -> None:
-        """Timers of all connections: one for each would cost more than the requests."""
+        """Check the timeouts of all connections.
+
+        A timer for each connection would cost more than the requests.
+        """
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_s = self.loop.time()
             for connection in list(self.connections):
                 try:
                     connection.check_time(now_s)
-                except Exception:  # without it nothing would time out any more
+                except Exception:  # if this task ended, nothing would time out any more
                     logger.exception("a timer failed")

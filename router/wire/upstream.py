@@ -1,5 +1,4 @@
-"""One connection to a worker: it serves one exchange at a time, and is kept if nothing speaks
-against it."""
+"""One connection to a worker, which serves one exchange at a time and may be reused."""
 
 from __future__ import annotations
 
@@ -12,29 +11,45 @@ import httptools
 _HEAD_BYTES = 64 * 1024
 
 
-class Taker(Protocol):
-    """Who is served. After ``ended`` or ``failed`` nothing more comes."""
+class ExchangeListener(Protocol):
+    """The callbacks of a connection for one exchange. ``ended`` or ``failed`` is the last one."""
 
-    def head(self, status: int, headers: Mapping[str, str]) -> None: ...
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Receive the status and the headers, which have lower-case names."""
+        ...
 
-    def body(self, data: bytes) -> None: ...
+    def body(self, data: bytes) -> None:
+        """Receive a part of the body."""
+        ...
 
-    def ended(self, reusable: bool) -> None: ...
+    def ended(self, reusable: bool) -> None:
+        """Receive the end of a complete response.
 
-    def failed(self, error: Exception) -> None: ...
+        Args:
+            reusable: the connection can serve another exchange.
+        """
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """Receive the failure of the connection or of the response's parser."""
+        ...
 
 
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
 class Upstream(asyncio.Protocol):
-    """One connection to a worker; serves one exchange at a time."""
+    """One connection to a worker, which serves one exchange at a time.
+
+    Attributes:
+        last_received_s: when data last arrived, or when the exchange began; by the loop's clock.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.heard_s = loop.time()
+        self.last_received_s = loop.time()
         self._loop = loop
         self._transport: asyncio.Transport
-        self._exchange: Taker | None = None
+        self._exchange: ExchangeListener | None = None
         self._alive = False
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
@@ -44,29 +59,36 @@ class Upstream(asyncio.Protocol):
         self._until_close = False
         self._complete = False
         self._keeps_alive = False
-        self._unasked = False  # something came behind the answer
+        self._unexpected = False  # data arrived after the response
 
     @property
     def usable(self) -> bool:
+        """Whether the connection is open."""
         return self._alive and not self._transport.is_closing()
 
-    def serve(self, exchange: Taker, data: bytes) -> None:
+    def serve(self, exchange: ExchangeListener, data: bytes) -> None:
+        """Send the request ``data``; the response goes to ``exchange``."""
         self._exchange = exchange
         self._headers = {}
         self._head_bytes = 0
         self._in_head = True
         self._until_close = self._complete = False
-        self.heard_s = self._loop.time()
+        self.last_received_s = self._loop.time()
         self._transport.write(data)
 
-    def hold(self, held: bool) -> None:
-        if self._alive and held:
+    def pause_reading(self) -> None:
+        """Stop reading from the socket."""
+        if self._alive:
             self._transport.pause_reading()
-        elif self._alive:
-            self.heard_s = self._loop.time()
+
+    def resume_reading(self) -> None:
+        """Read from the socket again; the pause does not count as an idle time."""
+        if self._alive:
+            self.last_received_s = self._loop.time()
             self._transport.resume_reading()
 
     def close(self) -> None:
+        """Abort the connection; the exchange gets no further callback."""
         self._exchange = None
         if self._alive:
             self._transport.abort()
@@ -74,12 +96,14 @@ class Upstream(asyncio.Protocol):
     # -- the transport ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Store the transport (called by asyncio)."""
         self._transport = cast(asyncio.Transport, transport)
         self._alive = True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the exchange (called by asyncio)."""
         self._alive = False
-        self._parser = _NO_PARSER  # which holds us: no cycle shall be left
+        self._parser = _NO_PARSER  # it refers back to this object: breaks the cycle
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
@@ -89,11 +113,12 @@ class Upstream(asyncio.Protocol):
             exchange.failed(ConnectionError(str(exc or "the connection was closed")))
 
     def data_received(self, data: bytes) -> None:
+        """Parse received data and pass it to the exchange (called by asyncio)."""
         exchange = self._exchange
-        if exchange is None:  # a worker that speaks unasked is not understood
+        if exchange is None:  # data without a request has no meaning
             self._transport.abort()
             return
-        self.heard_s = self._loop.time()
+        self.last_received_s = self._loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -107,29 +132,32 @@ class Upstream(asyncio.Protocol):
         if parts := self._parts:
             self._parts = []
             exchange.body(parts[0] if len(parts) == 1 else b"".join(parts))
-        if self._complete and self._exchange is not None:  # it may have been closed meanwhile
+        if self._complete and self._exchange is not None:  # a callback may have closed it
             self._exchange = None
-            reusable = self._keeps_alive and not self._unasked
+            reusable = self._keeps_alive and not self._unexpected
             if not reusable:
                 self._transport.close()
             exchange.ended(reusable)
 
-    def _broken(self, exchange: Taker, how: str) -> None:
+    def _broken(self, exchange: ExchangeListener, message: str) -> None:
         self._exchange = None
         self._transport.abort()
-        exchange.failed(ConnectionError(how))
+        exchange.failed(ConnectionError(message))
 
     # -- the parser ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._unasked = self._complete
+        """Note a second message (called by the parser)."""
+        self._unexpected = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header under its lower-case name (called by the parser)."""
         self._headers[name.decode("latin-1").lower()] = value.decode(errors="surrogateescape")
 
     def on_headers_complete(self) -> None:
+        """Pass the head to the exchange (called by the parser)."""
         status = self._parser.get_status_code()
-        if status < 200 or self._unasked:
+        if status < 200 or self._unexpected:
             return
         self._in_head = False
         headers = self._headers
@@ -138,17 +166,19 @@ class Upstream(asyncio.Protocol):
             self._exchange.head(status, headers)
 
     def on_body(self, data: bytes) -> None:
-        if not self._unasked:
+        """Store a part of the body (called by the parser)."""
+        if not self._unexpected:
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        if self._unasked:
+        """Note whether the connection can be reused (called by the parser)."""
+        if self._unexpected:
             pass
-        elif self._in_head:  # of "100 Continue", which no one has asked for
+        elif self._in_head:  # "100 Continue", which no request asks for
             self._headers = {}
         else:
             self._complete = True
-            # Not later: llhttp has forgotten it then. And after an error uvicorn closes, whatever
-            # it says, which the next request would find out.
+            # llhttp resets this flag afterwards. After an error uvicorn closes the connection,
+            # even if its response has "keep-alive"; the next request would fail.
             kept = self._parser.should_keep_alive()
             self._keeps_alive = kept and self._parser.get_status_code() < 500

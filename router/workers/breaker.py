@@ -1,8 +1,7 @@
 """The circuit breaker of one worker.
 
-It opens when requests fail although the worker answers its health checks.
-``router/serving/handler.py`` decides which worker a failure counts against: a decode worker's
-failure must not count against the prefill worker of the same request.
+It opens when requests fail although the worker answers its health checks. ``ppd/attempts.py``
+decides which worker a failure counts against.
 """
 
 from __future__ import annotations

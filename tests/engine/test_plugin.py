@@ -1,4 +1,4 @@
-"""The plugin itself: off unless enabled, all hooks or none, and workers that die whole."""
+"""The plugin: off unless enabled, all hooks or none; and no process outlives its worker."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import aiohttp
 import psutil
 import pytest
 
-from eval import tiny_model
-from eval.cluster import Launcher, Process, wait_all
+from eval.cluster import Launcher, Process
 from ppd.contract import Role
 from ppd.policies import static_policy
 from router.config.options import RouterConfig
 from router.server.run import running
 
-from .conftest import BPE, Workers, plugin_state
-from .talk import Talk
+from .conversation import Conversation
+from .interpreter import Interpreter, interpreter_with
+from .workers import Workers, begin_stop, extra_environment, plugin_state, wait_ready
 
 PRELUDE = """
 from sglang_patches.cpu import stand_ins
@@ -34,34 +34,33 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.disaggregation.decode import DecodePreallocQueue
 from sglang_patches.hooks import HOOKS
 from sglang_patches.targets import check_applied
+import pkgutil
+for hook in HOOKS:
+    pkgutil.resolve_name(hook.target)
 """
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-        env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    """An interpreter that has imported SGLang, without the plugin's hooks."""
+    folder = tmp_path_factory.mktemp("interpreter")
+    with interpreter_with(PRELUDE, folder, SGLANG_USE_CPU_ENGINE="1") as interpreter:
+        yield interpreter
 
 
-def test_enabled_all_hooks_are_applied() -> None:
-    ran = run_python("load_plugins(); check_applied(HOOKS); print('applied')", PPD_ENABLE="1")
-    assert ran.stdout.endswith("applied\n"), ran.stderr
+def test_enabled_all_hooks_are_applied(sglang: Interpreter) -> None:
+    result = sglang.run("load_plugins(); check_applied(HOOKS); print('applied')", PPD_ENABLE="1")
+    assert result.stdout.endswith("applied\n"), result.stderr
 
 
-def test_not_enabled_nothing_is_touched() -> None:
-    ran = run_python("""
-        import pkgutil
+def test_not_enabled_nothing_is_touched(sglang: Interpreter) -> None:
+    result = sglang.run("""
         before = [pkgutil.resolve_name(h.target) for h in HOOKS]
         load_plugins()
         assert before == [pkgutil.resolve_name(h.target) for h in HOOKS]
         print("untouched")
     """)
-    assert ran.stdout.endswith("untouched\n"), ran.stderr
+    assert result.stdout.endswith("untouched\n"), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,10 @@ def test_not_enabled_nothing_is_touched() -> None:
         ),
     ],
 )
-def test_a_target_that_does_not_fit_ends_the_server_unpatched(change: str, named: str) -> None:
-    ran = run_python(
+def test_a_target_that_does_not_fit_ends_the_server_unpatched(
+    sglang: Interpreter, change: str, named: str
+) -> None:
+    result = sglang.run(
         f"""
         {change}
         before = Scheduler.handle_generate_request
@@ -90,14 +91,14 @@ def test_a_target_that_does_not_fit_ends_the_server_unpatched(change: str, named
         """,
         PPD_ENABLE="1",
     )
-    assert ran.returncode == 1
-    assert "served on" not in ran.stdout
-    assert ran.stderr.splitlines()[-1].startswith("sglang-ppd: the hooks fit SGLang 0.5.21")
-    assert named in ran.stderr
+    assert result.returncode == 1
+    assert "served on" not in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("sglang-ppd: the hooks fit SGLang 0.5.21")
+    assert named in result.stderr
 
 
-def test_a_hook_that_was_not_applied_is_noticed() -> None:
-    ran = run_python(
+def test_a_hook_that_was_not_applied_is_noticed(sglang: Interpreter) -> None:
+    result = sglang.run(
         """
         from ppd.errors import ConfigError
         load_plugins()
@@ -110,12 +111,12 @@ def test_a_hook_that_was_not_applied_is_noticed() -> None:
         """,
         PPD_ENABLE="1",
     )
-    assert "did not apply the hooks on sglang.srt.managers.tokenizer_manager.Sig" in ran.stdout
+    assert "did not apply the hooks on sglang.srt.managers.tokenizer_manager.Sig" in result.stdout
 
 
-def test_an_engine_that_takes_local_prefills_itself_is_left_to_it() -> None:
-    """As SGLang's draft has it: a field of the request, which the marker sets."""
-    ran = run_python(
+def test_an_engine_that_takes_local_prefills_itself_is_left_to_it(sglang: Interpreter) -> None:
+    """As in SGLang's draft: the marker sets a field of the request."""
+    result = sglang.run(
         """
         from types import SimpleNamespace
         from sglang.srt.managers import io_struct
@@ -136,16 +137,17 @@ def test_an_engine_that_takes_local_prefills_itself_is_left_to_it() -> None:
         """,
         PPD_ENABLE="1",
     )
-    assert ran.stdout.endswith("[(True, 7), (False, 7)]\n"), ran.stderr
+    assert result.stdout.endswith("[(True, 7), (False, 7)]\n"), result.stderr
 
 
-def test_another_version_of_sglang_is_named_and_refused() -> None:
-    ran = run_python(
+def test_another_version_of_sglang_is_named_and_refused(sglang: Interpreter) -> None:
+    result = sglang.run(
         "import sglang.version; sglang.version.__version__ = '0.6.0'; load_plugins()",
         PPD_ENABLE="1",
     )
-    told = "the hooks fit SGLang 0.5.21 and 0.5.23, not the installed 0.6.0"
-    assert (ran.returncode, told in ran.stderr) == (1, True), ran.stderr
+    message = "the hooks fit SGLang 0.5.21 and 0.5.23, not the installed 0.6.0"
+    assert result.returncode == 1
+    assert message in result.stderr
 
 
 def test_the_stand_ins_do_not_shadow_real_packages(
@@ -154,89 +156,96 @@ def test_the_stand_ins_do_not_shadow_real_packages(
     folder = tmp_path_factory.mktemp("site")
     (folder / "sgl_kernel.py").write_text("REAL = True\n")
     code = "from sglang_patches.cpu import stand_ins; stand_ins.install(); import sgl_kernel"
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code + "; print(sgl_kernel.REAL, stand_ins.is_installed())"],
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ran.stdout == "True False\n", ran.stderr
+    assert result.stdout == "True False\n", result.stderr
 
 
-@pytest.fixture
-def unpatched(launcher: Launcher, bpe_workers: Workers) -> Iterator[Process]:
-    """A decode server in the same environment, without ``PPD_ENABLE``."""
-    launcher.environment["PPD_ENABLE"] = "0"
-    worker = launcher.worker(Role.DECODE, tiny_model.ensure(BPE), "--page-size", "1")
-    del launcher.environment["PPD_ENABLE"]
-    wait_all([worker])
-    yield worker
-    worker.stop()
+@dataclass(frozen=True, slots=True)
+class DecodeVariants:
+    """Two decode workers of the BPE model.
+
+    Attributes:
+        unpatched: runs without ``PPD_ENABLE``.
+        limited: accepts at most 200 append tokens at a time.
+    """
+
+    unpatched: Process
+    limited: Process
+
+
+@pytest.fixture(scope="module")
+def variants(launcher: Launcher, bpe_workers: Workers) -> Iterator[DecodeVariants]:
+    """Both decode workers, which the last tests of this module kill."""
+
+    def start(name: str, variable: str, value: str) -> Process:
+        with extra_environment(launcher, {variable: value}):
+            return launcher.worker(Role.DECODE, bpe_workers.model, "--page-size", "1", name=name)
+
+    unpatched = start("unpatched", "PPD_ENABLE", "0")
+    limited = start("limited", "PPD_MAX_APPEND_TOKENS", "200")
+    wait_ready(unpatched, limited)
+    yield DecodeVariants(unpatched, limited)
+    begin_stop([unpatched, limited])
 
 
 async def test_an_unpatched_decode_server_serves_remote_turns(
-    bpe_workers: Workers, unpatched: Process, http: aiohttp.ClientSession
+    bpe_workers: Workers, variants: DecodeVariants, http: aiohttp.ClientSession
 ) -> None:
-    async with http.get(f"{unpatched.url}/server_info") as answer:
-        assert "ppd" not in (await answer.json())["internal_states"][0]
+    unpatched = variants.unpatched
+    async with http.get(f"{unpatched.url}/server_info") as response:
+        assert "ppd" not in (await response.json())["internal_states"][0]
     marked = {
         "text": "x",
         "sampling_params": {"custom_params": {"do_local_prefill": True}},
     }
-    async with http.post(f"{unpatched.url}/generate", json=marked) as answer:
-        assert answer.status == 400
-        assert "without bootstrap room" in await answer.text()
+    async with http.post(f"{unpatched.url}/generate", json=marked) as response:
+        assert response.status == 400
+        assert "without bootstrap room" in await response.text()
     config = RouterConfig(prefill=(bpe_workers.prefill.url,), decode=(unpatched.url,), port=0)
     async with running(config, static_policy("full")) as url:
-        talk = Talk(http, url)
-        await talk.say("An opening. " * 10)
-        turn = await talk.say("And a second turn.")
+        conversation = Conversation(http, url)
+        await conversation.send("An opening. " * 10)
+        turn = await conversation.send("And a second turn.")
         assert (turn.route, turn.reason) == ("remote", "home_unpatched")
 
 
-@pytest.fixture
-def strict(launcher: Launcher, bpe_workers: Workers) -> Iterator[Process]:
-    """A decode server that takes no more than 200 append tokens at a time."""
-    launcher.environment["PPD_MAX_APPEND_TOKENS"] = "200"
-    worker = launcher.worker(Role.DECODE, tiny_model.ensure(BPE), "--page-size", "1")
-    del launcher.environment["PPD_MAX_APPEND_TOKENS"]
-    wait_all([worker])
-    yield worker
-    worker.stop()
-
-
 async def test_a_stampede_is_refused_before_any_work(
-    bpe_workers: Workers, strict: Process, http: aiohttp.ClientSession
+    bpe_workers: Workers, variants: DecodeVariants, http: aiohttp.ClientSession
 ) -> None:
-    """Whatever routers believe: turns beyond the bound go remote, and all are answered."""
+    """Turns beyond the worker's limit go remote whatever routers expect; all are answered."""
+    limited = variants.limited
     config = RouterConfig(
-        prefill=(bpe_workers.prefill.url,), decode=(strict.url,), policy="full", port=0
+        prefill=(bpe_workers.prefill.url,), decode=(limited.url,), policy="full", port=0
     )
 
-    async def hold(url: str, number: int) -> list[tuple[str, str]]:
-        talk = Talk(http, url)
-        for text in (f"{number} opens. " * 20, "Short.", "a b c d e f g h " * 40):
-            await talk.say(text)
-        return [(turn.route, turn.reason) for turn in talk.turns]
+    async def converse(url: str, number: int) -> list[tuple[str, str]]:
+        texts = (f"{number} opens. " * 20, "Short.", "a b c d e f g h " * 40)
+        turns = await Conversation(http, url).send_all(texts)
+        return [(turn.route, turn.reason) for turn in turns]
 
     async with running(config) as url:
-        held = await asyncio.gather(*(hold(url, number) for number in range(8)))
-    for routes in held:
+        conversations = await asyncio.gather(*(converse(url, number) for number in range(8)))
+    for routes in conversations:
         assert routes[0] == ("remote", "first_turn")
         assert routes[2] == ("remote", "refused_by_worker"), "longer than the bound by itself"
-    assert ("local", "policy_full") in [routes[1] for routes in held]
-    state = await plugin_state(http, strict)
+    assert ("local", "policy_full") in [routes[1] for routes in conversations]
+    state = await plugin_state(http, limited)
     assert state["too_many_tokens"] >= 8
     assert (state["waiting"], state["append_tokens"]) == (0, 0)
-    await Workers(bpe_workers.prefill, strict, None, 1, bpe_workers.model).settle(http)
+    await replace(bpe_workers, decode=limited).settle(http)
 
 
 @pytest.mark.parametrize("victim", ["server", "scheduler"])
-def test_a_worker_dies_whole(launcher: Launcher, victim: str) -> None:
-    worker = launcher.worker(Role.REPLICA, tiny_model.ensure(), name=f"dying-{victim}")
-    wait_all([worker])
+def test_a_worker_dies_whole(variants: DecodeVariants, victim: str) -> None:
+    """The last tests here: each kills one of the two workers."""
+    worker = variants.unpatched if victim == "server" else variants.limited
     server = psutil.Process(worker.popen.pid)
     family = server.children(recursive=True)
     schedulers = [p for p in family if "scheduler" in " ".join(p.cmdline()) + p.name()]

@@ -20,25 +20,29 @@ from router.config.options import RouterConfig
 from router.server.run import running
 from tests.unit.making import CostsOf, table_record
 
-from .conftest import Workers
-from .talk import Talk, Turn, script
+from .conversation import Conversation, Turn, user_messages
+from .workers import Workers
 
 
-def local_saves(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+def cheap_local(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+    """Costs of a cell where the local route is better."""
     return 100.0, 10.0, 50.0, 11.0
 
 
-def local_costs(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+def cheap_remote(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
+    """Costs of a cell where the remote route is better."""
     return 100.0, 10.0, 110.0, 20.0
 
 
 def write_table(path: Path, costs: CostsOf, model: str) -> Path:
+    """Write a decision table of a model with the same costs in all cells."""
     path.write_bytes(msgspec.json.encode(table_record(costs, model=model)))
     return path
 
 
 @asynccontextmanager
-async def router(workers: Workers, **options: Any) -> AsyncIterator[str]:
+async def routed(workers: Workers, **options: Any) -> AsyncIterator[str]:
+    """Run a router with these options in front of the workers; gives its URL."""
     config = RouterConfig(
         prefill=(workers.prefill.url,), decode=(workers.decode.url,), port=0, **options
     )
@@ -46,11 +50,9 @@ async def router(workers: Workers, **options: Any) -> AsyncIterator[str]:
         yield url
 
 
-async def hold(http: aiohttp.ClientSession, url: str, seed: int) -> list[Turn]:
-    talk = Talk(http, url)
-    for text in script(seed, 4):
-        await talk.say(text)
-    return talk.turns
+async def converse(http: aiohttp.ClientSession, url: str, seed: int) -> list[Turn]:
+    """Hold a conversation of four turns on a URL."""
+    return await Conversation(http, url).send_all(user_messages(seed, 4))
 
 
 async def test_a_restart_with_another_table_changes_routes_not_answers(
@@ -58,19 +60,19 @@ async def test_a_restart_with_another_table_changes_routes_not_answers(
 ) -> None:
     await workers.settle(http)
     ids = []
-    for costs, route in ((local_saves, "local"), (local_costs, "remote")):
+    for costs, route in ((cheap_local, "local"), (cheap_remote, "remote")):
         path = write_table(tmp_path / f"{route}.json", costs, workers.model.name)
         log = tmp_path / f"{route}.jsonl"
-        async with router(workers, table=str(path), decision_log=str(log)) as url:
-            turns = await hold(http, url, 50)
+        async with routed(workers, table=str(path), decision_log=str(log)) as url:
+            turns = await converse(http, url, 50)
         assert [(t.route, t.reason) for t in turns[1:]] == [(route, "table")] * 3
         ids.append([t.ids for t in turns])
         events = list(read(log.read_bytes().splitlines(keepends=True)))
         assert [type(event) for event in events] == [Opened, *([Decided, Finished] * 4)]
 
         table = Table.parse(path.read_bytes())
-        again = list(replay(events, partial(_policy, table)))
-        assert [one.now for one in again] == [one.was.decision for one in again]
+        replayed = list(replay(events, partial(_policy, table)))
+        assert [one.now for one in replayed] == [one.was.decision for one in replayed]
     assert ids[0] == ids[1]
     await workers.settle(http)
 
@@ -80,10 +82,10 @@ def _policy(table: Table, opened: Opened) -> TablePolicy:
 
 
 async def test_a_table_of_another_model_is_refused(workers: Workers, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "other.json", local_saves, "Llama-3.1-8B")
+    path = write_table(tmp_path / "other.json", cheap_local, "Llama-3.1-8B")
     named = rf"other\.json: .*with Llama-3.1-8B, the workers serve .*{workers.model.name}"
     with pytest.raises(TableError, match=named):
-        async with router(workers, table=str(path)):
+        async with routed(workers, table=str(path)):
             pass
 
 
@@ -92,19 +94,19 @@ async def test_what_a_worker_has_left_is_known(
 ) -> None:
     """``/v1/loads`` is polled: a turn longer than the whole KV is not sent there."""
     await workers.settle(http)
-    path = write_table(tmp_path / "table.json", local_saves, workers.model.name)
-    async with router(workers, table=str(path), probe_interval_s=0.05) as url:
-        talk = Talk(http, url)
-        await talk.say("a" * 600)
+    path = write_table(tmp_path / "table.json", cheap_local, workers.model.name)
+    async with routed(workers, table=str(path), probe_interval_s=0.05) as url:
+        conversation = Conversation(http, url)
+        await conversation.send("a" * 600)
         body = {
-            "messages": [*talk.messages, {"role": "user", "content": "b"}],
+            "messages": [*conversation.messages, {"role": "user", "content": "b"}],
             "max_tokens": 10**6,
         }
-        asked: dict[str, Any] = {"features": {"home_free_tokens": None}}
-        while asked["features"]["home_free_tokens"] is None:  # until the first poll
-            async with http.post(f"{url}/explain/v1/chat/completions", json=body) as answer:
-                asked = await answer.json()
-        assert 60_000 < asked["features"]["home_free_tokens"] <= 65_536
+        explanation: dict[str, Any] = {"features": {"home_free_tokens": None}}
+        while explanation["features"]["home_free_tokens"] is None:  # until the first poll
+            async with http.post(f"{url}/explain/v1/chat/completions", json=body) as response:
+                explanation = await response.json()
+        assert 60_000 < explanation["features"]["home_free_tokens"] <= 65_536
     await workers.settle(http)
 
 
@@ -115,14 +117,14 @@ async def test_replicas_answer_as_they_do_alone(
     assert workers.monolithic is not None
     config = RouterConfig(replica=(workers.monolithic.url,), policy="replica", port=0)
     async with running(config) as url:
-        ours = await hold(http, url, 51)
-    assert [(t.route, t.reason) for t in ours] == [
+        routed_turns = await converse(http, url, 51)
+    assert [(t.route, t.reason) for t in routed_turns] == [
         ("replica", "first_turn"),
         *([("replica", "policy_replica")] * 3),
     ]
     await workers.settle(http)
-    alone = await hold(http, workers.monolithic.url, 51)
-    assert [t.ids for t in ours] == [t.ids for t in alone]
+    expected = await converse(http, workers.monolithic.url, 51)
+    assert [t.ids for t in routed_turns] == [t.ids for t in expected]
     await workers.settle(http)
 
 
@@ -132,14 +134,16 @@ async def test_a_hybrid_answers_alike_on_both_sides(
     await workers.settle(http)
     assert workers.monolithic is not None
     replica = (workers.monolithic.url,)
-    alone = RouterConfig(replica=replica, policy="replica", port=0)
-    async with running(alone) as url:
-        expected = [await hold(http, url, seed) for seed in range(60, 66)]
-    async with router(workers, replica=replica, policy="full") as url:
-        ours = [await hold(http, url, seed) for seed in range(60, 66)]
-    assert [[t.ids for t in talk] for talk in ours] == [[t.ids for t in talk] for talk in expected]
-    on = {"remote": ("local", "policy_full"), "replica": ("replica", "home_replica")}
-    for first, *later in ours:
-        assert {(t.route, t.reason) for t in later} == {on[first.route]}
-    assert {talk[0].route for talk in ours} == set(on)
+    replica_only = RouterConfig(replica=replica, policy="replica", port=0)
+    async with running(replica_only) as url:
+        expected = [await converse(http, url, seed) for seed in range(60, 66)]
+    async with routed(workers, replica=replica, policy="full") as url:
+        hybrid = [await converse(http, url, seed) for seed in range(60, 66)]
+    assert [[t.ids for t in turns] for turns in hybrid] == [
+        [t.ids for t in turns] for turns in expected
+    ]
+    later_routes = {"remote": ("local", "policy_full"), "replica": ("replica", "home_replica")}
+    for first, *later in hybrid:
+        assert {(t.route, t.reason) for t in later} == {later_routes[first.route]}
+    assert {turns[0].route for turns in hybrid} == set(later_routes)
     await workers.settle(http)

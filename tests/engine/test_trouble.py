@@ -1,10 +1,11 @@
-"""Evicted KV, drifting tokens, clients that hang up, wrong requests: on the real engine."""
+"""Faults on the real engine: evicted KV, token drift, disconnected clients, invalid requests."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -13,40 +14,30 @@ import pytest
 from eval.cluster import Process
 from ppd.policies import static_policy
 
-from .conftest import Workers, load_of, plugin_state
-from .talk import Talk, script
-
-
-async def metric(http: aiohttp.ClientSession, url: str, line: str) -> float:
-    async with http.get(f"{url}/metrics") as answer:
-        for found in (await answer.text()).splitlines():
-            if found.startswith(line + " "):
-                return float(found.split()[-1])
-    return 0.0
+from .conversation import Conversation, user_messages
+from .workers import Workers, load_of, metric, plugin_state, wait_until
 
 
 async def test_an_evicted_conversation_goes_remote_and_on(
     workers: Workers, http: aiohttp.ClientSession
 ) -> None:
     await workers.settle(http)
-    opening, second, third = script(5, 3)
+    opening, second, third = user_messages(5, 3)
     async with workers.routed(static_policy("full")) as url:
-        talk, other = Talk(http, url), Talk(http, url)
-        await talk.say(opening)
-        await other.say(script(6, 1)[0])
-        await workers.settle(http)  # D forgets everything
-        turn = await talk.say(second)
+        conversation, other = Conversation(http, url), Conversation(http, url)
+        await conversation.send(opening)
+        await other.send(user_messages(6, 1)[0])
+        await workers.settle(http)  # it empties the decode worker's cache
+        turn = await conversation.send(second)
         assert (turn.route, turn.reason) == ("remote", "refused_by_worker")
-        turn = await other.say(third)
-        assert (turn.route, turn.reason) == ("remote", "home_gone"), "the refusal told of the flush"
+        turn = await other.send(third)
+        assert (turn.route, turn.reason) == ("remote", "home_gone"), "the refusal names the flush"
         refused = 'ppd_local_refused_total{reason="too_few_cached_tokens"}'
         assert await metric(http, url, refused) == 1
-        assert (await talk.say(third)).route == "local"
+        assert (await conversation.send(third)).route == "local"
     assert workers.monolithic is not None
-    alone = Talk(http, workers.monolithic.url)
-    for text in (opening, second, third):
-        await alone.say(text)
-    assert [t.ids for t in talk.turns] == [t.ids for t in alone.turns]
+    expected = await Conversation(http, workers.monolithic.url).send_all((opening, second, third))
+    assert [t.ids for t in conversation.turns] == [t.ids for t in expected]
     await workers.settle(http)
 
 
@@ -64,24 +55,20 @@ async def test_token_drift_is_detected_and_survived(
     bpe_workers: Workers, http: aiohttp.ClientSession
 ) -> None:
     """A reply's text may tokenize to other ids than were generated: less is cached."""
-    texts = script(3, 5, 300)
+    texts = user_messages(3, 5, 300)
     async with bpe_workers.routed(static_policy("full")) as url:
-        local = Talk(http, url)
-        for text in texts:
-            await local.say(text)
-        assert {t.route for t in local.turns[1:]} == {"local"}
+        local = await Conversation(http, url).send_all(texts)
+        assert {t.route for t in local[1:]} == {"local"}
         missed = await metric(http, url, "ppd_cache_mispredictions_total")
         assert missed == 1, "from then on the conversation's replies are not counted on"
         predicted = await metric(http, url, "ppd_cached_tokens_predicted_total")
         actual = await metric(http, url, "ppd_cached_tokens_actual_total")
-        replies = sum(len(t.ids) for t in local.turns)
-        assert abs(actual - predicted) < replies, "the prompts were all there"
+        reply_tokens = sum(len(t.ids) for t in local)
+        assert abs(actual - predicted) < reply_tokens, "the prompts were all there"
     await bpe_workers.settle(http)
     async with bpe_workers.routed(static_policy("pd")) as url:
-        remote = Talk(http, url)
-        for text in texts:
-            await remote.say(text)
-    assert [t.ids for t in local.turns] == [t.ids for t in remote.turns]
+        remote = await Conversation(http, url).send_all(texts)
+    assert [t.ids for t in local] == [t.ids for t in remote]
     await bpe_workers.settle(http)
 
 
@@ -89,38 +76,41 @@ Condition = Callable[[aiohttp.ClientSession, Workers], Awaitable[bool]]
 
 
 async def prefilling_on_p(http: aiohttp.ClientSession, workers: Workers) -> bool:
+    """Whether the prefill worker prefills a request."""
     return bool((await plugin_state(http, workers.prefill))["prefilling"])
 
 
 async def prefilling_on_d(http: aiohttp.ClientSession, workers: Workers) -> bool:
+    """Whether the decode worker prefills a local request."""
     return bool((await plugin_state(http, workers.decode))["prefilling"])
 
 
 async def waiting_on_d(http: aiohttp.ClientSession, workers: Workers) -> bool:
+    """Whether a local request waits on the decode worker."""
     return bool((await plugin_state(http, workers.decode))["waiting"])
 
 
 async def decoding_on_d(http: aiohttp.ClientSession, workers: Workers) -> bool:
+    """Whether the decode worker decodes a request."""
     return bool((await load_of(http, workers.decode))["num_running_reqs"])
 
 
-async def send(
+async def post_chat(
     http: aiohttp.ClientSession, url: str, messages: list[dict[str, str]], stream: bool
 ) -> None:
+    """Send a request for a long reply and read the reply."""
     body = {"messages": messages, "max_tokens": 4000, "temperature": 0, "stream": stream}
     async with http.post(f"{url}/v1/chat/completions", json=body) as response:
         await response.read()
 
 
 async def hang_up(
-    http: aiohttp.ClientSession, workers: Workers, task: asyncio.Task[None], when: Condition
+    http: aiohttp.ClientSession, workers: Workers, request: asyncio.Task[None], when: Condition
 ) -> None:
-    """Close the connection of ``task`` once the condition holds."""
-    while not await when(http, workers):
-        assert not task.done(), "the request ended before it reached the phase"
-        await asyncio.sleep(0.01)  # asking without pause would take the workers' cores
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    """Close the connection of a request once the condition holds."""
+    await wait_until(partial(when, http, workers), request)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -144,37 +134,39 @@ async def test_a_client_hangs_up(
 ) -> None:
     await workers.settle(http)
     async with workers.routed(static_policy("full")) as url:
-        talk = Talk(http, url)
+        conversation = Conversation(http, url)
         if turn == 2:
-            await talk.say("An opening that both will remember. " * 8)
-        messages = [*talk.messages, {"role": "user", "content": "x. " * (new_chars // 3)}]
-        task = asyncio.create_task(send(http, url, messages, stream))
-        await hang_up(http, workers, task, phase)
+            await conversation.send("An opening that both will remember. " * 8)
+        messages = [*conversation.messages, {"role": "user", "content": "x. " * (new_chars // 3)}]
+        request = asyncio.create_task(post_chat(http, url, messages, stream))
+        await hang_up(http, workers, request, phase)
         await workers.settle(http)  # nothing is left running, nothing leaked
-        assert (await talk.say("Are you still there?")).ids
+        assert (await conversation.send("Are you still there?")).ids
 
 
 async def test_a_client_hangs_up_while_its_local_turn_waits(
     workers: Workers, http: aiohttp.ClientSession
 ) -> None:
-    """Behind another local prefill, so that it waits in the plugin's own queue."""
+    """It waits behind another local prefill, in the plugin's own queue."""
     await workers.settle(http)
     async with workers.routed(static_policy("full")) as url:
-        busy, idle = Talk(http, url), Talk(http, url)
-        await busy.say("The first conversation opens here, at some length. " * 4)
-        await idle.say("The second one opens in quite another way, as long. " * 4)
-        long_turn = [*busy.messages, {"role": "user", "content": "y. " * 8000}]
-        ahead = asyncio.create_task(send(http, url, long_turn, True))
-        while not await prefilling_on_d(http, workers):
-            assert not ahead.done()
-        behind = [*idle.messages, {"role": "user", "content": "z. " * 2000}]
-        task = asyncio.create_task(send(http, url, behind, True))
+        first, second = Conversation(http, url), Conversation(http, url)
+        await first.send("The first conversation opens here, at some length. " * 4)
+        await second.send("The second one opens in quite another way, as long. " * 4)
         before = (await plugin_state(http, workers.decode))["aborted"]
-        await hang_up(http, workers, task, waiting_on_d)
-        while (await plugin_state(http, workers.decode))["aborted"] == before:
-            assert not ahead.done(), "the abort came after the queue had moved on"
-        ahead.cancel()
-        await asyncio.gather(ahead, return_exceptions=True)
+        long_turn = [*first.messages, {"role": "user", "content": "y. " * 8000}]
+        prefilling = asyncio.create_task(post_chat(http, url, long_turn, True))
+        await wait_until(partial(prefilling_on_d, http, workers), prefilling)
+        short_turn = [*second.messages, {"role": "user", "content": "z. " * 2000}]
+        waiting = asyncio.create_task(post_chat(http, url, short_turn, True))
+        await hang_up(http, workers, waiting, waiting_on_d)
+
+        async def is_aborted() -> bool:
+            return bool((await plugin_state(http, workers.decode))["aborted"] > before)
+
+        await wait_until(is_aborted, prefilling)  # before the queue moves on
+        prefilling.cancel()
+        await asyncio.gather(prefilling, return_exceptions=True)
     await workers.settle(http)
 
 
@@ -185,28 +177,27 @@ async def test_a_paused_local_turn_goes_on_as_if_nothing_had_been(
     await workers.settle(http)
     assert workers.monolithic is not None
     texts = ["An opening for this conversation. " * 8, "And now something long."]
+    before = await plugin_state(http, workers.decode)
     async with workers.routed(static_policy("full")) as url:
-        talk = Talk(http, url, max_tokens=300)
-        await talk.say(texts[0])
-        turn = asyncio.create_task(talk.say(texts[1]))
-        while not await decoding_on_d(http, workers):
-            assert not turn.done()
+        conversation = Conversation(http, url, max_tokens=300)
+        await conversation.send(texts[0])
+        turn = asyncio.create_task(conversation.send(texts[1]))
+        await wait_until(partial(decoding_on_d, http, workers), turn)
         await post(http, workers.decode, "/pause_generation", {"mode": "retract"})
         await post(http, workers.decode, "/continue_generation", {})
         assert (await turn).route == "local"
-    assert (await plugin_state(http, workers.decode))["requeued"] > 0
-    alone = Talk(http, workers.monolithic.url, max_tokens=300)
-    for text in texts:
-        await alone.say(text)
-    assert [t.ids for t in talk.turns] == [t.ids for t in alone.turns]
+    assert (await plugin_state(http, workers.decode))["requeued"] > before["requeued"]
+    expected = await Conversation(http, workers.monolithic.url, max_tokens=300).send_all(texts)
+    assert [t.ids for t in conversation.turns] == [t.ids for t in expected]
     await workers.settle(http)
 
 
 async def post(
     http: aiohttp.ClientSession, worker: Process, path: str, body: dict[str, Any]
 ) -> None:
-    async with http.post(worker.url + path, json=body) as answer:
-        assert answer.status == 200, await answer.text()
+    """Send a command to a worker, which must accept it."""
+    async with http.post(worker.url + path, json=body) as response:
+        assert response.status == 200, await response.text()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -229,8 +220,8 @@ async def test_what_the_engine_refuses_is_an_openai_error(
     async with workers.routed(static_policy("full")) as url:
         body = {"model": "default", "stream": stream, **fields}
         async with http.post(f"{url}/v1/chat/completions", json=body) as response:
-            answer = await response.json()
-            assert response.status == status, answer
-    assert named in answer["error"]["message"]
-    assert answer["error"]["type"] == "invalid_request_error"
+            reply = await response.json()
+            assert response.status == status, reply
+    assert named in reply["error"]["message"]
+    assert reply["error"]["type"] == "invalid_request_error"
     await workers.settle(http)

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from eval import cli
 from eval.client import hold
-from eval.load import Target, run
+from eval.load import Target, run_load
 from eval.raw_rows import appending
 from eval.summary import Slo
-from eval.traffic.conversations import Conversation, Exchange
+from eval.traffic.conversations import Conversation, PlannedTurn
 from eval.traffic.workloads import Demand
 from ppd.errors import ConfigError, WorkerError
 
@@ -113,7 +113,7 @@ async def load(
 ) -> list[dict[str, Any]]:
     """Its raw rows. The command runs a loop of its own, in a thread."""
     target = Target(url, timeout_s, slo or Slo(ttft_ms=60_000))
-    assert await asyncio.to_thread(run, demand, target, out) == 0
+    assert await asyncio.to_thread(run_load, demand, target, out) == 0
     return rows_in(out)
 
 
@@ -243,12 +243,12 @@ async def test_where_nobody_answers_nothing_is_measured(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_refused(target: Target, named: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=named):
-        run(SMALL, target, None)
+        run_load(SMALL, target, None)
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
-        run(SMALL, Target("http://127.0.0.1:9", 1.0, Slo()), tmp_path)
+        run_load(SMALL, Target("http://127.0.0.1:9", 1.0, Slo()), tmp_path)
 
 
 def test_a_wrong_command_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,9 +260,9 @@ def test_a_wrong_command_ends_with_one_line(capsys: pytest.CaptureFixture[str]) 
 async def test_prompts_are_what_the_plan_says() -> None:
     """A shared beginning, a cut history, and times that follow arrivals and thinking."""
     exchanges = (
-        Exchange(40, 4),
-        Exchange(10, 4, gap_s=0.2),
-        Exchange(10, 4, think_s=0.1, keep_tokens=45),
+        PlannedTurn(40, 4),
+        PlannedTurn(10, 4, gap_s=0.2),
+        PlannedTurn(10, 4, think_s=0.1, keep_tokens=45),
     )
     plan = [Conversation(0.05 * n, exchanges, shared_tokens=20) for n in range(3)]
     engine = FakeEngine("null", whole)

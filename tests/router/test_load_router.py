@@ -1,4 +1,4 @@
-"""``ppd-eval load-router``, small: a router of this process, workers that are killed for real."""
+"""``ppd-eval soak router``, small: a router of this process, workers that are killed for real."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from typing import Any
 
 import pytest
 
+from eval.chaos.accounting import (
+    ClientCounts,
+    Disruption,
+    Injection,
+    RouterCounts,
+    differences,
+    explain,
+    outcome_of,
+)
+from eval.chaos.command import OPTIONS, ROLES
+from eval.chaos.drive import Target, drive
+from eval.chaos.schedule import WorkerProcesses
 from eval.cluster import launching
-from eval.faults.client import Reply
 from eval.faults.command import MODEL
-from eval.unrest.account import Account, Books, Event, Trouble, differences, explain, outcome_of
-from eval.unrest.command import OPTIONS, ROLES
-from eval.unrest.drive import Target, drive
-from eval.unrest.schedule import Workers
+from eval.http_stream import Reply
 from router.config.options import RouterConfig
 from router.server.run import running
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
+def workers(tmp_path: Path) -> Iterator[WorkerProcesses]:
     with launching(tmp_path) as launch:
-        some = Workers(launch, MODEL)
+        some = WorkerProcesses(launch, MODEL)
         for role in ROLES:
             some.add(role)
         yield some
@@ -33,7 +41,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 @pytest.mark.parametrize("more", [{}, {"resume_streams": 0, "decode_fallback": False}])
 async def test_nothing_is_lost_under_load_and_unrest(
-    workers: Workers, caplog: pytest.LogCaptureFixture, more: dict[str, Any]
+    workers: WorkerProcesses, caplog: pytest.LogCaptureFixture, more: dict[str, Any]
 ) -> None:
     caplog.set_level("WARNING")
     urls = {role: tuple(slot.url for slot in workers.of(role)) for role in ROLES}
@@ -42,13 +50,13 @@ async def test_nothing_is_lost_under_load_and_unrest(
     async with running(config) as url:
         tasks = await fewest_tasks()
         target = Target(int(url.rpartition(":")[2]), os.getpid())
-        run = await drive(target, workers, requests=2000, talkers=24, seed=1)
+        run = await drive(target, workers, requests=2000, clients=24, seed=1)
         assert run.unexplained == []
         assert run.differences == []
-        assert run.books.in_flight == run.books.backlog_tokens == 0
+        assert run.router_counts.in_flight == run.router_counts.backlog_tokens == 0
         assert run.descriptors[1] <= run.descriptors[0]
         assert await fewest_tasks() <= tasks
-        assert run.events, "something was done to the workers"
+        assert run.injections, "something was done to the workers"
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     known = ("truncated stream from", "fails request after request")
     assert [error for error in errors if not any(mark in error for mark in known)] == []
@@ -116,7 +124,7 @@ def test_an_error_needs_a_trouble_of_that_role_and_time() -> None:
     roles = {"prefill": 1, "decode": 2}
 
     def explained(role: str, began_s: float) -> str | None:
-        return explain(lost, [Event(role, "w", Trouble.KILL, began_s, began_s + 0.5)], roles)
+        return explain(lost, [Injection(role, "w", Disruption.KILL, began_s, began_s + 0.5)], roles)
 
     assert explained("decode", 100.5) == "kill"
     assert explained("prefill", 100.5) is None
@@ -125,26 +133,26 @@ def test_an_error_needs_a_trouble_of_that_role_and_time() -> None:
 
 
 def test_one_request_more_or_less_is_a_difference() -> None:
-    account, path = Account(), "/generate"
-    account.finished[path, "ok"] = 2
-    books = Books(
-        finished=account.finished.copy(),
-        turns=account.turns.copy(),
-        answered=account.explained.copy(),
+    counts, path = ClientCounts(), "/generate"
+    counts.finished[path, "ok"] = 2
+    router_counts = RouterCounts(
+        finished=counts.finished.copy(),
+        turns=counts.turns.copy(),
+        answered=counts.explained.copy(),
         resumed=0,
         in_flight=0,
         backlog_tokens=0,
     )
-    assert differences(account, books) == []
-    books.finished[path, "ok"] += 1
-    assert differences(account, books) == ["finished /generate ok: client 2, router 3"]
+    assert differences(counts, router_counts) == []
+    router_counts.finished[path, "ok"] += 1
+    assert differences(counts, router_counts) == ["finished /generate ok: client 2, router 3"]
 
 
 def test_who_hangs_up_in_the_last_moment_may_be_counted_either_way() -> None:
-    account, path = Account(), "/generate"
-    account.finished[path, "ok"] = 2
-    account.uncertain[path, "ok", "disconnected"] = 1
-    books = Books(
+    counts, path = ClientCounts(), "/generate"
+    counts.finished[path, "ok"] = 2
+    counts.uncertain[path, "ok", "disconnected"] = 1
+    router_counts = RouterCounts(
         finished=Counter({(path, "ok"): 1, (path, "disconnected"): 1}),
         turns=Counter(),
         answered=Counter(),
@@ -152,6 +160,6 @@ def test_who_hangs_up_in_the_last_moment_may_be_counted_either_way() -> None:
         in_flight=0,
         backlog_tokens=0,
     )
-    assert differences(account, books) == []
-    books.finished[path, "ok"], books.finished[path, "disconnected"] = 0, 2
-    assert len(differences(account, books)) == 2
+    assert differences(counts, router_counts) == []
+    router_counts.finished[path, "ok"], router_counts.finished[path, "disconnected"] = 0, 2
+    assert len(differences(counts, router_counts)) == 2

@@ -149,7 +149,7 @@ async def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
         )
         async with running(config, read=lambda: config) as url:
 
-            async def told(what: str) -> bool:
+            async def logged(what: str) -> bool:
                 await asyncio.sleep(0)
                 return what in caplog.text
 
@@ -168,11 +168,11 @@ async def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
             new_certificate(file, key)
             after = file.read_bytes()
             os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: told("configuration reloaded"))
+            await until(lambda: logged("configuration reloaded"))
             assert (await healthy(before), await healthy(after)) == (False, True)
             file.write_text("nothing")
             os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: told("configuration not reloaded: tls_certificate"))
+            await until(lambda: logged("configuration not reloaded: tls_certificate"))
             assert await healthy(after)
 
 

@@ -93,8 +93,8 @@ async def test_sighup_takes_up_what_can_be_and_refuses_what_is_wrong(tmp_path: P
             changed = 'policy = "full"\nsession_capacity = 7\n[tenants.t]\nkeys = ["%s"]\n'
             file.write_text(fixed + changed % key)
             one.process.send_signal(signal.SIGHUP)
-            told = await one.says("only a restart takes up")
-            lines = [orjson.loads(line) for line in told.splitlines()]
+            output = await one.says("only a restart takes up")
+            lines = [orjson.loads(line) for line in output.splitlines()]
             assert lines[-1]["message"].endswith(": session_capacity")
             assert lines[-2]["message"] == "configuration reloaded: policy, tenants"
             assert await ask(http, url) == 401  # from now on with a key
@@ -186,8 +186,8 @@ async def test_what_operators_say_and_see_is_all_processes(tmp_path: Path) -> No
             async def operate(method: str, admin: str, path: str, **body: str) -> dict[str, Any]:
                 async with http.request(method, f"{admin}/workers{path}", json=body) as answer:
                     assert answer.status == 200, await answer.text()
-                    told: dict[str, Any] = await answer.json()
-                    return told
+                    fields: dict[str, Any] = await answer.json()
+                    return fields
 
             async def shown(admin: str) -> dict[str, dict[str, Any]]:
                 listed = orjson.loads(await get(http, f"{admin}/workers"))
@@ -309,8 +309,8 @@ async def test_a_response_is_continued_by_another_process(tmp_path: Path) -> Non
                     assert await answer.json() == last
             async with http.delete(f"{responses}/{last['id']}") as answer:
                 assert (await answer.json())["deleted"]
-            status, told = await respond(previous_response_id=last["id"])
-            assert (status, told["error"]["code"]) == (404, "previous_response_not_found")
+            status, fields = await respond(previous_response_id=last["id"])
+            assert (status, fields["error"]["code"]) == (404, "previous_response_not_found")
 
 
 def children(pid: int) -> list[int]:
@@ -326,6 +326,6 @@ async def test_several_processes_that_cannot_start_end_with_a_reason(tmp_path: P
     process = await asyncio.create_subprocess_exec(
         *(PPD_ROUTER, "--config", str(file), "--port", "0"), stderr=asyncio.subprocess.PIPE
     )
-    _, told = await asyncio.wait_for(process.communicate(), 20.0)
+    _, output = await asyncio.wait_for(process.communicate(), 20.0)
     assert process.returncode not in (0, None)
-    assert b"does not answer" in told
+    assert b"does not answer" in output

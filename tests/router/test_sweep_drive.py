@@ -16,7 +16,7 @@ from eval.cluster import Launcher
 from eval.sweep.clusters import Cluster, Fleet
 from eval.sweep.config import ClusterAt, SweepConfig
 from eval.sweep.drive import Driver, Progress
-from eval.sweep.rows import Told, Writer, read_runs
+from eval.sweep.rows import RunResult, Writer, read_runs
 from ppd.errors import ConfigError, WorkerError
 from ppd.table_file import Axes, Bin
 from router.config.options import RouterConfig
@@ -70,7 +70,7 @@ async def drive(out: Path, *clusters: Cluster) -> Driver:
     return driver
 
 
-def rows(out: Path) -> list[Told]:
+def rows(out: Path) -> list[RunResult]:
     return list(read_runs(SWEEP, out))
 
 

@@ -58,7 +58,7 @@ LOST, SILENT = failure(Cause.LOST), failure(Cause.SILENT, 504)
 UNCONNECTED, TRANSFER = failure(Cause.UNCONNECTED), failure(Cause.TRANSFER, 500)
 BROKEN, BUSY = failure(Cause.ANSWERED, 500), failure(Cause.ANSWERED, 503)
 REJECTED, OVERLOADED = failure(Cause.ANSWERED, 400), failure(Cause.ANSWERED, 429)
-REFUSED = failure(Cause.ANSWERED, 400, refusal=Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS))
+REFUSED = failure(Cause.ANSWERED, 503, refusal=Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS))
 UNPATCHED = failure(Cause.ANSWERED, 400, unpatched=True)
 FAILURES = (LOST, SILENT, UNCONNECTED, TRANSFER, BROKEN, BUSY, REJECTED, OVERLOADED, REFUSED)
 # How the fault table of the router's documents blames: a busy worker, a client's error and a
@@ -278,6 +278,9 @@ def test_a_local_turn_that_failed_goes_remote(fails: Failure, reason: Reason) ->
     assert isinstance(effect, Send)
     assert (effect.plan.route, effect.plan.reason) == (Route.REMOTE, reason)
     assert it.backlog.of("p0") == 300
+    home_stays = fails in (REFUSED, UNPATCHED, UNCONNECTED)
+    assert (effect.plan.decode.identity == "d0") is home_stays
+    assert it.attempts.retried is not home_stays
 
 
 @pytest.mark.parametrize("fails", [REJECTED, OVERLOADED])

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from eval.check_figures import Seen, as_text, compare, figures, of_aiperf, of_ours
-from eval.check_load import TALKS, Talk, engine_means, plan, prompt_tokens, trace
-from eval.outside_client import ClientError, run_to_end
+from eval.check_figures import ObservedTurn, as_text, compare, figures, of_aiperf, of_ours
+from eval.check_load import LOAD_SHAPES, LoadShape, engine_means, plan, prompt_tokens, trace
+from eval.cluster import ClientError, run_to_end
 from eval.samples import Failure, Sample
 
-TALK = Talk(3, qps=2.0, turns=3, first=10, later=4, reply=5, think_s=0.25)
+TALK = LoadShape(3, qps=2.0, turns=3, first=10, later=4, reply=5, think_s=0.25)
 
 
-def seen(turn: int = 1, **fields: Any) -> Seen:
+def seen(turn: int = 1, **fields: Any) -> ObservedTurn:
     told: dict[str, Any] = {
         "conversation": "a", "sent_at_s": 0.0, "late_ms": 0.1, "prompt_tokens": 13,
         "output_tokens": 5, "cached_tokens": 0, "ttft_ms": 100.0, "tpot_ms": 10.0,
         "gaps": ((142, 4),),
     }  # fmt: skip
-    return Seen(turn=turn, **{**told, **fields})
+    return ObservedTurn(turn=turn, **{**told, **fields})
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -55,18 +55,18 @@ def test_both_hold_the_same_conversations_at_the_same_times() -> None:
     assert [line.get("delay") for line in lines[:3]] == [None, 250.0, 250.0]
     assert len({line["text_input"] for line in lines}) == len(lines)
     first = conversations[0]
-    assert [turn.new_tokens for turn in first.exchanges] == [13, 8, 8]
-    assert [turn.think_s for turn in first.exchanges] == [0.0, 0.25, 0.25]
+    assert [turn.new_tokens for turn in first.turns] == [13, 8, 8]
+    assert [turn.think_s for turn in first.turns] == [0.0, 0.25, 0.25]
     context = [
         context + turn.new_tokens
-        for context, turn in zip(first.contexts(), first.exchanges, strict=True)
+        for context, turn in zip(first.contexts(), first.turns, strict=True)
     ]
     assert context == prompts
-    assert all(talk.turns * talk.reply > 0 for talk in TALKS.values())
+    assert all(shape.turns * shape.reply > 0 for shape in LOAD_SHAPES.values())
 
 
 def test_prompts_must_be_as_long_in_every_conversation() -> None:
-    two = Talk(2, qps=1.0, turns=2, first=1, later=1, reply=1, think_s=0.0)
+    two = LoadShape(2, qps=1.0, turns=2, first=1, later=1, reply=1, think_s=0.0)
     fine = [seen(1), seen(2, prompt_tokens=30), seen(1), seen(2, prompt_tokens=30)]
     assert prompt_tokens(fine, two) == [13, 30]
     with pytest.raises(ClientError, match=r"\[29, 30\]"):

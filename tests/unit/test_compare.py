@@ -69,10 +69,10 @@ def chat(tmp_path: Path) -> Path:
 def test_each_seed_is_the_next_window(config: Comparison, chat: Path) -> None:
     (trace,) = config.traces
     first, second = (window(trace, {"chat": chat}, None, seed) for seed in (0, 1))
-    assert [one.exchanges[0].new_tokens for one in first] == [100, 101, 102]
-    assert [one.exchanges[0].new_tokens for one in second] == [103, 104, 105]
+    assert [one.turns[0].new_tokens for one in first] == [100, 101, 102]
+    assert [one.turns[0].new_tokens for one in second] == [103, 104, 105]
     assert [one.starts_at_s for one in second] == pytest.approx([0.0, 0.5, 1.0])
-    assert second[0].exchanges[1].gap_s == 2.0
+    assert second[0].turns[1].gap_s == 2.0
     with pytest.raises(ConfigError, match="has 6 conversations, seed 2 wants those from 6 to 9"):
         window(trace, {"chat": chat}, None, 2)
 

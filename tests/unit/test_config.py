@@ -13,9 +13,11 @@ from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.cli import main, parse_config
+from router.config.answer_cache import AnswerCacheConfig
 from router.config.kubernetes import Kubernetes
 from router.config.limits import AdmissionLimits, RateLimit, Tenant
 from router.config.options import RouterConfig
+from router.config.retrieval import RetrievalConfig
 from router.server.supervisor import share_of
 from sglang_patches.settings import Settings, read_settings
 
@@ -24,7 +26,7 @@ P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
 def test_a_sound_command_line() -> None:
     config, check = parse_config(["--prefill", P + "/", "--decode", D, "--policy", "pd"])
-    config.check()
+    assert config.problems() == []
     assert (config.prefill, config.decode, config.policy, check) == ((P,), (D,), "pd", False)
 
 
@@ -104,17 +106,81 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         """
     )
     config, _ = parse_config(["--config", str(file), "--policy", "ppd"])
-    config.check()
+    assert config.problems() == []
     assert (config.policy, config.prefill, config.weights) == ("ppd", (P,), Weights(2, 0.5))
     assert config.corrections == {Correction.LOAD, Correction.SHRINKAGE}
     assert config.tenants["abc"].objective == Targets(ttft_ms=300)
 
 
-def test_workers_may_be_found_in_place_of_given() -> None:
-    pods = Kubernetes(namespace="n", prefill="role=prefill", decode="role=decode")
-    RouterConfig(kubernetes=pods).check()
-    RouterConfig(workers_file="workers.toml").check()
-    RouterConfig(workers_file="workers.toml", policy="replica").check()
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"kubernetes": Kubernetes(namespace="n", prefill="role=prefill", decode="role=decode")},
+        {"workers_file": "workers.toml"},
+        {"workers_file": "workers.toml", "policy": "replica"},
+        {"accept_workers": True},
+    ],
+)
+def test_discovery_replaces_the_list_of_workers(source: dict[str, Any]) -> None:
+    assert RouterConfig(**source).problems() == []
+
+
+def test_discovery_must_cover_every_role() -> None:
+    only_decode = Kubernetes(namespace="n", decode="role=decode")
+    (problem,) = RouterConfig(kubernetes=only_decode).problems()
+    assert problem.startswith("at least one --prefill URL is needed with policy ppd")
+
+
+def test_every_value_out_of_range_is_reported_by_its_own_name() -> None:
+    nan = float("nan")
+    config = RouterConfig(
+        prefill=(P,),
+        decode=(D,),
+        port=-1,
+        idle_timeout_s=nan,
+        shutdown_delay_s=nan,
+        rate=RateLimit(requests_per_minute=nan),
+        tenants={"t": Tenant(rate=RateLimit(tokens_per_minute=-1))},
+        admission=AdmissionLimits(max_in_flight=-2, max_wait_s=nan),
+        kubernetes=Kubernetes(namespace="n", decode="a=b", port=""),
+        retrieval=RetrievalConfig(url=P, link_bytes_per_s=0, min_ms=9.0, max_ms=1.0),
+        answer_cache=AnswerCacheConfig(P, threshold=1.5, max_characters=0),
+    )
+    assert sorted(config.problems()) == [
+        "admission.max_in_flight must be 0 or more, got -2",
+        "admission.max_wait_s must be above 0, got nan",
+        "answer_cache.max_characters must be above 0, got 0",
+        "answer_cache.threshold must be above 0 and at most 1, got 1.5",
+        "idle_timeout_s must be above 0, got nan",
+        "kubernetes: port must be 1..65535 or a port's name, got ''",
+        "port must be 0..65535, got -1",
+        "rate.requests_per_minute must be 0 or more, got nan",
+        "retrieval.link_bytes_per_s must be above 0, got 0",
+        "retrieval.min_ms must be at most max_ms, got 9.0 and 1.0",
+        "shutdown_delay_s must be 0 or more, got nan",
+        "tenants.t.rate.tokens_per_minute must be 0 or more, got -1",
+    ]
+
+
+def test_ranges_have_bounds_that_are_allowed() -> None:
+    config = RouterConfig(
+        prefill=(P,),
+        decode=(D,),
+        port=65535,
+        admin_port=0,
+        breaker_failures=0,
+        session_ttl_s=float("inf"),
+        kubernetes=Kubernetes(namespace="n", decode="a=b", port="http"),
+        answer_cache=AnswerCacheConfig(P, threshold=1.0),
+    )
+    assert config.problems() == []
+
+
+def test_a_flag_replaces_a_value_of_the_file_that_is_out_of_range(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(f'prefill = ["{P}"]\ndecode = ["{D}"]\nport = 99999\n')
+    config, _ = parse_config(["--config", str(file), "--port", "8001"])
+    assert (config.port, config.problems()) == (8001, [])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +203,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, named: str) -> None:
         parse_config(["--config", str(file)])
 
 
-def test_all_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "router.toml"
     file.write_text("""
 prot = 1
@@ -155,8 +221,8 @@ keys = ["zz"]
 """)
     with pytest.raises(ConfigError) as caught:
         parse_config(["--config", str(file), "--decode", D])
-    told = str(caught.value)
-    for one in (
+    message = str(caught.value)
+    for problem in (
         "there is no option prot;",
         "port must be 0..65535, got 99999",
         "no such policy: 'nope'",
@@ -167,8 +233,8 @@ keys = ["zz"]
         "there is no option tenants.a.foo;",
         "tenants.a.keys[0]: not 64 hexadecimal digits",
     ):
-        assert one in told
-    assert "at least one --prefill" not in told
+        assert problem in message
+    assert "at least one --prefill" not in message
 
 
 def test_a_missing_file_is_named() -> None:
@@ -179,7 +245,11 @@ def test_a_missing_file_is_named() -> None:
 def test_all_errors_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         RouterConfig(prefill=("x",), decode=(), port=-1).check()
-    assert str(caught.value).count(";") == 2
+    assert str(caught.value) == (
+        "--prefill must be http://HOST:PORT, got 'x'; at least one --decode URL is needed with "
+        "policy ppd, or --accept-workers, workers_file or [kubernetes]; port must be 0..65535, "
+        "got -1"
+    )
 
 
 def test_a_configuration_can_be_checked_without_workers(
@@ -198,15 +268,15 @@ def test_a_configuration_can_be_checked_without_workers(
     )
     with pytest.raises(SystemExit) as ended:
         main(["--config", str(file), "--check-config"])
-    for told in (
+    for problem in (
         "port must be 0..65535, got -1",
-        "worker_api_key would go to whoever announces a worker",
+        "worker_api_key would be sent to every announced worker",
         "tls_certificate c, tls_key k: ",
         f"{tmp_path}/table.json: ",
         "workers_file: ",
         "decision_log: /nowhere/log cannot be written",
     ):
-        assert told in str(ended.value)
+        assert problem in str(ended.value)
     assert "secret" not in str(ended.value)
 
 

@@ -48,9 +48,9 @@ def test_all_sides_meet_the_same_plan_and_each_is_first_once() -> None:
     assert one == again
     assert one != other
     assert len(one) == 12
-    assert {len(conversation.exchanges) for conversation in one} == {4}
-    assert one[0].exchanges[0].new_tokens == GRID.first
-    assert one[0].exchanges[1].new_tokens == GRID.new
+    assert {len(conversation.turns) for conversation in one} == {4}
+    assert one[0].turns[0].new_tokens == GRID.first
+    assert one[0].turns[1].new_tokens == GRID.new
 
 
 def test_more_points_continue_a_file_and_other_sizes_do_not(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.rag import load
-from eval.rag.bench import Turn, summarize
-from eval.rag.scene import passages
+from eval.rag.bench import RagTurn, summarize
+from eval.rag.cluster import passages
 from ppd.errors import ConfigError
 
 MARKDOWN = """# Title
@@ -43,7 +42,9 @@ def test_paragraphs_and_points_become_passages(tmp_path: Path) -> None:
 
 def test_a_turn_is_the_median_of_its_rounds() -> None:
     turns = [
-        Turn(number, way, turn, "local", 100 * turn, 100 * turn + 50, cached, 10.0 * (number + 1))
+        RagTurn(
+            number, way, turn, "local", 100 * turn, 100 * turn + 50, cached, 10.0 * (number + 1)
+        )
         for number in range(3)
         for way, cached in (("off", 90), ("tail", 95), ("system", 5))
         for turn in range(1, 11)
@@ -56,18 +57,3 @@ def test_a_turn_is_the_median_of_its_rounds() -> None:
         "tail_cached": 95, "tail_context": 500, "tail_ttft_ms": 20.0,
         "system_cached": 5, "system_context": 500, "system_ttft_ms": 20.0,
     }  # fmt: skip
-
-
-def test_what_both_pools_showed_is_told_side_by_side() -> None:
-    ours = load.Run(
-        "stages", 0, 9, 3, 100.0, [1.0, 2.0, 9.0], 0, 3, 1, 10.0, 0.2, [0.5, 0.8], [2.0, 1.0]
-    )
-    more = load.Run("stages", 1, 9, 3, 100.0, [3.0], 1, 1, 0, 10.0, 0.6, [0.7], [4.0])
-    other = load.Run("single_queue", 0, 9, 3, 90.0, [50.0], 1, 1, 0, 2.0, 1.0, [0.5], [2.0])
-    told = load.summarize([ours, more, other])
-    assert told["stages"]["stall"] == 0.04
-    assert told["stages"]["prefill_search_p50_ms"] == 2.5
-    assert (told["stages"]["turns"], told["stages"]["late"]) == (4, 1)
-    assert (told["stages"]["reserved_min"], told["stages"]["reserved_max"]) == (0.5, 0.8)
-    assert (told["stages"]["flush_ms_min"], told["stages"]["flush_ms_max"]) == (1.0, 4.0)
-    assert told["single_queue"]["stall"] == 0.5

@@ -177,7 +177,7 @@ def test_only_the_newest_grid_of_a_file_is_shown(tmp_path: Path) -> None:
     assert isinstance(source, Source)
     kept = newest(source, "grid")
     assert [row["side"] for row in kept.rows] == ["ppd"]
-    assert len(kept.told_by) == 1
+    assert len(kept.origins) == 1
 
 
 def test_points_that_some_have_not_met_have_no_winner() -> None:

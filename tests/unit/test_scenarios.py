@@ -49,9 +49,9 @@ def test_the_posts_six_at_any_scale() -> None:
         conversations = plan(scenario, 3, 16)
         assert len(conversations) == scenario.requests
         for conversation in conversations:
-            assert len(conversation.exchanges) == 3
-            assert {turn.new_tokens for turn in conversation.exchanges} == {16 * scenario.prompt}
-            assert {turn.output_tokens for turn in conversation.exchanges} == {16 * scenario.reply}
+            assert len(conversation.turns) == 3
+            assert {turn.new_tokens for turn in conversation.turns} == {16 * scenario.prompt}
+            assert {turn.output_tokens for turn in conversation.turns} == {16 * scenario.reply}
     apart = [one.starts_at_s for one in plan(BY_NAME["staggered"], 1, 2)]
     assert apart == pytest.approx([0.1 * number for number in range(8)])
     assert {one.starts_at_s for one in plan(BY_NAME["stress"], 1, 2)} == {0.0}
@@ -99,5 +99,5 @@ def test_ratios_compare_the_same_scenario_with_the_same_turns() -> None:
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--scale", "0"], ["--turns", "1", "0"]])
 def test_senseless_options_are_refused(wrong: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["scenarios", *wrong])
+        cli.main(["traffic", "scenarios", *wrong])
     assert "must be at least 1" in str(ended.value)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from eval.samples import Failure, Sample, gap_bound_ms, gap_bucket
 from eval.summary import Slo, percentile, spread, spread_of_gaps, summarize
-from eval.traffic.conversations import Conversation, Exchange
+from eval.traffic.conversations import Conversation, PlannedTurn
 
-PLAN = [Conversation(0.0, (Exchange(10, 5), Exchange(10, 5)))] * 2
+PLAN = [Conversation(0.0, (PlannedTurn(10, 5), PlannedTurn(10, 5)))] * 2
 
 
 def sample(conversation: int = 0, turn: int = 1, **fields: Any) -> Sample:
@@ -115,7 +115,7 @@ def test_a_late_client_says_so() -> None:
 
 def test_a_small_run_says_so_and_a_large_one_does_not() -> None:
     assert any("reported results take 200" in n for n in summarize([], PLAN, 1, Slo()).notes)
-    many = [Conversation(0.0, (Exchange(1, 1),))] * 200
+    many = [Conversation(0.0, (PlannedTurn(1, 1),))] * 200
     samples = [sample(number) for number in range(200)]
     assert summarize(samples, many, 60.0, Slo(ttft_ms=1000)).notes == ()
 

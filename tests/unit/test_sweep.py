@@ -49,7 +49,7 @@ def test_later_turns_meet_the_cells_context(config: SweepConfig) -> None:
         assert later[0] == first + 16
         conversation = plan(config, Place(workload, 0), 0)[0]
         context, sizes = 0, []
-        for exchange in conversation.exchanges:
+        for exchange in conversation.turns:
             sizes.append(context)
             context += exchange.new_tokens + exchange.output_tokens
         assert sizes == [0, *later]

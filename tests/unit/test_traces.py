@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.traffic.conversations import Conversation
 from eval.traffic.dialogues import common_start, load_count, read_agents, read_dialogues
 from eval.traffic.traces import read_azure, read_mooncake, read_sessions
 from ppd.errors import ConfigError
 
-
-def write(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def turns_of(one: Conversation) -> list[tuple[int, int, int]]:
-    """Context, new and output tokens."""
-    return [
-        (context, turn.new_tokens, turn.output_tokens)
-        for context, turn in zip(one.contexts(), one.exchanges, strict=True)
-    ]
-
-
-def row(s: int, k: int, t: float, ctx: int, new: int, out: int, **more: Any) -> dict[str, Any]:
-    return {"s": s, "k": k, "t": t, "in": ctx + new, "ctx": ctx, "new": new, "out": out, **more}
+from .trace_rows import HEAD, READERS, request, row, turns_of, write
 
 
 def test_sessions_have_the_traces_prompts_contexts_and_times(tmp_path: Path) -> None:
@@ -52,8 +34,8 @@ def test_sessions_have_the_traces_prompts_contexts_and_times(tmp_path: Path) -> 
     assert [one.starts_at_s for one in found] == [0, 1, 6]
     first, second, fork = found
     assert turns_of(first) == [(0, 100, 10), (110, 20, 5), (90, 10, 5)]
-    assert [turn.gap_s for turn in first.exchanges] == [0, 4, 4]
-    assert [turn.keep_tokens for turn in first.exchanges] == [None, None, 90]
+    assert [turn.gap_s for turn in first.turns] == [0, 4, 4]
+    assert [turn.keep_tokens for turn in first.turns] == [None, None, 90]
     assert turns_of(second) == [(0, 30, 3)]
     assert turns_of(fork) == [(0, 160, 5)]
 
@@ -97,12 +79,6 @@ def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:
         read_sessions(torn)
 
 
-def request(at_ms: int, tokens: int, output: int, blocks: list[int]) -> dict[str, Any]:
-    return {
-        "timestamp": at_ms, "input_length": tokens, "output_length": output, "hash_ids": blocks,
-    }  # fmt: skip
-
-
 def test_mooncakes_sessions_are_rebuilt_from_blocks(tmp_path: Path) -> None:
     path = write(
         tmp_path / "m.jsonl",
@@ -125,7 +101,7 @@ def test_mooncakes_sessions_are_rebuilt_from_blocks(tmp_path: Path) -> None:
         [(0, 15, 1)],
         [(0, 18, 1)],
     ]
-    assert found[0].exchanges[1].gap_s == 3
+    assert found[0].turns[1].gap_s == 3
     assert [one.starts_at_s for one in found] == [0, 1, 4, 5, 6, 7]
     assert {one.shared_tokens for one in found} == {10}
 
@@ -134,9 +110,6 @@ def test_mooncakes_blocks_must_be_as_many_as_its_tokens(tmp_path: Path) -> None:
     path = write(tmp_path / "m.jsonl", [request(0, 35, 5, [0, 1])])
     with pytest.raises(ConfigError, match=r"m.jsonl:1: 35 tokens are 4 blocks of 10, .* has 2"):
         read_mooncake(path, 10)
-
-
-HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 
 
 def test_azures_rows_are_single_turns(tmp_path: Path) -> None:
@@ -166,39 +139,6 @@ def test_a_broken_azure_line_is_named(tmp_path: Path, text: str, named: str) -> 
     path.write_text(text)
     with pytest.raises(ConfigError, match=named):
         read_azure(path)
-
-
-READERS: list[Callable[[Path], object]] = [
-    read_sessions,
-    lambda path: read_mooncake(path, 512),
-    read_azure,
-    lambda path: read_dialogues(path, len),
-    lambda path: read_agents(path, len),
-]
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3),
-    max_leaves=5,
-)
-_LENGTHS = ["s", "k", "in", "ctx", "new", "out", "t", "gap", "input_length", "output_length"]
-_OTHERS = ["timestamp", "hash_ids", "messages", "traj", "history", "session_id", "input", "output"]
-names = st.sampled_from([*_LENGTHS, *_OTHERS])
-lines = st.binary(max_size=40) | st.dictionaries(names, values).map(
-    lambda row: json.dumps(row).encode()
-)
-
-
-@given(st.sampled_from(READERS), st.booleans(), st.lists(lines, max_size=4))
-def test_whatever_a_file_holds_it_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory,
-    reader: Callable[[Path], object],
-    head: bool,
-    some: list[bytes],
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
-    path.write_bytes((HEAD.encode() if head else b"") + b"\n".join(some))
-    with suppress(ConfigError):
-        reader(path)
 
 
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
@@ -269,7 +209,7 @@ def test_agents_prompts_share_what_they_begin_with(tmp_path: Path) -> None:
         [(0, 4, 3), (4, 2, 3), (3, 1, 3)],
         [(0, 5, 3)],
     ]
-    assert [turn.gap_s for turn in found[0].exchanges] == [0, 2.5, 5.5]
+    assert [turn.gap_s for turn in found[0].turns] == [0, 2.5, 5.5]
 
 
 @given(st.text("ab", max_size=40), st.text("ab", max_size=40))

@@ -12,20 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.traffic.conversations import Conversation, Exchange, at_rate, cut, poisson_starts, scaled
+from eval.traffic.conversations import (
+    Conversation,
+    PlannedTurn,
+    at_rate,
+    cut,
+    poisson_starts,
+    scaled,
+)
 from eval.traffic.kinds import PAPER, PAPER_QPS, load
 from eval.traffic.workloads import Demand, plan
 from ppd.errors import ConfigError
 
 sizes = st.integers(1, 5000)
-exchanges = st.builds(Exchange, sizes, sizes, keep_tokens=st.none() | st.integers(0, 20_000))
+exchanges = st.builds(PlannedTurn, sizes, sizes, keep_tokens=st.none() | st.integers(0, 20_000))
 conversations = st.builds(
     Conversation, st.just(0.0), st.lists(exchanges, min_size=1, max_size=8).map(tuple)
 )
 
 
 def sizes_of(one: Conversation) -> list[tuple[int, int]]:
-    return [(turn.new_tokens, turn.output_tokens) for turn in one.exchanges]
+    return [(turn.new_tokens, turn.output_tokens) for turn in one.turns]
 
 
 def test_the_papers_workloads_are_18_of_two_turns() -> None:
@@ -45,9 +52,9 @@ def test_a_plan_is_the_same_for_the_same_seed() -> None:
     starts_s = [one.starts_at_s for one in other]
     assert starts_s == sorted(starts_s)
     assert 5 < starts_s[-1] < 10
-    thinks_s = [turn.think_s for one in other for turn in one.exchanges[1:]]
+    thinks_s = [turn.think_s for one in other for turn in one.turns[1:]]
     assert statistics.fmean(thinks_s) == pytest.approx(2, rel=0.4)
-    assert all(one.exchanges[0].think_s == 0 for one in other)
+    assert all(one.turns[0].think_s == 0 for one in other)
 
 
 @pytest.mark.parametrize("turns", [2, 4, 8, 16])
@@ -70,13 +77,13 @@ def test_a_grid_has_every_cell_with_its_mean_context() -> None:
 @given(conversations, st.floats(0.001, 1))
 def test_scaling_keeps_the_shape(one: Conversation, scale: float) -> None:
     less = scaled(one, scale)
-    assert len(less.exchanges) == len(one.exchanges)
-    for small, large in zip(less.exchanges, one.exchanges, strict=True):
+    assert len(less.turns) == len(one.turns)
+    for small, large in zip(less.turns, one.turns, strict=True):
         assert 1 <= small.new_tokens <= large.new_tokens
         assert large.new_tokens * scale <= small.new_tokens + 1e-6
         assert small.new_tokens < large.new_tokens * scale + 1
         assert small.output_tokens < large.output_tokens * scale + 1
-    assert less.longest_tokens <= scale * one.longest_tokens + 2 * len(one.exchanges) + 1
+    assert less.longest_tokens <= scale * one.longest_tokens + 2 * len(one.turns) + 1
     assert scaled(one, 1.0) == one
 
 
@@ -84,10 +91,10 @@ def test_scaling_keeps_the_shape(one: Conversation, scale: float) -> None:
 def test_what_is_cut_fits(one: Conversation, max_context: int) -> None:
     less = cut(one, max_context)
     if less is None:
-        assert one.exchanges[0].new_tokens + one.exchanges[0].output_tokens > max_context
+        assert one.turns[0].new_tokens + one.turns[0].output_tokens > max_context
         return
     assert less.longest_tokens <= max_context
-    assert less.exchanges == one.exchanges[: len(less.exchanges)]
+    assert less.turns == one.turns[: len(less.turns)]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50, unique=True), st.floats(0.01, 100))

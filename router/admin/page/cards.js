@@ -1,4 +1,4 @@
-// The figures at the top, the workers, the reasons and outcomes.
+// Draws the figures at the top, the workers, the reasons and outcomes.
 
 import { age, bytes, count, duration, el, find, ms, rate, redraw, say, share, short, terms } from "./dom.js";
 import { HOPS, REASONS } from "./words.js";
@@ -33,7 +33,7 @@ export function drawWorkers(state) {
   const { workers } = state;
   const ready = workers.filter((worker) => worker.ready).length;
   say(find("#workers-count"), `${ready} of ${workers.length} ready`);
-  // A worker's last announcement is seconds old, and its age is shown: once a second is enough.
+  // The age of the last report is rounded: one redraw a second is enough.
   const shown = workers.map((one) => ({ ...one, heard_ago_s: Math.round(one.heard_ago_s ?? -1) }));
   redraw(find("#workers .cards"), shown, () =>
     workers.length
@@ -57,10 +57,10 @@ function card(worker) {
       : worker.breaker_open
         ? "failing"
         : "ready";
-  const said = worker.announced;
+  const announced = worker.announced;
   const decode = worker.role === "decode";
-  const running = said?.running ?? worker.running;
-  const total = said?.kv_total_tokens ?? 0;
+  const running = announced?.running ?? worker.running;
+  const total = announced?.kv_total_tokens ?? 0;
   return el(
     "article",
     { class: `card ${state}`, "data-worker": worker.id },
@@ -72,14 +72,14 @@ function card(worker) {
       ["in flight", count(worker.in_flight)],
       [decode ? "reserved" : "to prefill", tokens(worker.backlog_tokens)],
       ["running", decode && running !== null ? count(running) : null],
-      ["appends waiting", said && decode ? `${count(said.waiting)}, ${tokens(said.append_tokens)}` : null],
-      ["decode step", said?.decode_step_ms ? `${ms(said.decode_step_ms)} ms` : null],
+      ["appends waiting", announced && decode ? `${count(announced.waiting)}, ${tokens(announced.append_tokens)}` : null],
+      ["decode step", announced?.decode_step_ms ? `${ms(announced.decode_step_ms)} ms` : null],
       ["KV free", !total && worker.free_tokens !== null ? tokens(worker.free_tokens) : null],
       ["local prefill", decode ? (worker.local_prefill ? "offered" : "not offered") : null,
         { class: worker.local_prefill ? null : "warn" }],
-      ["heard", worker.heard_ago_s === null ? null : `${age(worker.heard_ago_s)} ago`],
+      ["last report", worker.heard_ago_s === null ? null : `${age(worker.heard_ago_s)} ago`],
     ])),
-    total ? memory(said.kv_used_tokens, total) : null,
+    total ? memory(announced.kv_used_tokens, total) : null,
   );
 }
 

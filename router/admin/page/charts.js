@@ -1,4 +1,4 @@
-// TTFT by turn and route: p50 as a line, up to p90 as a band, on one logarithmic scale.
+// Draws TTFT by turn and route: p50 as a line, up to p90 as a band, on one logarithmic scale.
 
 import { age, count, duration, el, find, ms, redraw, say, svg } from "./dom.js";
 
@@ -28,7 +28,7 @@ export function drawCharts(state) {
   );
 }
 
-// From the decade's 1 or 3 below the least value to the one above the largest.
+// Return the scale's bounds: the 1 or 3 of a decade below the minimum and above the maximum.
 function scaleOf(groups) {
   const values = groups.flatMap((g) => g.points.flatMap((p) => [p.p50_ms, p.p90_ms]));
   const known = values.filter((value) => value > 0);
@@ -51,7 +51,7 @@ function drawn(groups, width, marks, points, step) {
   return svg(
     "svg",
     { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img" },
-    svg("title", {}, groups.map(told).join("; ")),
+    svg("title", {}, groups.map(summary).join("; ")),
     marks.map((mark) =>
       svg(
         "g",
@@ -69,7 +69,7 @@ function drawn(groups, width, marks, points, step) {
 
 const bare = (value) => (value < 1 ? String(Number(value.toPrecision(1))) : count(value));
 
-// Parts without a gap of more than two steps.
+// Split points into parts without a gap of more than two steps.
 function runs(points) {
   const parts = [];
   for (const point of points) {
@@ -102,7 +102,7 @@ function course(route, run, x, y) {
   );
 }
 
-const told = (group) =>
+const summary = (group) =>
   `${group.route}: p50 ${ms(group.p50_ms)} ms, p90 ${ms(group.p90_ms)} ms of ${group.n}`;
 
 function numbers(groups) {

@@ -1,4 +1,4 @@
-// The last decisions, one a row; an open row shows all that was known, and holds the table still.
+// Draws the latest decisions, one a row. An open row shows all details and stops updates.
 
 import { age, count, el, find, ms, percent, say, terms } from "./dom.js";
 import { HOPS, REASONS } from "./words.js";
@@ -52,7 +52,7 @@ export function closeAll() {
 class Row {
   constructor(one) {
     this.number = one.decided.number;
-    this.ended = null; // whether what is shown is its end; null: nothing is
+    this.ended = null; // whether the open decision has ended; null: none is open
     this.button = el("button", { "aria-expanded": "false" }, `${this.number}`);
     this.line = el("tr", { "data-number": this.number });
     this.detail = null;
@@ -161,7 +161,7 @@ function featuresOf(features) {
   if (features === null) return [remark("No earlier request is known to begin it.")];
   return [list(Object.entries(features).map(([name, value]) => [
     name,
-    typeof value === "number" ? (Number.isInteger(value) ? count(value) : value.toFixed(2)) : value ?? "not told",
+    typeof value === "number" ? (Number.isInteger(value) ? count(value) : value.toFixed(2)) : value ?? "unknown",
   ]))];
 }
 
@@ -198,7 +198,7 @@ function outcomeOf(finished) {
       ["completion_tokens", tokens(finished.completion_tokens)],
       ["ttft_ms", finished.ttft_ms === null ? null : finished.ttft_ms.toFixed(1)],
       ["tpot_ms", finished.tpot_ms === null ? null : finished.tpot_ms.toFixed(2)],
-      ["told to the policy", finished.observed ? "yes" : "no"],
+      ["used by the policy", finished.observed ? "yes" : "no"],
     ]),
   ];
 }

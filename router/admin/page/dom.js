@@ -1,4 +1,4 @@
-// Elements and numbers. All text goes in as text nodes: names come from outside.
+// Creates elements and formats numbers. All text is in text nodes: names are untrusted.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Builds a part of the page again only if what it shows has changed: selections stay.
+// Rebuild a part of the page only if its content has changed, which keeps selections.
 export function redraw(node, shown, build) {
   const key = JSON.stringify(shown);
   if (node.dataset.shown === key) return;
@@ -41,7 +41,7 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (value) => whole.format(value);
 
 // 812, 4.2k, 131k, 1.3M
-/** Bytes in decimal units; nobody knows of null. */
+/** Format bytes in decimal units; null is unknown. */
 export function bytes(value) {
   if (value === null) return "–";
   for (const [size, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {

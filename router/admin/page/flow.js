@@ -1,5 +1,5 @@
-// Where requests go: clients -> prefill -> decode, drawn as wide as each route's share; and to
-// replicas below, where there are any.
+// Draws the flow of requests: clients -> prefill -> decode, as wide as each route's share. Below
+// are replicas, if any.
 
 import { duration, find, rate, redraw, say, share, short, svg } from "./dom.js";
 
@@ -16,9 +16,9 @@ export function drawFlow(state) {
   const box = find("#flow .drawing");
   const width = Math.max(460, box.clientWidth);
   const total = Object.values(perS).reduce((a, b) => a + b, 0);
-  const told = new Set([...state.roles, ...state.workers.map((worker) => worker.role)]);
+  const names = new Set([...state.roles, ...state.workers.map((worker) => worker.role)]);
   const roles = Object.fromEntries(
-    [...told].map((role) => [role, of(state.workers.filter((w) => w.role === role))]),
+    [...names].map((role) => [role, of(state.workers.filter((w) => w.role === role))]),
   );
   const hybrid = "replica" in roles && "decode" in roles;
   const height = hybrid ? BESIDE.height : HEIGHT;
@@ -100,7 +100,7 @@ function node(name, x, y, width, height, workers, backlog) {
   );
 }
 
-// One hop: an arrow as thick as its route's share, a dashed line where nothing goes.
+// Draw one hop: an arrow as thick as its route's share, or a dashed line without requests.
 function way(route, x0, x1, y, perS, total, label = null) {
   const part = total ? perS / total : 0;
   const half = Math.max(1.5, (WIDEST * part) / 2);
@@ -108,14 +108,14 @@ function way(route, x0, x1, y, perS, total, label = null) {
   const arrow =
     `M${x0} ${y - half}H${x1 - TIP}V${y - tip}L${x1} ${y}L${x1 - TIP} ${y + tip}` +
     `V${y + half}H${x0}Z`;
-  const told = label ?? `${route}  ${rate(perS)} /s  ${share(perS, total)}`;
+  const caption = label ?? `${route}  ${rate(perS)} /s  ${share(perS, total)}`;
   return svg(
     "g",
     { class: `way ${route}${perS ? "" : " idle"}` },
     perS
       ? svg("path", { d: arrow })
       : svg("line", { x1: x0, x2: x1, y1: y, y2: y }),
-    text((x0 + x1) / 2, y + WIDEST / 2 + 18, told, label ? "" : "told", "middle"),
+    text((x0 + x1) / 2, y + WIDEST / 2 + 18, caption, label ? "" : "caption", "middle"),
   );
 }
 

@@ -1,4 +1,4 @@
-// Asks for the state once a second and draws it; says when there is none to be had, and why.
+// Fetches the state once a second and draws it, or shows why it is not available.
 
 import { drawFigures, drawReasons, drawWorkers } from "./cards.js";
 import { drawCharts } from "./charts.js";
@@ -31,20 +31,20 @@ function again() {
 
 async function look() {
   const token = sessionStorage.getItem(KEY);
-  let response, told;
+  let response, content;
   try {
     response = await fetch("dashboard/state", {
       cache: "no-store",
       headers: token ? { Authorization: `Bearer ${token}` } : {},
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
-    told = response.ok ? await response.json() : await reasonOf(response);
+    content = response.ok ? await response.json() : await reasonOf(response);
   } catch {
     return trouble("The router cannot be reached.");
   }
   if (response.status === 401) return lock(token !== null);
-  if (!response.ok) return trouble(told);
-  last = { ...told, at_s: performance.now() / 1e3 };
+  if (!response.ok) return trouble(content);
+  last = { ...content, at_s: performance.now() / 1e3 };
   lastAt = new Date();
   show("live");
 }
@@ -109,7 +109,7 @@ find("#resume").addEventListener("click", () => {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && root.dataset.state !== "locked") ask();
 });
-// In the next frame: what is drawn changes the size that is observed.
+// In the next frame: drawing changes the size that is observed.
 new ResizeObserver(() => requestAnimationFrame(() => {
   if (root.dataset.state !== "live") return;
   drawFlow(last);

@@ -1,4 +1,4 @@
-// What the router's words mean (ppd/decision.py; docs/ROUTER.md). A test holds the list complete.
+// Explains the enum values of ppd/decision.py (see docs/ROUTER.md). A test checks completeness.
 
 export const REASONS = {
   first_turn: "no earlier request is a prefix of this one",

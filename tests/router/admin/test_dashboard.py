@@ -25,20 +25,20 @@ async def state_of(client: Client, headers: Any = None) -> dict[str, Any]:
     async with client.http.get(f"{client.url}/dashboard/state", headers=headers) as response:
         assert response.status == 200
         assert response.headers["Cache-Control"] == "no-store"
-        told: dict[str, Any] = await response.json()
-        return told
+        state: dict[str, Any] = await response.json()
+        return state
 
 
 async def test_before_any_request(cluster: Cluster) -> None:
     p, d = workers()
     async with cluster(p, d) as client:
-        told = await state_of(client)
-    assert (told["policy"], told["table"], told["models"]) == ("full", None, ["fake"])
-    assert told["roles"] == ["decode", "prefill"]
-    assert told["decisions"] == told["ttft"]["groups"] == told["window"]["reasons"] == []
-    assert told["window"]["requests"] == told["waiting"] == 0
-    assert told["rates"]["per_s"] == dict.fromkeys(Route, 0)
-    assert [(w["role"], w["url"], w["ready"]) for w in told["workers"]] == [
+        state = await state_of(client)
+    assert (state["policy"], state["table"], state["models"]) == ("full", None, ["fake"])
+    assert state["roles"] == ["decode", "prefill"]
+    assert state["decisions"] == state["ttft"]["groups"] == state["window"]["reasons"] == []
+    assert state["window"]["requests"] == state["waiting"] == 0
+    assert state["rates"]["per_s"] == dict.fromkeys(Route, 0)
+    assert [(w["role"], w["url"], w["ready"]) for w in state["workers"]] == [
         ("prefill", p.url, True),
         ("decode", d.url, True),
     ]
@@ -51,8 +51,8 @@ async def test_requests_are_counted_by_reason_turn_and_route(cluster: Cluster) -
             assert (await client.chat(*contents, stream=True)).status == 200
             contents += ["w0w1w2", "and on"]
         await client.chat("another " * 40)
-        told = await state_of(client)
-    window = told["window"]
+        state = await state_of(client)
+    window = state["window"]
     assert (window["requests"], window["under_way"]) == (5, 0)
     assert window["outcomes"] == {"answered": 5}
     assert (window["prompt_tokens"], window["cached_tokens"]) == (500, 5 * 96)
@@ -65,9 +65,9 @@ async def test_requests_are_counted_by_reason_turn_and_route(cluster: Cluster) -
         {"turn": 2, "route": "local", "count": 1},
         {"turn": 3, "route": "local", "count": 2},
     ]
-    over_s = told["rates"]["over_s"]
-    assert told["rates"]["per_s"] == {"remote": 2 / over_s, "local": 3 / over_s, "replica": 0}
-    groups = told["ttft"]["groups"]
+    over_s = state["rates"]["over_s"]
+    assert state["rates"]["per_s"] == {"remote": 2 / over_s, "local": 3 / over_s, "replica": 0}
+    groups = state["ttft"]["groups"]
     assert [(g["turn"], g["route"], g["n"]) for g in groups] == [
         (1, "remote", 2),
         (2, "local", 1),
@@ -76,11 +76,11 @@ async def test_requests_are_counted_by_reason_turn_and_route(cluster: Cluster) -
     for group in groups:
         assert 0 < group["p50_ms"] <= group["p90_ms"]
         assert sum(point["n"] for point in group["points"]) == group["n"]
-    newest = told["decisions"][0]
-    assert [one["decided"]["number"] for one in told["decisions"]] == [5, 4, 3, 2, 1]
+    newest = state["decisions"][0]
+    assert [one["decided"]["number"] for one in state["decisions"]] == [5, 4, 3, 2, 1]
     assert newest["decided"]["decision"]["reason"] == "first_turn"
     assert newest["finished"]["outcome"] == "answered"
-    assert told["decisions"][1]["decided"]["features"]["turn"] == 4
+    assert state["decisions"][1]["decided"]["features"]["turn"] == 4
 
 
 async def test_a_decision_tells_what_the_table_said_and_nothing_of_the_request(
@@ -91,9 +91,9 @@ async def test_a_decision_tells_what_the_table_said_and_nothing_of_the_request(
         await client.chat("a secret", *LATER[1:])
         async with client.http.get(f"{client.url}/dashboard/state") as response:
             assert "secret" not in await response.text()
-        told = await state_of(client)
-    assert told["table"] == table.name
-    assessment = told["decisions"][0]["decided"]["decision"]["assessment"]
+        state = await state_of(client)
+    assert state["table"] == table.name
+    assessment = state["decisions"][0]["decided"]["decision"]["assessment"]
     assert assessment["local"]["ttft_ms"] < assessment["remote"]["ttft_ms"]
     assert assessment["score"]["prefers_local"] is True
 
@@ -110,12 +110,12 @@ async def test_a_refused_turn_counts_as_what_it_became(cluster: Cluster) -> None
     async with cluster(p, d) as client:
         await client.chat("hello")
         await client.chat(*LATER)
-        told = await state_of(client)
-    assert {"reason": "refused_by_worker", "route": "remote", "count": 1} in told["window"][
+        state = await state_of(client)
+    assert {"reason": "refused_by_worker", "route": "remote", "count": 1} in state["window"][
         "reasons"
     ]
-    assert told["decisions"][0]["decided"]["decision"]["route"] == "local"
-    assert told["decisions"][0]["finished"]["route"] == "remote"
+    assert state["decisions"][0]["decided"]["decision"]["route"] == "local"
+    assert state["decisions"][0]["finished"]["route"] == "remote"
 
 
 async def test_work_under_way_is_seen(cluster: Cluster) -> None:
@@ -124,14 +124,14 @@ async def test_work_under_way_is_seen(cluster: Cluster) -> None:
         asked = asyncio.create_task(client.chat("hello " * 100))
         await p.arrived.wait()
         await d.arrived.wait()
-        told = await state_of(client)
+        state = await state_of(client)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-    by_role = {worker["role"]: worker for worker in told["workers"]}
+    by_role = {worker["role"]: worker for worker in state["workers"]}
     assert by_role["prefill"]["in_flight"] == by_role["decode"]["in_flight"] == 1
     assert by_role["prefill"]["backlog_tokens"] > 0
-    assert told["window"]["under_way"] == 1
-    assert told["decisions"][0]["finished"] is None
+    assert state["window"]["under_way"] == 1
+    assert state["decisions"][0]["finished"] is None
 
 
 async def test_workers_as_they_are_and_as_they_announce_themselves(cluster: Cluster) -> None:
@@ -159,10 +159,10 @@ async def test_a_worker_that_fails_its_requests_is_no_more_ready(cluster: Cluste
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", failing(500, "no"))
     async with cluster(p, d, breaker_failures=1) as client:
         assert (await client.chat("hello")).status == 500
-        told = await state_of(client)
-    of_d = told["workers"][1]
+        state = await state_of(client)
+    of_d = state["workers"][1]
     assert (of_d["alive"], of_d["breaker_open"], of_d["ready"]) == (True, True, False)
-    assert told["window"]["outcomes"] == {"worker_error": 1}
+    assert state["window"]["outcomes"] == {"worker_error": 1}
 
 
 async def test_it_is_for_operators_where_there_is_an_admin_token(cluster: Cluster) -> None:
@@ -182,12 +182,12 @@ async def test_memory_and_windows_are_bounded(cluster: Cluster) -> None:
     async with cluster(*workers()) as client:
         for number in range(1010):
             await client.chat(f"{number}")
-        told = await state_of(client)
-    assert told["window"]["requests"] <= 1000
-    assert told["window"]["covers_s"] < told["up_s"]
-    assert told["ttft"]["step_s"] * told["ttft"]["points"] >= told["window"]["covers_s"]
-    assert len(told["decisions"]) == 40
-    assert told["rates"]["over_s"] <= told["window"]["covers_s"]
+        state = await state_of(client)
+    assert state["window"]["requests"] <= 1000
+    assert state["window"]["covers_s"] < state["up_s"]
+    assert state["ttft"]["step_s"] * state["ttft"]["points"] >= state["window"]["covers_s"]
+    assert len(state["decisions"]) == 40
+    assert state["rates"]["over_s"] <= state["window"]["covers_s"]
 
 
 @pytest.mark.parametrize(
@@ -249,6 +249,6 @@ def test_the_page_has_words_for_every_reason_and_route() -> None:
 async def test_replicas_are_a_route_of_their_own(cluster: Cluster) -> None:
     async with cluster(FakeEngine("null", answering()), policy="replica") as client:
         await client.chat("hello")
-        told = await state_of(client)
-    assert told["roles"] == ["replica"]
-    assert told["rates"]["per_s"]["replica"] > 0
+        state = await state_of(client)
+    assert state["roles"] == ["replica"]
+    assert state["rates"]["per_s"]["replica"] > 0

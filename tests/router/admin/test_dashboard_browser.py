@@ -1,4 +1,4 @@
-"""The router's own page in a browser, before a running router with real traffic."""
+"""The dashboard in Chromium, with a running router and real traffic."""
 
 from __future__ import annotations
 
@@ -10,56 +10,60 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, Error, Page, async_playwright, expect
 
 from ..conftest import Client, Cluster
 from ..fake_engine import FakeEngine, answering
 from ..scene import LATER, local_unless_long, workers, write_table
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
-_TOLD_BY_CHROMIUM = "Failed to load resource"  # of an answer that the test asked for
+_RESOURCE_ERROR = "Failed to load resource"  # Chromium's message for an error response
 
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 
 
 def _chromium() -> str:
-    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        told = "the page is tested in Chromium, and there is none: apt-get install chromium"
+    """Return Chromium's path. Without one the test is skipped, or fails where CI is set."""
+    path = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if path is None:
+        reason = "Chromium is not installed (apt-get install chromium): the page is not tested"
         if os.environ.get("CI"):
-            pytest.fail(told)
-        pytest.skip(told)
-    return found
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
 
 
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
     path = _chromium()
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path)
+        try:
+            browser = await playwright.chromium.launch(executable_path=path)
+        except Error as error:
+            pytest.fail(f"{path} is installed but does not start: {error}")
         yield browser
         await browser.close()
 
 
-class Seen:
-    """A page of ``browser``, and all that it says and asks for."""
+class RecordedPage:
+    """A page, the errors and messages of its scripts, and the hosts of its requests."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.complaints: list[str] = []
+        self.messages: list[str] = []
         self.hosts: set[str] = set()
         page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda said: self.complaints.append(said.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("console", lambda message: self.messages.append(message.text))
 
-    async def is_(self, state: str) -> None:
+    async def expect_state(self, state: str) -> None:
         await expect(self.page.locator("html")).to_have_attribute("data-state", state)
 
 
-async def opened(browser: Browser, client: Client, **options: Any) -> Seen:
-    seen = Seen(await browser.new_page(**options))
-    await seen.page.goto(f"{client.url}/dashboard")
-    return seen
+async def open_dashboard(browser: Browser, client: Client, **options: Any) -> RecordedPage:
+    recorded = RecordedPage(await browser.new_page(**options))
+    await recorded.page.goto(f"{client.url}/dashboard")
+    return recorded
 
 
 async def test_a_hybrid_is_drawn_with_its_replicas(cluster: Cluster, browser: Browser) -> None:
@@ -67,23 +71,23 @@ async def test_a_hybrid_is_drawn_with_its_replicas(cluster: Cluster, browser: Br
     async with cluster(*workers(), replica) as client:
         for i in range(8):
             await client.chat(f"hello {i}")
-        page = (await opened(browser, client)).page
+        page = (await open_dashboard(browser, client)).page
         await expect(page.locator("#flow .node")).to_have_count(4)
-        await expect(page.locator("#flow .told")).to_contain_text(["remote", "local", "replica"])
+        await expect(page.locator("#flow .caption")).to_contain_text(["remote", "local", "replica"])
         await expect(page.locator("#flow .way.replica.idle")).to_have_count(0)
         await expect(page.locator("#workers .card")).to_have_count(3)
 
 
-async def test_what_it_shows_of_real_traffic(
+async def test_the_page_shows_real_traffic(
     cluster: Cluster, browser: Browser, tmp_path: Path
 ) -> None:
     p, d = workers()
     p.model = d.model = HOSTILE
     table = write_table(tmp_path / "table.json", local_unless_long, model=HOSTILE)
     async with cluster(p, d, policy="ppd", table=str(table)) as client:
-        seen = await opened(browser, client)
-        page = seen.page
-        await seen.is_("live")
+        recorded = await open_dashboard(browser, client)
+        page = recorded.page
+        await recorded.expect_state("live")
         await expect(page.locator("#no-decisions")).to_be_visible()
         await expect(page.locator(".way.idle")).to_have_count(3)
         await expect(page.locator("#facts")).to_contain_text(HOSTILE)
@@ -97,7 +101,7 @@ async def test_what_it_shows_of_real_traffic(
         await expect(rows.nth(1)).to_contain_text("first_turn")
         await expect(page.locator("#no-decisions")).to_be_hidden()
         await expect(page.locator(".way.idle")).to_have_count(0)
-        await expect(page.locator("#flow .told")).to_contain_text(["remote", "local"])
+        await expect(page.locator("#flow .caption")).to_contain_text(["remote", "local"])
         await expect(page.locator("#reasons .bar")).to_have_count(2)
         await expect(page.locator("#ttft figure table tbody tr")).to_have_count(2)
         cards = page.locator("#workers .card")
@@ -122,16 +126,16 @@ async def test_what_it_shows_of_real_traffic(
         d.ready = False
         await expect(page.locator(".card.down")).to_have_count(1)
         assert await page.title() == "sglang-ppd router"
-        assert seen.hosts == {urlsplit(client.url).netloc}
-        assert seen.complaints == []
+        assert recorded.hosts == {urlsplit(client.url).netloc}
+        assert recorded.messages == []
         await page.close()
 
 
-async def test_it_asks_for_the_admin_token(cluster: Cluster, browser: Browser) -> None:
+async def test_the_page_requests_the_admin_token(cluster: Cluster, browser: Browser) -> None:
     async with cluster(*workers(), admin_token="s3cret") as client:
-        seen = await opened(browser, client)
-        page = seen.page
-        await seen.is_("locked")
+        recorded = await open_dashboard(browser, client)
+        page = recorded.page
+        await recorded.expect_state("locked")
         await expect(page.locator("main")).to_be_hidden()
         await page.locator("#token").fill("wrong")
         await page.locator("#token").press("Enter")
@@ -140,45 +144,45 @@ async def test_it_asks_for_the_admin_token(cluster: Cluster, browser: Browser) -
         )
         await page.locator("#token").fill("s3cret")
         await page.locator("#token").press("Enter")
-        await seen.is_("live")
+        await recorded.expect_state("live")
         await page.reload()
-        await seen.is_("live")
-        assert all(_TOLD_BY_CHROMIUM in one for one in seen.complaints)
+        await recorded.expect_state("live")
+        assert all(_RESOURCE_ERROR in message for message in recorded.messages)
         await page.close()
 
 
-async def test_it_says_that_the_router_is_gone_and_finds_it_again(
+async def test_the_page_reports_a_stopped_router_and_reconnects(
     cluster: Cluster, browser: Browser
 ) -> None:
     async with cluster(*workers()) as client:
         await client.chat("hello")
-        seen = await opened(browser, client)
-        await seen.is_("live")
+        recorded = await open_dashboard(browser, client)
+        await recorded.expect_state("live")
         port = client.port
-    page = seen.page
-    await seen.is_("trouble")
+    page = recorded.page
+    await recorded.expect_state("trouble")
     await expect(page.locator("#notice")).to_contain_text("cannot be reached")
     await expect(page.locator("#decisions tr[data-number]")).to_have_count(1)
     async with cluster(*workers(), port=port):
-        await seen.is_("live")
+        await recorded.expect_state("live")
         await expect(page.locator("#no-decisions")).to_be_visible()
-    assert all(_TOLD_BY_CHROMIUM in one for one in seen.complaints)
+    assert all(_RESOURCE_ERROR in message for message in recorded.messages)
     await page.close()
 
 
-async def test_nothing_sticks_out_from_800_pixels_on(cluster: Cluster, browser: Browser) -> None:
+async def test_nothing_overflows_from_800_pixels_on(cluster: Cluster, browser: Browser) -> None:
     p, d = workers()
     async with cluster(p, d) as client:
         await client.chat("hello")
         await client.chat(*LATER)
-        seen = await opened(browser, client)
-        await seen.page.locator("#decisions tr[data-number]").first.click()
+        recorded = await open_dashboard(browser, client)
+        await recorded.page.locator("#decisions tr[data-number]").first.click()
         for width in (800, 1180, 2200):
-            await seen.page.set_viewport_size({"width": width, "height": 900})
-            drawing = seen.page.locator("#flow .drawing")
+            await recorded.page.set_viewport_size({"width": width, "height": 900})
+            drawing = recorded.page.locator("#flow .drawing")
             room = await drawing.evaluate("box => box.clientWidth")
             await expect(drawing.locator("svg")).to_have_attribute("width", str(room))
             for box in ("html", "#flow .drawing", "#ttft figure", "#decisions .scroll"):
                 narrow = "box => box.scrollWidth <= box.clientWidth"
-                assert await seen.page.locator(box).first.evaluate(narrow), (box, width)
-        await seen.page.close()
+                assert await recorded.page.locator(box).first.evaluate(narrow), (box, width)
+        await recorded.page.close()

@@ -52,8 +52,8 @@ async def test_a_drained_worker_gets_nothing_new_and_its_conversations_move(
         await client.chat("hello " * 40)
         home, free = (d, other) if d.bodies else (other, d)
         assert (await client.chat("hello " * 40, "www", "on")).route == ("local", "policy_full")
-        status, told = await operate(client, "POST", f"/{ident(home)}/drain")
-        assert (status, told["draining"], told["in_flight"]) == (200, True, 0)
+        status, fields = await operate(client, "POST", f"/{ident(home)}/drain")
+        assert (status, fields["draining"], fields["in_flight"]) == (200, True, 0)
         served = len(home.bodies)
         reply = await client.chat("hello " * 40, "www", "on", "www", "and on")
         assert reply.route == ("remote", "home_gone")
@@ -80,8 +80,8 @@ async def test_a_stream_outlives_drain_and_removal(cluster: Cluster) -> None:
         asked = asyncio.create_task(client.chat("hello", stream=True))
         await begun.wait()
         await operate(client, "POST", f"/{ident(d)}/drain")
-        status, told = await operate(client, "DELETE", f"/{ident(d)}")
-        assert (status, told["in_flight"]) == (200, 1)
+        status, fields = await operate(client, "DELETE", f"/{ident(d)}")
+        assert (status, fields["in_flight"]) == (200, 1)
         gate.set()
         assert len((await asked).events) == 1
 
@@ -91,8 +91,8 @@ async def test_a_worker_is_added(cluster: Cluster) -> None:
     late = FakeEngine("decode", answering())
     async with cluster(p, d) as client, late.serving():
         added = {"url": late.url + "/", "role": "decode"}
-        status, told = await operate(client, "PUT", "", added)
-        assert (status, told["id"]) == (200, ident(late))
+        status, fields = await operate(client, "PUT", "", added)
+        assert (status, fields["id"]) == (200, ident(late))
         assert (await operate(client, "PUT", "", added))[0] == 200
         await operate(client, "DELETE", f"/{ident(d)}")
         assert (await client.chat("hello")).status == 200
@@ -115,9 +115,9 @@ async def test_who_cannot_be_added_is_told_why(
     p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
     async with cluster(p, d) as client:
         given = {key: p.url if value == "PREFILL" else value for key, value in body.items()}
-        answered, told = await operate(client, "PUT", "", given)
+        answered, fields = await operate(client, "PUT", "", given)
         assert answered == status
-        assert named in told["error"]["message"]
+        assert named in fields["error"]["message"]
 
 
 async def test_only_operators_change_workers(cluster: Cluster) -> None:
@@ -132,9 +132,9 @@ async def test_only_operators_change_workers(cluster: Cluster) -> None:
             wrong = {"Authorization": "Bearer s3cre"}
             assert (await operate(client, method, path, body, wrong))[0] == 401
         assert (await operate(client, "POST", f"/{ident(d)}/drain", headers=SECRET))[0] == 200
-        status, told = await operate(client, "POST", "/x:1/drain", headers=SECRET)
+        status, fields = await operate(client, "POST", "/x:1/drain", headers=SECRET)
         assert status == 404
-        assert ident(d) in told["error"]["message"]
+        assert ident(d) in fields["error"]["message"]
 
 
 async def test_an_operator_is_told_which_process_was_not_told() -> None:
@@ -144,9 +144,9 @@ async def test_an_operator_is_told_which_process_was_not_told() -> None:
         config = RouterConfig(port=0, policy="full", prefill=(p.url,), decode=(d.url,))
         async with running(config, peers=Peers(0, {1: away}, "secret")) as url:
             client = Client(url, http)
-            status, told = await operate(client, "POST", f"/{ident(d)}/drain")
+            status, fields = await operate(client, "POST", f"/{ident(d)}/drain")
             assert status == 502
-            assert f"{away} was not told POST" in told["error"]["message"]
+            assert f"{away} could not be reached for POST" in fields["error"]["message"]
             assert (await state(client, d))["draining"]
             by_sibling = {"X-PPD-Sibling": "secret", "X-PPD-Passed-On": "10.1.2.3"}
             path = f"/{ident(d)}/resume"
@@ -226,8 +226,8 @@ async def test_a_rolling_restart_fails_nobody(cluster: Cluster) -> None:
             await some_are_served()
             drained = False
             while not drained:
-                _, told = await operate(client, "POST", f"/{ident(engine)}/drain")
-                drained = told["in_flight"] == 0
+                _, fields = await operate(client, "POST", f"/{ident(engine)}/drain")
+                drained = fields["in_flight"] == 0
             port = int(engine.url.rpartition(":")[2])
             await stack.aclose()
             engine.boot_id = "another process"

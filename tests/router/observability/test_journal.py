@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from eval.replay_decisions import Changes, run
+from eval.replay_decisions import Changes, run_replay
 from ppd.contract import Refusal, RefusalReason
 from ppd.errors import ConfigError
 from ppd.journal import Decided, Finished, read
@@ -53,7 +53,7 @@ async def test_a_log_reproduces_every_decision(
 
     def replayed(**changes: Any) -> dict[str, Any]:
         same = {"table": path, "policy": None, "corrections": None, "objective": None}
-        run(log, Changes(**{**same, **changes}), 5)
+        run_replay(log, Changes(**{**same, **changes}), 5)
         result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         return result
 

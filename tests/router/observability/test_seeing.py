@@ -81,8 +81,8 @@ async def test_kv_bytes_that_nobody_knows_are_not_guessed(cluster: Cluster) -> N
 async def dashboard(client: Client) -> int | None:
     """Bytes of KV that local turns have spared, as the page tells them."""
     async with client.http.get(f"{client.url}/dashboard/state") as answer:
-        told: int | None = (await answer.json())["kv_bytes_avoided"]
-        return told
+        reported: int | None = (await answer.json())["kv_bytes_avoided"]
+        return reported
 
 
 async def test_the_times_between_parts_of_a_stream_are_taken(cluster: Cluster) -> None:

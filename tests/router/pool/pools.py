@@ -51,9 +51,9 @@ class Client:
         return await self.post("/v1/collections/docs/search", body)
 
     async def ids(self, vector: Rows, **body: Any) -> list[str]:
-        status, told = await self.search(vector=vector.tolist(), **body)
-        assert status == 200, told
-        return [hit["id"] for hit in told["results"][0]["hits"]]
+        status, reply = await self.search(vector=vector.tolist(), **body)
+        assert status == 200, reply
+        return [hit["id"] for hit in reply["results"][0]["hits"]]
 
 
 def config_for(folder: Path, **options: Any) -> PoolConfig:

@@ -22,12 +22,12 @@ async def test_embedding_that_hangs_does_not_hold_the_answer_back(built: Path) -
         embedding(lambda text: ROWS[0], [], gate) as url,
         running(config_for(built, embeddings_url=url)) as pool,
     ):
-        status, told = await pool.search(texts=["0", "1"], timeout_ms=20.0, stage="decode")
-        assert (status, told["results"]) == (200, [NOTHING_YET] * 2)
+        status, reply = await pool.search(texts=["0", "1"], timeout_ms=20.0, stage="decode")
+        assert (status, reply["results"]) == (200, [NOTHING_YET] * 2)
         gate.set()
-        status, told = await pool.search(text="0", limit=5)
-        assert (status, told["results"][0]["degraded"]) == (200, False)
-        assert len(told["results"][0]["hits"]) == 5
+        status, reply = await pool.search(text="0", limit=5)
+        assert (status, reply["results"][0]["degraded"]) == (200, False)
+        assert len(reply["results"][0]["hits"]) == 5
         _, metrics = await pool.get("/metrics")
         assert 'ppd_pool_searches_total{ending="deadline",stage="decode"} 2.0' in metrics
 
@@ -46,8 +46,8 @@ async def test_a_filter_that_takes_long_does_not_hold_the_answer_back(
     async with running(config_for(built)) as pool:
         vector, wanted = ROWS[0].tolist(), {"lang": "en"}
         try:
-            status, told = await pool.search(vector=vector, filter=wanted, timeout_ms=20.0)
+            status, reply = await pool.search(vector=vector, filter=wanted, timeout_ms=20.0)
         finally:
             gate.set()
-        assert (status, told["results"]) == (200, [NOTHING_YET])
+        assert (status, reply["results"]) == (200, [NOTHING_YET])
         assert len(await pool.ids(ROWS[0], filter=wanted, limit=5)) == 5

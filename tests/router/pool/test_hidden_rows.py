@@ -43,10 +43,10 @@ def crowds(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 async def recall(pool: Client, allowed: Rows, offset: int, **more: Any) -> float:
     """Of queries among those that may not be found, in searches for ten."""
     queries = HERE[:25] + np.float32(0.01)
-    _, told = await pool.search(vectors=queries.tolist(), limit=10, **more)
+    _, reply = await pool.search(vectors=queries.tolist(), limit=10, **more)
     near = ((queries[:, None] - allowed[None]) ** 2).sum(2).argsort(1)[:, :10] + offset
-    found = [{int(hit["id"]) for hit in one["hits"]} for one in told["results"]]
-    assert not any(one["degraded"] for one in told["results"])
+    found = [{int(hit["id"]) for hit in one["hits"]} for one in reply["results"]]
+    assert not any(one["degraded"] for one in reply["results"])
     hits = sum(len(a & set(b)) for a, b in zip(found, near.tolist(), strict=True))
     return hits / int(near.size)
 
@@ -59,8 +59,8 @@ async def test_a_filter_that_follows_the_vectors(crowds: Path) -> None:
 async def test_a_crowd_that_was_deleted(crowds: Path) -> None:
     async with running(config_for(crowds, rebuild_share=10.0)) as pool:
         gone = {"filter": {"crowd": "here"}}
-        status, told = await pool.post("/v1/collections/docs/delete", gone)
-        assert (status, told) == (200, {"deleted": CROWD})
+        status, reply = await pool.post("/v1/collections/docs/delete", gone)
+        assert (status, reply) == (200, {"deleted": CROWD})
         assert await recall(pool, ROWS[CROWD:], CROWD) >= 0.98
         assert len(await pool.ids(HERE[0], limit=64)) == 64
 
@@ -77,8 +77,8 @@ async def test_a_row_has_one_score_however_it_was_found(crowds: Path) -> None:
         query = (HERE[0] + np.float32(0.02)).tolist()
         scores = []
         for wanted in (None, {"crowd": {"ne": "nobody"}}, {"crowd": "few"}):
-            _, told = await pool.search(vector=query, limit=50, filter=wanted)
-            hits = told["results"][0]["hits"]
+            _, reply = await pool.search(vector=query, limit=50, filter=wanted)
+            hits = reply["results"][0]["hits"]
             scores.append({hit["id"]: hit["score"] for hit in hits})
         assert scores[0]["new"] == pytest.approx(float(WIDTH * np.float32(0.02) ** 2), rel=1e-3)
         for other in scores[1:]:

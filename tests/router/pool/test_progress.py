@@ -16,7 +16,7 @@ class _Terminal(io.StringIO):
 
 
 def _build(bars: Bars) -> None:
-    with bars.shown():
+    with bars.visible():
         bars("reading", 500, 1000)
         bars("reading", 1000, 1000)
         bars("finding neighbours", 0, 0)
@@ -25,8 +25,8 @@ def _build(bars: Bars) -> None:
 
 def test_elsewhere_each_stage_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     _build(Bars())
-    told = capsys.readouterr().err
-    assert told.splitlines() == [
+    output = capsys.readouterr().err
+    assert output.splitlines() == [
         "ppd-pool: reading",
         "ppd-pool: finding neighbours",
         "ppd-pool: pruning edges",
@@ -37,8 +37,8 @@ def test_on_a_terminal_each_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     _build(Bars())
-    told = terminal.getvalue()
-    assert "reading: 100%" in told
-    assert "1.00k/1.00k" in told
-    assert "finding neighbours: 00:00" in told  # nobody can tell how long: a clock
-    assert "pruning edges:  50%" in told
+    output = terminal.getvalue()
+    assert "reading: 100%" in output
+    assert "1.00k/1.00k" in output
+    assert "finding neighbours: 00:00" in output  # nobody can tell how long: a clock
+    assert "pruning edges:  50%" in output

@@ -54,11 +54,11 @@ async def test_a_rebuild_that_fails_leaves_all_as_it_was(
         return await pool.post("/v1/collections/docs/rebuild", {})
 
     async def told_and_as_it_was(pool: Client) -> str:
-        status, told = await rebuilt(pool)
+        status, reply = await rebuilt(pool)
         assert status == 503
         assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
         assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000001.ann"]
-        message: str = told["error"]["message"]
+        message: str = reply["error"]["message"]
         return message
 
     size = (data / "docs" / "index-000001.ann").stat().st_size
@@ -147,8 +147,8 @@ async def test_an_outdated_index_is_built_anew_by_itself(tmp_path: Path) -> None
 
         await until(renewed)
         queries = rows[:50] + np.float32(0.01)
-        _, told = await pool.post(f"{path}/search", {"vectors": queries.tolist(), "limit": 1})
-        found = [one["hits"][0]["id"] for one in told["results"]]
+        _, reply = await pool.post(f"{path}/search", {"vectors": queries.tolist(), "limit": 1})
+        found = [one["hits"][0]["id"] for one in reply["results"]]
         near = ((queries[:, None] - rows[None]) ** 2).sum(2).argmin(1)
         assert sum(a == str(b) for a, b in zip(found, near, strict=True)) >= 49
         assert '"precision":"int8"' in (await pool.get(path))[1]
@@ -175,10 +175,10 @@ async def test_a_rebuild_that_failed_rests(
         points = [{"id": str(i), "vector": [float(i), 0.0]} for i in range(5000)]
         for some in (points, points[:1], points[1:2]):
             assert (await pool.post(f"{path}/points", {"points": some}))[0] == 200
-            await until(lambda: told(caplog))
+            await until(lambda: reply(caplog))
     assert caplog.text.count("its index could not be built anew: disk full") == 1
 
 
-async def told(caplog: pytest.LogCaptureFixture) -> bool:
+async def reply(caplog: pytest.LogCaptureFixture) -> bool:
     await asyncio.sleep(0)
     return "disk full" in caplog.text

@@ -22,14 +22,14 @@ async def test_one_many_and_binary_find_the_same(data: Path) -> None:
     queries = ROWS[:40] + np.float32(0.01)
     async with running(config_for(data)) as pool:
         singles = [await pool.ids(query, limit=5, params={"itopk": 64}) for query in queries]
-        status, told = await pool.search(
+        status, reply = await pool.search(
             vectors=queries.tolist(), limit=5, params={"itopk": 64}, stage="decode"
         )
         assert status == 200
-        assert [[hit["id"] for hit in one["hits"]] for one in told["results"]] == singles
+        assert [[hit["id"] for hit in one["hits"]] for one in reply["results"]] == singles
         same = sum(a == b for a, b in zip(singles, exact(queries, 5), strict=True))
         assert same >= 38
-        hit = told["results"][0]["hits"][0]
+        hit = reply["results"][0]["hits"][0]
         assert hit["text"] == "text 0"
         assert hit["metadata"] == {"year": 2000, "lang": "fr"}
         assert hit["score"] == pytest.approx(24 * 0.01**2, rel=1e-2)
@@ -70,11 +70,11 @@ async def test_filters_keep_recall(data: Path, wanted: dict[str, Any], allowed: 
 
 async def test_a_deadline_that_passes_gives_what_there_is(data: Path) -> None:
     async with running(config_for(data, threads=1)) as pool:
-        status, told = await pool.search(
+        status, reply = await pool.search(
             vectors=[[0.0] * WIDTH] * 500, limit=10, timeout_ms=0.001, params={"itopk": 1024}
         )
         assert status == 200
-        assert sum(one["degraded"] for one in told["results"]) == 500
+        assert sum(one["degraded"] for one in reply["results"]) == 500
         _, metrics = await pool.get("/metrics")
         assert 'ppd_pool_searches_total{ending="deadline",stage="prefill"} 500.0' in metrics
 
@@ -119,14 +119,14 @@ async def test_a_wrong_search_is_told_what_is_wrong(
     built: Path, body: dict[str, Any], status: int, says: str
 ) -> None:
     async with running(config_for(built)) as pool:
-        got, told = await pool.search(**body)
-        assert (got, says in told["error"]["message"]) == (status, True), told
+        got, reply = await pool.search(**body)
+        assert (got, says in reply["error"]["message"]) == (status, True), reply
 
 
 async def test_other_wrong_requests(built: Path) -> None:
     async with running(config_for(built)) as pool:
-        got, told = await pool.post("/v1/collections/nope/search", {"vector": [0.0]})
-        assert (got, told["error"]["message"]) == (404, "there is no collection 'nope'")
+        got, reply = await pool.post("/v1/collections/nope/search", {"vector": [0.0]})
+        assert (got, reply["error"]["message"]) == (404, "there is no collection 'nope'")
         nan = b'{"vector": [%s]}' % b",".join([b"1e999"] * 24)
         path = "/v1/collections/docs/search"
         assert (await pool.raw(path, nan))[0] == 400
@@ -171,10 +171,10 @@ async def test_feedback_moves_the_controls(
 
         reserved, flush_s = await controls()
         seen = {"kv_link_use": link, "decode_stall": stall, "prefill_wait_p95_ms": wait_ms}
-        _, told = await pool.post("/v1/feedback", seen)
-        assert told["move"] == move
+        _, reply = await pool.post("/v1/feedback", seen)
+        assert reply["move"] == move
         now_reserved, now_flush_s = await controls()
-        assert told["reserved"] == now_reserved
+        assert reply["reserved"] == now_reserved
         assert (now_reserved > reserved) == (now_flush_s < flush_s) == (grows == "reserved")
         assert now_reserved != reserved
         assert now_flush_s != flush_s
@@ -187,18 +187,18 @@ async def test_text_is_embedded_by_a_server(built: Path) -> None:
     async with embedding(lambda text: ROWS[int(text)], wrong) as url:
         config = config_for(built, embeddings_url=url)
         async with running(config) as pool:
-            status, told = await pool.search(texts=["7", "300"], limit=1)
+            status, reply = await pool.search(texts=["7", "300"], limit=1)
             assert status == 200
-            assert [one["hits"][0]["id"] for one in told["results"]] == ["d7", "d300"]
+            assert [one["hits"][0]["id"] for one in reply["results"]] == ["d7", "d300"]
             for answer, says in (
                 (web.Response(status=500), "answered 500"),
                 (web.json_response({"data": []}), "gave 0 vectors for 1 texts"),
                 (web.Response(text="{"), url),
             ):
                 wrong.append(answer)
-                status, told = await pool.search(text="7")
+                status, reply = await pool.search(text="7")
                 assert status == 503
-                assert says in told["error"]["message"]
+                assert says in reply["error"]["message"]
     async with running(config) as pool:
-        status, told = await pool.search(text="7")
-        assert (status, url in told["error"]["message"]) == (503, True)
+        status, reply = await pool.search(text="7")
+        assert (status, url in reply["error"]["message"]) == (503, True)

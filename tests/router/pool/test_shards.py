@@ -24,17 +24,17 @@ async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None
             config = PoolConfig(shards=((one.url, dead), (dead, two.url)))
             async with running(config) as front:
                 for _ in range(10):
-                    status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-                    assert (status, told["partial"]) == (200, False)
-                    names = [hit["id"] for hit in told["results"][0]["hits"]]
+                    status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+                    assert (status, reply["partial"]) == (200, False)
+                    names = [hit["id"] for hit in reply["results"][0]["hits"]]
                     assert sorted(names) == sorted({"d0", "only-here", names[2]})  # each id once
-                status, told = await front.search(vector=[0.0])
-                assert (status, "1 dimensions" in told["error"]["message"]) == (400, True)
+                status, reply = await front.search(vector=[0.0])
+                assert (status, "1 dimensions" in reply["error"]["message"]) == (400, True)
                 lost = PoolConfig(shards=((one.url,), (dead,)))
                 async with running(lost) as half:
-                    status, told = await half.search(vector=ROWS[0].tolist(), limit=3)
-                    assert (status, told["partial"], told["missing"]) == (200, True, ["shard1"])
-                    assert len(told["results"][0]["hits"]) == 3
+                    status, reply = await half.search(vector=ROWS[0].tolist(), limit=3)
+                    assert (status, reply["partial"], reply["missing"]) == (200, True, ["shard1"])
+                    assert len(reply["results"][0]["hits"]) == 3
                     status, text = await half.get("/health")
                     assert status == 200
                     assert orjson.loads(text) == {
@@ -47,8 +47,8 @@ async def test_a_shard_that_is_down_is_left_out(data: Path, built: Path) -> None
                     assert ended in metrics  # what is not whole is degraded
                 none = PoolConfig(shards=((dead,),))
                 async with running(none) as nobody:
-                    status, told = await nobody.search(vector=ROWS[0].tolist())
-                    assert (status, told["error"]["message"]) == (503, "no shard answers: shard0")
+                    status, reply = await nobody.search(vector=ROWS[0].tolist())
+                    assert (status, reply["error"]["message"]) == (503, "no shard answers: shard0")
                     assert (await nobody.get("/health"))[0] == 503
 
 
@@ -63,8 +63,8 @@ async def test_a_replica_that_hangs_leaves_time_for_the_next(built: Path) -> Non
         config = PoolConfig(shards=((str(hung.make_url("")), one.url),), default_timeout_ms=6000.0)
         async with running(config) as front:
             for _ in range(20):
-                status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-                assert (status, told["partial"]) == (200, False)
+                status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+                assert (status, reply["partial"]) == (200, False)
             _, metrics = await front.get("/metrics")
     assert 'ppd_pool_shard_failures_total{shard="shard0"} 1.0' in metrics
 
@@ -81,13 +81,13 @@ async def test_shards_that_are_full_say_when_to_come_again(built: Path) -> None:
         url = str(busy.make_url(""))
         async with running(PoolConfig(shards=((url, one.url),))) as front:
             for _ in range(10):
-                status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-                assert (status, told["partial"]) == (200, False)
+                status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+                assert (status, reply["partial"]) == (200, False)
             assert "shard_failures_total{" not in (await front.get("/metrics"))[1]
         config = PoolConfig(shards=((one.url,), (url,)))
         async with running(config) as front:
-            status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-            assert (status, told["missing"]) == (200, ["shard1"])
+            status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+            assert (status, reply["missing"]) == (200, ["shard1"])
         async with running(PoolConfig(shards=((url,),))) as front:
             path, body = "/v1/collections/docs/search", orjson.dumps({"vector": [0.0]})
             status, _, headers = await front.raw(path, body)
@@ -100,15 +100,15 @@ async def test_a_shard_without_the_collection_is_missing_and_two_are_an_error(
     (tmp_path / "empty").mkdir()
     async with running(config_for(built)) as one, running(config_for(tmp_path / "empty")) as none:
         async with running(PoolConfig(shards=((one.url,), (none.url,)))) as front:
-            status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-            assert (status, told["partial"], told["missing"]) == (200, True, ["shard1"])
+            status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+            assert (status, reply["partial"], reply["missing"]) == (200, True, ["shard1"])
         async with running(PoolConfig(shards=((one.url, none.url),))) as front:
             for _ in range(10):
-                status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-                assert (status, told["partial"]) == (200, False)
+                status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+                assert (status, reply["partial"]) == (200, False)
         async with running(PoolConfig(shards=((none.url,), (none.url,)))) as front:
-            status, told = await front.search(vector=ROWS[0].tolist(), limit=3)
-            assert (status, told["error"]["message"]) == (404, "there is no collection 'docs'")
+            status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+            assert (status, reply["error"]["message"]) == (404, "there is no collection 'docs'")
 
 
 async def test_a_shard_that_hangs_costs_one_search_its_time_and_none_after_it(
@@ -129,12 +129,12 @@ async def test_a_shard_that_hangs_costs_one_search_its_time_and_none_after_it(
         async with running(PoolConfig(shards=shards, shard_slack_s=0.2)) as front:
             for _ in range(20):
                 body = {"vector": ROWS[0].tolist(), "limit": 3, "timeout_ms": 300}
-                status, told = await front.search(**body)
-                assert (status, told["missing"]) == (200, ["shard1"])
-                assert len(told["results"][0]["hits"]) == 3
+                status, reply = await front.search(**body)
+                assert (status, reply["missing"]) == (200, ["shard1"])
+                assert len(reply["results"][0]["hits"]) == 3
             assert asked == 1
-            status, told = await front.search(vector=ROWS[0].tolist(), timeout_ms=-1)
-            assert (status, "timeout_ms" in told["error"]["message"]) == (400, True)
+            status, reply = await front.search(vector=ROWS[0].tolist(), timeout_ms=-1)
+            assert (status, "timeout_ms" in reply["error"]["message"]) == (400, True)
 
 
 async def test_every_pool_hears_the_feedback(built: Path, data: Path) -> None:

@@ -25,10 +25,10 @@ async def test_what_is_written_is_found_and_survives_restart_and_rebuild(data: P
     async with running(config_for(data)) as pool:
         point = {"id": "new", "vector": [9.0] * WIDTH, "text": "t", "metadata": {"year": 1}}
         moved = {"id": "d3", "vector": [-9.0] * WIDTH}
-        status, told = await pool.post("/v1/collections/docs/points", {"points": [point, moved]})
-        assert (status, told) == (200, {"upserted": 2})
-        _, told = await pool.post("/v1/collections/docs/delete", {"ids": ["d4", "nobody"]})
-        assert told == {"deleted": 1}
+        status, reply = await pool.post("/v1/collections/docs/points", {"points": [point, moved]})
+        assert (status, reply) == (200, {"upserted": 2})
+        _, reply = await pool.post("/v1/collections/docs/delete", {"ids": ["d4", "nobody"]})
+        assert reply == {"deleted": 1}
 
     async def holds(pool: Client) -> None:
         assert (await pool.ids(np.full(WIDTH, 9.0)))[0] == "new"
@@ -39,8 +39,8 @@ async def test_what_is_written_is_found_and_survives_restart_and_rebuild(data: P
 
     async with running(config_for(data)) as pool:
         await holds(pool)
-        status, told = await pool.post("/v1/collections/docs/rebuild", {})
-        assert (status, told["rows"]) == (200, COUNT)
+        status, reply = await pool.post("/v1/collections/docs/rebuild", {})
+        assert (status, reply["rows"]) == (200, COUNT)
         await holds(pool)
     assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000002.ann"]
     async with running(config_for(data)) as pool:
@@ -82,10 +82,10 @@ async def test_a_full_disk_refuses_rows_and_serves_on(data: Path) -> None:
         points = [{"id": f"n{i}", "vector": [9.0] * WIDTH, "text": "x" * 500} for i in range(1000)]
         size = max(path.stat().st_size for path in (data / "docs").iterdir())
         with disk_of(size + 100_000):
-            status, told = await pool.post("/v1/collections/docs/points", {"points": points})
+            status, reply = await pool.post("/v1/collections/docs/points", {"points": points})
         assert status == 503
-        assert "rows.sqlite: " in told["error"]["message"]
-        assert "rollback" not in told["error"]["message"]
+        assert "rows.sqlite: " in reply["error"]["message"]
+        assert "rollback" not in reply["error"]["message"]
         assert f'"rows":{COUNT}' in (await pool.get("/v1/collections/docs"))[1]
         assert (await pool.ids(ROWS[5]))[0] == "d5"
         status, _ = await pool.post("/v1/collections/docs/points", {"points": points[:5]})
@@ -101,8 +101,8 @@ async def test_a_damaged_collection_is_left_out(data: Path) -> None:
     (data / "docs" / "index-000002.ann").write_bytes(b"of a rebuild that was killed")
     async with running(config_for(data)) as pool:
         assert (await pool.ids(ROWS[5]))[0] == "d5"
-        status, told = await pool.post("/v1/collections/broken/search", {"vector": [0.0]})
-        assert (status, told["error"]["code"]) == (404, None)
+        status, reply = await pool.post("/v1/collections/broken/search", {"vector": [0.0]})
+        assert (status, reply["error"]["code"]) == (404, None)
     assert [path.name for path in (data / "docs").glob("*.ann")] == ["index-000001.ann"]
 
 
@@ -111,16 +111,16 @@ async def test_what_has_no_direction_has_no_cosine(tmp_path: Path) -> None:
     async with running(config_for(tmp_path)) as pool:
         await pool.put(path, {"dimensions": 2})
         points = [{"id": "a", "vector": [1.0, 0.0]}, {"id": "b", "vector": [0.0, -0.0]}]
-        status, told = await pool.post(f"{path}/points", {"points": points})
-        assert (status, told["error"]["message"]) == (
+        status, reply = await pool.post(f"{path}/points", {"points": points})
+        assert (status, reply["error"]["message"]) == (
             400,
             "points: number 1 is all zeros, which has no cosine",
         )
         assert (await pool.post(f"{path}/points", {"points": points[:1]}))[0] == 200
-        status, told = await pool.post(f"{path}/search", {"vector": [0.0, 0.0]})
-        assert (status, told["error"]["param"]) == (400, "vector")
-        _, told = await pool.post(f"{path}/search", {"vector": [2.0, 0.0]})
-        assert told["results"][0]["hits"][0]["score"] == pytest.approx(1.0)
+        status, reply = await pool.post(f"{path}/search", {"vector": [0.0, 0.0]})
+        assert (status, reply["error"]["param"]) == (400, "vector")
+        _, reply = await pool.post(f"{path}/search", {"vector": [2.0, 0.0]})
+        assert reply["results"][0]["hits"][0]["score"] == pytest.approx(1.0)
 
 
 def indexed(folder: Path) -> set[str]:
@@ -168,13 +168,13 @@ async def test_a_collection_begins_empty_and_takes_text(tmp_path: Path) -> None:
         config = config_for(tmp_path, embeddings_url=url)
         async with running(config) as pool:
             wanted = {"metric": "l2", "indexed": ["owner"]}
-            status, told = await pool.put(point, wanted)
-            assert (status, told["rows"], told["dimensions"]) == (201, 0, WIDTH)
+            status, reply = await pool.put(point, wanted)
+            assert (status, reply["rows"], reply["dimensions"]) == (201, 0, WIDTH)
             assert (await pool.put(point, {**wanted, "indexed": ["at"]}))[0] == 200
             assert indexed(tmp_path / "notes") == {"by owner", "by at"}
             assert (await pool.put(point, {"dimensions": 3}))[0] == 409
-            status, told = await pool.post(f"{point}/search", {"text": "3"})
-            assert (status, told["results"]) == (200, [{"hits": [], "degraded": False}])
+            status, reply = await pool.post(f"{point}/search", {"text": "3"})
+            assert (status, reply["results"]) == (200, [{"hits": [], "degraded": False}])
             points = [
                 {"id": f"n{i}", "text": str(i), "metadata": {"owner": f"o{i % 3}", "at": i}}
                 for i in range(30)
@@ -186,15 +186,15 @@ async def test_a_collection_begins_empty_and_takes_text(tmp_path: Path) -> None:
             )
         async with running(config) as pool:  # started again
             body = {"texts": ["7", "99"], "limit": 1}
-            _, told = await pool.post(f"{point}/search", body)
-            assert [one["hits"][0]["id"] for one in told["results"]] == ["n7", "given"]
+            _, reply = await pool.post(f"{point}/search", body)
+            assert [one["hits"][0]["id"] for one in reply["results"]] == ["n7", "given"]
             body = {"text": "7", "limit": 50, "filter": {"owner": "o0"}}
-            _, told = await pool.post(f"{point}/search", body)
-            assert len(told["results"][0]["hits"]) == 10
+            _, reply = await pool.post(f"{point}/search", body)
+            assert len(reply["results"][0]["hits"]) == 10
             gone = {"filter": {"at": {"lt": 20}}}
             assert await pool.post(f"{point}/delete", gone) == (200, {"deleted": 20})
-            _, told = await pool.post(f"{point}/search", {"text": "7", "limit": 50})
-            assert len(told["results"][0]["hits"]) == 11
+            _, reply = await pool.post(f"{point}/search", {"text": "7", "limit": 50})
+            assert len(reply["results"][0]["hits"]) == 11
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ async def test_a_collection_that_cannot_be(
     tmp_path: Path, path: str, body: dict[str, Any], says: str
 ) -> None:
     async with running(config_for(tmp_path)) as pool:
-        status, told = await pool.put(f"/v1/collections/{path}", body)
-        assert (status, says in told["error"]["message"]) == (400, True), told
+        status, reply = await pool.put(f"/v1/collections/{path}", body)
+        assert (status, says in reply["error"]["message"]) == (400, True), reply
         assert (await pool.get("/v1/collections"))[1] == '{"collections":[]}'
 
 
@@ -233,6 +233,6 @@ async def test_wrong_writes_change_nothing(
     built: Path, call: str, body: dict[str, Any], says: str
 ) -> None:
     async with running(config_for(built)) as pool:
-        status, told = await pool.post(f"/v1/collections/docs/{call}", body)
-        assert (status, says in told["error"]["message"]) == (400, True), told
+        status, reply = await pool.post(f"/v1/collections/docs/{call}", body)
+        assert (status, says in reply["error"]["message"]) == (400, True), reply
         assert f'"rows":{COUNT}' in (await pool.get("/v1/collections/docs"))[1]

@@ -1,4 +1,4 @@
-"""Every row of ``ppd-eval fault-table``, played against a router of this process.
+"""Every row of ``ppd-eval bench fault-table``, played against a router of this process.
 
 So each of our cells there is a test here, of the same name; what else is known of those
 faults (metrics, endpoints, answers that do not stream) is in ``test_faults.py``.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
+from eval.faults.fixture import FaultFixture
 from eval.faults.rows import ROWS, Row
-from eval.faults.scene import Scene
-from eval.faults.workers import FaultyWorker
 from ppd.contract import LOCAL_MARKER
 from router.config.options import RouterConfig
 from router.server.run import running
@@ -25,8 +25,8 @@ CELLS = [
 
 @pytest.mark.parametrize(("row", "local"), CELLS)
 async def test_our_cells_are_right(row: Row, local: bool) -> None:
-    prefill = FaultyWorker("prefill", "fake")
-    decode = [FaultyWorker("decode", "fake") for _ in range(row.decodes)]
+    prefill = FakeWorker("prefill", "fake")
+    decode = [FakeWorker("decode", "fake") for _ in range(row.decodes)]
     workers = (prefill, *decode)
     for worker in workers:
         await worker.listen()
@@ -40,7 +40,7 @@ async def test_our_cells_are_right(row: Row, local: bool) -> None:
     try:
         async with running(config) as url:
             port = int(url.rpartition(":")[2])
-            cell = await row.play(Scene(port, "fake", prefill, decode, local=local))
+            cell = await row.play(FaultFixture(port, "fake", prefill, decode, local=local))
             assert cell.right, cell.words
         if local and row.name != "one of 2 decodes is gone":  # which leaves no way but the other
             assert LOCAL_MARKER.encode() in decode[0].legs[-1].body

@@ -156,6 +156,19 @@ def unless_remote(script: Script, whole: Script) -> Script:
     return choosing
 
 
+async def test_a_refused_local_turn_stays_at_its_home(cluster: Cluster) -> None:
+    """A refusal is no failure: the remote turn still decodes where most of its KV is."""
+    p, homes = prefill(), [decode() for _ in range(3)]
+    async with cluster(p, *homes) as client:
+        await client.chat("hello")
+        (home,) = [d for d in homes if d.bodies]
+        home.script = unless_remote(failing(503, REFUSAL.to_message()), home.script)
+        reply = await client.chat("hello", "www", "and")
+        assert (reply.status, reply.route) == (200, ("remote", "refused_by_worker"))
+        assert len(home.bodies) == 3  # the first turn, the refused one, and the remote one
+        assert await client.metric("ppd_local_refused_total", reason="too_few_cached_tokens") == 1
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_refused_local_turn_goes_remote_at_once(cluster: Cluster, stream: bool) -> None:
     p, d = prefill(), decode()

@@ -1,4 +1,4 @@
-"""A server of the token path, spoken to byte by byte."""
+"""A server of the token path, and a client that sends it raw bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def serving(
     server = WireServer(
         paths=("/echo",),
         handler=handler,
-        elsewhere=runner.server,
+        fallback=runner.server,
         refuse=lambda refusal: refusal.message.encode(),
         screen=screen,
         limits=limits or Limits(),
@@ -62,7 +62,7 @@ async def serving(
 
 
 async def say(port: int, *pieces: bytes) -> bytes:
-    """All that comes back until the server closes; each piece is sent by itself."""
+    """Send pieces one by one, and return all bytes until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for piece in pieces:
@@ -75,7 +75,7 @@ async def say(port: int, *pieces: bytes) -> bytes:
 
 
 def bodies(answers: bytes) -> list[bytes]:
-    """Of answers with a Content-Length, one after the other."""
+    """Return the bodies of successive responses that have a Content-Length."""
     found: list[bytes] = []
     while answers:
         head, _, answers = answers.partition(b"\r\n\r\n")
@@ -87,5 +87,5 @@ def bodies(answers: bytes) -> list[bytes]:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - connections tell nobody
+        while not holds():  # noqa: ASYNC110 - connections have no event for it
             await asyncio.sleep(0)

@@ -18,7 +18,7 @@ WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Collected:
-    """A ``Reader`` that keeps what it is told."""
+    """A ``ResponseListener`` that records its calls."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -64,13 +64,13 @@ class Server:
 
 @asynccontextmanager
 async def between(
-    answering: Answering, silence_s: float = 5.0
+    answering: Answering, idle_s: float = 5.0
 ) -> AsyncIterator[tuple[Server, Upstreams]]:
     server = Server(answering)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     host, port = listening.sockets[0].getsockname()
     server.url = f"http://{host}:{port}"
-    upstreams = Upstreams(connect_s=5.0, answer_s=silence_s, silence_s=silence_s, keep_s=60.0)
+    upstreams = Upstreams(connect_s=5.0, answer_s=idle_s, idle_s=idle_s, reuse_s=60.0)
     try:
         yield server, upstreams
     finally:
@@ -186,7 +186,7 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 async def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_client, "_SWEEP_S", 0.01)
-    async with between(silent, silence_s=0.05) as (server, upstreams):
+    async with between(silent, idle_s=0.05) as (server, upstreams):
         got = await ask(server, upstreams)
     assert isinstance(got.end.result(), TimeoutError)
 

@@ -36,7 +36,7 @@ def test_small_parts_are_sent_at_once(run: Callable[[Coroutine[Any, Any, None]],
         nonlocal server
         async with serving(handler) as (port, server):
             await say(port, post(b"x", LAST))
-            upstreams = Upstreams(connect_s=5.0, answer_s=5.0, silence_s=5.0, keep_s=5.0)
+            upstreams = Upstreams(connect_s=5.0, answer_s=5.0, idle_s=5.0, reuse_s=5.0)
             upstream = await upstreams.connect(origin_of(f"http://127.0.0.1:{port}"))
             seen.append(nodelay(upstream._transport))
             upstream.close()

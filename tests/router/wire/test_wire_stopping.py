@@ -36,12 +36,12 @@ async def test_a_server_that_stops_lets_requests_end_and_idle_clients_go() -> No
 
 
 async def test_a_server_that_waits_no_longer_gives_last_words() -> None:
-    """To who has no answer yet a refusal; a stream is told, and ends itself."""
+    """A request without a response gets a 503; a stream writes its final event."""
     streams, waits = asyncio.Event(), asyncio.Event()
 
     class Stream:
         def __init__(self, request: Request) -> None:
-            self.told = asyncio.Event()
+            self.stopped = asyncio.Event()
             request.connection.set_listener(self)
             request.start(200, TEXT, b"begun ")
 
@@ -50,13 +50,13 @@ async def test_a_server_that_waits_no_longer_gives_last_words() -> None:
         def resume(self) -> None: ...
 
         def stop(self) -> None:
-            self.told.set()
+            self.stopped.set()
 
     async def serve(request: Request) -> None:
         if request.body == b"stream":
             stream = Stream(request)
             streams.set()
-            await stream.told.wait()
+            await stream.stopped.wait()
             assert request.connection.stopping
             request.write(b"ended")
             request.end()

@@ -132,7 +132,7 @@ async def test_a_client_that_reads_nothing_is_not_answered_further() -> None:
 
 
 class Pipe(asyncio.Transport):
-    """Takes as much as it is told to."""
+    """Reads as many bytes as the test allows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,8 +195,8 @@ async def test_leave_to_go_on_is_not_given_in_the_midst_of_an_answer() -> None:
 
 async def test_other_paths_are_the_applications() -> None:
     async def answer(request: web.Request) -> web.Response:
-        told = f"{request.method} {request.query['a']} {request.headers['X']} "
-        return web.Response(body=told.encode() + await request.read())
+        head = f"{request.method} {request.query['a']} {request.headers['X']} "
+        return web.Response(body=head.encode() + await request.read())
 
     app = web.Application()
     app.router.add_post("/other", answer)

@@ -1,0 +1,1 @@
+"""The fake SGLang worker of the benches and chaos tests: real sockets, no computation."""

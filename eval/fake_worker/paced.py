@@ -1,0 +1,194 @@
+"""A prefill and a decode worker that answer at once, for what a router costs.
+
+Both run in one process, on raw protocols, so that a core serves tens of thousands of chunks a
+second. Each stream has ``max_tokens`` chunks. The first one is sent at once; then each step sends
+one for all streams, as an engine with continuous batching does. Run as
+``python -m eval.fake_worker.paced PREFILL_PORT DECODE_PORT MODEL``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+import uvloop
+
+from .connection import (
+    MAX_TOKENS,
+    STREAM,
+    STREAM_HEAD,
+    WorkerConnection,
+    chunked,
+    json_answer,
+)
+
+
+class Steps:
+    """The decode worker's steps; ``POST /rhythm`` sets their length and burst.
+
+    Attributes:
+        interval_s: from one step to the next.
+        burst: chunks of each stream in a step, each sent by itself.
+        streams: the connections with an open stream.
+    """
+
+    def __init__(self) -> None:
+        self.interval_s = 0.0
+        self.burst = 1
+        self.streams: set[PacedConnection] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: PacedConnection) -> None:
+        """Send the chunks of a stream in the next steps."""
+        self.streams.add(stream)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.interval_s, self._step)
+
+    def _step(self) -> None:
+        due_s = self._loop.time() + self.interval_s
+        for stream in list(self.streams):
+            stream.emit(self.burst)
+        self._timer = self._loop.call_at(due_s, self._step) if self.streams else None
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The answers of a model's workers.
+
+    Attributes:
+        usage: the token counts of every answer.
+    """
+
+    model: str
+    usage: dict[str, object]
+
+    def event(self, delta: dict[str, str] | None, reason: str | None = None) -> bytes:
+        """Return one event, as SGLang's serializer writes it.
+
+        Args:
+            delta: None for the event with the usage.
+        """
+        choices = (
+            []
+            if delta is None
+            else [
+                {
+                    "index": 0,
+                    "delta": delta,
+                    "logprobs": None,
+                    "finish_reason": reason,
+                    "matched_stop": None,
+                }
+            ]
+        )
+        body = {
+            "id": "9d3be3c7e6a34c1ab0c64fb7d3c5d9e2",
+            "object": "chat.completion.chunk",
+            "created": 1763740000,
+            "model": self.model,
+            "choices": choices,
+            "usage": self.usage if delta is None else None,
+        }
+        return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+    def whole(self) -> bytes:
+        """Return the body of an answer that does not stream."""
+        body = {
+            "id": "9d3be3c7e6a34c1ab0c64fb7d3c5d9e2",
+            "object": "chat.completion",
+            "created": 1763740000,
+            "model": self.model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": " token"},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                    "matched_stop": None,
+                }
+            ],
+            "usage": self.usage,
+        }
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+class PacedConnection(WorkerConnection):
+    """A connection that answers chat requests at once, in the decode worker's steps."""
+
+    def __init__(self, role: str, script: Script, steps: Steps) -> None:
+        super().__init__(role, script.model, role)
+        self._steps = steps
+        self._token = chunked(script.event({"content": " token"}))
+        self._tail = chunked(script.event({}, "stop"))
+        self._tail += chunked(script.event(None)) + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        self._whole = json_answer(script.whole())
+        self._left = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the stream that is open."""
+        self._steps.streams.discard(self)
+
+    def control(self, path: str, body: bytes) -> object | None:
+        """Set the length of steps and bursts."""
+        if path != "/rhythm":
+            return None
+        asked = json.loads(body)
+        self._steps.interval_s, self._steps.burst = asked["interval_s"], asked["burst"]
+        return {}
+
+    def generate(self, path: str, body: bytes) -> None:
+        """Begin a stream, or send a whole answer."""
+        if STREAM.search(body) is None:
+            self._transport.write(self._whole)
+            return
+        tokens = MAX_TOKENS.search(body)
+        self._left = int(tokens[1]) if tokens and self.role == "decode" else 1
+        # With the first chunk, as uvicorn does when that is there.
+        self._send(STREAM_HEAD + self._token)
+        self._left -= 1
+        if self._left:
+            self._steps.add(self)
+        else:
+            self.emit(0)
+
+    def emit(self, burst: int) -> None:
+        """Send the next chunks, and the end after the last."""
+        for _ in range(min(burst, self._left)):
+            self._send(self._token)
+            self._left -= 1
+        if not self._left:
+            self._transport.write(self._tail)
+            self._steps.streams.discard(self)
+
+    def _send(self, data: bytes) -> None:
+        """Send now: the loop would send all that is written in one step together."""
+        sent = 0
+        if not self._transport.get_write_buffer_size():
+            with suppress(BlockingIOError, ConnectionError):
+                sent = os.write(self._transport.get_extra_info("socket").fileno(), data)
+        if sent < len(data):
+            self._transport.write(data[sent:])
+
+
+async def serve(prefill_port: int, decode_port: int, model: str) -> None:
+    """Serve both workers until the process ends."""
+    usage = {"prompt_tokens": 400, "completion_tokens": 32, "total_tokens": 432}
+    script, steps = Script(model, {**usage, "prompt_tokens_details": None}), Steps()
+    loop = asyncio.get_running_loop()
+    for role, port in (("prefill", prefill_port), ("decode", decode_port)):
+        await loop.create_server(
+            lambda role=role: PacedConnection(role, script, steps),  # type: ignore[misc]
+            "127.0.0.1",
+            port,
+            backlog=8192,
+        )
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -1,1 +1,0 @@
-"""Our router under load while its workers die, hang and come back."""
