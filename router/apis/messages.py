@@ -172,8 +172,8 @@ class MessagesWriter:
         """Translate a whole answer."""
         answer = parsed(body)
         if status != 200:
-            message = str((answer.get("error") or {}).get("message", ""))
-            self._request.respond(status, error_body(status, message), headers)
+            error_text = str((answer.get("error") or {}).get("message", ""))
+            self._request.respond(status, error_body(status, error_text), headers)
             return
         choice = answer["choices"][0]
         reply = choice["message"]
