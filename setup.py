@@ -18,10 +18,7 @@ _COMPILED = {
     "apis": ("front",),
     "intake": ("admission", "fields", "keys", "objectives", "rates", "requests", "scrub"),
     "observability": ("counting", "journal", "metrics"),
-    "serving": (
-        *("bodies", "context", "dispatch", "handler", "holds", "ledger", "left", "legs", "relay"),
-        "telling",
-    ),
+    "serving": ("bodies", "context", "handler", "ledger", "legs", "relay", "sending"),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
     "workers": ("breaker", "registry", "worker"),
 }

@@ -14,7 +14,7 @@ from ppd.outcome import Outcome
 
 from ..cluster import ClusterError
 from ..dialects import WORKER
-from ..fake_worker.worker import Fault
+from ..fake_worker.fault import Fault
 from ..http_stream import HangUp, Patience, Reply, StreamConnection, connect
 from .accounting import ClientCounts, outcome_of, problem_of
 from .requests import ClientConversation, bad_request, new_conversation, requested_fault

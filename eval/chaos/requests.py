@@ -12,7 +12,7 @@ import orjson
 from ppd.outcome import Outcome
 
 from ..dialects import CHAT, COMPLETIONS, GENERATE, text_in
-from ..fake_worker.worker import Fault
+from ..fake_worker.fault import Fault
 from ..http_stream import Reply, http_request
 
 # Outcomes of a request that asks its decode worker for a fault: streaming, and not. A stream that

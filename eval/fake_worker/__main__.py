@@ -10,8 +10,9 @@ import sys
 
 import uvloop
 
+from .fault import Behaviour
 from .kv import KvState
-from .worker import Behaviour, FakeWorker
+from .worker import FakeWorker
 
 _PACE_S, _LATE_S = 0.002, 0.05
 

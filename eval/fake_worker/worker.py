@@ -16,7 +16,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import orjson
 
@@ -31,54 +30,13 @@ from .connection import (
     chunked,
     json_answer,
 )
+from .fault import WITH_KV, Behaviour, Fault, Leg
 from .kv import KvState
 
 _USER = re.compile(rb'"user": ?"([^"]*)"')
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 _REMEMBERED = 1000  # legs
 FLAP = "/flap"
-
-
-class Fault(StrEnum):
-    """A way in which a worker fails."""
-
-    NONE = "none"
-    LATE = "late"  # waits for a while, then answers
-    HANGS = "hangs"  # never answers
-    HOLDS = "holds"  # the first event, then nothing
-    FAILS = "fails"  # status 500
-    REJECTS = "rejects"  # status 400
-    DROPS = "drops"  # closes the connection without a word
-    RESETS = "resets"  # the connection, behind some events
-    ENDS_EARLY = "ends_early"  # in good order, but without [DONE]
-    ERROR_FIRST = "error_first"  # the first event is an error, status 200
-    ERROR_LATER = "error_later"  # some events, an error, [DONE]
-    ERROR_ENDS = "error_ends"  # some events, an error, and the end without [DONE]
-
-
-_WITH_KV = (Fault.NONE, Fault.LATE)  # ways in which a prefill worker transfers KV
-
-
-@dataclass(slots=True)
-class Leg:
-    """One request to a worker; times are those of ``time.monotonic``."""
-
-    body: bytes
-    began_s: float
-    given_up_s: float | None = None  # by the other side, before it was answered
-
-
-@dataclass(slots=True)
-class Behaviour:
-    """How fast a worker answers.
-
-    Attributes:
-        late_s: how late ``LATE`` is.
-        pace_s: between two events of a stream; 0: all at once.
-    """
-
-    late_s: float = 2.0
-    pace_s: float = 0.0
 
 
 class FakeWorker:
@@ -169,7 +127,7 @@ class FakeWorker:
         if self._kv is None:
             answer()
         else:
-            self._kv.when_ready(self.role, fault in _WITH_KV, body, answer)
+            self._kv.when_ready(self.role, fault in WITH_KV, body, answer)
 
     def flap(self, down_s: float) -> None:
         """Cut the worker off from the network for a while; its state is kept."""

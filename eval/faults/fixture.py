@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dialects import CHAT, text_in
-from ..fake_worker.worker import FakeWorker, Fault, Leg
+from ..fake_worker.fault import Fault, Leg
+from ..fake_worker.worker import FakeWorker
 from ..http_stream import Patience, Reply, connect, http_request
 
 WAIT_S = 5.0  # what has not come until then does not come

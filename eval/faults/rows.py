@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ..fake_worker.worker import Fault
+from ..fake_worker.fault import Fault
 from ..http_stream import HangUp, Patience, Reply
 from .fixture import (
     SOON_S,

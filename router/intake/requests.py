@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, assert_never
+from typing import Any, assert_never
 
-import msgspec
 import orjson
 
 from ppd.errors import RequestError
@@ -19,9 +18,9 @@ from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
 from ..workers.sglang import COMPLETION_MAX_TOKENS, GENERATE_MAX_TOKENS
 from .fields import checked, kind_of, sampling_of, typed
 from .inbound import Endpoint, Inbound, Served
+from .schemas import FIELDS, CommonFields, SampledFields
 from .scrub import isolate, without_routing
 
-_MAX_SAMPLES = 128  # OpenAI's limit
 _DEPTH = 254  # orjson's limit in writing
 _MORE_DEPTH = 4  # of what is put around it
 
@@ -36,56 +35,6 @@ _PROMPT_FIELDS = {
     "extra_key",
     "reasoning_effort",
     "continue_final_message",
-}
-
-
-# -- the fields that are looked at --------------------------------------------------------
-
-
-class _Fields(msgspec.Struct):
-    """Fields that all endpoints have."""
-
-    model: str | None = None
-    stream: bool | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    stream_options: dict[str, Any] | None = None
-    custom_params: dict[str, Any] | None = None
-
-
-class _Sampled(_Fields):
-    """Fields of the OpenAI endpoints."""
-
-    n: Annotated[int, msgspec.Meta(ge=1, le=_MAX_SAMPLES)] | None = None
-    best_of: int | None = None
-    logit_bias: dict[str, Any] | None = None
-
-
-class _Message(msgspec.Struct, gc=False):
-    role: str
-    content: str | list[Any] | None = None
-
-
-class _Chat(_Sampled, kw_only=True):
-    """Fields of ``/v1/chat/completions``."""
-
-    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
-
-
-class _Completion(_Sampled):
-    """Fields of ``/v1/completions``."""
-
-
-class _Generate(_Fields):
-    """Fields of ``/generate``."""
-
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
-
-
-_KINDS: dict[Endpoint, type[_Fields]] = {
-    Endpoint.CHAT: _Chat,
-    Endpoint.COMPLETIONS: _Completion,
-    Endpoint.GENERATE: _Generate,
 }
 
 
@@ -109,7 +58,7 @@ def parse(
     """
     given = json_object(raw)
     _check_model(given.get("model"), served.models)
-    fields = checked(given, _KINDS[endpoint])
+    fields = checked(given, FIELDS[endpoint])
     body = without_routing(given)
     isolate(body, tenant)
     _check_vocabulary(body, served.vocab_size)
@@ -171,9 +120,9 @@ def _check_model(model: object, models: Sequence[str]) -> None:
         )
 
 
-def _samples(fields: _Fields) -> int:
+def _samples(fields: CommonFields) -> int:
     """How many replies are asked for."""
-    if not isinstance(fields, _Sampled):
+    if not isinstance(fields, SampledFields):
         return 1
     count = 1 if fields.n is None else fields.n
     if fields.best_of not in (None, count):

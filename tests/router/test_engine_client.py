@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from eval.engine.client import EngineClient, bootstrap_port_of
-from eval.fake_worker.worker import Behaviour, FakeWorker, Fault
+from eval.fake_worker.fault import Behaviour, Fault
+from eval.fake_worker.worker import FakeWorker
 from ppd.errors import WorkerError
 
 
