@@ -9,6 +9,8 @@ from typing import cast
 
 import httptools
 
+from ppd.contract import DESCRIPTION_VERSION
+
 PATHS = ("/v1/chat/completions", "/v1/completions", "/generate")
 MAX_TOKENS = re.compile(rb'"max_(?:completion_|new_)?tokens": ?(\d+)')
 STREAM = re.compile(rb'"stream": ?true')
@@ -97,7 +99,7 @@ class WorkerConnection(asyncio.Protocol):
             card = {"id": model, "object": "model", "owned_by": "sglang", "max_model_len": 32768}
             return {"object": "list", "data": [card]}
         plugin = {
-            "version": "0",
+            "version": DESCRIPTION_VERSION,
             "local_prefill": True,
             "boot_id": self._boot_id,
             "vocab_size": 256,

@@ -117,7 +117,7 @@ def make_parts(
     index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
     keys = KeyRing(config.tenants, secrets.worker_api_key)
     admission = Admission(config.admission, pool.has_room, metrics, clock)
-    pool.changed = admission.look
+    pool.on_change = admission.look
     planner = Planner(
         policy=policy,
         placement=Placement(pool, decode_fallback=config.decode_fallback),
@@ -198,7 +198,7 @@ def make_parts(
         answers = AnswerCache(
             config=cache,
             store=AnswerStore(cache.url, cache.collection, client),
-            turns=turns,
+            handler=turns,
             registry=metrics.registry,
             wall_clock=time.time,
             clock=clock,
@@ -232,7 +232,7 @@ def _retrieval(
     retrieval_metrics = RetrievalMetrics(metrics.registry)
     marks = lru_cache(maxsize=1)(Marks)
     stage = RetrievalStage(
-        turns=turns,
+        handler=turns,
         config=config,
         retriever=retriever,
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),

@@ -33,7 +33,7 @@ from ..peers import Peers, forwarding_to_peers
 from ..wire.client import Upstreams
 from ..workers.breaker import Breaker
 from ..workers.discovery import Reconciler, first_of_each, open_sources
-from ..workers.kv_events import listening
+from ..workers.kv_events import kv_event_subscriptions
 from ..workers.membership import Membership
 from ..workers.registry import connect
 from .listening import bind, serving, tls_of, url_of
@@ -111,7 +111,7 @@ async def running(
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
-            membership.warn_if_shut(
+            membership.warn_if_local_only(
                 config.host if admin_listener is None else config.operators_host
             )
         if sources:
@@ -166,7 +166,7 @@ async def running(
             changes,
         )
         if config.kv_events:
-            await stack.enter_async_context(listening(pool, parts.admin.metrics))
+            await stack.enter_async_context(kv_event_subscriptions(pool, parts.admin.metrics))
         if membership is not None:
             await stack.enter_async_context(background_task(membership.watch_forever()))
         if parts.retriever is not None:

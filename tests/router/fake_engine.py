@@ -12,6 +12,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from ppd.contract import DESCRIPTION_VERSION
+
 Script = Callable[["FakeEngine", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 MODEL = "fake"
@@ -25,6 +27,7 @@ class FakeEngine:
     role: str
     script: Script
     local_prefill: bool = True
+    description_version: object = DESCRIPTION_VERSION
     model: str = MODEL
     ready: bool = True
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -57,7 +60,7 @@ class FakeEngine:
             raise
 
     async def server_info(self, _request: web.Request) -> web.Response:
-        plugin: dict[str, object] = {"version": "0", "local_prefill": True}
+        plugin: dict[str, object] = {"version": self.description_version, "local_prefill": True}
         plugin |= {"boot_id": self.boot_id, "vocab_size": 4096}
         plugin["special_tokens"] = self.special_tokens
         if self.kv_token_bytes is not None:
