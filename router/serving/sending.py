@@ -11,6 +11,7 @@ from ppd.placement import Plan
 
 from ..intake.inbound import Inbound
 from ..wire.client import Upstreams
+from ..workers.health import worker_of
 from ..workers.worker import Worker
 from .bodies import body_of, session_field, with_terms
 from .context import RequestContext
@@ -37,9 +38,9 @@ class Sender:
         body = body_of(context.inbound, plan, context.session, self._new_room)
         responses = _Responses(context)
         if plan.prefill is not None:
-            prefill = self._open(context, _worker(plan.prefill), body, responses.on_prefill)
+            prefill = self._open(context, worker_of(plan.prefill), body, responses.on_prefill)
             prefill.set_sink(None)
-        self._open(context, _worker(plan.decode), body, responses.on_response)
+        self._open(context, worker_of(plan.decode), body, responses.on_response)
 
     async def prime(self, context: RequestContext, primer: Inbound, prime: Prime) -> Failure | None:
         """Have a stream's worker prefill a passage beside the stream; None if it did.
@@ -51,7 +52,7 @@ class Sender:
             prime: the effect to carry out.
             primer: a request for the KV alone.
         """
-        worker = _worker(prime.worker)
+        worker = worker_of(prime.worker)
         if not worker.takes_appends:
             return None
         terms = LocalTerms(prime.min_cached_tokens)
@@ -114,8 +115,3 @@ class _Response:
     def on_response(self, response: Answer | Failure) -> None:
         if not self.future.done():  # else it was cancelled, with what awaited it
             self.future.set_result(response)
-
-
-def _worker(view: object) -> Worker:
-    assert isinstance(view, Worker), "the router's plans name its own workers"
-    return view

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from ppd.contract import Role
-from ppd.errors import ConfigError
+from ppd.errors import ConfigError, PpdError
 
 from ..config.kubernetes import Kubernetes
 from ..wire.errors import describe
@@ -36,7 +36,7 @@ _MAX_WAIT_S = 30.0
 Connect = Callable[[], AbstractAsyncContextManager[Any]]  # opens a CoreV1Api
 
 
-class _ApiError(Exception):
+class _ApiError(PpdError):
     """The API server answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:

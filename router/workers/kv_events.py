@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from ppd.errors import PpdError
 from ppd.evictions import Evictions
 
 from ..observability.metrics import Metrics
@@ -36,7 +37,7 @@ _CONNECT_WARNING_S = 15.0  # without a publisher after this time, a warning is l
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
-class _LowerTierError(Exception):
+class _LowerTierError(PpdError):
     """The worker has a lower cache tier, which may keep KV that its device removes."""
 
 
