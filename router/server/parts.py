@@ -138,15 +138,16 @@ def make_parts(
         clock=clock,
         new_session=lambda: random.getrandbits(48),
     )
+    health = WorkerHealth(registry, metrics)
     handler = RequestHandler(
         parser=RequestParser(
             keys, Objectives(config), lambda: Served(registry.models, registry.vocab_size)
         ),
-        health=WorkerHealth(registry, metrics),
+        health=health,
         planner=planner,
         backlog=backlog,
         arrivals=arrivals,
-        sender=Sender(upstreams, lambda: random.getrandbits(63)),
+        sender=Sender(upstreams, health, lambda: random.getrandbits(63)),
         ledger=ledger,
         journal=journal,
         metrics=metrics,

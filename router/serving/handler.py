@@ -22,13 +22,13 @@ from ppd.attempts import (
     Crashed,
     Effect,
     Finish,
+    Note,
     Prime,
     Relay,
     Send,
     Settled,
     Stopping,
     StreamEnded,
-    Wait,
 )
 from ppd.backlog import Backlog
 from ppd.decision import Route
@@ -190,11 +190,11 @@ class RequestHandler:
         kv_tokens = self._planner.kv_tokens(parsed.query)
         self.rates.charge(tenant, kv_tokens)
         try:
-            entering = self._admission.enter(tenant, kv_tokens)
             if hook is None:
-                await entering
+                await self._admission.enter(tenant, kv_tokens)
                 return parsed, kv_tokens
             estimate = self._estimate(parsed.query, kv_tokens)
+            entering = self._admission.enter(tenant, kv_tokens)
             body = await complete_while_waiting(hook, estimate, entering, self._admission.leave)
             try:
                 parsed = self._parse(request, body)
@@ -277,17 +277,17 @@ class RequestHandler:
                     case Abandon():
                         effect = await self._abandon(context, effect)
                     case Append():
-                        context.close_legs()
-                        if relay is not None and not effect.insertion:
-                            relay.give_insertion_up()
+                        assert relay is not None, "a stream stands still"
+                        if not effect.passage:
+                            logger.warning("no worker goes on behind a passage: %s", effect.reason)
+                            relay.give_passage_up()
                         self._sender.send(context, effect.plan)
                         effect = await context.next_effect()
                     case Prime():
                         assert relay is not None, "a passage is found while a stream is relayed"
                         relay.prime(effect)
                         effect = await context.next_effect()
-                    case Wait():
-                        self._health.note(effect)
+                    case Note():
                         effect = await context.next_effect()
                     case Finish():
                         self._finish(request, context, effect, relay)
@@ -296,14 +296,14 @@ class RequestHandler:
                         assert_never(effect)
         except asyncio.CancelledError:
             gone = _gone(request)
-            attempts.on(Stopping() if gone is Outcome.STOPPED else ClientGone(), self._clock())
+            context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())
             self._ledger.finished(context, gone)
             if relay is not None:
                 relay.close()
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             answer = answer_to(error, f"{request.method} {request.path}")
-            attempts.on(Crashed(), self._clock())
+            context.take(Crashed())
             self._ledger.finished(context, answer.outcome)
             if relay is not None:
                 relay.close()
@@ -320,7 +320,6 @@ class RequestHandler:
         """Pass an answer on: a whole one, the beginning of a stream, or the rest of one."""
         answer = context.answer
         assert answer is not None
-        self._health.credit(effect.credited)
         if relay is not None:
             if relay.resuming:
                 self._ledger.resumed(True)
@@ -332,9 +331,10 @@ class RequestHandler:
             context.deliver(StreamEnded())
             return None
         observer = resumption = None
-        if (self._max_resumptions or hook is not None) and Resumption.possible(context.inbound):
-            resumption = Resumption(context.inbound)
+        if Resumption.possible(context.inbound):
             observer = None if hook is None else hook.observer()
+            if self._max_resumptions or observer is not None:
+                resumption = Resumption(context.inbound)
         return StreamRelay(
             request, context, answer, self._ledger, self._sender, resumption, observer
         )
@@ -343,7 +343,7 @@ class RequestHandler:
         """Close an attempt's legs, hold its failure against a worker, probe what may be dead."""
         context.close_legs()
         await self._health.settle(effect)
-        return context.attempts.on(Settled(), self._clock())
+        return context.take(Settled())
 
     def _finish(
         self,
@@ -353,12 +353,13 @@ class RequestHandler:
         relay: StreamRelay | None,
     ) -> None:
         """Give the client the end of its answer, or the error."""
-        self._health.credit(effect.credited)
-        self._health.blame(effect.blamed)
         self._ledger.finished(context, effect.outcome)
         if relay is not None:
-            if relay.resuming and effect.outcome is Outcome.TRUNCATED:
-                self._ledger.resumed(False)
+            if effect.outcome is Outcome.TRUNCATED:
+                if relay.resuming:
+                    self._ledger.resumed(False)
+                if effect.error is not None:
+                    logger.warning("no worker goes on with a stream: %s", effect.error)
             relay.finish(effect.outcome)
         elif effect.error is not None:
             _respond(request, answer_to(effect.error, f"{request.method} {request.path}"))

@@ -11,7 +11,7 @@ from ppd.placement import Plan
 
 from ..intake.inbound import Inbound
 from ..wire.client import Upstreams
-from ..workers.health import worker_of
+from ..workers.health import WorkerHealth, worker_of
 from ..workers.worker import Worker
 from .bodies import body_of, session_field, with_terms
 from .context import RequestContext
@@ -22,11 +22,16 @@ class Sender:
     """Sends requests to workers.
 
     Args:
+        upstreams: connections to workers.
+        health: of workers, for what a stream's worker does beside it.
         new_room: gives a random bootstrap room below 2**63.
     """
 
-    def __init__(self, upstreams: Upstreams, new_room: Callable[[], int]) -> None:
+    def __init__(
+        self, upstreams: Upstreams, health: WorkerHealth, new_room: Callable[[], int]
+    ) -> None:
         self._upstreams = upstreams
+        self._health = health
         self._new_room = new_room
 
     def send(self, context: RequestContext, plan: Plan) -> None:
@@ -65,7 +70,12 @@ class Sender:
             leg.close()
             if leg in context.legs:
                 context.legs.remove(leg)
-        return answer if isinstance(answer, Failure) else None
+        if isinstance(answer, Answer):
+            self._health.credit(worker)
+            return None
+        if answer.blames_worker:
+            self._health.blame(worker)
+        return answer
 
     def _open(
         self,

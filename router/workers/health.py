@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from ppd.attempts import Abandon, Failure, Wait
+from ppd.attempts import Abandon, Effect, Failure, Finish, Note, Relay
 from ppd.contract import Role
 from ppd.placement import WorkerView
 
@@ -29,31 +29,39 @@ class WorkerHealth:
         self._registry = registry
         self._metrics = metrics
 
+    def note(self, effect: Effect) -> None:
+        """Hold what an effect says for or against a worker."""
+        match effect:
+            case Note():
+                self.credit(effect.credited)
+                self._note_failure(effect.worker, effect.reason, effect.blamed)
+            case Relay():
+                self.credit(effect.credited)
+            case Abandon():
+                self._note_failure(effect.worker, effect.reason, effect.blamed)
+            case Finish():
+                self.credit(effect.credited)
+                if effect.blamed is not None:
+                    self.blame(effect.blamed)
+            case _:
+                pass
+
     def credit(self, view: WorkerView | None) -> None:
         """Note that a worker has done its part; None: no worker has."""
         if view is not None:
             worker_of(view).breaker.succeeded()
 
-    def blame(self, view: WorkerView | None) -> None:
-        """Count a failure against a worker; None: against no worker."""
-        if view is None:
-            return
+    def blame(self, view: WorkerView) -> None:
+        """Count a failure against a worker."""
         worker = worker_of(view)
         was_open = worker.breaker.open
         worker.breaker.failed()
         if worker.breaker.open and not was_open:
             logger.error("%s fails request after request: left alone for a while", worker.url)
 
-    def note(self, effect: Wait) -> None:
-        """Note the success or failure of a leg that nothing else waits for."""
-        self.credit(effect.credited)
-        if effect.worker is not None:
-            self._note_failure(worker_of(effect.worker), effect.reason, effect.blamed)
-
     async def settle(self, effect: Abandon) -> None:
-        """Note why an attempt was abandoned, and probe the workers that may be dead."""
+        """Take a worker that is down out of service, note a refusal, probe what may be dead."""
         worker, reason = worker_of(effect.worker), effect.reason
-        self._note_failure(worker, reason, effect.blamed)
         if reason is not None and effect.down:
             self._registry.mark_dead(worker, reason.error.message)
         elif reason is not None and effect.local:
@@ -62,7 +70,10 @@ class WorkerHealth:
             probes = (self._registry.check(worker_of(view)) for view in effect.probe)
             await asyncio.gather(*probes)
 
-    def _note_failure(self, worker: Worker, reason: Failure | None, blamed: bool) -> None:
+    def _note_failure(self, view: WorkerView | None, reason: Failure | None, blamed: bool) -> None:
+        if view is None:
+            return
+        worker = worker_of(view)
         if reason is not None and worker.role is Role.PREFILL and reason.error.status >= 500:
             self._metrics.prefill_errors.inc()
             logger.warning("prefill leg failed on %s: %s", worker.url, reason.error)

@@ -14,7 +14,7 @@ from router.config.retrieval import RetrievalConfig
 from ..conftest import Cluster
 from ..fake_engine import DONE, FakeEngine, Script, answering, event, failing, start_stream, usage
 from ..in_turn import InTurn
-from ..serving.test_resume import chunk, rest, text_of
+from ..serving.test_resume import LOST, chunk, rest, text_of
 from .fake_pool import FakePool
 
 OPTIONS = {"collection": "docs", "stages": ["decode"], "every_tokens": 2, "threshold": 0.5}
@@ -340,3 +340,46 @@ async def test_both_stages(cluster: Cluster, pool: FakePool) -> None:
         question, reply_as_read, _ = workers[1].bodies[-1]["messages"]
         assert "found at prefill" in question["content"]
         assert "found at decode" in reply_as_read["content"]
+
+
+@pytest.mark.parametrize("message", ["out of memory", ""])
+async def test_a_prime_that_fails_counts_against_the_worker_and_ends_nothing(
+    cluster: Cluster, pool: FakePool, message: str
+) -> None:
+    """The stream ends when the worker has been asked to prefill the passage, and has failed."""
+    asked = asyncio.Event()
+
+    async def failing_prime(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        asked.set()
+        return await failing(500, message)(engine, request, body)
+
+    async def patient(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+        response = await start_stream(request)
+        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+        await asked.wait()
+        while not await client.metric("ppd_retrieval_passages_total", how="declined"):
+            pass  # each look is a round trip
+        labels = {"role": "decode", "worker": engine.url}
+        opened.append(await client.metric("ppd_worker_breaker_open", **labels))
+        await response.write(chunk(1, content="sleep") + DONE)
+        return response
+
+    workers, _ = scene(patient, failing_prime)
+    opened: list[float] = []
+    retrieval = RetrievalConfig(url=pool.url)
+    async with cluster(*workers, retrieval=retrieval, breaker_failures=1) as client:
+        chat = client.chat("what do cats do?", retrieval=OPTIONS, stream=True, max_tokens=40)
+        reply = await asyncio.wait_for(chat, 10.0)
+        assert text_of(reply) == "cats do sleep"
+        assert opened == [1]
+
+
+async def test_retrieval_before_a_turn_keeps_nothing_of_its_stream(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    """Only a stream that can be continued is kept, and only such a one can fail to be."""
+    workers, _ = scene(LOST)
+    options = {"collection": "docs", "stages": ["prefill"]}
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        await client.chat("what do cats do?", retrieval=options, stream=True, max_tokens=40)
+        assert await client.metric("ppd_streams_resumed_total", outcome="failed") == 0
