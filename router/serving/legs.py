@@ -108,11 +108,11 @@ class Leg:
 
     def pause_reading(self) -> None:
         """Take no more from the worker for now."""
-        self._exchange.hold(True)
+        self._exchange.pause_reading()
 
     def resume_reading(self) -> None:
         """Take more from the worker again."""
-        self._exchange.hold(False)
+        self._exchange.resume_reading()
 
     def close(self) -> None:
         """Give up what has not ended; its closed connection makes an SGLang server abort it."""
