@@ -21,7 +21,7 @@ _COMPILED = {
         "scrub",
     ),
     "observability": ("counting", "journal", "metrics"),
-    "serving": ("bodies", "context", "handler", "ledger", "legs", "relay", "sending"),
+    "serving": ("bodies", "context", "handler", "recorder", "legs", "relay", "sending"),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
     "workers": ("breaker", "health", "registry", "worker"),
 }

@@ -292,7 +292,8 @@ class Finish:
     Attributes:
         error: for the client, if nothing of an answer was relayed; else why the stream could not
             go on. None if the client has its answer, or is gone.
-        credited, blamed: the worker that the end is held for or against.
+        credited: a worker that has done its part; closes its circuit breaker.
+        blamed: a worker that has failed; counts for its circuit breaker.
     """
 
     outcome: Outcome
@@ -303,7 +304,7 @@ class Finish:
 
 Effect = Send | Append | Abandon | Relay | Prime | Note | Finish
 
-_NOTHING = Note()  # not even that
+_NO_EFFECT = Note()  # of an event that changes nothing
 
 
 # -- the machine --------------------------------------------------------------------------
@@ -393,7 +394,7 @@ class Attempts:
             now_s: when, by a monotonic clock.
         """
         if self._phase is _Phase.ENDED:
-            return _NOTHING
+            return _NO_EFFECT
         match event:
             case Answered():
                 return self._answered(event.streams, now_s)
@@ -416,7 +417,7 @@ class Attempts:
                 return self._broke(event.resumable)
             case PassageFound():
                 relaying = self._phase is _Phase.RELAYING
-                return Prime(self._decode, self._min_cached_tokens) if relaying else _NOTHING
+                return Prime(self._decode, self._min_cached_tokens) if relaying else _NO_EFFECT
             case Primed():
                 return self._append(_Part.WITH_PASSAGE)
             case ClientGone():
@@ -466,7 +467,7 @@ class Attempts:
     def _prefill_failed(self, failure: Failure) -> Effect:
         self._leave_queue()
         if failure.cause is Cause.SILENT and self._failure is not None:
-            return _NOTHING  # it is silent only because the other leg has failed
+            return _NO_EFFECT  # it is silent only because the other leg has failed
         self._prefilled = True
         worker = self._prefill_worker
         if self._phase is _Phase.WAITING:
@@ -477,7 +478,7 @@ class Attempts:
         assert self.plan is not None
         silent = failure.cause is Cause.SILENT
         if silent and self._failure is not None:
-            return _NOTHING
+            return _NO_EFFECT
         if silent and self.plan.prefill is not None and not self._prefilled:
             return self._prefill_failed(_NO_KV)  # it waits for KV that never came
         if self._phase is _Phase.WAITING:
@@ -607,7 +608,7 @@ class Attempts:
         """Go on with a stream that stands still, on the worker that has it."""
         if part is _Part.WITH_PASSAGE:
             if self._phase is not _Phase.RELAYING:
-                return _NOTHING  # it has ended, or broke off, meanwhile
+                return _NO_EFFECT  # it has ended, or broke off, meanwhile
             self._stream_worker = self._decode
         worker, passage = self._stream_worker, part is _Part.WITH_PASSAGE
         assert worker is not None

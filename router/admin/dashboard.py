@@ -109,6 +109,7 @@ class Dashboard:
             "version": __version__,
             "up_s": now_s - self._started_s,
             "policy": admin.policy_spec,
+            "reasons": {reason: reason.description for reason in Reason},
             "table": admin.table.path.name if admin.table else None,
             "models": admin.registry.models,
             "roles": sorted(admin.roles),
@@ -145,7 +146,9 @@ class Dashboard:
             "running": worker.load.running if worker.load else None,
             "free_tokens": worker.load.free_tokens if worker.load else None,
             "announced": announcement.load if announcement else None,
-            "heard_ago_s": None if worker.announced_at_s is None else now_s - worker.announced_at_s,
+            "announced_ago_s": None
+            if worker.announced_at_s is None
+            else now_s - worker.announced_at_s,
         }
 
 

@@ -79,7 +79,7 @@ class Passthrough:
                 data=body,
                 headers={**keys.forwarded(headers), "Content-Type": "application/json"},
             ) as response:
-                if response.status in (401, 403) and keys.judges:
+                if response.status in (401, 403) and keys.checks_clients:
                     raise WorkerError(f"a worker refuses the router: {response.status}")
                 return web.Response(
                     status=response.status,

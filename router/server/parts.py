@@ -50,7 +50,7 @@ from ..retrieval.milvus import MilvusRetriever
 from ..retrieval.retriever import PoolRetriever, Retriever
 from ..retrieval.stage import RetrievalStage
 from ..serving.handler import RequestHandler
-from ..serving.ledger import Ledger
+from ..serving.recorder import RequestRecorder
 from ..serving.sending import Sender
 from ..wire.client import Upstreams
 from ..workers.health import WorkerHealth
@@ -120,7 +120,7 @@ def make_parts(
     index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
     keys = KeyRing(config.tenants, secrets.worker_api_key)
     admission = Admission(config.admission, registry.has_room, metrics, clock)
-    registry.on_change = admission.look
+    registry.on_change = admission.admit_next
     planner = Planner(
         policy=policy,
         placement=Placement(registry, decode_fallback=config.decode_fallback),
@@ -129,7 +129,7 @@ def make_parts(
         forecast=forecast,
         backlog=backlog,
     )
-    ledger = Ledger(
+    recorder = RequestRecorder(
         index=index,
         planner=planner,
         forecast=forecast,
@@ -148,7 +148,7 @@ def make_parts(
         backlog=backlog,
         arrivals=arrivals,
         sender=Sender(upstreams, health, lambda: random.getrandbits(63)),
-        ledger=ledger,
+        recorder=recorder,
         journal=journal,
         metrics=metrics,
         rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),

@@ -82,7 +82,7 @@ class Reloader:
         self.handler.reload(keys, Objectives(new), new.resume_streams)
         self.handler.rates.reload(new.rate, new.tenants, named=keys.closed)
         self.admission.limits = new.admission
-        self.admission.look()
+        self.admission.admit_next()
         if self.tls is not None:  # the files may have new content
             self.tls.load_cert_chain(new.tls_certificate, new.tls_key)
         if self.trusted is not None:

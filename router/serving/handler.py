@@ -54,7 +54,7 @@ from ..workers.health import WorkerHealth
 from .context import RequestContext
 from .hooks import LatencyEstimate, RequestHook, complete_while_waiting
 from .internal import ServerRequest
-from .ledger import Ledger
+from .recorder import RequestRecorder
 from .relay import StreamRelay, relay_body
 from .resume import Resumption
 from .samples import serve_samples
@@ -87,7 +87,7 @@ class RequestHandler:
         backlog: Backlog,
         arrivals: ArrivalRate,
         sender: Sender,
-        ledger: Ledger,
+        recorder: RequestRecorder,
         journal: Journal,
         metrics: Metrics,
         rates: Rates,
@@ -103,7 +103,7 @@ class RequestHandler:
         self._backlog = backlog
         self._arrivals = arrivals
         self._sender = sender
-        self._ledger = ledger
+        self._recorder = recorder
         self._journal = journal
         self._metrics = metrics
         self.rates = rates
@@ -241,11 +241,11 @@ class RequestHandler:
             headers.update(trace.headers)
         return RequestContext(
             number=number,
-            session=self._ledger.session(planned.hit),
+            session=self._recorder.session(planned.hit),
             inbound=inbound,
             tenant=query.tenant,
             headers=headers,
-            clients_key=not self.keys.judges,
+            clients_key=not self.keys.checks_clients,
             arrived_s=arrived_s,
             planned=planned,
             attempts=Attempts(
@@ -297,14 +297,14 @@ class RequestHandler:
         except asyncio.CancelledError:
             gone = _gone(request)
             context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())
-            self._ledger.finished(context, gone)
+            self._recorder.finished(context, gone)
             if relay is not None:
                 relay.close()
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             answer = answer_to(error, f"{request.method} {request.path}")
             context.take(Crashed())
-            self._ledger.finished(context, answer.outcome)
+            self._recorder.finished(context, answer.outcome)
             if relay is not None:
                 relay.close()
             _respond(request, answer)
@@ -322,12 +322,12 @@ class RequestHandler:
         assert answer is not None
         if relay is not None:
             if relay.resuming:
-                self._ledger.resumed(True)
+                self._recorder.resumed(True)
             relay.go_on(answer)
             return relay
-        self._ledger.answered(context)
+        self._recorder.answered(context)
         if not answer.streams:
-            relay_body(request, context, answer, self._ledger)
+            relay_body(request, context, answer, self._recorder)
             context.deliver(StreamEnded())
             return None
         observer = resumption = None
@@ -336,11 +336,11 @@ class RequestHandler:
             if self._max_resumptions or observer is not None:
                 resumption = Resumption(context.inbound)
         return StreamRelay(
-            request, context, answer, self._ledger, self._sender, resumption, observer
+            request, context, answer, self._recorder, self._sender, resumption, observer
         )
 
     async def _abandon(self, context: RequestContext, effect: Abandon) -> Effect:
-        """Close an attempt's legs, hold its failure against a worker, probe what may be dead."""
+        """Close an attempt's legs, take a dead worker out of service, probe what may be dead."""
         context.close_legs()
         await self._health.settle(effect)
         return context.take(Settled())
@@ -353,11 +353,11 @@ class RequestHandler:
         relay: StreamRelay | None,
     ) -> None:
         """Give the client the end of its answer, or the error."""
-        self._ledger.finished(context, effect.outcome)
+        self._recorder.finished(context, effect.outcome)
         if relay is not None:
             if effect.outcome is Outcome.TRUNCATED:
                 if relay.resuming:
-                    self._ledger.resumed(False)
+                    self._recorder.resumed(False)
                 if effect.error is not None:
                     logger.warning("no worker goes on with a stream: %s", effect.error)
             relay.finish(effect.outcome)
@@ -369,7 +369,7 @@ class RequestHandler:
         try:
             context.close_legs()
         finally:
-            self._ledger.recorded(context)
+            self._recorder.recorded(context)
             if trace is not None:
                 answered_at_s = context.attempts.answered_at_s
                 outcome = context.outcome or Outcome.INTERNAL_ERROR

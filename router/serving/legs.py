@@ -1,6 +1,6 @@
 """One upstream request ("leg"): sent, awaited until its first response, closed again.
 
-A leg knows its worker and the wire, not why it was sent there.
+A leg has a worker and a connection. It is independent of the route.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Leg:
         self._leave()
 
     def _leave(self) -> None:
-        """The worker has done with it, or shall have."""
+        """Count it no longer as in flight."""
         if not self._left:
             self._left = True
             self.worker.in_flight -= 1

@@ -26,8 +26,8 @@ from ..workers.sglang import usage_of_generate, usage_of_openai
 from .context import RequestContext
 from .hooks import StreamObserver
 from .internal import ServerRequest
-from .ledger import Ledger
 from .legs import Answer
+from .recorder import RequestRecorder
 from .resume import Insertion, Resumption
 from .sending import Sender
 from .sse import DONE, Tail
@@ -38,7 +38,7 @@ _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache
 
 
 def relay_body(
-    request: ServerRequest, context: RequestContext, answer: Answer, ledger: Ledger
+    request: ServerRequest, context: RequestContext, answer: Answer, recorder: RequestRecorder
 ) -> None:
     """Pass on a whole answer, as the worker gave it."""
     try:
@@ -46,9 +46,9 @@ def relay_body(
     except orjson.JSONDecodeError:
         body = None
     if context.inbound.endpoint is Endpoint.GENERATE:
-        ledger.learn(context, answer.worker, usage_of_generate(body))
+        recorder.record_answer(context, answer.worker, usage_of_generate(body))
     elif isinstance(body, dict):
-        ledger.learn(context, answer.worker, usage_of_openai(body))
+        recorder.record_answer(context, answer.worker, usage_of_openai(body))
     headers = {"Content-Type": answer.content_type, **context.answer_headers()}
     request.respond(200, answer.head, headers)
 
@@ -72,7 +72,7 @@ class StreamRelay:
         request: ServerRequest,
         context: RequestContext,
         answer: Answer,
-        ledger: Ledger,
+        recorder: RequestRecorder,
         sender: Sender,
         resumption: Resumption | None,
         observer: StreamObserver | None,
@@ -81,7 +81,7 @@ class StreamRelay:
         self._request = request
         self._context = context
         self._leg = answer.leg
-        self._ledger = ledger
+        self._recorder = recorder
         self._sender = sender
         self._resumption = resumption
         self._observer = observer if resumption is not None else None
@@ -104,7 +104,7 @@ class StreamRelay:
         )
         if self._observer is not None:
             self._observer.found.add_done_callback(self._found)
-        self._times, self._last_s = ledger.itl(context), time.perf_counter()
+        self._times, self._last_s = recorder.itl(context), time.perf_counter()
         headers = {**_EVENT_STREAM, **context.answer_headers()}
         request.start(200, headers, self._pass_on(answer.head))
         request.connection.set_listener(self)
@@ -305,7 +305,7 @@ class StreamRelay:
         if tail.done and not tail.failed:
             # Before the client sees the end, so that its next turn finds this one.
             self._note_wait()
-            self._ledger.learn(self._context, self._leg.worker, tail.usage)
+            self._recorder.record_answer(self._context, self._leg.worker, tail.usage)
         return passed
 
     def _note_wait(self) -> None:

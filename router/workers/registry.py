@@ -1,7 +1,7 @@
 """The registry of workers: which exist, which are alive, how busy they are.
 
 Owns the health checks; the requests to workers are in ``handshake.py``. The choice of a worker for
-a turn is made by ``ppd.planner`` and ``ppd.placement``.
+a turn is made by ``ppd.planning`` and ``ppd.placement``.
 """
 
 from __future__ import annotations

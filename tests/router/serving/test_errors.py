@@ -11,7 +11,7 @@ from aiohttp import web
 
 from ppd.decision import Decision, Features, Policy
 from ppd.score import Objective
-from router.serving.ledger import Ledger
+from router.serving.recorder import RequestRecorder
 
 from ..conftest import Cluster
 from ..fake_engine import (
@@ -198,7 +198,7 @@ async def test_a_bug_of_ours_in_mid_stream_is_not_the_workers(
         await response.write(DONE)
         return response
 
-    monkeypatch.setattr(Ledger, "learn", bug)
+    monkeypatch.setattr(RequestRecorder, "record_answer", bug)
     p, d = workers(answering(), in_two)
     async with cluster(p, d) as client:
         body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
