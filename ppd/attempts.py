@@ -27,9 +27,10 @@ is sent, and given back by this machine, whatever happens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
+
+import msgspec
 
 from ppd.backlog import Backlog
 from ppd.contract import Refusal
@@ -52,8 +53,7 @@ class Cause(StrEnum):
     TRANSFER = "transfer"  # the KV did not get from the prefill worker to the decode worker
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """Why a leg gave no answer.
 
     Attributes:
@@ -97,39 +97,33 @@ _NO_STREAM = Failure(
 # -- events -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The worker that decodes has begun to answer, or has answered as a whole."""
 
     streams: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The leg to the worker that decodes failed before anything of it was relayed."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True):
     """The leg to the prefill worker of a remote turn has ended well."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillFailed:
+class PrefillFailed(msgspec.Struct, frozen=True):
     """The leg to the prefill worker of a remote turn failed."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """``Abandon`` is carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+class StreamEnded(msgspec.Struct, frozen=True):
     """The relayed answer has reached its end; of a stream, ``[DONE]``.
 
     Attributes:
@@ -140,13 +134,11 @@ class StreamEnded:
     well: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFailed:
+class StreamFailed(msgspec.Struct, frozen=True):
     """The engine wrote an error event, and the stream broke off after it. The worker is blamed."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamBroke:
+class StreamBroke(msgspec.Struct, frozen=True):
     """The stream broke off without an error event. The worker is blamed.
 
     Attributes:
@@ -156,28 +148,23 @@ class StreamBroke:
     resumable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PassageFound:
+class PassageFound(msgspec.Struct, frozen=True):
     """Retrieval has found a passage for the reply that is being relayed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Primed:
+class Primed(msgspec.Struct, frozen=True):
     """The stream's worker has prefilled the passage; the stream stands still."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientGone(msgspec.Struct, frozen=True):
     """The client has closed its connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(msgspec.Struct, frozen=True):
     """The router stops and waits no longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Crashed:
+class Crashed(msgspec.Struct, frozen=True):
     """An effect could not be carried out for a bug of the router."""
 
 
@@ -201,15 +188,13 @@ Event = (
 # -- effects ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Open the legs of a plan; ``Answered`` or ``Failed`` follows."""
 
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(msgspec.Struct, frozen=True):
     """Open a leg for the rest of a stream behind a passage; ``Answered`` or ``Failed`` follows.
 
     Attributes:
@@ -222,8 +207,7 @@ class Append:
     reason: PpdError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(msgspec.Struct, frozen=True):
     """Close the legs of the attempt; ``Settled`` follows.
 
     Attributes:
@@ -243,8 +227,7 @@ class Abandon:
     local: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Relay:
+class Relay(msgspec.Struct, frozen=True):
     """Pass the answer on to the client; ``StreamEnded`` or one of its like follows.
 
     Attributes:
@@ -255,8 +238,7 @@ class Relay:
     credited: WorkerView | None
 
 
-@dataclass(frozen=True, slots=True)
-class Prime:
+class Prime(msgspec.Struct, frozen=True):
     """Have the stream's worker prefill the passage beside the stream; ``Primed`` follows.
 
     A prime that fails is no event: the stream goes on without the passage.
@@ -269,8 +251,7 @@ class Prime:
     min_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Note a worker's success or failure; nothing else is to be done.
 
     Attributes:
@@ -285,8 +266,7 @@ class Note:
     blamed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The request has ended; nothing follows.
 
     Attributes:

@@ -97,7 +97,8 @@ class RequestContext:
         connection.
         """
         try:
-            effect = self.take(event)
+            effect = self.attempts.on(event, self._clock())
+            self._note(effect)
         except Exception:
             logger.exception("%s could not be handled", event)
             effect = self.attempts.on(Crashed(), self._clock())

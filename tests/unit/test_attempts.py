@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ppd.attempts import (
     Abandon,
@@ -551,4 +552,4 @@ def _kill(worker: WorkerView) -> None:
 
 def test_failures_hold_their_place_in_the_table() -> None:
     assert {one for one in FAILURES if one.blames_worker} == set(BLAMING)
-    assert replace(BUSY, cause=Cause.LOST).blames_worker
+    assert structs.replace(BUSY, cause=Cause.LOST).blames_worker
