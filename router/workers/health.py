@@ -32,24 +32,18 @@ class WorkerHealth:
     def note(self, effect: Effect) -> None:
         """Hold what an effect says for or against a worker."""
         match effect:
-            case Note():
+            case Relay() | Note() | Finish() if effect.credited is not None:
                 self.credit(effect.credited)
+            case Note() | Abandon() if effect.worker is not None:
                 self._note_failure(effect.worker, effect.reason, effect.blamed)
-            case Relay():
-                self.credit(effect.credited)
-            case Abandon():
-                self._note_failure(effect.worker, effect.reason, effect.blamed)
-            case Finish():
-                self.credit(effect.credited)
-                if effect.blamed is not None:
-                    self.blame(effect.blamed)
+            case Finish() if effect.blamed is not None:
+                self.blame(effect.blamed)
             case _:
                 pass
 
-    def credit(self, view: WorkerView | None) -> None:
-        """Note that a worker has done its part; None: no worker has."""
-        if view is not None:
-            worker_of(view).breaker.succeeded()
+    def credit(self, view: WorkerView) -> None:
+        """Note that a worker has done its part."""
+        worker_of(view).breaker.succeeded()
 
     def blame(self, view: WorkerView) -> None:
         """Count a failure against a worker."""
@@ -70,9 +64,7 @@ class WorkerHealth:
             probes = (self._registry.check(worker_of(view)) for view in effect.probe)
             await asyncio.gather(*probes)
 
-    def _note_failure(self, view: WorkerView | None, reason: Failure | None, blamed: bool) -> None:
-        if view is None:
-            return
+    def _note_failure(self, view: WorkerView, reason: Failure | None, blamed: bool) -> None:
         worker = worker_of(view)
         if reason is not None and worker.role is Role.PREFILL and reason.error.status >= 500:
             self._metrics.prefill_errors.inc()
