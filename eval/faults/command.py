@@ -19,6 +19,7 @@ from pathlib import Path
 import uvloop
 
 from ..cluster import ClusterError, Launcher, Process, free_port
+from ..fake_worker.fault import FaultScript, fault_worker
 from ..fake_worker.worker import FakeWorker
 from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
@@ -71,14 +72,16 @@ async def _until_ready(fixture: FaultFixture, process: Process) -> None:
 
 async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
     """Play one row against one router, with workers of its own."""
-    prefill = FakeWorker("prefill", MODEL)
-    decode = [FakeWorker("decode", MODEL) for _ in range(row.decodes)]
+    faults = {role: FaultScript() for role in ("prefill", "decode")}
+    prefill, *decode = (
+        fault_worker(role, MODEL, faults[role]) for role in ("prefill", *["decode"] * row.decodes)
+    )
     for worker in (prefill, *decode):
         await worker.listen()
     process = await _start(launch, name, prefill, decode, rivals)
     try:
         port = int(process.url.rpartition(":")[2])
-        fixture = FaultFixture(port, MODEL, prefill, decode, local=name == OURS[1])
+        fixture = FaultFixture(port, MODEL, prefill, decode, faults, local=name == OURS[1])
         await _until_ready(fixture, process)
         for worker in (prefill, *decode):
             worker.legs.clear()
