@@ -28,11 +28,11 @@ def chunked(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def json_answer(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> bytes:
-    """Return a whole HTTP answer with a JSON body."""
-    fields = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-    head = b"HTTP/1.1 %d -\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
-    return head % (status, len(body), fields.encode(), body)
+def whole_answer(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return a whole HTTP answer; its body is JSON unless the headers name another type."""
+    every = {"content-type": "application/json", **(headers or {}), "content-length": len(body)}
+    fields = "".join(f"{name}: {value}\r\n" for name, value in every.items())
+    return b"HTTP/1.1 %d -\r\n%b\r\n%b" % (status, fields.encode(), body)
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -107,4 +107,4 @@ class WorkerConnection(asyncio.Protocol):
         self._answer({} if load is None else {"loads": [load]}, 404 if load is None else 200)
 
     def _answer(self, value: object, status: int = 200) -> None:
-        self._transport.write(json_answer(json.dumps(value).encode(), status))
+        self._transport.write(whole_answer(json.dumps(value).encode(), status))

@@ -24,7 +24,7 @@ from .connection import (
     STREAM_HEAD,
     WorkerConnection,
     chunked,
-    json_answer,
+    whole_answer,
 )
 from .state import IDLE_TOKENS, WorkerState
 
@@ -128,7 +128,7 @@ class PacedConnection(WorkerConnection):
         self._token = chunked(answers.event({"content": " token"}))
         self._tail = chunked(answers.event({}, "stop"))
         self._tail += chunked(answers.event(None)) + chunked(b"data: [DONE]\n\n") + STREAM_END
-        self._whole = json_answer(answers.whole())
+        self._whole = whole_answer(answers.whole())
         self._left = 0
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from .connection import STREAM, STREAM_END, STREAM_HEAD, chunked, json_answer
+from .connection import STREAM, STREAM_END, STREAM_HEAD, chunked, whole_answer
 
 if TYPE_CHECKING:
     from .worker import FakeWorker
@@ -66,8 +66,12 @@ class Request:
         """Whether the answer shall be a stream of events."""
         return STREAM.search(self.leg.body) is not None
 
+    def start(self) -> None:
+        """Write the head of a stream without an event."""
+        self.send()
+
     def send(self, *events: bytes) -> None:
-        """Write events, each as one chunk; the first call begins the stream."""
+        """Write events, each as one chunk, behind the head of the stream."""
         head = b"" if self._streaming else STREAM_HEAD
         self._streaming = True
         self._write(head + b"".join(map(chunked, events)))
@@ -82,7 +86,7 @@ class Request:
         self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         """Answer with a body of any bytes."""
-        self._write(json_answer(body, status, headers))
+        self._write(whole_answer(body, status, headers))
         self.ended = True
 
     def begin_whole(self) -> None:
@@ -92,7 +96,8 @@ class Request:
     def end(self) -> None:
         """End the stream in good order, if it has not ended."""
         if not self.ended:
-            self._write((b"" if self._streaming else STREAM_HEAD) + STREAM_END)
+            self.send()
+            self._write(STREAM_END)
             self.ended = True
 
     def close(self) -> None:

@@ -19,13 +19,12 @@ from pathlib import Path
 import uvloop
 
 from ..cluster import ClusterError, Launcher, Process, free_port
-from ..fake_worker.fault import FaultScript, fault_worker
 from ..fake_worker.worker import FakeWorker
 from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..routers import rivals as rival_routers
-from .fixture import FaultFixture
+from .fixture import FaultFixture, faulty_workers
 from .rows import ROWS, Cell, Row
 
 MODEL = "fake"
@@ -72,10 +71,7 @@ async def _until_ready(fixture: FaultFixture, process: Process) -> None:
 
 async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
     """Play one row against one router, with workers of its own."""
-    faults = {role: FaultScript() for role in ("prefill", "decode")}
-    prefill, *decode = (
-        fault_worker(role, MODEL, faults[role]) for role in ("prefill", *["decode"] * row.decodes)
-    )
+    prefill, decode, faults = faulty_workers(MODEL, row.decodes)
     for worker in (prefill, *decode):
         await worker.listen()
     process = await _start(launch, name, prefill, decode, rivals)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dialects import CHAT, text_in
-from ..fake_worker.fault import Fault, FaultScript
+from ..fake_worker.fault import Fault, FaultScript, fault_worker
 from ..fake_worker.request import Leg
 from ..fake_worker.worker import FakeWorker
 from ..http_stream import Patience, Reply, connect, http_request
@@ -17,6 +17,16 @@ from ..http_stream import Patience, Reply, connect, http_request
 WAIT_S = 5.0  # what has not come until then does not come
 SOON_S = 1.0
 WORDS = 4
+
+
+def faulty_workers(
+    model: str, decodes: int
+) -> tuple[FakeWorker, list[FakeWorker], dict[str, FaultScript]]:
+    """Return one prefill worker, some decode workers, and the fault script of each role."""
+    faults = {role: FaultScript() for role in ("prefill", "decode")}
+    prefill = fault_worker("prefill", model, faults["prefill"])
+    decode = [fault_worker("decode", model, faults["decode"]) for _ in range(decodes)]
+    return prefill, decode, faults
 
 
 @dataclass(slots=True)

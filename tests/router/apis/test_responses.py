@@ -14,6 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from eval.cluster import free_port
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
 from router.apis.response_store import ResponseStore, StoredResponse
 from router.config.limits import RateLimit
 from router.config.options import RouterConfig
@@ -21,8 +23,8 @@ from router.peers import Peers
 from router.server.run import running
 
 from ..conftest import Client, Cluster
-from ..fake_engine import MODEL, FakeEngine, failing
 from ..scene import serving, workers
+from ..scripts import failing
 from .speaking import TOOL_CALL, by_openai, saying, scene
 
 RESPONSES = "/v1/responses"
@@ -221,7 +223,7 @@ async def test_who_asks_for_a_response_is_charged_and_counted(cluster: Cluster) 
 
 
 @asynccontextmanager
-async def beside(sibling: str, *engines: FakeEngine) -> AsyncIterator[Client]:
+async def beside(sibling: str, *engines: FakeWorker) -> AsyncIterator[Client]:
     """A router whose sibling, number 1, has that URL."""
     async with serving(*engines), aiohttp.ClientSession() as http:
         urls = {engine.role: (engine.url,) for engine in engines}

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ..fake_engine import FakeEngine, answering
+from eval.fake_worker.worker import FakeWorker
+
+from ..scripts import answering
 from .chats import on_topic
 from .fake_pool import FakePool
 
@@ -18,5 +20,5 @@ async def pool() -> AsyncIterator[FakePool]:
 
 
 @pytest.fixture
-def engines() -> tuple[FakeEngine, FakeEngine]:
-    return FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+def engines() -> tuple[FakeWorker, FakeWorker]:
+    return FakeWorker("prefill", answering()), FakeWorker("decode", answering())

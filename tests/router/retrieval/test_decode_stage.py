@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
 from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Cluster
-from ..fake_engine import DONE, FakeEngine, Script, answering, event, failing, start_stream, usage
-from ..in_turn import InTurn
+from ..scripts import InTurn, answering, failing, usage
 from ..serving.test_resume import chunk, rest, text_of
 from .fake_pool import FakePool
 
@@ -34,13 +36,11 @@ async def pool() -> AsyncIterator[FakePool]:
 def begins(*words: str) -> Script:
     """A stream that has said so much and goes on as long as somebody listens."""
 
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, role="assistant", content=""))
+    async def script(request: Request) -> None:
+        request.send(chunk(1, role="assistant", content=""))
         for word in words:
-            await response.write(chunk(1, content=word))
+            request.send(chunk(1, content=word))
         await asyncio.Event().wait()
-        return response
 
     return script
 
@@ -48,9 +48,9 @@ def begins(*words: str) -> Script:
 PRIMED = answering(words=1)
 
 
-def scene(*scripts: Script) -> tuple[tuple[FakeEngine, FakeEngine], InTurn]:
+def scene(*scripts: Script) -> tuple[tuple[FakeWorker, FakeWorker], InTurn]:
     decode = InTurn(*scripts)
-    return (FakeEngine("prefill", answering()), FakeEngine("decode", decode)), decode
+    return (FakeWorker("prefill", answering()), FakeWorker("decode", decode)), decode
 
 
 async def test_a_passage_in_mid_reply(cluster: Cluster, pool: FakePool) -> None:
@@ -111,21 +111,19 @@ async def test_the_stream_runs_on_while_the_passage_is_prefilled(
 ) -> None:
     priming, said = asyncio.Event(), asyncio.Event()
 
-    async def runs_on(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def runs_on(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await priming.wait()
-        await response.write(chunk(1, content="quite "))
+        request.send(chunk(1, content="quite "))
         said.set()
         await asyncio.Event().wait()
-        return response
 
-    async def primed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def primed(request: Request) -> None:
         priming.set()
         await said.wait()
         for _ in range(3):  # the router passes on what was said meanwhile
             await client.metric("ppd_finished_total")
-        return await PRIMED(engine, request, body)
+        await PRIMED(request)
 
     workers, _ = scene(runs_on, primed, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
@@ -145,15 +143,13 @@ async def test_a_reply_that_ends_first_has_not_read_the_passage(
 ) -> None:
     priming, given_up = asyncio.Event(), asyncio.Event()
 
-    async def ends(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def ends(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await priming.wait()
-        await response.write(event({"choices": [], "usage": usage(9, 2, 0)}))
-        await response.write(DONE)
-        return response
+        request.send(event({"choices": [], "usage": usage(9, 2, 0)}))
+        request.send(DONE)
 
-    async def never_primed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def never_primed(request: Request) -> None:
         priming.set()
         try:
             await asyncio.Event().wait()
@@ -176,19 +172,17 @@ async def test_a_worker_lost_while_it_prefills_beside_its_stream(
     """The passage goes with the stream to the worker that goes on with it."""
     priming = asyncio.Event()
 
-    async def lost(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def lost(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await priming.wait()
-        request.transport.abort()
-        return response
+        request.drop()
 
-    async def lost_too(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def lost_too(request: Request) -> None:
         priming.set()
         await asyncio.Event().wait()
 
     decode = InTurn(lost, lost_too, begins("quite "), PRIMED, rest(3, "purr"))
-    workers = [FakeEngine("prefill", answering()), *(FakeEngine("decode", decode) for _ in "ab")]
+    workers = [FakeWorker("prefill", answering()), *(FakeWorker("decode", decode) for _ in "ab")]
     config = RetrievalConfig(url=pool.url)
     async with cluster(*workers, retrieval=config, resume_streams=1) as client:
         reply = await client.chat("what do cats do?", retrieval=WISH, stream=True)
@@ -232,19 +226,17 @@ async def test_a_stream_is_not_cut_for_what_its_worker_has_no_room_for(
 ) -> None:
     refused = asyncio.Event()
 
-    async def goes_on(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def goes_on(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await refused.wait()
         while not await client.metric("ppd_retrieval_passages_total", how="declined"):
             pass
-        await response.write(chunk(1, content="purr "))
-        await response.write(event({"choices": [], "usage": usage(9, 3, 0)}) + DONE)
-        return response
+        request.send(chunk(1, content="purr "))
+        request.send(event({"choices": [], "usage": usage(9, 3, 0)}) + DONE)
 
-    async def refuses(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def refuses(request: Request) -> None:
         refused.set()
-        return await REFUSED(engine, request, body)
+        await REFUSED(request)
 
     workers, _ = scene(goes_on, refuses)
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
@@ -288,16 +280,14 @@ async def test_a_reply_that_cannot_be_continued_is_not_cut(
 ) -> None:
     """One token is left, and then none: there is nothing to go on with."""
 
-    async def said_all(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, role="assistant", content=""))
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def said_all(request: Request) -> None:
+        request.send(chunk(1, role="assistant", content=""))
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await pool.arrived.wait()
         for _ in range(3):  # the search's answer comes meanwhile
             await client.metric("ppd_finished_total")
-        await response.write(event({"choices": [], "usage": usage(9, 2, 0)}))
-        await response.write(DONE)
-        return response
+        request.send(event({"choices": [], "usage": usage(9, 2, 0)}))
+        request.send(DONE)
 
     workers, _ = scene(said_all)
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
@@ -307,14 +297,13 @@ async def test_a_reply_that_cannot_be_continued_is_not_cut(
 
 
 async def test_a_doubtful_token_is_searched_for_at_once(cluster: Cluster, pool: FakePool) -> None:
-    async def unsure(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
+    async def unsure(request: Request) -> None:
+        request.start()
         for word, logprob in (("cats ", -0.01), ("perhaps ", -3.0)):
             logprobs = {"content": [{"token": word, "logprob": logprob}]}
             choice = {"index": 0, "delta": {"content": word}, "logprobs": logprobs}
-            await response.write(event({"id": "id1", "choices": [choice]}))
+            request.send(event({"id": "id1", "choices": [choice]}))
         await asyncio.Event().wait()
-        return response
 
     workers, _ = scene(unsure, PRIMED, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:

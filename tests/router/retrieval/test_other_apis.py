@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from eval.fake_worker.state import MODEL
 from router.config.retrieval import RetrievalConfig
 
 from ..apis.speaking import by_anthropic, by_openai, saying, scene
 from ..conftest import Cluster
-from ..fake_engine import MODEL
 from .chats import WISH, sent
 from .fake_pool import FakePool
 

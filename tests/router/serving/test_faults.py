@@ -8,16 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from eval.fake_worker.request import Script
+
 from ..conftest import Client, Cluster
-from ..fake_engine import (
-    Script,
-    answering,
-    ending_early,
-    failing,
-    hanging,
-    resetting,
-    streaming_forever,
-)
+from ..scripts import answering, ending_early, failing, hanging, resetting, streaming_forever
 from .faulty import in_flight, workers
 
 

@@ -14,9 +14,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from eval.fake_worker.worker import FakeWorker
+
 from ..conftest import Client, Cluster
-from ..fake_engine import FakeEngine, answering
 from ..scene import until
+from ..scripts import answering
 
 TOKENS = 96  # of the prompt, cached whole
 
@@ -88,13 +90,13 @@ def removed(*blocks: int) -> dict[str, Any]:
 BLOCKS = (-5, 2**62, 3, 4, 5, 6)
 
 
-def workers(port: int, **others: object) -> tuple[FakeEngine, FakeEngine]:
+def workers(port: int, **others: object) -> tuple[FakeWorker, FakeWorker]:
     events = told_of(port, **others)
-    decode = FakeEngine("decode", answering(prompt=100, cached=TOKENS), kv_events=events)
-    return FakeEngine("prefill", answering()), decode
+    decode = FakeWorker("decode", answering(prompt=100, cached=TOKENS), kv_events=events)
+    return FakeWorker("prefill", answering()), decode
 
 
-Begun = tuple[Published, Client, FakeEngine, FakeEngine, str]
+Begun = tuple[Published, Client, FakeWorker, FakeWorker, str]
 
 
 @asynccontextmanager
@@ -110,7 +112,7 @@ async def begun(cluster: Cluster) -> AsyncIterator[Begun]:
             yield events, client, p, d, session
 
 
-async def hears(client: Client, worker: FakeEngine, there: bool = True) -> None:
+async def hears(client: Client, worker: FakeWorker, there: bool = True) -> None:
     labels = {"role": worker.role, "worker": worker.url}
 
     async def holds() -> bool:
@@ -119,7 +121,7 @@ async def hears(client: Client, worker: FakeEngine, there: bool = True) -> None:
     await until(holds)
 
 
-async def counts(client: Client, name: str, worker: FakeEngine, value: float) -> None:
+async def counts(client: Client, name: str, worker: FakeWorker, value: float) -> None:
     labels = {"role": worker.role, "worker": worker.url}
 
     async def holds() -> bool:
@@ -288,7 +290,7 @@ def _open_eventfds() -> int:
     return sum("eventfd" in kind(descriptor) for descriptor in Path("/proc/self/fd").iterdir())
 
 
-async def client_sees(client: Client, worker: FakeEngine, *, alive: bool) -> None:
+async def client_sees(client: Client, worker: FakeWorker, *, alive: bool) -> None:
     async def holds() -> bool:
         return bool((await client.workers())[worker.url]["alive"]) == alive
 
@@ -326,7 +328,7 @@ async def test_where_a_name_means_more_none_is_given(cluster: Cluster) -> None:
     async with published() as events:
         p, d = workers(events.port)
         p.keeps_sessions = True
-        r = FakeEngine("null", answering(), kv_events=told_of(events.port))
+        r = FakeWorker("null", answering(), kv_events=told_of(events.port))
         async with cluster(p, d) as client:
             await events.subscribed()
             await client.chat("hello")

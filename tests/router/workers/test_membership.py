@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from eval.cluster import free_port
+from eval.fake_worker.worker import FakeWorker
 from ppd.announcement import PATH, Announcement
 from ppd.contract import Role
 from router.admin.app import answer_errors
@@ -24,13 +25,13 @@ from router.workers.membership import Membership
 from router.workers.registry import WorkerRegistry
 
 from ..conftest import Client, Cluster, Reply
-from ..fake_engine import FakeEngine, answering
 from ..scene import until, workers
+from ..scripts import answering
 
 TOKEN = {"Authorization": "Bearer s3cret"}
 
 
-def said(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
+def said(engine: FakeWorker, **fields: Any) -> dict[str, Any]:
     load = {"running": 3, "kv_used_tokens": 100, "kv_total_tokens": 1000}
     return {
         "url": engine.url,
@@ -42,7 +43,7 @@ def said(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
 
 
 async def announce(
-    client: Client, engine: FakeEngine, headers: Any = TOKEN, **fields: Any
+    client: Client, engine: FakeWorker, headers: Any = TOKEN, **fields: Any
 ) -> Reply:
     return await client.post(PATH, said(engine, **fields), headers)
 
@@ -87,7 +88,7 @@ async def test_a_flushed_cache_is_forgotten_at_the_next_heartbeat(
     cluster: Cluster, announced: bool
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    other = FakeWorker("decode", answering(prompt=100, cached=96))
     async with cluster(p, d, **OPEN) as client, other.serving():
         if announced:
             assert (await announce(client, other, flushes=3)).status == 200
@@ -119,7 +120,7 @@ async def answers(client: Client, status: int) -> bool:
 
 async def test_one_that_joins_gets_work_and_one_that_leaves_gets_none(cluster: Cluster) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    other = FakeWorker("decode", answering(prompt=100, cached=96))
     async with cluster(p, d, **OPEN) as client, other.serving():
         assert (await announce(client, other)).json == {"workers": 3}
         assert (await announce(client, other)).json == {"workers": 3}, "it is known now"
@@ -156,7 +157,7 @@ async def test_another_process_in_its_place_holds_nothing(cluster: Cluster) -> N
 
 async def test_a_late_goodbye_of_an_earlier_process_is_none(cluster: Cluster) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(), boot_id="new")
+    other = FakeWorker("decode", answering(), boot_id="new")
     async with cluster(p, d, **OPEN) as client, other.serving():
         await announce(client, other)
         await announce(client, other, boot_id="old", leaving=True)
@@ -176,7 +177,7 @@ async def test_what_is_there_in_another_role_now_is_no_longer_what_it_was(
     cluster: Cluster,
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(), boot_id="7")
+    other = FakeWorker("decode", answering(), boot_id="7")
     async with cluster(p, d, **OPEN) as client, other.serving():
         await announce(client, other)
         other.role, other.boot_id = "prefill", "8"
@@ -205,7 +206,7 @@ async def test_who_does_not_belong_is_told_why(
     cluster: Cluster, headers: dict[str, str], change: dict[str, Any], status: int, named: str
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering())
+    other = FakeWorker("decode", answering())
     async with cluster(p, d, **OPEN) as client, other.serving():
         reply = await announce(client, other, headers, **change)
         assert (reply.status, len(await listed(client))) == (status, 2), reply.body
@@ -213,7 +214,7 @@ async def test_who_does_not_belong_is_told_why(
 
 
 async def test_another_model_is_not_let_in(cluster: Cluster) -> None:
-    other = FakeEngine("decode", answering(), model="other")
+    other = FakeWorker("decode", answering(), model="other")
     async with cluster(*workers(), **OPEN) as client, other.serving():
         reply = await announce(client, other)
         assert reply.status == 409
@@ -236,8 +237,8 @@ async def test_what_is_not_json_is_refused(cluster: Cluster) -> None:
 
 async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() -> None:
     now_s = 0.0
-    announced = FakeEngine("decode", answering())
-    given = FakeEngine("prefill", answering())
+    announced = FakeWorker("decode", answering())
+    given = FakeWorker("prefill", answering())
     async with (
         announced.serving(),
         given.serving(),
@@ -266,7 +267,7 @@ async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() ->
         assert [worker.url for worker in pool.workers] == [given.url]
 
 
-def heard(engine: FakeEngine) -> Announcement:
+def heard(engine: FakeWorker) -> Announcement:
     return msgspec.json.decode(orjson.dumps(said(engine)), type=Announcement)
 
 
@@ -294,7 +295,7 @@ async def test_without_a_token_only_workers_of_this_host_are_let_in(
     sender: str, secret: str, token: str, status: int
 ) -> None:
     """As another process of the router, which is trusted, tells who announces."""
-    newcomer = FakeEngine("decode", answering())
+    newcomer = FakeWorker("decode", answering())
     async with newcomer.serving(), aiohttp.ClientSession() as http:
         app, pool = web.Application(middlewares=[answer_errors]), WorkerRegistry(http)
         members_of(pool, token=token, peers=Peers(0, {}, "theirs")).add_routes(app)
