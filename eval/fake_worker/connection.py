@@ -60,6 +60,10 @@ class WorkerConnection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free the parser, which refers back to the connection."""
+        del self._parser
+
     def data_received(self, data: bytes) -> None:
         """Parse the received bytes."""
         self._parser.feed_data(data)

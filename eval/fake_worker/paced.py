@@ -133,6 +133,7 @@ class PacedConnection(WorkerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the stream that is open."""
+        super().connection_lost(exc)
         self._steps.streams.discard(self)
 
     def control(self, path: str, body: bytes) -> object | None:

@@ -119,6 +119,7 @@ class ScriptedConnection(WorkerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the script, and record that its request was given up."""
+        super().connection_lost(exc)
         self._worker.connections.discard(self)
         self._lost.set()
         if self._request is not None and not self._request.ended:
