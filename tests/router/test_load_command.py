@@ -204,7 +204,7 @@ async def test_behind_a_router_a_lost_worker_is_a_failure(
 async def test_what_the_model_cannot_hold_is_refused_before_anything_is_sent(
     tmp_path: Path,
 ) -> None:
-    engine = FakeWorker("null", whole)  # which says that it takes 1000 tokens
+    engine = FakeWorker("null", whole, max_model_len=1000)
     demand = Demand("paper:large_tiny", conversations=1, qps=1)
     out = tmp_path / "rows.jsonl"
     async with engine.serving():
