@@ -16,11 +16,14 @@ from setuptools import setup
 
 _COMPILED = {
     "apis": ("front",),
-    "intake": ("admission", "fields", "keys", "objectives", "rates", "requests", "scrub"),
+    "intake": (
+        *("admission", "fields", "keys", "objectives", "parser", "rates", "requests"),
+        "scrub",
+    ),
     "observability": ("counting", "journal", "metrics"),
-    "serving": ("bodies", "context", "handler", "ledger", "legs", "relay", "sending"),
+    "serving": ("bodies", "context", "handler", "recorder", "legs", "relay", "sending"),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
-    "workers": ("breaker", "registry", "worker"),
+    "workers": ("breaker", "health", "registry", "worker"),
 }
 
 

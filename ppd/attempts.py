@@ -9,9 +9,15 @@ which workers, and how it ends. The router performs the effects over sockets
 The life of a request::
 
     start -> Send -> Answered -> Relay -> StreamEnded -> Finish
-                  -> Failed -> Abandon -> Settled -> Send (other workers), or Finish
-                               Relay -> StreamBroke -> Abandon -> Settled -> Send (the rest)
-                               Relay -> PassageFound -> Prime -> Primed -> Append
+
+    Send    -> Failed, PrefillFailed -> Abandon -> Settled -> Send (other workers), or Finish
+    Send    -> Failed (a refused local turn) -> Abandon -> Settled -> Send (a remote turn)
+    Relay   -> StreamBroke -> Abandon -> Settled -> Send (the rest of the reply), or Finish
+    Relay   -> PassageFound -> Prime -> Primed -> Append -> Answered -> Relay
+    any     -> ClientGone, Stopping, Crashed -> Finish
+
+A remote turn has two legs; ``Prefilled`` or ``PrefillFailed`` may come at any time until its legs
+are closed.
 
 A request holds two things while it is served: its tokens in the backlog of the worker that
 prefills it, and its KV in the headroom of the worker that decodes it. Both are taken when a plan
@@ -52,7 +58,7 @@ class Failure:
 
     Attributes:
         refusal: by a decode worker that does not take a local turn.
-        unpatched: the worker takes no local turns at all any more.
+        unpatched: the decode worker runs without the plugin, so it takes no local turns at all.
     """
 
     cause: Cause
@@ -80,6 +86,11 @@ class Failure:
 _NO_KV = Failure(
     Cause.SILENT,
     EngineError("prefill worker did not answer, and no KV came from it", status=504),
+)
+
+
+_NO_STREAM = Failure(
+    Cause.ANSWERED, EngineError("the rest of a stream did not come as a stream", status=502)
 )
 
 
@@ -119,10 +130,11 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """The relayed answer is complete.
+    """The relayed answer has reached its end; of a stream, ``[DONE]``.
 
     Attributes:
-        well: the engine did not end it with an error event.
+        well: False if an error event of the engine came before the end. No worker is blamed: the
+            error may be about the request.
     """
 
     well: bool = True
@@ -130,12 +142,12 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamFailed:
-    """The engine wrote an error event into the stream, which then broke off."""
+    """The engine wrote an error event, and the stream broke off after it. The worker is blamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBroke:
-    """The stream ended before its end.
+    """The stream broke off without an error event. The worker is blamed.
 
     Attributes:
         resumable: another worker can generate the rest.
@@ -167,8 +179,6 @@ class Stopping:
 @dataclass(frozen=True, slots=True)
 class Crashed:
     """An effect could not be carried out for a bug of the router."""
-
-    error: PpdError | None = None
 
 
 Event = (
@@ -203,12 +213,13 @@ class Append:
     """Open a leg for the rest of a stream behind a passage; ``Answered`` or ``Failed`` follows.
 
     Attributes:
-        insertion: the passage is part of the request. Else it was given up: no worker takes the
-            rest behind it, and the stream goes on as if nothing had been found.
+        passage: it is part of the request. Else it was given up, for ``reason``: no worker takes
+            the rest behind it, and the stream goes on as if nothing had been found.
     """
 
     plan: Plan
-    insertion: bool
+    passage: bool
+    reason: PpdError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +270,8 @@ class Prime:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing is to be done but to note a worker's success or failure.
+class Note:
+    """Note a worker's success or failure; nothing else is to be done.
 
     Attributes:
         credited: a worker that has done its part.
@@ -279,9 +290,10 @@ class Finish:
     """The request has ended; nothing follows.
 
     Attributes:
-        error: for the client, if nothing of an answer was relayed; None if it has its answer, or
-            is gone.
-        credited, blamed: the worker that the end is held for or against.
+        error: for the client, if nothing of an answer was relayed; else why the stream could not
+            go on. None if the client has its answer, or is gone.
+        credited: a worker that has done its part; closes its circuit breaker.
+        blamed: a worker that has failed; counts for its circuit breaker.
     """
 
     outcome: Outcome
@@ -290,9 +302,9 @@ class Finish:
     blamed: WorkerView | None = None
 
 
-Effect = Send | Append | Abandon | Relay | Prime | Wait | Finish
+Effect = Send | Append | Abandon | Relay | Prime | Note | Finish
 
-_NOTHING = Wait()
+_NO_EFFECT = Note()  # of an event that changes nothing
 
 
 # -- the machine --------------------------------------------------------------------------
@@ -311,8 +323,8 @@ class _Part(StrEnum):
 
     WHOLE = "whole"
     REST = "rest"  # of a stream whose worker was lost
-    BEHIND = "behind"  # the rest, behind a passage
-    WITHOUT = "without"  # the rest, the passage given up
+    WITH_PASSAGE = "with_passage"  # the rest, behind a passage
+    WITHOUT_PASSAGE = "without_passage"  # the rest, the passage given up
 
 
 class Attempts:
@@ -324,6 +336,8 @@ class Attempts:
 
     Attributes:
         plan: of the latest attempt; None before the first.
+        decision: as the latest attempt carries it out, or as the next one shall.
+        prefill: the prefill worker of the attempt that was answered; None if it had none.
         failed: workers that have failed the request.
         retried: the request was sent once more after a worker had it.
         answered_at_s: when the first answer began; None before.
@@ -344,8 +358,10 @@ class Attempts:
         self._backlog = backlog
         self._number = number
         self._resumptions = max_resumptions
-        self._decision = turn.decision
+        self._wanted = turn.decision  # what placement is asked for
+        self.decision = turn.decision
         self.plan: Plan | None = None
+        self.prefill: WorkerView | None = None
         self.failed: list[WorkerView] = []
         self.retried = False
         self.answered_at_s: float | None = None
@@ -359,11 +375,6 @@ class Attempts:
         self._headroom: Headroom | None = None  # KV is reserved there
         self._stream_worker: WorkerView | None = None  # of a stream that stands still
 
-    @property
-    def decision(self) -> Decision:
-        """As the latest attempt carries it out; before the first, as planned."""
-        return self._decision if self.plan is None else self.plan.decision
-
     def start(self) -> Effect:
         """The first effect."""
         assert self._phase is _Phase.IDLE, "a request starts once"
@@ -372,14 +383,18 @@ class Attempts:
         return self._next()
 
     def on(self, event: Event, now_s: float) -> Effect:
-        """Take an event; the effect is to be carried out before the next one.
+        """Take an event, and give what is to be done next.
+
+        Further events may come while an effect is pending. The next effect then replaces it, but
+        for ``Note``, which is done at once, and ``Prime``, which waits for its turn. ``Settled``
+        comes only when ``Abandon`` is done, ``Primed`` only when the legs are closed.
 
         Args:
             event: what has happened.
             now_s: when, by a monotonic clock.
         """
         if self._phase is _Phase.ENDED:
-            return _NOTHING
+            return _NO_EFFECT
         match event:
             case Answered():
                 return self._answered(event.streams, now_s)
@@ -388,7 +403,7 @@ class Attempts:
             case Prefilled():
                 self._prefilled = True
                 self._leave_queue()
-                return Wait(credited=self._prefill_worker)
+                return Note(credited=self._prefill_worker)
             case PrefillFailed():
                 return self._prefill_failed(event.failure)
             case Settled():
@@ -402,15 +417,15 @@ class Attempts:
                 return self._broke(event.resumable)
             case PassageFound():
                 relaying = self._phase is _Phase.RELAYING
-                return Prime(self._decode, self._min_cached_tokens) if relaying else _NOTHING
+                return Prime(self._decode, self._min_cached_tokens) if relaying else _NO_EFFECT
             case Primed():
-                return self._append(_Part.BEHIND)
+                return self._append(_Part.WITH_PASSAGE)
             case ClientGone():
                 return self._finish(Outcome.DISCONNECTED)
             case Stopping():
                 return self._finish(Outcome.STOPPED)
             case Crashed():
-                return self._finish(Outcome.INTERNAL_ERROR, event.error)
+                return self._finish(Outcome.INTERNAL_ERROR)
             case _:
                 assert_never(event)
 
@@ -422,7 +437,7 @@ class Attempts:
 
     def _take(self, plan: Plan) -> None:
         """Begin an attempt: reserve what it needs, in the step in which it is decided."""
-        self.plan = plan
+        self.plan, self.decision = plan, plan.decision
         self._phase, self._prefilled, self._failure = _Phase.WAITING, False, None
         if plan.prefill_tokens:
             worker = plan.decode if plan.prefill is None else plan.prefill
@@ -434,10 +449,14 @@ class Attempts:
     def _answered(self, streams: bool, now_s: float) -> Effect:
         credited = None if streams else self._decode  # a stream is judged by its end
         if self._phase is not _Phase.WAITING:  # the other leg has failed in the same moment
-            return Wait(credited=credited)
+            return Note(credited=credited)
         assert self.plan is not None
+        if self._part is not _Part.WHOLE and not streams:
+            return self._abandon(_NO_STREAM, self._decode)
         if self.plan.prefill is None:
             self._leave_queue()
+        else:
+            self.prefill = self.plan.prefill
         if self._headroom is not None:
             self._headroom.answered(self._number)
         if self.answered_at_s is None:
@@ -448,23 +467,23 @@ class Attempts:
     def _prefill_failed(self, failure: Failure) -> Effect:
         self._leave_queue()
         if failure.cause is Cause.SILENT and self._failure is not None:
-            return _NOTHING  # it is silent only because the other leg has failed
+            return _NO_EFFECT  # it is silent only because the other leg has failed
         self._prefilled = True
         worker = self._prefill_worker
         if self._phase is _Phase.WAITING:
             return self._abandon(failure, worker)
-        return Wait(None, worker, failure, failure.blames_worker)
+        return Note(None, worker, failure, failure.blames_worker)
 
     def _leg_failed(self, failure: Failure) -> Effect:
         assert self.plan is not None
         silent = failure.cause is Cause.SILENT
         if silent and self._failure is not None:
-            return _NOTHING
+            return _NO_EFFECT
         if silent and self.plan.prefill is not None and not self._prefilled:
             return self._prefill_failed(_NO_KV)  # it waits for KV that never came
         if self._phase is _Phase.WAITING:
             return self._abandon(failure, self._decode)
-        return Wait(None, self._decode, failure, failure.blames_worker)
+        return Note(None, self._decode, failure, failure.blames_worker)
 
     # -- after a failure -------------------------------------------------------------------
 
@@ -474,12 +493,12 @@ class Attempts:
         self._release()
         self._phase, self._failure, self._worker = _Phase.ABANDONING, failure, worker
         probe: Sequence[WorkerView] = ()
-        may_retry = not self.retried and self._outcome_of(failure.error) is Outcome.WORKER_ERROR
-        if may_retry and failure.cause is Cause.LOST:
-            self.failed.append(worker)
-            probe = (worker,)
-        elif may_retry and failure.cause is Cause.TRANSFER:
-            probe = self.plan.workers  # it may be either's doing
+        if self._has_retry(failure) and not self._is_appended:
+            if failure.cause is Cause.LOST:
+                self.failed.append(worker)
+                probe = (worker,)
+            elif failure.cause is Cause.TRANSFER:
+                probe = self.plan.workers  # it may be either's doing
         return Abandon(
             worker,
             failure,
@@ -499,20 +518,25 @@ class Attempts:
         if self._is_local_turn:
             if (reason := self._why_not_local(failure)) is None:
                 return self._give_up(failure.error)
-            self._decision = Decision(Route.REMOTE, reason)
+            self._wanted = Decision(Route.REMOTE, reason)
             return self._next()
-        return self._next() if self._may_retry(failure) else self._give_up(failure.error)
+        return self._next() if self._claim_retry(failure) else self._give_up(failure.error)
 
-    def _may_retry(self, failure: Failure) -> bool:
-        """Whether the request may be sent once more, to whichever workers are left.
+    def _has_retry(self, failure: Failure) -> bool:
+        """Whether a worker's failure leaves the request its one retry."""
+        return not self.retried and failure.error.outcome is Outcome.WORKER_ERROR
 
-        As often as there are workers if nothing was sent. Once if it was: it may have been what
-        killed the worker. Where the worker lives and has failed, only to another one.
+    def _claim_retry(self, failure: Failure) -> bool:
+        """Use the retry, if the request may be sent once more.
+
+        It may be sent as often as there are workers if nothing was sent. Once if it was, for it
+        may have been what killed the worker. Where the worker lives and has failed, only to
+        another one.
         """
         assert self._worker is not None
         if failure.cause is Cause.UNCONNECTED:
             return True
-        if self.retried or self._outcome_of(failure.error) is not Outcome.WORKER_ERROR:
+        if not self._has_retry(failure):
             return False
         match failure.cause:
             case Cause.LOST | Cause.TRANSFER:
@@ -527,7 +551,7 @@ class Attempts:
         return self.retried
 
     def _why_not_local(self, failure: Failure) -> Reason | None:
-        """Why a local turn goes remote; None: another route would meet the same error.
+        """Why a local turn goes remote; None: a remote turn would meet the same error.
 
         A home that refuses has not failed: the remote turn may well decode there.
         """
@@ -535,24 +559,29 @@ class Attempts:
             return Reason.REFUSED_BY_WORKER
         if failure.unpatched:
             return Reason.HOME_UNPATCHED
-        return Reason.HOME_GONE if self._may_retry(failure) else None
+        return Reason.HOME_GONE if self._claim_retry(failure) else None
 
     def _next(self) -> Effect:
         """Send the request, or the part of it that is asked for, to the workers that are left."""
+        self.decision = self._wanted
         try:
-            return self._send(self._placement.plan(self._turn, self._decision, self.failed))
+            return self._send(self._placement.plan(self._turn, self._wanted, self.failed))
         except WorkerError as error:
-            return self._give_up(error)
+            # Without its traceback, whose frames would hold the request in a cycle.
+            return self._give_up(error.with_traceback(None))
 
     def _give_up(self, error: PpdError) -> Effect:
         """No worker is left for this part of the reply."""
         match self._part:
             case _Part.WHOLE:
-                return self._finish(self._outcome_of(error), error)
-            case _Part.BEHIND:
-                return self._append(_Part.WITHOUT)
-            case _Part.REST | _Part.WITHOUT:
-                return self._finish(Outcome.TRUNCATED)
+                outcome = Outcome.WORKER_ERROR
+                if isinstance(error, EngineError):
+                    outcome = error.outcome
+                return self._finish(outcome, error)
+            case _Part.WITH_PASSAGE:
+                return self._append(_Part.WITHOUT_PASSAGE, error)
+            case _Part.REST | _Part.WITHOUT_PASSAGE:
+                return self._finish(Outcome.TRUNCATED, error)
             case _:
                 assert_never(self._part)
 
@@ -571,27 +600,27 @@ class Attempts:
     def _resume(self) -> Effect:
         """Have another worker generate the rest."""
         replica = self.decision.route is Route.REPLICA
-        self._decision = Decision(Route.REPLICA if replica else Route.REMOTE, Reason.RESUMED)
-        self.retried = False
+        self._wanted = Decision(Route.REPLICA if replica else Route.REMOTE, Reason.RESUMED)
+        self.retried, self.prefill = False, None
         return self._next()
 
-    def _append(self, part: _Part) -> Effect:
+    def _append(self, part: _Part, reason: PpdError | None = None) -> Effect:
         """Go on with a stream that stands still, on the worker that has it."""
-        if part is _Part.BEHIND:
+        if part is _Part.WITH_PASSAGE:
             if self._phase is not _Phase.RELAYING:
-                return _NOTHING  # it has ended, or broke off, meanwhile
+                return _NO_EFFECT  # it has ended, or broke off, meanwhile
             self._stream_worker = self._decode
-        worker, insertion = self._stream_worker, part is _Part.BEHIND
+        worker, passage = self._stream_worker, part is _Part.WITH_PASSAGE
         assert worker is not None
         self._release()
         self._part = part
         if not worker.takes_appends:
             resumed = self._resume()
-            return Append(resumed.plan, insertion) if isinstance(resumed, Send) else resumed
+            return Append(resumed.plan, passage, reason) if isinstance(resumed, Send) else resumed
         appended = Decision(Route.LOCAL, Reason.APPENDED)
         plan = Plan(appended, worker, min_cached_tokens=self._min_cached_tokens)
         self._take(plan)
-        return Append(plan, insertion)
+        return Append(plan, passage, reason)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -647,7 +676,3 @@ class Attempts:
     def _is_appended(self) -> bool:
         assert self.plan is not None
         return self.plan.reason is Reason.APPENDED
-
-    @staticmethod
-    def _outcome_of(error: PpdError) -> Outcome:
-        return error.outcome if isinstance(error, EngineError) else Outcome.WORKER_ERROR

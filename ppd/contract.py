@@ -43,7 +43,7 @@ LOCAL_MARKER = "do_local_prefill"
 MIN_CACHED_TOKENS = "min_cached_tokens"
 
 # Fields by which a client could redirect KV transfers, or pass for the router.
-FORBIDDEN_FIELDS = frozenset(
+STRIPPED_FIELDS = frozenset(
     {
         "bootstrap_host",
         "bootstrap_port",
@@ -68,7 +68,7 @@ FORBIDDEN_FIELDS = frozenset(
         "session_params",
     }
 )
-FORBIDDEN_CUSTOM_PARAMS = frozenset({LOCAL_MARKER, MIN_CACHED_TOKENS})
+STRIPPED_CUSTOM_PARAMS = frozenset({LOCAL_MARKER, MIN_CACHED_TOKENS})
 
 _REFUSAL_PREFIX = "ppd-refusal "
 

@@ -29,34 +29,73 @@ class Route(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a turn took its route; metrics, logs and response headers use the same words."""
+    """Why a turn took its route; metrics, logs and response headers use the same words.
 
-    FIRST_TURN = "first_turn"  # no earlier request is a prefix of this one
-    BATCH = "batch"  # several prompts in one request have no one home
-    SHORT_PREFIX = "short_prefix"  # too little is known of it to be worth a home
-    HOME_GONE = "home_gone"  # the worker with the KV is down, has restarted, or dropped the turn
-    EVICTED = "evicted"  # its KV events say that it has dropped the prefix
-    HOME_UNPATCHED = "home_unpatched"  # its handshake does not offer local prefill
-    HOME_REPLICA = "home_replica"  # it does both, beside workers that do not
-    RESUMED = "resumed"  # the worker was lost in mid-stream: the rest comes from another
-    APPENDED = "appended"  # a passage was found in mid-stream: the reply goes on behind it
-    NO_PREFILL = "no_prefill"  # decode fallback: no prefill worker is left for the whole prompt
-    REFUSED_BY_WORKER = "refused_by_worker"  # it no longer held the prefix, or was too busy
-    POLICY_REPLICA = "policy_replica"
-    POLICY_PD = "policy_pd"
-    POLICY_FULL = "policy_full"
-    POLICY_PARTIAL = "policy_partial"
-    POLICY_THRESHOLD = "policy_threshold"
-    TABLE = "table"  # the measured cell says so
-    UNKNOWN_CELL = "unknown_cell"  # the table does not reach so far: its fallback says so
-    # What turned the table's answer:
-    INTERPOLATION = "interpolation"  # the cells around, taken together, say otherwise
-    STALE_PREFIX = "stale_prefix"  # the prefill worker has missed turns and must catch up
-    LOAD = "load"  # queues and batches are not what they were when it was measured
-    NOISE = "noise"  # remote was better by less than the measurements are sure of
-    OBSERVED = "observed"  # what was seen since says otherwise
-    APPEND_BUDGET = "append_budget"  # with it the home would have more appends than its budget
-    HOME_FULL = "home_full"  # no KV is left there for the turn
+    Attributes:
+        description: of the reason, for operators.
+    """
+
+    description: str
+
+    def __new__(cls, value: str, description: str) -> Reason:
+        """Make a member whose value is the word and not the pair."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.description = description
+        return member
+
+    FIRST_TURN = "first_turn", "no earlier request is a prefix of this one"
+    BATCH = "batch", "several prompts in one request have no one home"
+    SHORT_PREFIX = "short_prefix", "too little of it is known to be worth a home"
+    HOME_GONE = (
+        "home_gone",
+        "the home is down, draining, failing, restarted or flushed, or has failed this turn",
+    )
+    EVICTED = "evicted", "the home worker has dropped the prefix, by its KV events"
+    HOME_UNPATCHED = (
+        "home_unpatched",
+        "the home worker runs without the plugin: it offers no local prefill",
+    )
+    HOME_REPLICA = (
+        "home_replica",
+        "the home is a replica, in a cluster with prefill and decode workers",
+    )
+    RESUMED = "resumed", "the worker was lost in mid-stream: another one generates the rest"
+    APPENDED = (
+        "appended",
+        "a passage was found in mid-stream: the reply goes on behind it on the same worker",
+    )
+    NO_PREFILL = (
+        "no_prefill",
+        "decode fallback: no prefill worker is left, a decode worker prefills the whole prompt",
+    )
+    REFUSED_BY_WORKER = (
+        "refused_by_worker",
+        "the home no longer held the prefix, or had enough appends under way",
+    )
+    POLICY_REPLICA = "policy_replica", "the policy sends every turn to a replica"
+    POLICY_PD = "policy_pd", "the policy sends every turn through a prefill worker"
+    POLICY_FULL = "policy_full", "the policy takes every later turn locally"
+    POLICY_PARTIAL = "policy_partial", "the policy takes a share of the later turns locally"
+    POLICY_THRESHOLD = "policy_threshold", "the policy compares the new tokens with a threshold"
+    TABLE = "table", "by the measured cell"
+    UNKNOWN_CELL = (
+        "unknown_cell",
+        "the table has no such cell, or there is no table: by the threshold rule",
+    )
+    INTERPOLATION = "interpolation", "the cells around, taken together, turned the table's answer"
+    STALE_PREFIX = (
+        "stale_prefix",
+        "the prefill worker has missed turns and must catch up; that turned the answer",
+    )
+    LOAD = (
+        "load",
+        "queues and batches differ from those of the measurement; that turned the answer",
+    )
+    NOISE = "noise", "remote was better by less than the error of the measurements"
+    OBSERVED = "observed", "costs observed since then turned the answer"
+    APPEND_BUDGET = "append_budget", "enough appends are under way on the home worker"
+    HOME_FULL = "home_full", "no KV is left on the home worker for the turn"
 
 
 class HomeState(StrEnum):
@@ -138,7 +177,7 @@ class Features:
 
     @property
     def missed_tokens(self) -> int:
-        """Of those, the ones it would have if no earlier turn had been local."""
+        """Tokens of the last prompt that the prefill worker has not computed."""
         return max(0, self.earlier_prompt_tokens - self.prefill_cached_tokens)
 
     @property

@@ -1,7 +1,7 @@
 """Which workers serve an attempt: home, exclusions, room, and a hash with bounded load.
 
-The router and the simulator place by the same functions. This module chooses workers only; the
-route is ``ppd.decision``'s, and what follows a failure is ``ppd.attempts``'s.
+The router places by ``place``, and so does the simulator with ``bounded-hash``. This module
+chooses workers only; the route is ``ppd.decision``'s, what follows a failure ``ppd.attempts``'s.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The differences between the SGLang versions that the plugin supports.
 
-No other module of this package depends on the version. The hooks' targets have the same
-signatures in all of these versions (``targets.py`` checks that).
+Engine objects and hook targets are reached by version here alone. ``targets.py`` checks the
+signatures of the targets. The CPU stand-ins and the refused flags are of these versions, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,13 @@ from ppd.errors import ConfigError
 
 
 class Engine:
-    """Access to engine objects by the names of SGLang 0.5.21."""
+    """Access to engine objects by the names of SGLang 0.5.21.
+
+    Attributes:
+        moved: hook targets that have another dotted path in this version.
+    """
+
+    moved: Mapping[str, str] = {}
 
     def prefix_len(self, req: Any) -> int:
         """The number of tokens of ``req`` whose KV its next extend builds on."""
@@ -65,7 +72,8 @@ class Engine0523(Engine):
 
 
 ENGINES: dict[str, type[Engine]] = {"0.5.21": Engine, "0.5.23": Engine0523}
-VERSIONS = " and ".join(ENGINES)
+SUPPORTED = tuple(ENGINES)
+VERSIONS = " and ".join(SUPPORTED)
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any
 
 from ppd import __version__
 from ppd.errors import ConfigError
+from sglang_patches.engines import SUPPORTED
 from sglang_patches.http_hooks import HTTP_HOOKS
 from sglang_patches.limits import check_flags
 from sglang_patches.plugin import attach
@@ -36,7 +37,6 @@ logger = logging.getLogger("ppd.engine")
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _PREALLOC = "sglang.srt.disaggregation.decode.DecodePreallocQueue"
-_READ_AGAINST = ("0.5.21", "0.5.23")
 
 
 def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -67,7 +67,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="after",
         function=init_scheduler,
         reason="give the scheduler its local queue; stop if a hook was not applied",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 454),
     ),
     Hook(
@@ -76,7 +76,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=handle_generate_request,
         reason="a marked request passes the inline check for a bootstrap room (scheduler.py:2836)",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 2749),
     ),
     Hook(
@@ -85,7 +85,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=add_request_to_queue,
         reason="local requests wait in their own queue, after the precondition",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 3266),
     ),
     Hook(
@@ -94,7 +94,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=get_next_disagg_decode_batch_to_run,
         reason="upstream's decode loop never prefills (decode.py:2991)",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("disaggregation/decode.py", 2991),
     ),
     Hook(
@@ -106,7 +106,7 @@ HOOKS: tuple[Hook, ...] = (
         "(decode.py:3186); if transfers hold that room and nothing runs, it waits for ever; "
         "nor does upstream ever restore a request that leaves less than the reserve of the "
         "whole pool (decode.py:585)",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("disaggregation/decode.py", 3172),
     ),
     Hook(
@@ -119,7 +119,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="after",
         function=init_prefill_adder,
         reason="keep KV for the decoding of requests still in transfer",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/schedule_policy.py", 622),
     ),
     Hook(
@@ -128,7 +128,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=active_req_count,
         reason="local prefills in flight will decode too",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("disaggregation/decode.py", 1868),
     ),
     Hook(
@@ -138,7 +138,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="after",
         function=allocatable_token_budgets,
         reason="keep KV for the rest of a request in mid-prefill",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("disaggregation/decode.py", 1906),
     ),
     Hook(
@@ -147,7 +147,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=hold_rebootstrap,
         reason="a paused local request is recomputed here, not by a prefill worker",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("disaggregation/decode.py", 848),
     ),
     Hook(
@@ -156,7 +156,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="after",
         function=pause_generation,
         reason="a pause is no decode step, and no gap that a chunk has caused",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 5589),
     ),
     Hook(
@@ -165,7 +165,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=abort_request,
         reason="abort requests that wait in the local queue",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 5447),
     ),
     Hook(
@@ -174,7 +174,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=poll_timeout_aborts,
         reason="SGLANG_REQ_WAITING_TIMEOUT holds for requests in the local queue too",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 3379),
     ),
     Hook(
@@ -184,7 +184,7 @@ HOOKS: tuple[Hook, ...] = (
         function=is_fully_idle,
         reason="a waiting local request is work; so are pages of an aborted transfer that the "
         "prefill server may still write to: 0.5.21 lets flush_cache free them twice and dies",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 5011),
     ),
     Hook(
@@ -194,7 +194,7 @@ HOOKS: tuple[Hook, ...] = (
         function=flush_cache,
         reason="routers drop their record of what this worker held at once, instead of one refused "
         "turn per conversation",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 5187),
     ),
     Hook(
@@ -203,7 +203,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="after",
         function=get_internal_state,
         reason="the worker describes itself in /server_info for the router's handshake",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler.py", 5218),
     ),
     Hook(
@@ -213,7 +213,7 @@ HOOKS: tuple[Hook, ...] = (
         kind="around",
         function=accept_output,
         reason="a local request has input logprobs, which upstream takes from the prefill server",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/scheduler_components/output_streamer.py", 417),
     ),
     *HTTP_HOOKS,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sglang_patches.engines import SUPPORTED
 from sglang_patches.heartbeat import Address, Heartbeat
 from sglang_patches.settings import read_settings
 from sglang_patches.targets import Hook, source_link
-
-_READ_AGAINST = ("0.5.21", "0.5.23")
 
 
 def init_tokenizer_manager(
@@ -45,7 +44,7 @@ HTTP_HOOKS: tuple[Hook, ...] = (
         kind="after",
         function=init_tokenizer_manager,
         reason="start the heartbeat to the routers of PPD_ROUTERS",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/tokenizer_manager.py", 480),
     ),
     Hook(
@@ -54,7 +53,7 @@ HTTP_HOOKS: tuple[Hook, ...] = (
         kind="after",
         function=sigterm_handler,
         reason="announce to these routers that the worker leaves when the server begins to drain",
-        read_against=_READ_AGAINST,
+        read_against=SUPPORTED,
         upstream=source_link("managers/tokenizer_manager.py", 3838),
     ),
 )

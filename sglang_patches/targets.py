@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppd.errors import ConfigError
-from sglang_patches.engines import VERSIONS
+from sglang_patches.engines import VERSIONS, engine
 
 REPOSITORY = "https://github.com/sgl-project/sglang"
 
@@ -19,7 +19,8 @@ class Hook:
     """One change to a function of SGLang.
 
     Attributes:
-        target: dotted path of the function, as HookRegistry expects it.
+        target: dotted path of the function, as HookRegistry expects it, in the first of the
+            versions; ``Engine.moved`` has other paths.
         parameters: the function's parameters in the versions of ``read_against``, as
             ``parameter_names`` returns them; None if the hook passes on any parameters.
         kind: HookType's value. An "around" hook gets the original function first, an "after" hook
@@ -39,15 +40,20 @@ class Hook:
     read_against: tuple[str, ...]
     upstream: str
 
+    @property
+    def path(self) -> str:
+        """The target's dotted path in the installed SGLang."""
+        return engine().moved.get(self.target, self.target)
+
     def problem(self) -> str | None:
         """What is wrong with the target in the installed SGLang; None if nothing is."""
         try:
-            target = pkgutil.resolve_name(self.target)
+            target = pkgutil.resolve_name(self.path)
         except (ImportError, AttributeError) as error:
-            return f"{self.target} is missing ({error})"
+            return f"{self.path} is missing ({error})"
         found = parameter_names(target)
         if self.parameters is not None and found != self.parameters:
-            return f"{self.target} takes ({found}), expected ({self.parameters})"
+            return f"{self.path} takes ({found}), expected ({self.parameters})"
         return None
 
 
@@ -90,7 +96,7 @@ def register_all(hooks: Sequence[Hook]) -> None:
             + "; ".join(problems)
         )
     for hook in hooks:
-        HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
+        HookRegistry.register(hook.path, hook.function, HookType(hook.kind))
 
 
 def check_applied(hooks: Sequence[Hook]) -> None:
@@ -102,6 +108,6 @@ def check_applied(hooks: Sequence[Hook]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     # The registry's own record: ``__wrapped__`` stands on upstream's decorated functions too.
-    left = [hook.target for hook in hooks if hook.target not in HookRegistry._patched]
+    left = [hook.path for hook in hooks if hook.path not in HookRegistry._patched]
     if left:
         raise ConfigError(f"SGLang did not apply the hooks on {', '.join(left)}")

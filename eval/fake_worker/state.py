@@ -6,6 +6,8 @@ import asyncio
 import uuid
 from dataclasses import KW_ONLY, dataclass, field
 
+from ppd.contract import DESCRIPTION_VERSION
+
 MODEL = "fake"
 PAGE_SIZE = 16
 IDLE_TOKENS = 100_000_000  # room for all streams of a bench
@@ -20,6 +22,7 @@ class WorkerState:
         role: SGLang's ``disaggregation_mode``.
         port: the port that it listens on; 0 before it listens.
         local_prefill: whether the plugin for local turns is installed.
+        description_version: the version of the plugin's description.
         ready: whether ``/ready``, ``/health`` and ``/flush_cache`` succeed.
         boot_id: changes with each restart.
         free_tokens: of the KV cache; None: ``/v1/loads`` answers 404.
@@ -37,6 +40,7 @@ class WorkerState:
     max_model_len: int = 32768
     vocab_size: int = 4096
     local_prefill: bool = True
+    description_version: object = DESCRIPTION_VERSION
     ready: bool = True
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     kv_token_bytes: int | None = None
@@ -71,7 +75,7 @@ class WorkerState:
     def server_info(self) -> object:
         """Return the answer of ``/server_info`` and of its older names."""
         plugin: dict[str, object] = {
-            "version": "0",
+            "version": self.description_version,
             "local_prefill": True,
             "boot_id": self.boot_id,
             "vocab_size": self.vocab_size,

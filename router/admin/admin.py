@@ -54,8 +54,8 @@ class Admin:
     roles: frozenset[Role]
     planner: Planner
     table: TableFile | None
-    pool: WorkerRegistry
-    turns: RequestHandler
+    registry: WorkerRegistry
+    handler: RequestHandler
     index: SessionIndex
     arrivals: ArrivalRate
     backlog: Backlog
@@ -87,7 +87,7 @@ class Admin:
 
         A live replica replaces workers of all other roles.
         """
-        workers = self.pool.workers
+        workers = self.registry.workers
         alive_roles = {w.role for w in workers if w.alive}
         healthy = alive_roles >= self.roles or Role.REPLICA in alive_roles
         states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
@@ -113,7 +113,7 @@ class Admin:
                     "handshake": worker.handshake,
                     "announced": worker.announcement,
                 }
-                for worker in self.pool.workers
+                for worker in self.registry.workers
             ]
         )
 
@@ -126,7 +126,7 @@ class Admin:
         of_workers = (metrics.in_flight, metrics.alive, metrics.breaker_open, metrics.backlog)
         for gauge in (*of_workers, metrics.kv_events_connected):
             gauge.clear()  # drops workers that have left
-        for worker in self.pool.workers:
+        for worker in self.registry.workers:
             labels = (worker.role, worker.url)
             metrics.in_flight.labels(*labels).set(worker.in_flight)
             metrics.alive.labels(*labels).set(worker.alive)
@@ -166,7 +166,7 @@ class Admin:
             headers = {name.lower(): value for name, value in request.headers.items()}
             if self.token and carries_token(headers.get("authorization"), self.token):
                 del headers["authorization"]  # it is the operator's, not the client's
-            query, decided = self.turns.explain(endpoint, headers, await request.read())
+            query, decided = self.handler.explain(endpoint, headers, await request.read())
             return _json(
                 {
                     "policy": self.policy_spec,
@@ -213,7 +213,7 @@ class Admin:
         return _json({"forgotten": deleted})
 
     def _qps(self) -> float:
-        return self.arrivals.per_second(self.clock()) / max(1, self.pool.decode_workers)
+        return self.arrivals.per_second(self.clock()) / max(1, self.registry.decode_workers)
 
     def _factors(self) -> list[dict[str, Any]]:
         policy = self.planner.policy

@@ -26,7 +26,7 @@ from .operations import Operations
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_POOL = web.AppKey("pool", WorkerRegistry)
+_REGISTRY = web.AppKey("pool", WorkerRegistry)
 _GUARD = web.AppKey("guard", Guard)
 
 # Announcements carry a token of their own, requests of peers a secret.
@@ -43,7 +43,7 @@ _OPEN = (
 
 
 def public_app(
-    pool: WorkerRegistry,
+    registry: WorkerRegistry,
     admin: Admin,
     passthrough: Passthrough,
     kept: StoredResponses,
@@ -51,7 +51,7 @@ def public_app(
 ) -> web.Application:
     """Return the application for clients and load balancers."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
-    app[_POOL] = pool
+    app[_REGISTRY] = registry
     app.router.add_get("/health", admin.health)
     passthrough.add_routes(app)
     kept.add_routes(app)
@@ -61,7 +61,7 @@ def public_app(
 
 
 def admin_app(
-    pool: WorkerRegistry,
+    registry: WorkerRegistry,
     admin: Admin,
     operations: Operations,
     passthrough: Passthrough,
@@ -72,7 +72,7 @@ def admin_app(
     max_body_bytes: int,
 ) -> web.Application:
     """Return the application for clients, operators and workers."""
-    app = public_app(pool, admin, passthrough, kept, max_body_bytes)
+    app = public_app(registry, admin, passthrough, kept, max_body_bytes)
     app[_GUARD] = Guard(admin_token, peers, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)
@@ -123,7 +123,7 @@ async def _model(request: web.Request) -> web.Response:
 
 
 def _cards(request: web.Request) -> list[dict[str, object]]:
-    handshake = request.app[_POOL].first
+    handshake = request.app[_REGISTRY].first
     return [
         {
             "id": model,

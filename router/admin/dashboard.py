@@ -109,13 +109,14 @@ class Dashboard:
             "version": __version__,
             "up_s": now_s - self._started_s,
             "policy": admin.policy_spec,
+            "reasons": {reason: reason.description for reason in Reason},
             "table": admin.table.path.name if admin.table else None,
-            "models": admin.pool.models,
+            "models": admin.registry.models,
             "roles": sorted(admin.roles),
             "known_turns": len(admin.index),
             "waiting": admin.admission.waiting,
             "kv_bytes_avoided": admin.metrics.bytes_avoided.get(),
-            "workers": [self._worker(worker, now_s) for worker in admin.pool.workers],
+            "workers": [self._worker(worker, now_s) for worker in admin.registry.workers],
             "window": {"covers_s": covered_s, **_counts(window)},
             "rates": _rates(window, now_s, min(_RATES_S, covered_s)),
             "ttft": _ttft(window, now_s, covered_s),
@@ -145,7 +146,9 @@ class Dashboard:
             "running": worker.load.running if worker.load else None,
             "free_tokens": worker.load.free_tokens if worker.load else None,
             "announced": announcement.load if announcement else None,
-            "heard_ago_s": None if worker.announced_at_s is None else now_s - worker.announced_at_s,
+            "announced_ago_s": None
+            if worker.announced_at_s is None
+            else now_s - worker.announced_at_s,
         }
 
 

@@ -35,15 +35,15 @@ class Operations:
     """The routes that change workers.
 
     Args:
-        pool: the workers.
+        registry: the workers.
         roles: of the workers that the router's policy uses.
         changes: the changes so far, to which new ones are added.
     """
 
     def __init__(
-        self, pool: WorkerRegistry, roles: Collection[Role], changes: WorkerChanges
+        self, registry: WorkerRegistry, roles: Collection[Role], changes: WorkerChanges
     ) -> None:
-        self._pool = pool
+        self._registry = registry
         self._roles = roles
         self._changes = changes
 
@@ -58,7 +58,7 @@ class Operations:
 
     async def show_changes(self, request: web.Request) -> web.Response:
         """Return the changes, for a restarted process."""
-        body = msgspec.json.encode(self._changes.without_lost(self._pool))
+        body = msgspec.json.encode(self._changes.without_lost(self._registry))
         return web.Response(body=body, content_type="application/json")
 
     async def add(self, request: web.Request) -> web.Response:
@@ -78,10 +78,10 @@ class Operations:
         if (known := self._known(url, added.role)) is not None:
             return _describe(known)
         try:
-            worker = await connect_worker(self._pool.control, added.role, url)
+            worker = await connect_worker(self._registry.control, added.role, url)
             if (known := self._known(url, added.role)) is not None:  # added during the handshake
                 return _describe(known)
-            self._pool.join(worker)
+            self._registry.join(worker)
         except WorkerError as error:
             raise RequestError(str(error), status=409) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -98,7 +98,7 @@ class Operations:
         Raises:
             RequestError: the worker has another role.
         """
-        known = self._pool.at(url)
+        known = self._registry.at(url)
         if known is not None and known.role is not role:
             raise RequestError(
                 f"{url} is known already, as a {known.role} worker", status=409, param="role"
@@ -108,7 +108,7 @@ class Operations:
     async def remove(self, request: web.Request) -> web.Response:
         """Remove a worker: it gets no new requests, and those in flight end normally."""
         worker = self._worker_of(request)
-        self._pool.leave(worker)
+        self._registry.leave(worker)
         self._changes.record_removed(worker)
         logger.info("worker removed: %s %s", worker.role, worker.url)
         return _describe(worker)
@@ -134,10 +134,10 @@ class Operations:
 
     def _worker_of(self, request: web.Request) -> Worker:
         worker_id = request.match_info["id"]
-        for worker in self._pool.workers:
+        for worker in self._registry.workers:
             if worker.id == worker_id:
                 return worker
-        known = ", ".join(worker.id for worker in self._pool.workers)
+        known = ", ".join(worker.id for worker in self._registry.workers)
         raise RequestError(f"no worker {worker_id}; there are {known}", status=404)
 
 

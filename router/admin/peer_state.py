@@ -60,12 +60,12 @@ class WorkerChanges(msgspec.Struct):
         """Record that an operator has resumed a drained worker."""
         self.drained.pop(worker.url, None)
 
-    def without_lost(self, pool: WorkerRegistry) -> WorkerChanges:
+    def without_lost(self, registry: WorkerRegistry) -> WorkerChanges:
         """Return the changes without added workers that are not alive.
 
         A restarted process would wait for them.
         """
-        living = {worker.url for worker in pool.workers if worker.alive}
+        living = {worker.url for worker in registry.workers if worker.alive}
         added = {url: role for url, role in self.added.items() if url in living}
         return WorkerChanges(added, self.removed, self.drained)
 

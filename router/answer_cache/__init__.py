@@ -1,1 +1,1 @@
-"""Answers kept in the vector-search pool, for questions that mean the same."""
+"""The answer cache: answers stored in the vector-search pool, found by similar questions."""

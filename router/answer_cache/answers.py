@@ -1,4 +1,4 @@
-"""An answer as it is kept, as it is read off the model's, and as clients get it again."""
+"""Answers of the cache: recorded from the model's answers, and sent in their format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ..serving.internal import ServerRequest, chunks_of, parsed
 from ..serving.sse import DONE
 from .question import FIELD, Question
 
-_PLAIN = {"role", "content"}
+_TEXT_FIELDS = {"role", "content"}
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Attributes:
-    usage: what it took to make it.
+    """A model's answer to a question.
+
+    Attributes:
+        text: the reply.
+        usage: the engine's usage object of the request that made it.
     """
 
     text: str
@@ -33,8 +36,17 @@ def respond(
     age_s: float,
     now_s: float,
 ) -> None:
-    """As the model would have, with an ``answer_cache`` object that says that it has not."""
-    told = {"score": round(score, 4), "age_s": round(age_s, 1)}
+    """Send a stored answer in the format of the model's, with an ``answer_cache`` object.
+
+    Args:
+        request: the client's request.
+        question: the question of the request.
+        answer: the stored answer.
+        score: cosine of this question and the stored one.
+        age_s: age of the answer.
+        now_s: seconds since 1970.
+    """
+    cache_info = {"score": round(score, 4), "age_s": round(age_s, 1)}
     head = {
         "id": f"chatcmpl-{secrets.token_hex(16)}",
         "created": int(now_s),
@@ -44,14 +56,15 @@ def respond(
         message = {"role": "assistant", "content": answer.text}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         body = {**head, "object": "chat.completion", "choices": [choice], "usage": answer.usage}
-        json = {"Content-Type": "application/json"}
-        request.respond(200, orjson.dumps({**body, FIELD: told}), json)
+        headers = {"Content-Type": "application/json"}
+        request.respond(200, orjson.dumps({**body, FIELD: cache_info}), headers)
         return
     head["object"] = "chat.completion.chunk"
     delta = {"role": "assistant", "content": answer.text}
+    stop = {"index": 0, "delta": {}, "finish_reason": "stop"}
     events = [
         {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], FIELD: told},
+        {**head, "choices": [stop], FIELD: cache_info},
     ]
     if question.wants_usage:
         events.append({**head, "choices": [], "usage": answer.usage})
@@ -61,53 +74,59 @@ def respond(
     request.end()
 
 
-class Listening:
-    """``serving.internal.ResponseWriter``: the answer as it is, listened to.
+class RecordingWriter:
+    """Sends an answer unchanged, and records its text; a ``serving.internal.ResponseWriter``.
 
     Args:
-        heard: gets it, if it is a plain one that ended by itself.
+        request: gets the answer.
+        record: called with the answer if it is text only and ended with a stop.
     """
 
-    def __init__(self, request: ServerRequest, heard: Callable[[Answer], None]) -> None:
+    def __init__(self, request: ServerRequest, record: Callable[[Answer], None]) -> None:
         self._request = request
-        self._heard = heard
+        self._record = record
         self._parts: list[str] = []
         self._usage: dict[str, Any] = {}
-        self._plain = True
+        self._is_text = True
         self._stopped = False
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send and record a whole answer."""
         self._request.respond(status, body, headers)
         if status == 200:
-            answer = parsed(body)
-            self._take(answer, "message")
+            self._read(parsed(body), "message")
             self._finish()
 
     def start(self, headers: Mapping[str, str]) -> None:
+        """Start a streamed answer."""
         self._request.start(200, headers, b"")
 
     def write(self, events: bytes) -> None:
+        """Send and record whole events."""
         self._request.write(events)
-        if self._plain:
+        if self._is_text:
             for chunk in chunks_of(events):
-                self._take(chunk, "delta")
+                self._read(chunk, "delta")
 
     def end(self) -> None:
+        """End a streamed answer, and record it."""
         self._request.end()
         self._finish()
 
     def abort(self) -> None:
+        """Abort a streamed answer; it is not recorded."""
         self._request.abort()
 
-    def _take(self, told: Mapping[str, Any], where: str) -> None:
-        if "error" in told:
-            self._plain = False
-        if isinstance(usage := told.get("usage"), dict):
+    def _read(self, answer: Mapping[str, Any], key: str) -> None:
+        """Read a whole answer or an event, whose choices hold their text under ``key``."""
+        if "error" in answer:
+            self._is_text = False
+        if isinstance(usage := answer.get("usage"), dict):
             self._usage = usage
-        for choice in told.get("choices") or ():
-            message = choice.get(where) or {}
-            if any(value for name, value in message.items() if name not in _PLAIN):
-                self._plain = False  # tool calls, reasoning, audio
+        for choice in answer.get("choices") or ():
+            message = choice.get(key) or {}
+            if any(value for name, value in message.items() if name not in _TEXT_FIELDS):
+                self._is_text = False  # tool calls, reasoning, audio
             if isinstance(text := message.get("content"), str):
                 self._parts.append(text)
             if (reason := choice.get("finish_reason")) is not None:
@@ -115,5 +134,5 @@ class Listening:
 
     def _finish(self) -> None:
         text = "".join(self._parts)
-        if self._plain and self._stopped and text:
-            self._heard(Answer(text, self._usage))
+        if self._is_text and self._stopped and text:
+            self._record(Answer(text, self._usage))

@@ -1,6 +1,7 @@
-"""A chat request whose question was answered before is answered at once; others are served.
+"""The answer cache in front of the request handler.
 
-Nothing here may cost an answer: a pool that is down, late or wrong is a look-up that found nothing.
+A chat request with a question that was answered before gets the stored answer; others are served.
+No failure of the cache fails a request: an unreachable, late or malformed pool is a miss.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ..intake.inbound import Endpoint
 from ..intake.requests import json_bytes, json_object
 from ..serving.handler import RequestHandler
 from ..serving.internal import InternalRequest, ServerRequest
-from .answers import Answer, Listening, respond
+from .answers import Answer, RecordingWriter, respond
 from .question import FIELD, Question, read
-from .store import AnswerStore, StoredResponse
+from .store import AnswerStore, StoredAnswer
 
 logger = logging.getLogger("ppd.router.answer_cache")
 
@@ -30,10 +31,14 @@ Serve = Callable[[ServerRequest], Awaitable[None]]
 
 
 class AnswerCache:
-    """
+    """Answers chat requests from the cache, and stores the answers to the others.
+
     Args:
-        serve: serves those that are not answered here.
-        wall_clock: seconds since 1970, as answers outlive the router.
+        config: of the cache.
+        store: where answers are stored.
+        handler: the request handler, for the keys, limits and counts of requests.
+        registry: of the router's metrics.
+        wall_clock: seconds since 1970, because answers outlive the router.
         clock: seconds, monotonic.
     """
 
@@ -42,41 +47,47 @@ class AnswerCache:
         *,
         config: AnswerCacheConfig,
         store: AnswerStore,
-        turns: RequestHandler,
+        handler: RequestHandler,
         registry: CollectorRegistry,
         wall_clock: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._store = store
-        self._turns = turns
+        self._handler = handler
         self._wall_clock = wall_clock
         self._clock = clock
-        self._keeping: set[asyncio.Task[None]] = set()
-        self._looked_up = Counter(
+        self._store_tasks: set[asyncio.Task[None]] = set()
+        self._lookups = Counter(
             "ppd_answer_cache",
             "Questions by what the answer cache had: hit, miss, failed",
             ["status"],
             registry=registry,
         )
-        self._kept = Counter("ppd_answer_cache_kept", "Answers kept", registry=registry)
+        self._stored = Counter("ppd_answer_cache_kept", "Answers kept", registry=registry)
         self._seconds = Histogram(
             "ppd_answer_cache_seconds", "Time of a look-up", buckets=_SECONDS, registry=registry
         )
 
     async def run_forever(self) -> None:
-        """Deletes what is past its time."""
+        """Delete expired answers at an interval."""
         while True:
             await asyncio.sleep(self._config.sweep_s)
             try:
-                await self._store.forget_older(self._wall_clock())
+                await self._store.delete_expired(self._wall_clock())
             except WorkerError as error:
                 logger.warning("%s", error)
 
     async def serve(self, request: ServerRequest, serve: Serve) -> None:
-        """
+        """Answer a chat completion from the cache, or serve it and store its answer.
+
+        Args:
+            request: the client's request.
+            serve: serves a request that the cache does not answer.
+
         Raises:
-            RequestError: what it says of the cache is wrong, or it may not ask now.
+            RequestError: its ``answer_cache`` object is malformed, its key is unknown, or the
+                tenant has reached its rate limit.
         """
         if not self._config.always and _FIELD not in request.body:
             await serve(request)
@@ -84,49 +95,49 @@ class AnswerCache:
         try:
             given = json_object(request.body)
         except RequestError:
-            await serve(request)  # the turn server tells
+            await serve(request)  # the request handler refuses the request
             return
-        tenant = self._turns.keys.tenant(request.headers)
+        tenant = self._handler.keys.tenant(request.headers)
         question, fields = read(given, tenant, self._config)
         body = json_bytes(fields) if FIELD in given else request.body
-        kept = None
+        stored = None
         if question is not None:
-            with self._turns.not_served_yet(request):
-                kept = await self._found(question)
-        if question is not None and kept is not None:
-            self._turns.charge_request(request)
+            with self._handler.not_served_yet(request):
+                stored = await self._look_up(question)
+        if question is not None and stored is not None:
+            self._handler.charge_request(request)
             now_s = self._wall_clock()
-            respond(request, question, kept.answer, kept.score, kept.age_s, now_s)
+            respond(request, question, stored.answer, stored.score, stored.age_s, now_s)
             return
 
-        def heard(answer: Answer) -> None:
+        def record(answer: Answer) -> None:
             if question is not None and len(answer.text) <= self._config.max_characters:
-                task = asyncio.get_running_loop().create_task(self._keep(question, answer))
-                self._keeping.add(task)
-                task.add_done_callback(self._keeping.discard)
+                task = asyncio.get_running_loop().create_task(self._put(question, answer))
+                self._store_tasks.add(task)
+                task.add_done_callback(self._store_tasks.discard)
 
-        writer = Listening(request, heard)
+        writer = RecordingWriter(request, record)
         await serve(
             InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, writer)
         )
 
-    async def _found(self, question: Question) -> StoredResponse | None:
-        began_s = self._clock()
+    async def _look_up(self, question: Question) -> StoredAnswer | None:
+        started_s = self._clock()
         try:
-            kept = await self._store.find(question, self._wall_clock(), self._config.timeout_ms)
+            stored = await self._store.find(question, self._wall_clock(), self._config.timeout_ms)
         except WorkerError as error:
-            self._looked_up.labels("failed").inc()
+            self._lookups.labels("failed").inc()
             logger.warning("%s", error)
             return None
         finally:
-            self._seconds.observe(self._clock() - began_s)
-        self._looked_up.labels("miss" if kept is None else "hit").inc()
-        return kept
+            self._seconds.observe(self._clock() - started_s)
+        self._lookups.labels("miss" if stored is None else "hit").inc()
+        return stored
 
-    async def _keep(self, question: Question, answer: Answer) -> None:
+    async def _put(self, question: Question, answer: Answer) -> None:
         try:
-            await self._store.keep(question, answer, self._wall_clock())
+            await self._store.put(question, answer, self._wall_clock())
         except WorkerError as error:
             logger.warning("%s", error)
         else:
-            self._kept.inc()
+            self._stored.inc()

@@ -1,4 +1,4 @@
-"""Where answers are kept: a collection of the pool, found by what their questions mean."""
+"""The store of answers: a collection of the pool, searched by the text of questions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from ppd.errors import WorkerError
 from .answers import Answer
 from .question import Question
 
-_LOOKED_AT = 8  # nearest questions, of which some may be past their time
-_WRITE_S = 10.0
+_MAX_HITS = 8  # nearest questions, of which some may have expired
+_WRITE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """Attributes:
-    score: cosine of both questions.
+class StoredAnswer:
+    """A stored answer that was found for a question.
+
+    Attributes:
+        answer: the answer.
+        score: cosine of the question and the stored one.
+        age_s: age of the answer.
     """
 
     answer: Answer
@@ -47,14 +51,17 @@ class _Result(msgspec.Struct):
     degraded: bool = False
 
 
-class _Found(msgspec.Struct):
+class _SearchAnswer(msgspec.Struct):
     results: list[_Result]
 
 
 class AnswerStore:
-    """
+    """Stores answers in a collection of the pool, which is made on first use.
+
     Args:
-        url: of the pool, without path.
+        url: of the pool, without a path.
+        collection: its name.
+        client: an HTTP session.
     """
 
     def __init__(self, url: str, collection: str, client: aiohttp.ClientSession) -> None:
@@ -63,67 +70,82 @@ class AnswerStore:
 
     async def find(
         self, question: Question, now_s: float, timeout_ms: float
-    ) -> StoredResponse | None:
-        """The answer to the nearest question that is near enough and not too old.
+    ) -> StoredAnswer | None:
+        """The answer to the nearest question that has not expired; None if it is not near enough.
+
+        Args:
+            question: the question; its ``threshold`` is the minimum cosine.
+            now_s: seconds since 1970.
+            timeout_ms: deadline of the search.
+
+        Raises:
+            WorkerError: the pool did not answer in time, or its answer is malformed.
+        """
+        body = {
+            "text": question.text,
+            "limit": _MAX_HITS,
+            "filter": {"scope": question.scope},
+            "timeout_ms": timeout_ms,
+        }
+        status, raw = await self._request("POST", "/search", body, timeout_ms / 1e3)
+        if status == 404:  # no answer has been stored yet
+            return None
+        if status != 200:
+            raise WorkerError(f"the answer cache: {self._url} answered {status} {raw[:200]!r}")
+        try:
+            answer = msgspec.json.decode(raw, type=_SearchAnswer)
+        except msgspec.MsgspecError as error:
+            raise WorkerError(f"the answer cache: {self._url}: {error}") from error
+        (result,) = answer.results or [_Result([])]
+        if result.degraded and not result.hits:
+            raise WorkerError(f"the answer cache found nothing in {timeout_ms:.0f} ms")
+        for hit in result.hits:
+            stored = hit.metadata
+            if stored.scope == question.scope and stored.until > now_s:
+                if hit.score < question.threshold:
+                    return None
+                return StoredAnswer(stored.answer, hit.score, now_s - stored.at)
+        return None
+
+    async def put(self, question: Question, answer: Answer, now_s: float) -> None:
+        """Store the answer to a question.
+
+        Args:
+            question: the question; its ``ttl_s`` is the lifetime of the answer.
+            answer: the answer.
+            now_s: seconds since 1970.
+
+        Raises:
+            WorkerError: the pool refused the answer, or did not respond.
+        """
+        metadata = _Metadata(question.scope, now_s, now_s + question.ttl_s, answer)
+        point = {"id": uuid.uuid4().hex, "text": question.text}
+        body = {"points": [{**point, "metadata": msgspec.to_builtins(metadata)}]}
+        status, raw = await self._request("POST", "/points", body, _WRITE_TIMEOUT_S)
+        if status == 404:
+            collection = {"metric": "cosine", "indexed": ["scope", "until"]}
+            status, raw = await self._request("PUT", "", collection, _WRITE_TIMEOUT_S)
+            if status in (200, 201):
+                status, raw = await self._request("POST", "/points", body, _WRITE_TIMEOUT_S)
+        _require_ok(status, raw, self._url)
+
+    async def delete_expired(self, now_s: float) -> None:
+        """Delete the answers that have expired.
 
         Args:
             now_s: seconds since 1970.
 
         Raises:
-            WorkerError: the pool did not answer in time, or nothing that makes sense.
-        """
-        body = {
-            "text": question.text,
-            "limit": _LOOKED_AT,
-            "filter": {"scope": question.scope},
-            "timeout_ms": timeout_ms,
-        }
-        status, raw = await self._ask("POST", "/search", body, timeout_ms / 1e3)
-        if status == 404:  # nothing has been kept yet
-            return None
-        if status != 200:
-            raise WorkerError(f"the answer cache: {self._url} answered {status} {raw[:200]!r}")
-        try:
-            found = msgspec.json.decode(raw, type=_Found)
-        except msgspec.MsgspecError as error:
-            raise WorkerError(f"the answer cache: {self._url}: {error}") from error
-        (result,) = found.results or [_Result([])]
-        if result.degraded and not result.hits:
-            raise WorkerError(f"the answer cache found nothing in {timeout_ms:.0f} ms")
-        for hit in result.hits:
-            its = hit.metadata
-            if its.scope == question.scope and its.until > now_s:
-                near = hit.score >= question.threshold
-                return StoredResponse(its.answer, hit.score, now_s - its.at) if near else None
-        return None
-
-    async def keep(self, question: Question, answer: Answer, now_s: float) -> None:
-        """
-        Raises:
-            WorkerError: the pool does not take it.
-        """
-        kept = _Metadata(question.scope, now_s, now_s + question.ttl_s, answer)
-        point = {"id": uuid.uuid4().hex, "text": question.text}
-        body = {"points": [{**point, "metadata": msgspec.to_builtins(kept)}]}
-        status, raw = await self._ask("POST", "/points", body, _WRITE_S)
-        if status == 404:
-            made = {"metric": "cosine", "indexed": ["scope", "until"]}
-            status, raw = await self._ask("PUT", "", made, _WRITE_S)
-            if status in (200, 201):
-                status, raw = await self._ask("POST", "/points", body, _WRITE_S)
-        _require(status, raw, self._url)
-
-    async def forget_older(self, now_s: float) -> None:
-        """
-        Raises:
-            WorkerError: the pool does not do it.
+            WorkerError: the pool refused the request, or did not respond.
         """
         body = {"filter": {"until": {"lte": now_s}}}
-        status, raw = await self._ask("POST", "/delete", body, _WRITE_S)
+        status, raw = await self._request("POST", "/delete", body, _WRITE_TIMEOUT_S)
         if status != 404:
-            _require(status, raw, self._url)
+            _require_ok(status, raw, self._url)
 
-    async def _ask(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, bytes]:
+    async def _request(
+        self, method: str, path: str, body: Any, timeout_s: float
+    ) -> tuple[int, bytes]:
         try:
             async with self._client.request(
                 method,
@@ -136,10 +158,10 @@ class AnswerStore:
         except TimeoutError as error:
             raise WorkerError(f"the answer cache was too late: over {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            told = error or type(error).__name__
-            raise WorkerError(f"the answer cache: {self._url}: {told}") from error
+            reason = error or type(error).__name__
+            raise WorkerError(f"the answer cache: {self._url}: {reason}") from error
 
 
-def _require(status: int, raw: bytes, url: str) -> None:
+def _require_ok(status: int, raw: bytes, url: str) -> None:
     if status != 200:
         raise WorkerError(f"the answer cache: {url} answered {status} {raw[:200]!r}")

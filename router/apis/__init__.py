@@ -1,1 +1,1 @@
-"""What clients may speak: SGLang's own endpoints, and other APIs served as chat completions."""
+"""The APIs of the token path: SGLang's own endpoints, and others served as chat completions."""

@@ -1,4 +1,4 @@
-"""Fields that are the router's own: the same in every API, in requests and in answers."""
+"""The router's own fields, which are the same in every API, in requests and in answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 _NAMES = ("retrieval", "answer_cache")
 
 
-def extensions(of: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that stand in it; null is a value, too."""
-    return {name: of[name] for name in _NAMES if name in of}
+def extensions(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The router's own fields of a body; a field that is null counts."""
+    return {name: fields[name] for name in _NAMES if name in fields}

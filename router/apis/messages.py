@@ -1,7 +1,7 @@
-"""Anthropic's Messages API, served as chat completions.
+"""Anthropic's Messages API, translated into chat completions and back.
 
-Translates requests, answers and streams; what a field means to the engine is the engine's. Made
-after Anthropic's API reference (messages, streaming, errors).
+Owns the translation of requests, answers and streams; the engine validates the values of fields.
+Source: Anthropic's API reference (messages, streaming, errors).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from ppd.errors import RequestError
 
 from ..intake.fields import kind_of, typed
 from ..serving.internal import ServerRequest, chunks_of, parsed
+from ..workers.sglang import Usage, stop_string_of, usage_of_openai
 from .extensions import extensions
 
 PATH = "/v1/messages"
 
-_SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "cache_salt")
-_STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_COPIED_FIELDS = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "cache_salt")
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_ERRORS = {
+_ERROR_KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -34,12 +35,15 @@ _ERRORS = {
 
 
 def to_chat(given: dict[str, Any]) -> dict[str, Any]:
-    """The body of a chat completion.
+    """Translate a request into the body of a chat completion.
+
+    Args:
+        given: the fields of the request.
 
     Raises:
-        RequestError: naming the field at fault.
+        RequestError: a field is malformed; the error names it.
     """
-    fields = {name: given[name] for name in _SAME if given.get(name) is not None}
+    fields = {name: given[name] for name in _COPIED_FIELDS if given.get(name) is not None}
     fields |= extensions(given)
     if typed(given, "max_tokens", int, None) is None:
         raise RequestError("max_tokens is needed", param="max_tokens")
@@ -66,7 +70,7 @@ def to_chat(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """A message of theirs is one of ours, and one for each tool result."""
+    """Translate a message into a chat message, and one for each tool result before it."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise RequestError(f"{where}.role must be user or assistant", param=f"{where}.role")
@@ -74,8 +78,8 @@ def _messages(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]
         yield {"role": role, "content": content}
         return
     if not isinstance(content, list):
-        told = f"{where}.content must be a string or a list of blocks, got {kind_of(content)}"
-        raise RequestError(told, param=f"{where}.content")
+        problem = f"{where}.content must be a string or a list of blocks, got {kind_of(content)}"
+        raise RequestError(problem, param=f"{where}.content")
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for i, block in enumerate(content):
@@ -93,21 +97,21 @@ def _messages(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]
                 called = {"name": function, "arguments": arguments}
                 calls.append({"id": name, "type": "function", "function": called})
             case {"type": "tool_result", "tool_use_id": str(name)}:
-                told = _text(block.get("content") or "", at)
-                yield {"role": "tool", "tool_call_id": name, "content": told}
+                result = _text(block.get("content") or "", at)
+                yield {"role": "tool", "tool_call_id": name, "content": result}
             case {"type": "thinking" | "redacted_thinking"}:
-                pass  # as chat clients do: templates drop it
+                pass  # chat clients do not send it back either
             case _:
                 kind = block.get("type") if isinstance(block, dict) else kind_of(block)
                 raise RequestError(f"{at} is of no kind that is served: {kind}", param=at)
     if parts or calls:
-        plain = all(part["type"] == "text" for part in parts)
-        told_as = "".join(part["text"] for part in parts) if plain else parts
-        yield {"role": role, "content": told_as or None, **({"tool_calls": calls} if calls else {})}
+        is_text = all(part["type"] == "text" for part in parts)
+        joined = "".join(part["text"] for part in parts) if is_text else parts
+        yield {"role": role, "content": joined or None, **({"tool_calls": calls} if calls else {})}
 
 
 def _text(value: Any, where: str) -> str:
-    """A string, or the text of blocks."""
+    """The text of a string or of a list of text blocks."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(
@@ -139,105 +143,118 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
 
 
 def error_body(status: int, message: str) -> bytes:
-    kind = _ERRORS.get(status, "api_error")
+    """The body of an error answer of the Messages API."""
+    kind = _ERROR_KINDS.get(status, "api_error")
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
 
 class MessagesWriter:
-    """Writes a chat completion's answer as a message of Anthropic's API.
+    """Translates the answer of a chat completion; a ``serving.internal.ResponseWriter``.
 
-    A ``serving.internal.ResponseWriter``.
+    Args:
+        request: gets the answer.
+        given: the fields of the request.
     """
 
     def __init__(self, request: ServerRequest, given: Mapping[str, Any]) -> None:
         self._request = request
         self._model = given.get("model", "default")
         self._blocks = 0
-        self._open: str | int | None = None  # "text", or the number of a tool call
-        self._begun = False
-        self._stop = "end_turn"
-        self._sequence: str | None = None
-        self._usage: dict[str, Any] = {}
+        self._open_block: str | int | None = None  # "text", or the number of a tool call
+        self._started = False
+        self._stop_reason = "end_turn"
+        self._stop_sequence: str | None = None
+        self._usage: Usage | None = None
         self._extensions: dict[str, Any] = {}
         self._failed = False
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Translate a whole answer."""
         answer = parsed(body)
         if status != 200:
-            message = str((answer.get("error") or {}).get("message", ""))
-            self._request.respond(status, error_body(status, message), headers)
+            error_text = str((answer.get("error") or {}).get("message", ""))
+            self._request.respond(status, error_body(status, error_text), headers)
             return
         choice = answer["choices"][0]
-        said = choice["message"]
+        reply = choice["message"]
         content: list[dict[str, Any]] = []
-        if text := said.get("content"):
+        if text := reply.get("content"):
             content.append({"type": "text", "text": text})
-        for call in said.get("tool_calls") or ():
+        for call in reply.get("tool_calls") or ():
             function = call["function"]
             given = parsed(function["arguments"].encode()) if function.get("arguments") else {}
             content.append(
                 {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
             )
-        told = self._message(answer.get("id", ""))
-        told |= {"content": content, "stop_reason": _STOPS.get(choice.get("finish_reason"))}
-        told |= {"stop_sequence": _stopped_by(choice), "usage": _usage(answer.get("usage") or {})}
-        told |= extensions(answer)
-        if told["stop_sequence"] is not None:
-            told["stop_reason"] = "stop_sequence"
-        self._request.respond(200, orjson.dumps(told), headers)
+        message = self._message(answer.get("id", ""))
+        message |= {
+            "content": content,
+            "stop_reason": _STOP_REASONS.get(choice.get("finish_reason")),
+            "stop_sequence": stop_string_of(choice),
+            "usage": _usage(usage_of_openai(answer)),
+        }
+        message |= extensions(answer)
+        if message["stop_sequence"] is not None:
+            message["stop_reason"] = "stop_sequence"
+        self._request.respond(200, orjson.dumps(message), headers)
 
     def start(self, headers: Mapping[str, str]) -> None:
+        """Start a streamed answer."""
         self._request.start(200, headers, b"")
 
     def write(self, events: bytes) -> None:
+        """Translate whole events."""
         for chunk in chunks_of(events):
             if "choices" not in chunk:
                 self._fail(chunk)
                 continue
-            if not self._begun:
-                self._begun = True
+            if not self._started:
+                self._started = True
                 empty = {"input_tokens": 0, "output_tokens": 0}
                 message = self._message(chunk.get("id", "")) | {"content": [], "usage": empty}
-                self._tell("message_start", message=message)
-            self._usage = chunk.get("usage") or self._usage
+                self._write_event("message_start", message=message)
+            self._usage = usage_of_openai(chunk) or self._usage
             self._extensions |= extensions(chunk)
             for choice in chunk["choices"]:
-                self._choice(choice)
+                self._write_choice(choice)
 
-    def _choice(self, choice: Mapping[str, Any]) -> None:
+    def _write_choice(self, choice: Mapping[str, Any]) -> None:
         delta = choice.get("delta") or {}
         if text := delta.get("content"):
-            self._in_block("text", {"type": "text", "text": ""})
-            self._delta({"type": "text_delta", "text": text})
+            self._enter_block("text", {"type": "text", "text": ""})
+            self._write_delta({"type": "text_delta", "text": text})
         for call in delta.get("tool_calls") or ():
             function = call.get("function") or {}
             if function.get("name"):
                 use = {"type": "tool_use", "id": call.get("id"), "name": function["name"]}
-                self._in_block(call.get("index", 0), {**use, "input": {}})
+                self._enter_block(call.get("index", 0), {**use, "input": {}})
             if arguments := function.get("arguments"):
-                self._delta({"type": "input_json_delta", "partial_json": arguments})
+                self._write_delta({"type": "input_json_delta", "partial_json": arguments})
         if finish := choice.get("finish_reason"):
-            self._sequence = _stopped_by(choice)
-            stopped = self._sequence is not None
-            self._stop = "stop_sequence" if stopped else _STOPS.get(finish, "end_turn")
+            self._stop_sequence = stop_string_of(choice)
+            self._stop_reason = _STOP_REASONS.get(finish, "end_turn")
+            if self._stop_sequence is not None:
+                self._stop_reason = "stop_sequence"
 
     def end(self) -> None:
+        """Write the last events, and end the stream."""
         self._close_block()
         if not self._failed:
-            delta = {"stop_reason": self._stop, "stop_sequence": self._sequence}
+            delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
             usage = _usage(self._usage)
-            self._tell("message_delta", delta=delta, usage=usage, **self._extensions)
-            self._tell("message_stop")
+            self._write_event("message_delta", delta=delta, usage=usage, **self._extensions)
+            self._write_event("message_stop")
         self._request.end()
 
     def abort(self) -> None:
+        """Abort a streamed answer."""
         self._request.abort()
 
     def _fail(self, chunk: Mapping[str, Any]) -> None:
         error = chunk.get("error") or {}
         self._failed = True
-        kind = _ERRORS.get(error.get("code", 500), "api_error")
-        self._tell("error", error={"type": kind, "message": str(error.get("message", ""))})
+        kind = _ERROR_KINDS.get(error.get("code", 500), "api_error")
+        self._write_event("error", error={"type": kind, "message": str(error.get("message", ""))})
 
     def _message(self, name: str) -> dict[str, Any]:
         return {
@@ -249,37 +266,31 @@ class MessagesWriter:
             "stop_sequence": None,
         }
 
-    def _in_block(self, which: str | int, block: Mapping[str, Any]) -> None:
-        if self._open != which:
+    def _enter_block(self, key: str | int, block: Mapping[str, Any]) -> None:
+        if self._open_block != key:
             self._close_block()
-            self._open = which
-            self._tell("content_block_start", index=self._blocks, content_block=block)
+            self._open_block = key
+            self._write_event("content_block_start", index=self._blocks, content_block=block)
 
-    def _delta(self, delta: Mapping[str, Any]) -> None:
-        self._tell("content_block_delta", index=self._blocks, delta=delta)
+    def _write_delta(self, delta: Mapping[str, Any]) -> None:
+        self._write_event("content_block_delta", index=self._blocks, delta=delta)
 
     def _close_block(self) -> None:
-        if self._open is not None:
-            self._tell("content_block_stop", index=self._blocks)
+        if self._open_block is not None:
+            self._write_event("content_block_stop", index=self._blocks)
             self._blocks += 1
-            self._open = None
+            self._open_block = None
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _write_event(self, kind: str, **fields: Any) -> None:
         event = orjson.dumps({"type": kind, **fields})
         self._request.write(b"event: %b\ndata: %b\n\n" % (kind.encode(), event))
 
 
-def _stopped_by(choice: Mapping[str, Any]) -> str | None:
-    """The stop string that ended it; SGLang tells it as ``matched_stop``."""
-    matched = choice.get("matched_stop")
-    return matched if isinstance(matched, str) and choice.get("finish_reason") == "stop" else None
-
-
-def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+def _usage(usage: Usage | None) -> dict[str, int]:
+    usage = usage or Usage(0, 0, 0)
     return {
-        "input_tokens": (usage.get("prompt_tokens") or 0) - cached,
-        "cache_read_input_tokens": cached,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "output_tokens": usage.get("completion_tokens") or 0,
+        "output_tokens": usage.completion_tokens,
     }

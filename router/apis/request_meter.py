@@ -1,4 +1,4 @@
-"""Requests beside the token path: charged, and counted once by how they have ended."""
+"""Rate limits and counts of requests outside the token path."""
 
 from __future__ import annotations
 
@@ -13,32 +13,37 @@ from ppd.outcome import Outcome
 
 @dataclass(slots=True)
 class Ending:
+    """The outcome of a request under way, which its handler may change."""
+
     outcome: Outcome = Outcome.OK
 
 
 class RequestMeter:
-    """
+    """Charges requests against rate limits, and counts each once by its outcome.
+
     Args:
-        charge: a request with these headers, or refuses it.
-        ended: told of a request's path and outcome.
+        charge: charges a request with these headers, or raises a ``RequestError``.
+        count: called with a request's path and outcome when it ends.
     """
 
     def __init__(
         self,
         charge: Callable[[Mapping[str, str]], None],
-        ended: Callable[[str, Outcome], None],
+        count: Callable[[str, Outcome], None],
     ) -> None:
         self._charge = charge
-        self._ended = ended
+        self._count = count
 
     @contextmanager
     def request(self, path: str, headers: Mapping[str, str]) -> Iterator[Ending]:
-        """
+        """Charge a request, and count it when the context ends.
+
         Args:
-            path: as its route was added: there is a row of the metric for each.
+            path: the path of its route, a label of the metric.
+            headers: by lower-case name.
 
         Raises:
-            RequestError: who asks is not known, or may not ask now.
+            RequestError: its key is unknown, or the tenant has reached its rate limit.
         """
         ending = Ending()
         try:
@@ -48,7 +53,7 @@ class RequestMeter:
             ending.outcome = _outcome(error)
             raise
         finally:
-            self._ended(path, ending.outcome)
+            self._count(path, ending.outcome)
 
 
 def _outcome(error: BaseException) -> Outcome:

@@ -1,4 +1,7 @@
-"""A chat completion's answer as a response of OpenAI's Responses API: whole, or event by event."""
+"""Answers of OpenAI's Responses API, translated from those of chat completions.
+
+Source: OpenAI's API reference (responses, streaming events).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ from typing import Any
 import orjson
 
 from ..serving.internal import ServerRequest, chunks_of, parsed
+from ..workers.sglang import Usage, usage_of_openai
 from .extensions import extensions
 
 
 class ResponsesWriter:
-    """``serving.internal.ResponseWriter``: a chat completion's answer, as a response.
+    """Translates the answer of a chat completion; a ``serving.internal.ResponseWriter``.
 
     Args:
-        name: of the response.
-        keep: gets the response and what the model said, when it has ended well.
+        request: gets the answer.
+        given: the fields of the request.
+        name: id of the response.
+        store: called with the response and the assistant's message if it was completed.
     """
 
     def __init__(
@@ -25,11 +31,11 @@ class ResponsesWriter:
         request: ServerRequest,
         given: Mapping[str, Any],
         name: str,
-        keep: Callable[[dict[str, Any], dict[str, Any]], None],
+        store: Callable[[dict[str, Any], dict[str, Any]], None],
     ) -> None:
         self._request = request
         self._name = name
-        self._keep = keep
+        self._store = store
         self._response: dict[str, Any] = {
             "id": name,
             "object": "response",
@@ -51,16 +57,17 @@ class ResponsesWriter:
             "top_p": given.get("top_p"),
             "usage": None,
         }
-        self._told = 0
+        self._events = 0
         self._items: list[dict[str, Any]] = []
-        self._open: str | int | None = None  # "text", or the number of a tool call
+        self._open_item: str | int | None = None  # "text", or the number of a tool call
         self._finish = "stop"
-        self._usage: dict[str, Any] | None = None
+        self._usage: Usage | None = None
         self._error: dict[str, Any] | None = None
 
-    # -- whole --------------------------------------------------------------------------
+    # -- whole answers ----------------------------------------------------------------
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Translate a whole answer; an error is sent unchanged."""
         if status != 200:
             self._request.respond(status, body, headers)
             return
@@ -75,33 +82,36 @@ class ResponsesWriter:
                 self._call(call["id"], function["name"], function["arguments"], "completed")
             )
         self._finish = choice.get("finish_reason") or "stop"
-        self._usage = answer.get("usage")
+        self._usage = usage_of_openai(answer)
         self._response |= extensions(answer)
-        self._request.respond(200, orjson.dumps(self._done()), headers)
+        self._request.respond(200, orjson.dumps(self._final_response()), headers)
 
-    # -- streamed -----------------------------------------------------------------------
+    # -- streams ----------------------------------------------------------------------
 
     def start(self, headers: Mapping[str, str]) -> None:
+        """Start a streamed answer."""
         self._request.start(200, headers, b"")
-        self._tell("response.created", response=self._response)
-        self._tell("response.in_progress", response=self._response)
+        self._write_event("response.created", response=self._response)
+        self._write_event("response.in_progress", response=self._response)
 
     def write(self, events: bytes) -> None:
+        """Translate whole events."""
         for chunk in chunks_of(events):
             if "choices" not in chunk:
                 self._error = chunk.get("error") or {}
                 continue
-            self._usage = chunk.get("usage") or self._usage
+            self._usage = usage_of_openai(chunk) or self._usage
             self._response |= extensions(chunk)
             for choice in chunk["choices"]:
                 delta = choice.get("delta") or {}
                 if text := delta.get("content"):
-                    self._text(text)
+                    self._write_text(text)
                 for call in delta.get("tool_calls") or ():
-                    self._part_of_call(call)
+                    self._write_call(call)
                 self._finish = choice.get("finish_reason") or self._finish
 
     def end(self) -> None:
+        """Write the last events, and end the stream."""
         self._close_item()
         if self._error is not None:
             self._response |= {
@@ -109,86 +119,87 @@ class ResponsesWriter:
                 "error": {"code": "server_error", "message": self._error.get("message", "")},
                 "output": self._items,
             }
-            self._tell("response.failed", response=self._response)
+            self._write_event("response.failed", response=self._response)
         else:
-            response = self._done()
-            self._tell(f"response.{response['status']}", response=response)
+            response = self._final_response()
+            self._write_event(f"response.{response['status']}", response=response)
         self._request.end()
 
     def abort(self) -> None:
+        """Abort a streamed answer."""
         self._request.abort()
 
-    def _text(self, text: str) -> None:
-        if self._open != "text":
-            item = self._opened("text", self._message("", "in_progress"))
+    def _write_text(self, text: str) -> None:
+        if self._open_item != "text":
+            item = self._add_item("text", self._message("", "in_progress"))
             item["content"] = []
-            self._tell_item("response.output_item.added", item=item)
+            self._write_item_event("response.output_item.added", item=item)
             item["content"] = [_output_text("")]
             part = item["content"][0]
-            self._tell_part("response.content_part.added", part=part)
+            self._write_part_event("response.content_part.added", part=part)
         self._items[-1]["content"][0]["text"] += text
-        self._tell_part("response.output_text.delta", delta=text, logprobs=[])
+        self._write_part_event("response.output_text.delta", delta=text, logprobs=[])
 
-    def _part_of_call(self, call: Mapping[str, Any]) -> None:
+    def _write_call(self, call: Mapping[str, Any]) -> None:
         number, function = call.get("index", 0), call.get("function") or {}
-        if self._open != number:
+        if self._open_item != number:
             new = self._call(str(call.get("id")), str(function.get("name")), "", "in_progress")
-            self._tell_item("response.output_item.added", item=self._opened(number, new))
+            self._write_item_event("response.output_item.added", item=self._add_item(number, new))
         if arguments := function.get("arguments"):
             self._items[-1]["arguments"] += arguments
-            self._tell_item(
+            self._write_item_event(
                 "response.function_call_arguments.delta",
                 item_id=self._items[-1]["id"],
                 delta=arguments,
             )
 
-    def _opened(self, which: str | int, item: dict[str, Any]) -> dict[str, Any]:
+    def _add_item(self, key: str | int, item: dict[str, Any]) -> dict[str, Any]:
         self._close_item()
-        self._open = which
+        self._open_item = key
         self._items.append(item)
         return item
 
     def _close_item(self) -> None:
-        if self._open is None:
+        if self._open_item is None:
             return
         item = self._items[-1]
         item["status"] = "completed"
         if item["type"] == "message":
             part = item["content"][0]
-            self._tell_part("response.output_text.done", text=part["text"], logprobs=[])
-            self._tell_part("response.content_part.done", part=part)
+            self._write_part_event("response.output_text.done", text=part["text"], logprobs=[])
+            self._write_part_event("response.content_part.done", part=part)
         else:
-            self._tell_item(
+            self._write_item_event(
                 "response.function_call_arguments.done",
                 item_id=item["id"],
                 name=item["name"],
                 arguments=item["arguments"],
             )
-        self._tell_item("response.output_item.done", item=item)
-        self._open = None
+        self._write_item_event("response.output_item.done", item=item)
+        self._open_item = None
 
-    def _tell_part(self, kind: str, **fields: Any) -> None:
-        self._tell_item(kind, item_id=self._items[-1]["id"], content_index=0, **fields)
+    def _write_part_event(self, kind: str, **fields: Any) -> None:
+        self._write_item_event(kind, item_id=self._items[-1]["id"], content_index=0, **fields)
 
-    def _tell_item(self, kind: str, **fields: Any) -> None:
-        self._tell(kind, output_index=len(self._items) - 1, **fields)
+    def _write_item_event(self, kind: str, **fields: Any) -> None:
+        self._write_event(kind, output_index=len(self._items) - 1, **fields)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        event = orjson.dumps({"type": kind, "sequence_number": self._told, **fields})
-        self._told += 1
+    def _write_event(self, kind: str, **fields: Any) -> None:
+        event = orjson.dumps({"type": kind, "sequence_number": self._events, **fields})
+        self._events += 1
         self._request.write(b"event: %b\ndata: %b\n\n" % (kind.encode(), event))
 
-    # -- both ---------------------------------------------------------------------------
+    # -- all answers ------------------------------------------------------------------
 
-    def _done(self) -> dict[str, Any]:
-        cut_off = self._finish == "length"
+    def _final_response(self) -> dict[str, Any]:
+        is_cut_off = self._finish == "length"
         self._response |= {
-            "status": "incomplete" if cut_off else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
+            "status": "incomplete" if is_cut_off else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut_off else None,
             "output": self._items,
-            "usage": _usage(self._usage or {}),
+            "usage": _usage(self._usage),
         }
-        self._keep(self._response, _said(self._items))
+        self._store(self._response, _assistant_message(self._items))
         return self._response
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
@@ -215,8 +226,8 @@ def _output_text(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _said(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message, as a chat client would send it back."""
+def _assistant_message(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message as a chat client sends it back."""
     text = "".join(item["content"][0]["text"] for item in items if item["type"] == "message")
     calls = [
         {
@@ -227,17 +238,16 @@ def _said(items: list[dict[str, Any]]) -> dict[str, Any]:
         for item in items
         if item["type"] == "function_call"
     ]
-    said: dict[str, Any] = {"role": "assistant", "content": text or None}
-    return {**said, "tool_calls": calls} if calls else said
+    message: dict[str, Any] = {"role": "assistant", "content": text or None}
+    return {**message, "tool_calls": calls} if calls else message
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, made = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+def _usage(usage: Usage | None) -> dict[str, Any]:
+    usage = usage or Usage(0, 0, 0)
     return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": made,
-        "output_tokens_details": {"reasoning_tokens": usage.get("reasoning_tokens") or 0},
-        "total_tokens": prompt + made,
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -1,7 +1,7 @@
-"""What responses have ended with, kept for a while by the process that gave them.
+"""Stored responses of the Responses API, held for a while by the process that served them.
 
-Another process on the same port asks it: a response's name says whose it is. Routes and answers of
-``GET`` and ``DELETE /v1/responses/{id}`` are made after OpenAI's API reference.
+A response's name holds the number of that process, and another process on the same port requests
+it there. Source of ``GET`` and ``DELETE /v1/responses/{id}``: OpenAI's API reference.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BY_NAME = f"{responses.PATH}/{{name}}"
 PEER_PATH = "/kept-responses"
 
 _NAME = re.compile(r"resp_([0-9a-f]{1,8})_[0-9a-f]{32}")
-_SPARE = 8  # one part in so many is made room for at once: there may be many tenants
+_SPARE = 8  # 1/8 of the bytes is freed at once, because a search of all tenants is expensive
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """As JSON: the one is shown, the other continued.
+    """A response and its conversation, as JSON.
 
     Attributes:
         response: as the client got it.
@@ -51,22 +51,31 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
+        """Its size in bytes."""
         return len(self.response) + len(self.messages)
 
 
 @dataclass(slots=True)
-class _Of:
-    """What a tenant has here, the oldest first, each until a time in seconds."""
+class _TenantResponses:
+    """The responses of one tenant.
 
-    kept: OrderedDict[str, tuple[float, StoredResponse]] = field(default_factory=OrderedDict)
+    Attributes:
+        by_name: expiry in seconds and response by name, the oldest first.
+        size: in bytes.
+    """
+
+    by_name: OrderedDict[str, tuple[float, StoredResponse]] = field(default_factory=OrderedDict)
     size: int = 0
 
 
 class ResponseStore:
-    """Those of this process. Of whoever has most the oldest go first.
+    """The responses of this process, bounded in bytes and time.
+
+    If they exceed the bound, the oldest responses of the tenant with the most bytes are dropped.
 
     Args:
-        max_bytes: of all of them.
+        max_bytes: of all responses.
+        ttl_s: lifetime of a response.
         clock: seconds, monotonic.
     """
 
@@ -74,70 +83,79 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._of: OrderedDict[str, _Of] = OrderedDict()  # who was looked through last is last
+        # The tenant whose expired responses were dropped last is at the end.
+        self._tenants: OrderedDict[str, _TenantResponses] = OrderedDict()
         self._size = 0
 
     def get(self, tenant: str, name: str) -> StoredResponse | None:
-        of = self._of.get(tenant)
-        found = None if of is None else of.kept.get(name)
-        return found[1] if found is not None and found[0] > self._clock() else None
+        """A tenant's response; None if there is none, or it has expired."""
+        responses = self._tenants.get(tenant)
+        entry = None if responses is None else responses.by_name.get(name)
+        if entry is None:
+            return None
+        expires_at_s, response = entry
+        return response if expires_at_s > self._clock() else None
 
-    def put(self, tenant: str, name: str, kept: StoredResponse) -> None:
-        """One that is larger than all may be is not kept."""
-        if self._of:
-            self._drop_old(next(iter(self._of)))
-        if kept.size > self._max_bytes:
+    def put(self, tenant: str, name: str, response: StoredResponse) -> None:
+        """Store a response, unless it alone exceeds the bound."""
+        if self._tenants:
+            self._drop_expired(next(iter(self._tenants)))
+        if response.size > self._max_bytes:
             return
-        of = self._of.setdefault(tenant, _Of())
-        of.kept[name] = (self._clock() + self._ttl_s, kept)
-        of.size += kept.size
-        self._size += kept.size
+        responses = self._tenants.setdefault(tenant, _TenantResponses())
+        responses.by_name[name] = (self._clock() + self._ttl_s, response)
+        responses.size += response.size
+        self._size += response.size
         if self._size > self._max_bytes:
-            for one in list(self._of):
-                self._drop_old(one)
+            for known in list(self._tenants):
+                self._drop_expired(known)
             self._make_room()
 
     def pop(self, tenant: str, name: str) -> StoredResponse | None:
-        kept = self.get(tenant, name)
-        if kept is not None:
+        """Remove and return a tenant's response; None if there is none, or it has expired."""
+        response = self.get(tenant, name)
+        if response is not None:
             self._drop(tenant, name)
-        return kept
+        return response
 
     def _drop(self, tenant: str, name: str) -> None:
-        of = self._of[tenant]
-        _, kept = of.kept.pop(name)
-        of.size -= kept.size
-        self._size -= kept.size
-        if not of.kept:
-            del self._of[tenant]
+        responses = self._tenants[tenant]
+        _, response = responses.by_name.pop(name)
+        responses.size -= response.size
+        self._size -= response.size
+        if not responses.by_name:
+            del self._tenants[tenant]
 
     def _make_room(self) -> None:
-        largest = [(-of.size, tenant) for tenant, of in self._of.items()]
+        largest = [(-responses.size, tenant) for tenant, responses in self._tenants.items()]
         heapify(largest)
         while self._size > self._max_bytes - self._max_bytes // _SPARE:
             tenant = largest[0][1]
-            of = self._of[tenant]
-            self._drop(tenant, next(iter(of.kept)))
-            if of.kept:
-                heapreplace(largest, (-of.size, tenant))
+            responses = self._tenants[tenant]
+            self._drop(tenant, next(iter(responses.by_name)))
+            if responses.by_name:
+                heapreplace(largest, (-responses.size, tenant))
             else:
                 heappop(largest)
 
-    def _drop_old(self, tenant: str) -> None:
+    def _drop_expired(self, tenant: str) -> None:
         now_s = self._clock()
-        for name, (until_s, _) in list(self._of[tenant].kept.items()):
-            if until_s > now_s:
-                self._of.move_to_end(tenant)
+        for name, (expires_at_s, _) in list(self._tenants[tenant].by_name.items()):
+            if expires_at_s > now_s:
+                self._tenants.move_to_end(tenant)
                 return
             self._drop(tenant, name)
 
 
 class StoredResponses:
-    """
+    """The responses of all processes on the port.
+
     Args:
-        control: with short timeouts, for the other processes.
-        siblings: None: there are no others.
-        keys: those in force.
+        store: the responses of this process.
+        control: a session with short timeouts, for requests to the other processes.
+        peers: the other processes; None if there are none.
+        keys: returns the current keys.
+        meter: charges and counts the requests of clients.
     """
 
     def __init__(
@@ -146,45 +164,62 @@ class StoredResponses:
         control: aiohttp.ClientSession,
         peers: Peers | None,
         keys: Callable[[], KeyRing],
-        counted: RequestMeter,
+        meter: RequestMeter,
     ) -> None:
         self._store = store
         self._control = control
         self._peers = peers
         self._keys = keys
-        self._counted = counted
+        self._meter = meter
 
     def new_name(self) -> str:
+        """A new name, which holds the number of this process and cannot be guessed."""
         number = 0 if self._peers is None else self._peers.own
         return f"resp_{number:x}_{secrets.token_hex(16)}"
 
-    def keep(self, tenant: str, name: str, response: Mapping[str, Any], messages: Messages) -> None:
-        kept = StoredResponse(msgspec.json.encode(response), msgspec.json.encode(messages))
-        self._store.put(tenant, name, kept)
+    def put(self, tenant: str, name: str, response: Mapping[str, Any], messages: Messages) -> None:
+        """Store a response and the conversation that ends with it."""
+        stored = StoredResponse(msgspec.json.encode(response), msgspec.json.encode(messages))
+        self._store.put(tenant, name, stored)
 
     async def find(self, tenant: str, name: str, param: str) -> Messages:
-        """What a response ended with.
+        """The conversation that ends with a response.
 
         Args:
-            param: of the request, that holds the name.
+            tenant: the client's tenant.
+            name: of the response.
+            param: the field of the request that holds the name.
 
         Raises:
-            RequestError: this tenant has no such response, or not any more.
-            WorkerError: the process that may have it does not answer.
+            RequestError: the tenant has no such response, or it has expired.
+            WorkerError: the process that may hold it does not answer.
         """
-        data = await self._have("GET", tenant, name, "messages")
+        data = await self._request("GET", tenant, name, "messages")
         if data is None:
-            raise _unknown(name, param, "previous_response_not_found")
+            raise _not_found(name, param, "previous_response_not_found")
         return msgspec.json.decode(data, type=tuple[dict[str, Any], ...])
 
-    async def _have(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
-        """``GET`` or ``DELETE``; that part of it."""
-        known = _NAME.fullmatch(name)
-        if known is None:
+    async def _request(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
+        """Get or delete a response, here or at the process that holds it.
+
+        Args:
+            method: ``GET`` or ``DELETE``.
+            tenant: the client's tenant.
+            name: of the response.
+            part: ``response`` or ``messages``.
+
+        Returns:
+            The part of the response, as JSON; None if there is no such response.
+
+        Raises:
+            WorkerError: the process that may hold it does not answer.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
             return None
-        peers, number = self._peers, int(known[1], 16)
+        peers, number = self._peers, int(match[1], 16)
         if peers is None or number == peers.own or number not in peers.urls:
-            return self._own(method, tenant, name, part)
+            return self._local(method, tenant, name, part)
         url = peers.urls[number]
         try:
             async with self._control.request(
@@ -198,62 +233,64 @@ class StoredResponses:
                     return None
                 if answer.status == 200:
                     return await answer.read()
-                why = f"it answers {answer.status}"
+                reason = f"it answers {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = describe(error)
-        logger.warning("%s was not asked for %s: %s", url, name, why)
+            reason = describe(error)
+        logger.warning("%s was not asked for %s: %s", url, name, reason)
         raise WorkerError(f"the process that has {name} is away")
 
-    def _own(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
-        kept = (self._store.get if method == "GET" else self._store.pop)(tenant, name)
-        if kept is None:
+    def _local(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
+        response = (self._store.get if method == "GET" else self._store.pop)(tenant, name)
+        if response is None:
             return None
-        return kept.messages if part == "messages" else kept.response
+        return response.messages if part == "messages" else response.response
 
     # -- for clients --------------------------------------------------------------------
 
     def add_routes(self, app: web.Application) -> None:
+        """Add the routes for clients."""
         app.router.add_get(BY_NAME, self._show)
         app.router.add_delete(BY_NAME, self._delete)
 
     async def _show(self, request: web.Request) -> web.Response:
-        return _json(await self._asked(request))
+        return _json(await self._requested(request))
 
     async def _delete(self, request: web.Request) -> web.Response:
-        await self._asked(request)
+        await self._requested(request)
         name = request.match_info["name"]
-        told: Mapping[str, object] = {"id": name, "object": "response", "deleted": True}
-        return _json(msgspec.json.encode(told))
+        deleted: Mapping[str, object] = {"id": name, "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(deleted))
 
-    async def _asked(self, request: web.Request) -> bytes:
-        """The response, as the client got it; it is charged and counted that somebody asks."""
+    async def _requested(self, request: web.Request) -> bytes:
+        """The response that a client requests; the request is charged and counted."""
         headers = {name.lower(): value for name, value in request.headers.items()}
         name = request.match_info["name"]
-        with self._counted.request(BY_NAME, headers):
+        with self._meter.request(BY_NAME, headers):
             tenant = self._keys().tenant(headers)
-            data = await self._have(request.method, tenant, name, "response")
+            data = await self._request(request.method, tenant, name, "response")
             if data is None:
-                raise _unknown(name)
+                raise _not_found(name)
             return data
 
-    # -- for siblings -------------------------------------------------------------------
+    # -- for peers ----------------------------------------------------------------------
 
     def add_peer_routes(self, app: web.Application) -> None:
+        """Add the routes for the other processes, if there are any."""
         if self._peers is not None:
-            app.router.add_route("GET", PEER_PATH, self._hand_out)
-            app.router.add_route("DELETE", PEER_PATH, self._hand_out)
+            app.router.add_route("GET", PEER_PATH, self._serve_peer)
+            app.router.add_route("DELETE", PEER_PATH, self._serve_peer)
 
-    async def _hand_out(self, request: web.Request) -> web.Response:
+    async def _serve_peer(self, request: web.Request) -> web.Response:
         assert self._peers is not None
         self._peers.check(request)
-        asked = request.query
-        found = self._own(request.method, asked["tenant"], asked["name"], asked["part"])
-        return web.Response(status=404) if found is None else _json(found)
+        query = request.query
+        data = self._local(request.method, query["tenant"], query["name"], query["part"])
+        return web.Response(status=404) if data is None else _json(data)
 
 
-def _unknown(name: str, param: str | None = None, code: str | None = None) -> RequestError:
-    told = f"no response {name[:64]!r} is kept here"
-    return RequestError(told, status=404, param=param, code=code)
+def _not_found(name: str, param: str | None = None, code: str | None = None) -> RequestError:
+    message = f"no response {name[:64]!r} is kept here"
+    return RequestError(message, status=404, param=param, code=code)
 
 
 def _json(data: bytes) -> web.Response:

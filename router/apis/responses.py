@@ -1,4 +1,7 @@
-"""OpenAI's Responses API, served as chat completions: requests, made after its API reference."""
+"""Requests of OpenAI's Responses API, translated into chat completions.
+
+Source: OpenAI's API reference.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .extensions import extensions
 
 PATH = "/v1/responses"
 
-_SAME = (
+_COPIED_FIELDS = (
     "model",
     "temperature",
     "top_p",
@@ -25,27 +28,28 @@ _SAME = (
     "user",
 )
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXTS = ("input_text", "output_text", "text")
+_TEXT_KINDS = ("input_text", "output_text", "text")
 
 Messages = tuple[dict[str, Any], ...]
 
 
-def to_chat(given: Mapping[str, Any], before: Messages) -> dict[str, Any]:
-    """The body of a chat completion.
+def to_chat(given: Mapping[str, Any], earlier: Messages) -> dict[str, Any]:
+    """Translate a request into the body of a chat completion.
 
     Args:
-        before: messages of the response that is continued.
+        given: the fields of the request.
+        earlier: messages of the response that the request continues.
 
     Raises:
-        RequestError: naming the field at fault.
+        RequestError: a field is malformed; the error names it.
     """
-    fields = {name: given[name] for name in _SAME if given.get(name) is not None}
+    fields = {name: given[name] for name in _COPIED_FIELDS if given.get(name) is not None}
     fields |= extensions(given)
     instructions = typed(given, "instructions", str, "")
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    fields["messages"] = [*messages, *before, *input_messages(given.get("input"))]
+    fields["messages"] = [*messages, *earlier, *input_messages(given.get("input"))]
     if (limit := given.get("max_output_tokens")) is not None:
         fields["max_completion_tokens"] = limit
     if tools := typed(given, "tools", list, []):
@@ -72,19 +76,24 @@ def to_chat(given: Mapping[str, Any], before: Messages) -> dict[str, Any]:
 
 
 def input_messages(given: Any) -> Messages:
-    """Raises:
-    RequestError: naming the item at fault.
+    """The chat messages of the ``input`` field.
+
+    Args:
+        given: the value of the field: a text or a list of items.
+
+    Raises:
+        RequestError: an item is malformed; the error names it.
     """
     if isinstance(given, str) and given:
         return ({"role": "user", "content": given},)
     if not isinstance(given, list):
-        told = f"input must be a text or a list of items, got {kind_of(given)}"
-        raise RequestError(told, param="input")
+        problem = f"input must be a text or a list of items, got {kind_of(given)}"
+        raise RequestError(problem, param="input")
     return tuple(_input_messages(given))
 
 
 def _input_messages(items: list[Any]) -> Iterator[dict[str, Any]]:
-    calls: list[dict[str, Any]] = []  # of one assistant's message
+    calls: list[dict[str, Any]] = []  # of one message of the assistant
     for i, item in enumerate(items):
         where = f"input[{i}]"
         match item:
@@ -99,11 +108,11 @@ def _input_messages(items: list[Any]) -> Iterator[dict[str, Any]]:
             calls = []
         match item:
             case {"type": "function_call_output", "call_id": str(name), "output": output}:
-                told = output if isinstance(output, str) else orjson.dumps(output).decode()
-                yield {"role": "tool", "tool_call_id": name, "content": told}
+                result = output if isinstance(output, str) else orjson.dumps(output).decode()
+                yield {"role": "tool", "tool_call_id": name, "content": result}
             case {"role": str(role), "content": content} if role in _ROLES:
-                said = content if isinstance(content, str) else _parts(content, where)
-                yield {"role": "system" if role == "developer" else role, "content": said}
+                parts = content if isinstance(content, str) else _parts(content, where)
+                yield {"role": "system" if role == "developer" else role, "content": parts}
             case _:
                 kind = item.get("type") if isinstance(item, dict) else kind_of(item)
                 raise RequestError(f"{where} is of no kind that is served: {kind}", param=where)
@@ -115,7 +124,7 @@ def _parts(content: Any, where: str) -> Any:
     parts: list[dict[str, Any]] = []
     for part in content if isinstance(content, list) else ():
         match part:
-            case {"type": kind, "text": str(text)} if kind in _TEXTS:
+            case {"type": kind, "text": str(text)} if kind in _TEXT_KINDS:
                 parts.append({"type": "text", "text": text})
             case {"type": "input_image", "image_url": str(url)}:
                 parts.append({"type": "image_url", "image_url": {"url": url}})

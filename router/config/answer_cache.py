@@ -9,7 +9,7 @@ import msgspec
 from .ranges import Positive, PositiveInt, Share, range_problems
 
 
-class CacheWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The ``answer_cache`` object of a request.
 
     A field that is not None replaces the configuration's. Its types have no ranges: a decoding

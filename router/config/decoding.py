@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from ppd.errors import ConfigError
+from ppd.errors import ConfigError, PpdError
 
 from .ranges import without_ranges
 
@@ -60,7 +60,7 @@ def decode_fields(
     return fields
 
 
-class _IncompleteError(Exception):
+class _IncompleteError(PpdError):
     """A required field of a nested struct is missing or has the wrong type."""
 
 

@@ -30,7 +30,7 @@ class Failure(StrEnum):
     FAIL = "fail"
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RetrievalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The ``retrieval`` object of a request; in the configuration, a default of it.
 
     Its types have no ranges: a decoding error would replace the messages of ``problems``, which
@@ -86,7 +86,7 @@ class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     collections: tuple[str, ...] | None = None
-    default: Wish | None = None
+    default: RetrievalOptions | None = None
 
 
 class Milvus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,7 +136,7 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_ms: Positive = 1000.0
     decode_max_ms: Positive = 2000.0
     room_timeout_s: Positive = 10.0
-    defaults: dict[str, Wish] = {}
+    defaults: dict[str, RetrievalOptions] = {}
     tenants: dict[str, TenantRetrieval] = {}
     feedback_interval_s: Positive = 1.0
     link_bytes_per_s: Positive | None = None

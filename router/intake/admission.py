@@ -82,7 +82,7 @@ class Admission:
         one = _Waiting(tokens, now_s)
         self._queues.setdefault(tenant, deque()).append(one)
         self._waiting += 1
-        self.look()  # the room may be too small for those before it only
+        self.admit_next()  # the room may be too small for those before it only
         try:
             async with asyncio.timeout(limits.max_wait_s):
                 await asyncio.shield(one.decided)
@@ -127,9 +127,9 @@ class Admission:
         """An admitted request has ended."""
         self._in_flight -= 1
         if self._waiting:
-            self.look()
+            self.admit_next()
 
-    def look(self) -> None:
+    def admit_next(self) -> None:
         """Admit the next request if there is room; tenants take turns.
 
         One at a time: how much room is left is known when the last one has been sent. A request
@@ -147,7 +147,7 @@ class Admission:
                 return
 
     def _admit(self, tenant: str, one: _Waiting) -> None:
-        self._took(tenant)
+        self._dequeued(tenant)
         self._in_flight += 1
         self._placing = True
         one.decided.set_result(True)
@@ -155,9 +155,9 @@ class Admission:
     def _placed(self) -> None:
         """The admitted request has been sent, or is gone."""
         self._placing = False
-        self.look()
+        self.admit_next()
 
-    def _took(self, tenant: str) -> None:
+    def _dequeued(self, tenant: str) -> None:
         """A request has left its tenant's queue; the other tenants' turn comes first."""
         self._waiting -= 1
         if self._queues[tenant]:
@@ -173,8 +173,8 @@ class Admission:
 
     def _give_up(self, tenant: str, one: _Waiting) -> None:
         self._queues[tenant].remove(one)
-        self._took(tenant)
-        self.look()  # it may have stood before others that fit
+        self._dequeued(tenant)
+        self.admit_next()  # it may have stood before others that fit
 
     def _longest_wait_s(self, now_s: float) -> float:
         since_s = min((queue[0].since_s for queue in self._queues.values()), default=now_s)

@@ -22,7 +22,7 @@ class KeyRing:
             key is not forwarded.
 
     Attributes:
-        judges: clients' keys are checked here, not by the workers.
+        checks_clients: clients' keys are checked here, not by the workers.
     """
 
     def __init__(self, tenants: Mapping[str, Tenant], worker_key: str) -> None:
@@ -31,8 +31,8 @@ class KeyRing:
             bytes.fromhex(digest): name for name, one in tenants.items() for digest in one.keys
         }
         self._worker_headers = {"authorization": f"Bearer {worker_key}"} if worker_key else {}
-        self.judges = bool(self._names or worker_key)
-        shown = (h for h in FORWARDED_HEADERS if not (self.judges and h == "authorization"))
+        self.checks_clients = bool(self._names or worker_key)
+        shown = (h for h in FORWARDED_HEADERS if not (self.checks_clients and h == "authorization"))
         self._forwarded = list(shown)
 
     @property

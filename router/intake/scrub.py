@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 from urllib.parse import quote
 
-from ppd.contract import FORBIDDEN_CUSTOM_PARAMS, FORBIDDEN_FIELDS
+from ppd.contract import STRIPPED_CUSTOM_PARAMS, STRIPPED_FIELDS
 
 from .fields import sampling_of, typed
 
@@ -28,10 +28,10 @@ def tenant_of(authorization: str | None) -> str:
 
 def without_routing(body: dict[str, Any]) -> dict[str, Any]:
     """A copy of ``body`` without fields that aim KV transfers or mark local turns."""
-    if FORBIDDEN_FIELDS.isdisjoint(body):
+    if STRIPPED_FIELDS.isdisjoint(body):
         body = body.copy()
     else:
-        body = {name: value for name, value in body.items() if name not in FORBIDDEN_FIELDS}
+        body = {name: value for name, value in body.items() if name not in STRIPPED_FIELDS}
     if body.get("model", "") is None:  # SGLang wants a name or nothing
         del body["model"]
     match body.get("sampling_params"):
@@ -48,9 +48,9 @@ def _without_marks(params: dict[str, Any]) -> dict[str, Any]:
     if "custom_params" not in params:
         return params
     custom = typed(params, "custom_params", dict, {})
-    if not FORBIDDEN_CUSTOM_PARAMS & custom.keys():
+    if not STRIPPED_CUSTOM_PARAMS & custom.keys():
         return params
-    kept = {name: value for name, value in custom.items() if name not in FORBIDDEN_CUSTOM_PARAMS}
+    kept = {name: value for name, value in custom.items() if name not in STRIPPED_CUSTOM_PARAMS}
     return {**params, "custom_params": kept or None}
 
 

@@ -1,6 +1,7 @@
-"""Retrieval inside serving: passages placed at the tail of a conversation.
+"""Retrieval inside serving: passages are inserted at the end of a conversation.
 
-A chat's new turn is searched for in a pool of vectors, and what is found goes into that turn's own
-message: all before it stays as the decode worker has it, so it remains a local append-prefill.
-Clients send their history without passages; the router remembers them, and puts them back.
+The text of a chat's new turn is searched for in a vector-search pool, and the passages found are
+inserted into that turn's own message. Everything before it stays as the decode worker holds it, so
+the turn can be a local append-prefill. Clients send their history without passages; the router
+stores them and inserts them again.
 """

@@ -1,4 +1,4 @@
-"""Answers of chats with retrieval: the engine's, with what was found added."""
+"""Answers of chats with retrieval: the engine's answer and a report of the retrieval."""
 
 from __future__ import annotations
 
@@ -16,80 +16,102 @@ _DONE = b"data: [DONE]"
 
 
 class Status(StrEnum):
-    """What became of a turn's search."""
+    """The outcome of a turn's search.
+
+    Attributes:
+        OK: the search was completed.
+        DEGRADED: the deadline ended the search; its best passages until then are used.
+        REUSED: the turn was searched for before, and has the same passages.
+        FAILED: the search failed, and the turn is served without passages.
+        OFF: nothing was searched for; earlier turns' passages are in the history.
+    """
 
     OK = "ok"
-    DEGRADED = "degraded"  # the deadline came first: the best until then
-    REUSED = "reused"  # the same turn was asked before
-    FAILED = "failed"  # answered without
-    OFF = "off"  # nothing was searched for; earlier turns' passages are in the history
+    DEGRADED = "degraded"
+    REUSED = "reused"
+    FAILED = "failed"
+    OFF = "off"
 
 
 @dataclass(slots=True)
-class Note:
-    """What an answer says of its retrieval; written to until the answer ends.
+class RetrievalReport:
+    """The ``retrieval`` object of an answer; it is completed while the turn is served.
 
     Attributes:
-        found: in this turn.
-        earlier: what earlier turns of the conversation had got.
+        status: outcome of the search.
+        new: passages of this turn.
+        earlier: passages of earlier turns of the conversation.
+        took_ms: time of the search.
+        error: why the search failed; "" if it did not.
     """
 
     status: Status
-    found: Sequence[Citation] = ()
+    new: Sequence[Citation] = ()
     earlier: Sequence[Citation] = ()
     took_ms: float = 0.0
     error: str = ""
 
-    def told(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def to_json_object(self) -> dict[str, Any]:
+        """The report as plain values."""
+        fields: dict[str, Any] = {
             "status": self.status,
             "took_ms": round(self.took_ms, 1),
-            "citations": [asdict(one) for one in (*self.earlier, *self.found)],
+            "citations": [asdict(citation) for citation in (*self.earlier, *self.new)],
         }
         if self.error:
-            told["error"] = self.error
-        return told
+            fields["error"] = self.error
+        return fields
 
 
 class AnnotatingWriter:
-    """Adds a ``retrieval`` object to an answer.
+    """Adds a ``retrieval`` object to an answer; a ``serving.internal.ResponseWriter``.
 
-    A ``serving.internal.ResponseWriter``. In a whole answer the object stands beside ``choices``;
-    in a stream it is one event of its own, the last.
+    In a whole answer the object stands beside ``choices``. In a stream it is the last event.
+
+    Args:
+        request: gets the answer.
+        report: the object.
     """
 
-    def __init__(self, request: ServerRequest, note: Note) -> None:
+    def __init__(self, request: ServerRequest, report: RetrievalReport) -> None:
         self._request = request
-        self._note = note
-        self._told = False
+        self._report = report
+        self._added = False
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send a whole answer; the object is added if the status is 200."""
         if status == 200 and body.startswith(b"{"):
-            added = orjson.dumps({"retrieval": self._note.told()})
+            added = orjson.dumps({"retrieval": self._report.to_json_object()})
             body = b"%b,%b" % (body.rstrip()[:-1], added[1:])
         self._request.respond(status, body, headers)
 
     def start(self, headers: Mapping[str, str]) -> None:
+        """Start a streamed answer."""
         self._request.start(200, headers, b"")
 
     def write(self, events: bytes) -> None:
-        if not self._told and (at := _end_of_stream(events)) is not None:
-            self._told = True
+        """Send whole events; the object is inserted before ``[DONE]``."""
+        if not self._added and (at := _end_of_stream(events)) is not None:
+            self._added = True
             chunk = {"object": "chat.completion.chunk", "choices": []}
-            event = orjson.dumps({**chunk, "retrieval": self._note.told()})
+            event = orjson.dumps({**chunk, "retrieval": self._report.to_json_object()})
             events = b"%bdata: %b\n\n%b" % (events[:at], event, events[at:])
         self._request.write(events)
 
     def end(self) -> None:
+        """End a streamed answer."""
         self._request.end()
 
     def abort(self) -> None:
+        """Abort a streamed answer."""
         self._request.abort()
 
 
 def _end_of_stream(events: bytes) -> int | None:
-    """Where the last event begins, if it says that the stream is done. Inside of an event's JSON
-    there is no line of its own that could look so."""
+    """The offset of ``[DONE]``; None if the events do not end the stream.
+
+    The JSON of an event has no line break, so it cannot hold a line that looks like ``[DONE]``.
+    """
     if events.startswith(_DONE):
         return 0
     at = events.rfind(b"\n" + _DONE)

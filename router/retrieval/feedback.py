@@ -1,6 +1,7 @@
-"""What the pool cannot see itself: how busy KV links are, how long decoding stood still.
+"""Feedback to the pool: how busy the KV links are, and how long streams have stalled.
 
-Sent again and again; a pool that does not take it runs on what it measures.
+The pool cannot measure either. It is sent at an interval; a pool that refuses it uses its own
+measurements only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ logger = logging.getLogger("ppd.router.retrieval")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since the router started."""
+    """Totals since the router started.
+
+    Attributes:
+        kv_bytes_sent: KV that was transferred, in bytes.
+        decode_s: time of decoding, over all streams.
+        stalled_s: time in which streams waited for a passage.
+    """
 
     kv_bytes_sent: float
     decode_s: float
@@ -26,10 +33,14 @@ class Totals:
 
 
 class Feedback:
-    """
+    """Sends the feedback of one router.
+
     Args:
-        url: of the pool, without path.
-        link_bytes_per_s: of all KV links; None: taken as idle.
+        url: of the pool, without a path.
+        interval_s: seconds between two messages.
+        link_bytes_per_s: capacity of all KV links together; None if they count as idle.
+        totals: returns the current totals.
+        client: an HTTP session.
         clock: seconds, monotonic.
     """
 
@@ -49,46 +60,48 @@ class Feedback:
         self._totals = totals
         self._client = client
         self._clock = clock
-        self._before, self._at_s = totals(), clock()
-        self._heard = True
+        self._last_totals, self._last_sent_s = totals(), clock()
+        self._accepted = True
 
     async def run_forever(self) -> None:
+        """Send the feedback at every interval."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.send()
 
     async def send(self) -> None:
-        """What has happened since the last time."""
-        now, now_s = self._totals(), self._clock()
+        """Send the feedback since the last message; the first of several failures is logged."""
+        totals, now_s = self._totals(), self._clock()
+        last = self._last_totals
         body = orjson.dumps(
             {
-                "kv_link_use": self._link_use(now, now_s),
+                "kv_link_use": self._link_use(totals, now_s),
                 "decode_stall": _share(
-                    now.stalled_s - self._before.stalled_s, now.decode_s - self._before.decode_s
+                    totals.stalled_s - last.stalled_s, totals.decode_s - last.decode_s
                 ),
             }
         )
-        self._before, self._at_s = now, now_s
+        self._last_totals, self._last_sent_s = totals, now_s
         headers = {"Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=self._interval_s)
         try:
             async with self._client.post(
                 self._url, data=body, headers=headers, timeout=timeout
             ) as response:
-                heard, told = response.status == 200, f"it answered {response.status}"
+                accepted, reason = response.status == 200, f"it answered {response.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            heard, told = False, str(error) or type(error).__name__
-        if self._heard and not heard:
-            logger.warning("%s takes no feedback: %s", self._url, told)
-        self._heard = heard
+            accepted, reason = False, str(error) or type(error).__name__
+        if self._accepted and not accepted:
+            logger.warning("%s takes no feedback: %s", self._url, reason)
+        self._accepted = accepted
 
-    def _link_use(self, now: Totals, now_s: float) -> float:
+    def _link_use(self, totals: Totals, now_s: float) -> float:
         if self._link_bytes_per_s is None:
             return 0.0
-        carried = self._link_bytes_per_s * (now_s - self._at_s)
-        return _share(now.kv_bytes_sent - self._before.kv_bytes_sent, carried)
+        capacity_bytes = self._link_bytes_per_s * (now_s - self._last_sent_s)
+        return _share(totals.kv_bytes_sent - self._last_totals.kv_bytes_sent, capacity_bytes)
 
 
 def _share(part: float, whole: float) -> float:
-    """From 0 to 1; of nothing, 0."""
+    """The share of a part, from 0 to 1; 0 if the whole is 0."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0

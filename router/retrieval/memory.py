@@ -1,7 +1,8 @@
-"""What was put into which turn of which conversation.
+"""The passages that were inserted into the turns of conversations.
 
-Kept by the digest of the history as the client sends it, up to and with the turn: so forks share
-it, an edited history has none behind the edit, and nobody finds it who does not send that history.
+The key is the digest of the history as the client sends it, up to and including the turn. Forks of
+a conversation therefore share their passages, an edited history has none behind the edit, and only
+a client that sends the history can find them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ from xxhash import xxh3_128_digest
 
 from ppd.prefix import Digest
 
-from ..config.retrieval import Wish
+from ..config.retrieval import RetrievalOptions
 from ..serving.resume import Insertion, with_appended
 
-_OVERHEAD_BYTES = 512  # of an entry, beside its text
+_OVERHEAD_BYTES = 512  # of an entry, besides its text
+_CITATION_BYTES = 64  # of a citation, besides its id
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """Attributes:
-    turn: of the conversation, whose message holds the passage; from 1.
+    """A passage in a conversation.
+
+    Attributes:
+        id: of the passage.
+        score: of the search; higher is nearer.
+        turn: the turn whose message or reply holds the passage, from 1.
+        stage: the stage of retrieval that inserted it.
     """
 
     id: str
@@ -35,30 +42,34 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What one turn got.
+    """The passages of one turn.
 
     Attributes:
-        text: in front of its message; "" if nothing was found worth it.
-        asides: what the model read in the midst of its reply, and after how many characters.
-        reply: digest of the reply up to the last of them: another reply to the same turn has none.
+        options: of the retrieval; None if there was none.
+        text: the text in front of the turn's message; "" if no passage was good enough.
+        citations: the passages.
+        insertions: the text that was inserted into the reply, each after a number of characters.
+        reply_digest: of the reply up to the last insertion. Another reply to the same turn has no
+            insertions.
     """
 
-    wish: Wish | None
+    options: RetrievalOptions | None
     text: str
     citations: tuple[Citation, ...]
-    asides: tuple[Insertion, ...] = ()
-    reply: Digest = b""
+    insertions: tuple[Insertion, ...] = ()
+    reply_digest: Digest = b""
 
     def put_back(self, reply: str) -> str:
-        """A reply as its model read it; as it is, if it is not the one."""
-        if not self.asides or digest_of(reply[: self.asides[-1][0]]) != self.reply:
+        """The reply with its insertions; unchanged if it is not the reply that had them."""
+        if not self.insertions or digest_of(reply[: self.insertions[-1][0]]) != self.reply_digest:
             return reply
-        return with_appended(reply, self.asides)
+        return with_appended(reply, self.insertions)
 
     NOTHING: ClassVar[Injection]
 
 
 def digest_of(text: str) -> Digest:
+    """The digest of a reply's text."""
     return xxh3_128_digest(text.encode(errors="surrogatepass"))
 
 
@@ -66,50 +77,58 @@ Injection.NOTHING = Injection(None, "", ())
 
 
 class Memory:
-    """Args:
-    max_bytes: all told; the least recently used are forgotten.
-    ttl_s: after this time unused.
-    clock: seconds, monotonic.
+    """The injections of all conversations, bounded in bytes and time.
+
+    Args:
+        max_bytes: of all entries; the least recently used are dropped.
+        ttl_s: an entry that was not used for longer is dropped.
+        clock: seconds, monotonic.
+
+    Attributes:
+        size_bytes: size of all entries.
     """
 
     def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
-        self._kept: OrderedDict[Digest, tuple[float, Injection]] = OrderedDict()
+        self._entries: OrderedDict[Digest, tuple[float, Injection]] = OrderedDict()
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
         self.size_bytes = 0
 
     def get(self, turn: Digest) -> Injection | None:
-        kept = self._kept.get(turn)
-        if kept is None:
+        """The injection of a turn, which counts as used; None if there is none."""
+        entry = self._entries.get(turn)
+        if entry is None:
             return None
+        used_at_s, injection = entry
         now_s = self._clock()
-        if now_s - kept[0] > self._ttl_s:
-            self._forget(turn)
+        if now_s - used_at_s > self._ttl_s:
+            self._drop(turn)
             return None
-        self._kept[turn] = (now_s, kept[1])
-        self._kept.move_to_end(turn)
-        return kept[1]
+        self._entries[turn] = (now_s, injection)
+        self._entries.move_to_end(turn)
+        return injection
 
     def forget(self, turn: Digest) -> None:
-        """That turn was answered without."""
-        if turn in self._kept:
-            self._forget(turn)
+        """Drop the injection of a turn that is served without passages."""
+        if turn in self._entries:
+            self._drop(turn)
 
     def put(self, turn: Digest, injection: Injection) -> None:
+        """Store the injection of a turn, in place of an earlier one."""
         self.forget(turn)
-        self._kept[turn] = (self._clock(), injection)
+        self._entries[turn] = (self._clock(), injection)
         self.size_bytes += _bytes_of(injection)
-        while self.size_bytes > self._max_bytes and len(self._kept) > 1:
-            self._forget(next(iter(self._kept)))
+        while self.size_bytes > self._max_bytes and len(self._entries) > 1:
+            self._drop(next(iter(self._entries)))
 
-    def _forget(self, turn: Digest) -> None:
-        _, injection = self._kept.pop(turn)
+    def _drop(self, turn: Digest) -> None:
+        _, injection = self._entries.pop(turn)
         self.size_bytes -= _bytes_of(injection)
 
 
 def _bytes_of(injection: Injection) -> int:
-    named = sum(len(one.id) + 64 for one in injection.citations)
-    texts = (injection.text, *(text for _, text in injection.asides))
-    held = sum(len(text.encode(errors="surrogatepass")) for text in texts)
-    return held + named + _OVERHEAD_BYTES
+    citations = sum(len(citation.id) + _CITATION_BYTES for citation in injection.citations)
+    texts = (injection.text, *(text for _, text in injection.insertions))
+    text_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    return text_bytes + citations + _OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""What retrieval counts, in the router's ``/metrics``."""
+"""The metrics of retrieval in the router's ``/metrics``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class RetrievalMetrics:
+    """The metrics of retrieval.
+
+    Args:
+        registry: of the router's metrics.
+
+    Attributes:
+        stalled_s: time in which streams waited for a passage, for the feedback to the pool.
+    """
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self.searches = Counter(
             "ppd_retrieval",
@@ -36,6 +45,7 @@ class RetrievalMetrics:
             registry=registry,
         )
 
-    def stalled_for(self, seconds: float) -> None:
+    def add_stall(self, seconds: float) -> None:
+        """Add a time in which a stream waited for a passage."""
         self.stalled_s += seconds
         self.stalled.inc(seconds)

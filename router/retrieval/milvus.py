@@ -1,6 +1,6 @@
-"""Milvus in the pool's place: a ``Retriever`` over pymilvus.
+"""A Milvus server in the pool's place.
 
-It knows neither stages nor deadlines of its own: whatever is late is given up.
+It has neither stages nor deadlines of its own; a search past its deadline is cancelled.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 from ppd.errors import WorkerError
 
 from ..embedder import Embedder
-from .retriever import Found, Passage, Search
+from .retriever import Passage, Search, SearchResult
 
 
 class MilvusRetriever:
-    """
+    """The search of a Milvus server; a ``Retriever``.
+
     Args:
-        client: a ``pymilvus.AsyncMilvusClient``.
-        text_field: of a row, with the passage.
+        client: a ``pymilvus.AsyncMilvusClient``; the retriever closes it.
+        embedder: embeds the text of a search.
+        text_field: the field of a row that holds the passage's text.
     """
 
     def __init__(self, client: Any, embedder: Embedder, text_field: str) -> None:
@@ -27,18 +29,20 @@ class MilvusRetriever:
         self._text_field = text_field
 
     async def close(self) -> None:
+        """Close the client."""
         await self._client.close()
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> SearchResult:
+        """Search for passages; see ``Retriever``."""
         try:
             async with asyncio.timeout(search.timeout_ms / 1e3):
-                vector = await self._embedded(search.text)
+                vector = await self._embed(search.text)
                 (hits,) = await self._search(search, vector)
         except TimeoutError as error:
             raise WorkerError(f"retrieval was too late: over {search.timeout_ms:.0f} ms") from error
-        return Found([self._passage(hit) for hit in hits if self._text(hit)], degraded=False)
+        return SearchResult([self._passage(hit) for hit in hits if self._text(hit)], degraded=False)
 
-    async def _embedded(self, text: str) -> list[float]:
+    async def _embed(self, text: str) -> list[float]:
         try:
             (vector,) = await self._embedder.embed([text])
         except WorkerError as error:
@@ -71,10 +75,17 @@ class MilvusRetriever:
 
 
 def connect(uri: str, token: str) -> Any:
-    """A ``pymilvus.AsyncMilvusClient``; the package is an extra.
+    """Connect to a Milvus server.
+
+    Args:
+        uri: of the server.
+        token: the user's token; "" for none.
+
+    Returns:
+        A ``pymilvus.AsyncMilvusClient``; the package is an extra.
 
     Raises:
-        WorkerError: the package is missing, or nobody answers at ``uri``.
+        WorkerError: the package is missing, or no server answers at ``uri``.
     """
     try:
         from pymilvus import AsyncMilvusClient

@@ -1,7 +1,8 @@
-"""The decode stage: while a reply is generated, what it says is searched for now and then.
+"""The decode stage: searches for passages while a reply is streamed.
 
-The stream goes on meanwhile, and while its worker prefills a passage that is good enough and new.
-Then it is left, and goes on behind the passage by an append-prefill.
+The end of the reply is searched for after a number of tokens, or after a token of low confidence.
+The stream continues during the search, and while its worker prefills a passage that is new and
+good enough. Then the reply is continued behind the passage by an append-prefill.
 """
 
 from __future__ import annotations
@@ -14,41 +15,52 @@ from collections.abc import Callable, Sequence
 from ppd.errors import WorkerError
 from ppd.marks import Marks
 
-from ..config.retrieval import Stage, Wish
+from ..config.retrieval import RetrievalOptions, Stage
 from ..serving.internal import chunks_of
 from ..serving.resume import Insertion
-from .answers import Note, Status
+from .answers import RetrievalReport, Status
 from .memory import Citation
 from .metrics import RetrievalMetrics
-from .passages import aside
+from .passages import reply_text
 from .retriever import Retriever, Search
 
 logger = logging.getLogger("ppd.router.retrieval")
 
-_TAIL_CHARACTERS = 600  # of the reply, that are searched for
+_TAIL_CHARACTERS = 600  # of the reply, in the text of a search
 
 Remember = Callable[[Sequence[Insertion], str], None]
 
 
 class Probes:
-    """A ``serving.hooks.StreamObserver``.
+    """The searches of one streamed reply; a ``serving.hooks.StreamObserver``.
 
     Args:
-        earlier: passages that the conversation has.
-        note: gets what is found.
-        remember: gets what the model has read in its reply, and the reply so far.
-        max_ms: of a search.
+        options: of the retrieval.
+        question: text of the turn, in front of the reply's text in a search.
+        turn: number of the turn, from 1.
+        earlier: passages of earlier turns.
+        report: gets the passages that the model reads.
+        retriever: searches.
+        marks: the model's special tokens.
+        metrics: of retrieval.
+        remember: called with all insertions into the reply, and the reply up to the last one.
+        max_ms: deadline of a search.
+        room_s: how long the stream's worker may take to prefill a passage.
         clock: seconds, monotonic.
+
+    Attributes:
+        found: resolves with the text of a passage; after ``appended`` or ``declined`` it is
+            another future.
     """
 
     def __init__(
         self,
         *,
-        wish: Wish,
+        options: RetrievalOptions,
         question: str,
         turn: int,
         earlier: Sequence[Citation],
-        note: Note,
+        report: RetrievalReport,
         retriever: Retriever,
         marks: Marks,
         metrics: RetrievalMetrics,
@@ -57,11 +69,11 @@ class Probes:
         room_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self._wish = wish
+        self._options = options
         self._question = question
         self._turn = turn
         self._earlier = earlier
-        self._note = note
+        self._report = report
         self._retriever = retriever
         self._marks = marks
         self._metrics = metrics
@@ -72,87 +84,103 @@ class Probes:
         self._loop = asyncio.get_running_loop()
         self.found: asyncio.Future[str] = self._loop.create_future()
         self._text = ""
-        self._tokens = 0  # since the last probe
-        self._doubts = False
-        self._left = wish.max_additions
-        self._probe: asyncio.Task[None] | None = None
+        self._tokens = 0  # since the last search
+        self._is_unsure = False  # whether one of them had low confidence
+        self._remaining = options.max_additions
+        self._task: asyncio.Task[None] | None = None
         self._offered: Citation | None = None
 
     def read(self, block: bytes) -> None:
+        """Read events that the client is sent, and start a search when one is due."""
         for chunk in chunks_of(block):
             for choice in chunk.get("choices") or ():
                 text = (choice.get("delta") or {}).get("content")
                 if isinstance(text, str) and text:
                     self._text += text
                     self._tokens += 1
-                self._doubts |= self._is_unsure(choice.get("logprobs"))
-        due = self._doubts or self._tokens >= self._wish.every_tokens
-        if due and self._left and self._text and not self._busy():
-            self._tokens, self._doubts = 0, False
-            self._probe = self._loop.create_task(self._search())
+                self._is_unsure |= self._has_low_confidence(choice.get("logprobs"))
+        due = self._is_unsure or self._tokens >= self._options.every_tokens
+        if due and self._remaining and self._text and not self._busy():
+            self._tokens, self._is_unsure = 0, False
+            self._task = self._loop.create_task(self._search())
 
     def appended(self, appended: tuple[Insertion, ...], stalled_s: float) -> None:
-        self._metrics.stalled_for(stalled_s)
+        """Record that the reply continues behind the passage.
+
+        Args:
+            appended: all insertions into the reply.
+            stalled_s: time in which the stream waited.
+        """
+        self._metrics.add_stall(stalled_s)
         assert self._offered is not None
-        self._note.found = (*self._note.found, self._offered)
+        self._report.new = (*self._report.new, self._offered)
         self._metrics.passages.labels("appended").inc()
         self._remember(appended, self._text[: appended[-1][0]])
-        self._left -= 1
-        self._offered = None
-        self.found = self._loop.create_future()
+        self._expect_next()
 
     def declined(self, stalled_s: float) -> None:
-        self._metrics.stalled_for(stalled_s)
+        """Record that the reply continues without the passage.
+
+        Args:
+            stalled_s: time in which the stream waited.
+        """
+        self._metrics.add_stall(stalled_s)
         self._metrics.passages.labels("declined").inc()
-        self._left -= 1
+        self._expect_next()
+
+    def close(self) -> None:
+        """Cancel the search at the end of the stream."""
+        if self._task is not None:
+            self._task.cancel()
+        self.found.cancel()
+
+    def _expect_next(self) -> None:
+        self._remaining -= 1
         self._offered = None
         self.found = self._loop.create_future()
 
-    def close(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()
-        self.found.cancel()
-
     def _busy(self) -> bool:
-        """Something is searched for, or was found and is not read yet."""
-        searching = self._probe is not None and not self._probe.done()
+        """Whether a search is under way, or its passage is not yet appended or declined."""
+        searching = self._task is not None and not self._task.done()
         return searching or self.found.done()
 
-    def _is_unsure(self, logprobs: object) -> bool:
-        """Whether a token came with less than the wished confidence."""
-        least = self._wish.confidence
-        if least is None or not isinstance(logprobs, dict):
+    def _has_low_confidence(self, logprobs: object) -> bool:
+        """Whether a token has less than the probability that the options name."""
+        min_probability = self._options.confidence
+        if min_probability is None or not isinstance(logprobs, dict):
             return False
-        some = logprobs.get("content")
-        told = [one.get("logprob") for one in some] if isinstance(some, list) else []
-        return any(isinstance(one, float) and math.exp(one) < least for one in told)
+        tokens = logprobs.get("content")
+        values = [token.get("logprob") for token in tokens] if isinstance(tokens, list) else []
+        return any(
+            isinstance(value, float) and math.exp(value) < min_probability for value in values
+        )
 
     async def _search(self) -> None:
-        """Whatever goes wrong here costs the reply nothing."""
-        known = {one.id for one in (*self._earlier, *self._note.found)}
+        """Search once; a failed search is logged and has no effect on the reply."""
+        known = {citation.id for citation in (*self._earlier, *self._report.new)}
         search = Search(
-            collection=self._wish.collection,
+            collection=self._options.collection,
             text=f"{self._question}\n{self._text[-_TAIL_CHARACTERS:]}",
             limit=1 + len(known),
-            filter=self._wish.filter,
+            filter=self._options.filter,
             stage=Stage.DECODE,
             timeout_ms=self._max_ms,
         )
-        began_s = self._clock()
+        started_s = self._clock()
         try:
-            found = await self._retriever.search(search)
+            result = await self._retriever.search(search)
         except WorkerError as error:
             self._metrics.searches.labels(Stage.DECODE, Status.FAILED).inc()
             logger.warning("%s", error)
             return
         finally:
-            self._metrics.seconds.labels(Stage.DECODE).observe(self._clock() - began_s)
-        status = Status.DEGRADED if found.degraded else Status.OK
+            self._metrics.seconds.labels(Stage.DECODE).observe(self._clock() - started_s)
+        status = Status.DEGRADED if result.degraded else Status.OK
         self._metrics.searches.labels(Stage.DECODE, status).inc()
-        least = self._wish.threshold
-        for one in found.passages:
-            if one.id in known or (least is not None and one.score < least):
+        min_score = self._options.threshold
+        for passage in result.passages:
+            if passage.id in known or (min_score is not None and passage.score < min_score):
                 continue
-            self._offered = Citation(one.id, one.score, self._turn, Stage.DECODE)
-            self.found.set_result(aside(one, self._marks))
+            self._offered = Citation(passage.id, passage.score, self._turn, Stage.DECODE)
+            self.found.set_result(reply_text(passage, self._marks))
             return

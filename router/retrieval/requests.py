@@ -1,4 +1,4 @@
-"""Chat requests with retrieval: the wish taken off, earlier passages put back."""
+"""Chat requests with retrieval: their options, and the passages of earlier turns."""
 
 from __future__ import annotations
 
@@ -12,57 +12,61 @@ import orjson
 from ppd.errors import RequestError
 from ppd.prefix import Digest, hash_messages
 
-from ..config.retrieval import RetrievalConfig, Stage, Wish
+from ..config.retrieval import RetrievalConfig, RetrievalOptions, Stage
 from ..intake.fields import kind_of
 from ..intake.requests import json_bytes
 from .memory import Citation, Injection, Memory
-from .passages import inserted, text_of
+from .passages import text_of, with_prefix
 
 FIELD = "retrieval"
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalRequest:
-    """A chat request on its way through retrieval.
+    """A chat request with retrieval, or with passages in its history.
 
     Attributes:
-        fields: the body without the wish, what earlier turns got put back into them.
-        wish: None: nothing is searched for.
-        turn: digest of the history as the client sends it; names its last message's turn.
+        fields: the body without the retrieval object, with the passages of earlier turns.
+        options: of the retrieval; None if nothing is searched for.
+        turn: digest of the history as the client sends it, up to and including the last message.
         number: of that turn, from 1.
-        question: text of it.
+        question: text of that turn.
         earlier: passages that the conversation holds.
-        again: what this very turn got the last time it was asked, if it was wished the same way.
+        previous: what the same turn got when it was sent before with the same options.
     """
 
     fields: dict[str, Any]
-    wish: Wish | None
+    options: RetrievalOptions | None
     turn: Digest
     number: int
     question: str
     earlier: tuple[Citation, ...]
-    again: Injection | None
+    previous: Injection | None
 
     @property
     def searches(self) -> bool:
-        """Before it is prefilled."""
-        return self.wish is not None and Stage.PREFILL in self.wish.stages and self.again is None
+        """Whether a search is made before the turn is prefilled."""
+        return (
+            self.options is not None
+            and Stage.PREFILL in self.options.stages
+            and self.previous is None
+        )
 
     @property
     def probes(self) -> bool:
-        """While its reply is streamed."""
-        return self.wish is not None and Stage.DECODE in self.wish.stages
+        """Whether searches are made while the reply is streamed."""
+        return self.options is not None and Stage.DECODE in self.options.stages
 
     def with_passages(self, text: str) -> bytes:
-        """The body with ``text`` in the new turn's message.
+        """The body with ``text`` in front of the last message.
 
         Raises:
-            RequestError: it is nested too deeply.
+            RequestError: the body is nested too deeply.
         """
         if not text:
             return json_bytes(self.fields)
         *before, last = self.fields["messages"]
-        return json_bytes({**self.fields, "messages": [*before, inserted(last, text)]})
+        return json_bytes({**self.fields, "messages": [*before, with_prefix(last, text)]})
 
 
 def read(
@@ -72,59 +76,67 @@ def read(
     memory: Memory,
     private: frozenset[str] = frozenset(),
 ) -> RetrievalRequest | None:
-    """None: neither is anything wished, nor has the conversation any passages.
+    """Read the retrieval of a chat request.
 
     Args:
-        private: collections that are nobody's to search.
+        given: the fields of the body.
+        tenant: the client's tenant.
+        config: defaults, and the collections of each tenant.
+        memory: passages of earlier turns.
+        private: collections that no client may search.
+
+    Returns:
+        None if the body can be served as it is: it has no retrieval object, and nothing is
+        searched for or inserted.
 
     Raises:
-        RequestError: the wish is wrong, or not allowed to the tenant.
+        RequestError: the retrieval object is malformed, or not allowed to the tenant.
     """
-    said = given.get(FIELD, msgspec.UNSET)
+    value = given.get(FIELD, msgspec.UNSET)
     messages: Any = given.get("messages")
-    if not _are_messages(messages):  # whoever serves chats says what is wrong with them
-        return None if said is msgspec.UNSET else _without(given)
-    wish = _wish(said, given.get("model"), tenant, config, private)
+    if not _are_messages(messages):  # the request handler refuses the request
+        return None if value is msgspec.UNSET else _without_retrieval(given)
+    options = _options(value, given.get("model"), tenant, config, private)
     model = given.get("model")
     salt = orjson.dumps([tenant, model if isinstance(model, str) else None])
     digests = hash_messages(salt, messages).digests
-    told, changed = list(messages), False
+    completed, changed = list(messages), False
     earlier: list[Citation] = []
     for at, digest in enumerate(digests[:-1]):
         injection = memory.get(digest)
-        if injection is None or not (injection.text or injection.asides):
+        if injection is None or not (injection.text or injection.insertions):
             continue
         changed = True
         earlier += injection.citations
         if injection.text:
-            told[at] = inserted(messages[at], injection.text)
+            completed[at] = with_prefix(messages[at], injection.text)
         reply = messages[at + 1]
-        if injection.asides and isinstance(reply.get("content"), str):
-            told[at + 1] = {**reply, "content": injection.put_back(reply["content"])}
-    asks = messages[-1].get("role") == "user"
-    if not asks:  # what a tool says is no question
-        wish = None
-    elif wish is None:
+        if injection.insertions and isinstance(reply.get("content"), str):
+            completed[at + 1] = {**reply, "content": injection.put_back(reply["content"])}
+    is_question = messages[-1].get("role") == "user"
+    if not is_question:  # the result of a tool is not searched for
+        options = None
+    elif options is None:
         memory.forget(digests[-1])
-    if wish is None and not changed:
-        return None if said is msgspec.UNSET else _without(given)
-    again = None if wish is None else memory.get(digests[-1])
-    if again is not None and again.wish != wish:
-        again = None  # wished otherwise than last time
+    if options is None and not changed:
+        return None if value is msgspec.UNSET else _without_retrieval(given)
+    previous = None if options is None else memory.get(digests[-1])
+    if previous is not None and previous.options != options:
+        previous = None
     fields = {name: value for name, value in given.items() if name != FIELD}
     return RetrievalRequest(
-        fields={**fields, "messages": told},
-        wish=wish,
+        fields={**fields, "messages": completed},
+        options=options,
         turn=digests[-1],
         number=sum(message.get("role") == "user" for message in messages),
-        question=text_of(messages[-1]) if asks else "",
+        question=text_of(messages[-1]) if is_question else "",
         earlier=tuple(earlier),
-        again=again,
+        previous=previous,
     )
 
 
-def _without(given: Mapping[str, Any]) -> RetrievalRequest:
-    """Only the wish is taken off."""
+def _without_retrieval(given: Mapping[str, Any]) -> RetrievalRequest:
+    """The request without its retrieval object, otherwise unchanged."""
     fields = {name: value for name, value in given.items() if name != FIELD}
     return RetrievalRequest(fields, None, b"", 0, "", (), None)
 
@@ -133,53 +145,69 @@ def _are_messages(messages: Any) -> bool:
     return (
         isinstance(messages, list)
         and bool(messages)
-        and all(isinstance(one, dict) and _is_plain(one.get("content")) for one in messages)
+        and all(
+            isinstance(message, dict) and _is_content(message.get("content"))
+            for message in messages
+        )
     )
 
 
-def _is_plain(content: Any) -> bool:
-    return content is None or isinstance(content, str | list)
+def _is_content(value: Any) -> bool:
+    return value is None or isinstance(value, str | list)
 
 
-def _wish(
-    said: Any, model: Any, tenant: str, config: RetrievalConfig, private: frozenset[str]
-) -> Wish | None:
-    """What is wished: by the request, else by its tenant, else by its model."""
-    its = config.tenants.get(tenant)
-    default = its.default if its is not None else None
+def _options(
+    value: Any, model: Any, tenant: str, config: RetrievalConfig, private: frozenset[str]
+) -> RetrievalOptions | None:
+    """The options of the request's retrieval object, or the default of its tenant or model.
+
+    Fields that the object lacks are the default's.
+
+    Args:
+        value: the retrieval object; ``msgspec.UNSET`` if the body has none.
+        model: the model that the body names.
+        tenant: the client's tenant.
+        config: defaults, and the collections of each tenant.
+        private: collections that no client may search.
+
+    Raises:
+        RequestError: the object is malformed, or its collection is not allowed.
+    """
+    limits = config.tenants.get(tenant)
+    default = limits.default if limits is not None else None
     if default is None and isinstance(model, str):
         default = config.defaults.get(model)
-    if said is msgspec.UNSET:
+    if value is msgspec.UNSET:
         return default
-    if said is None or said is False:
+    if value is None or value is False:
         return None
-    if not isinstance(said, dict):
-        raise RequestError(f"{FIELD} must be an object or null, got {kind_of(said)}", param=FIELD)
-    named = {**(_fields(default) if default is not None else {}), **said}
+    if not isinstance(value, dict):
+        raise RequestError(f"{FIELD} must be an object or null, got {kind_of(value)}", param=FIELD)
+    fields = {**(_fields(default) if default is not None else {}), **value}
     try:
-        wish = msgspec.convert(named, Wish)
+        options = msgspec.convert(fields, RetrievalOptions)
     except msgspec.ValidationError as error:
         raise RequestError(f"{FIELD}: {error}", param=FIELD) from error
-    if problems := list(wish.problems()):
+    if problems := list(options.problems()):
         raise RequestError(f"{FIELD}: {'; '.join(problems)}", param=FIELD)
-    allowed = its.collections if its is not None else None
-    if allowed is not None and wish.collection not in allowed:
+    allowed = limits.collections if limits is not None else None
+    if allowed is not None and options.collection not in allowed:
         raise RequestError(
-            f"{FIELD}.collection: {wish.collection!r} is not one of yours: {_list(allowed)}",
+            f"{FIELD}.collection: {options.collection!r} is not one of yours: {_list(allowed)}",
             status=403,
             param=f"{FIELD}.collection",
         )
-    if wish.collection in private:
+    if options.collection in private:
         raise RequestError(
-            f"{FIELD}.collection: {wish.collection!r} is the router's own",
+            f"{FIELD}.collection: {options.collection!r} is the router's own",
             status=403,
             param=f"{FIELD}.collection",
         )
-    return wish
+    return options
 
 
-def _fields(wish: Wish) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(wish)
+def _fields(options: RetrievalOptions) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(options)
     return fields
 
 

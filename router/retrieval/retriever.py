@@ -1,4 +1,4 @@
-"""Searching for passages: the protocol, and the pool's HTTP interface behind it."""
+"""The search for passages: its protocol, and the pool's HTTP interface."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from ppd.errors import WorkerError
 
 from ..config.retrieval import Stage
 
-_SLACK_S = 0.05  # beyond the search's own deadline, for the way there and back
+_ROUND_TRIP_S = 0.05  # added to the search's own deadline
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Attributes:
-    score: higher is nearer.
+    """A passage that a search has found.
+
+    Attributes:
+        id: its name in the collection.
+        score: by the collection's metric; higher is nearer.
+        text: its text.
+        metadata: its other fields; None if it has none.
     """
 
     id: str
@@ -31,6 +36,17 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Search:
+    """A search for passages.
+
+    Attributes:
+        collection: the collection to search in.
+        text: the text to search for.
+        limit: maximum number of passages.
+        filter: of the collection's rows, as the vector database takes it; None for all rows.
+        stage: the stage of retrieval.
+        timeout_ms: deadline of the search.
+    """
+
     collection: str
     text: str
     limit: int
@@ -40,9 +56,12 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Attributes:
-    degraded: the deadline came before the search had ended; the best until then.
+class SearchResult:
+    """The result of a search.
+
+    Attributes:
+        passages: the nearest first.
+        degraded: whether the deadline ended the search; the passages are its best until then.
     """
 
     passages: list[Passage]
@@ -50,16 +69,19 @@ class Found:
 
 
 class Retriever(Protocol):
-    """Whatever finds passages: the pool, or a vector database in its place."""
+    """A source of passages: the pool, or a vector database in its place."""
 
-    async def search(self, search: Search) -> Found:
-        """
+    async def search(self, search: Search) -> SearchResult:
+        """Search for passages.
+
         Raises:
-            WorkerError: there was no answer in time, or none that makes sense.
+            WorkerError: there was no answer in time, or a malformed one.
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release the connections that the retriever owns."""
+        ...
 
 
 class _Hit(msgspec.Struct):
@@ -79,10 +101,11 @@ class _Answer(msgspec.Struct):
 
 
 class PoolRetriever:
-    """``ppd-pool``'s search, which embeds the text itself.
+    """The search of ``ppd-pool``, which embeds the text itself; a ``Retriever``.
 
     Args:
-        url: of the pool, without path.
+        url: of the pool, without a path.
+        client: an HTTP session; its owner closes it.
     """
 
     def __init__(self, url: str, client: aiohttp.ClientSession) -> None:
@@ -90,9 +113,10 @@ class PoolRetriever:
         self._client = client
 
     async def close(self) -> None:
-        """The client is its owner's to close."""
+        """Do nothing: the session has another owner."""
 
-    async def search(self, search: Search) -> Found:
+    async def search(self, search: Search) -> SearchResult:
+        """Search for passages; see ``Retriever``."""
         url = f"{self._url}/v1/collections/{quote(search.collection, safe='')}/search"
         body = {
             "text": search.text,
@@ -101,7 +125,7 @@ class PoolRetriever:
             "timeout_ms": search.timeout_ms,
             **({} if search.filter is None else {"filter": search.filter}),
         }
-        timeout = aiohttp.ClientTimeout(total=search.timeout_ms / 1e3 + _SLACK_S)
+        timeout = aiohttp.ClientTimeout(total=search.timeout_ms / 1e3 + _ROUND_TRIP_S)
         try:
             async with self._client.post(
                 url,
@@ -115,18 +139,18 @@ class PoolRetriever:
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerError(f"retrieval failed: {error or type(error).__name__}") from error
         if response.status != 200:
-            raise WorkerError(f"retrieval failed: {response.status} {_told(raw)}")
+            raise WorkerError(f"retrieval failed: {response.status} {_excerpt(raw)}")
         try:
             (result,) = msgspec.json.decode(raw, type=_Answer).results
         except (msgspec.MsgspecError, ValueError) as error:
-            raise WorkerError(f"retrieval failed: its answer makes no sense: {error}") from error
+            raise WorkerError(f"retrieval failed: its answer is malformed: {error}") from error
         if result.degraded and not result.hits:
             raise WorkerError(f"retrieval found nothing in {search.timeout_ms:.0f} ms")
-        return Found(
+        return SearchResult(
             [Passage(hit.id, hit.score, hit.text, hit.metadata) for hit in result.hits if hit.text],
             result.degraded,
         )
 
 
-def _told(raw: bytes) -> str:
+def _excerpt(raw: bytes) -> str:
     return raw[:200].decode(errors="replace")

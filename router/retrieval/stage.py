@@ -1,7 +1,8 @@
-"""The prefill stage: what a turn asks for is searched for before the turn is served.
+"""Retrieval in front of the request handler, and its prefill stage.
 
-The search runs while the request waits to be let in. Its deadline is what the turn's TTFT budget
-leaves beside its prefill.
+In the prefill stage a turn's text is searched for before the turn is served, while the request
+waits for admission. The deadline of the search is the turn's TTFT budget without its prefill. The
+decode stage is in ``probes.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from ppd.errors import RequestError, WorkerError
 from ppd.marks import Marks
 
-from ..config.retrieval import Failure, RetrievalConfig, Stage, Wish
+from ..config.retrieval import Failure, RetrievalConfig, RetrievalOptions, Stage
 from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
 from ..intake.requests import json_object
@@ -21,13 +22,13 @@ from ..serving.handler import RequestHandler
 from ..serving.hooks import LatencyEstimate, StreamObserver
 from ..serving.internal import InternalRequest, ServerRequest
 from ..serving.resume import Insertion
-from .answers import AnnotatingWriter, Note, Status
+from .answers import AnnotatingWriter, RetrievalReport, Status
 from .memory import Citation, Injection, Memory, digest_of
 from .metrics import RetrievalMetrics
-from .passages import block
+from .passages import message_text
 from .probes import Probes
 from .requests import FIELD, RetrievalRequest, read
-from .retriever import Found, Passage, Retriever, Search
+from .retriever import Passage, Retriever, Search, SearchResult
 
 logger = logging.getLogger("ppd.router.retrieval")
 
@@ -35,17 +36,23 @@ _FIELD = f'"{FIELD}"'.encode()
 
 
 class RetrievalStage:
-    """
+    """Serves chat completions with retrieval.
+
     Args:
-        marks: of the model that is served.
-        private: collections that are nobody's to search.
+        handler: serves the completed requests.
+        config: of retrieval.
+        retriever: searches.
+        memory: passages of earlier turns.
+        marks: returns the special tokens of the model that is served.
+        metrics: of retrieval.
+        private: collections that no client may search.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
         *,
-        turns: RequestHandler,
+        handler: RequestHandler,
         config: RetrievalConfig,
         retriever: Retriever,
         memory: Memory,
@@ -54,7 +61,7 @@ class RetrievalStage:
         private: frozenset[str],
         clock: Callable[[], float],
     ) -> None:
-        self._turns = turns
+        self._handler = handler
         self._config = config
         self._retriever = retriever
         self._memory = memory
@@ -62,118 +69,138 @@ class RetrievalStage:
         self._metrics = metrics
         self._private = private
         self._clock = clock
-        # Without defaults nothing is wished unless a body says so.
-        self._silent = not config.defaults and not any(
-            its.default for its in config.tenants.values()
+        # Without defaults, a body must name the field for anything to be searched for.
+        self._has_defaults = bool(config.defaults) or any(
+            limits.default for limits in config.tenants.values()
         )
 
     async def serve(self, request: ServerRequest) -> None:
-        """A chat completion.
+        """Serve a chat completion.
 
         Raises:
-            RequestError: what it says of retrieval is wrong, or not allowed.
+            RequestError: its retrieval object is malformed, or not allowed to the tenant.
         """
-        if self._silent and not self._memory.size_bytes and _FIELD not in request.body:
-            await self._turns.serve(request)
+        if (
+            not self._has_defaults
+            and not self._memory.size_bytes
+            and _FIELD not in request.body  # spares the parsing of the body
+        ):
+            await self._handler.serve(request)
             return
-        asked = self._read(self._turns.keys, request)
-        if asked is None:
-            await self._turns.serve(request)
+        retrieval = self._read(self._handler.keys, request)
+        if retrieval is None:
+            await self._handler.serve(request)
             return
-        note = Note(Status.OFF, earlier=asked.earlier)
-        going = _Going(self, asked, note)
-        self._metrics.passages.labels("put_back").inc(len(asked.earlier))
-        if asked.fields.get("n", 1) == 1 and (asked.searches or asked.probes):
-            await self._turns.serve(_inner(request, asked.with_passages(""), note), going)
-        else:  # all samples get the same
-            with self._turns.not_served_yet(request):
-                body = await going.complete_body(LatencyEstimate(0.0, None))
-            await self._turns.serve(_inner(request, body, note))
+        report = RetrievalReport(Status.OFF, earlier=retrieval.earlier)
+        hook = _RetrievalHook(self, retrieval, report)
+        self._metrics.passages.labels("put_back").inc(len(retrieval.earlier))
+        is_single = retrieval.fields.get("n", 1) == 1
+        if is_single and (retrieval.searches or retrieval.probes):
+            inner = _inner(request, retrieval.with_passages(""), report)
+            await self._handler.serve(inner, hook)
+        else:  # one search for all samples of a request
+            with self._handler.not_served_yet(request):
+                body = await hook.complete_body(LatencyEstimate(0.0, None))
+            await self._handler.serve(_inner(request, body, report))
 
     def _read(self, keys: KeyRing, request: ServerRequest) -> RetrievalRequest | None:
         try:
             given = json_object(request.body)
         except RequestError:
-            return None  # the turn server tells
+            return None  # the request handler refuses the request
         tenant = keys.tenant(request.headers)
         return read(given, tenant, self._config, self._memory, self._private)
 
-    async def found(
-        self, asked: RetrievalRequest, outlook: LatencyEstimate, note: Note
+    async def inject(
+        self, retrieval: RetrievalRequest, estimate: LatencyEstimate, report: RetrievalReport
     ) -> Injection:
-        """What the new turn gets; it is remembered before the turn is served, for it shall be
-        in the prefix of the next one.
+        """Search for the passages of the new turn.
+
+        The injection is stored before the turn is served, because it is part of the prefix of the
+        next turn.
+
+        Args:
+            retrieval: the request.
+            estimate: the turn's expected latency, which bounds the search.
+            report: gets the status and the passages.
 
         Raises:
-            RequestError: the search failed, and that is what shall become of the request.
+            RequestError: the search failed, and the options make that an error of the request.
         """
-        if not asked.searches:
-            again = asked.again or Injection.NOTHING
-            if asked.again is not None:
-                note.status, note.found = Status.REUSED, again.citations
-            return again
-        wish = asked.wish
-        assert wish is not None
+        if not retrieval.searches:
+            if retrieval.previous is None:
+                return Injection.NOTHING
+            report.status, report.new = Status.REUSED, retrieval.previous.citations
+            return retrieval.previous
+        options = retrieval.options
+        assert options is not None
         search = Search(
-            collection=wish.collection,
-            text=wish.query.replace("{question}", asked.question),
-            limit=wish.k + len(asked.earlier),  # of which some may be those that are there already
-            filter=wish.filter,
+            collection=options.collection,
+            text=options.query.replace("{question}", retrieval.question),
+            limit=options.k + len(retrieval.earlier),  # earlier passages may be found again
+            filter=options.filter,
             stage=Stage.PREFILL,
-            timeout_ms=self._deadline_ms(outlook),
+            timeout_ms=self._timeout_ms(estimate),
         )
-        began_s = self._clock()
+        started_s = self._clock()
         try:
-            found = await self._retriever.search(search)
+            result = await self._retriever.search(search)
         except WorkerError as error:
-            self._searched(note, began_s, Status.FAILED)
+            self._record_search(report, started_s, Status.FAILED)
             logger.warning("%s", error)
-            if wish.on_failure is Failure.FAIL:
+            if options.on_failure is Failure.FAIL:
                 raise RequestError(str(error), status=503, code="retrieval_failed") from error
-            note.error = str(error)
-            return Injection.NOTHING  # and is not remembered: the next try may do better
-        self._searched(note, began_s, Status.DEGRADED if found.degraded else Status.OK)
-        chosen = _chosen(found, wish, asked.earlier)
-        note.found = tuple(
-            Citation(one.id, one.score, asked.number, Stage.PREFILL) for one in chosen
+            report.error = str(error)
+            return Injection.NOTHING  # not stored: a retry of the turn searches again
+        self._record_search(report, started_s, Status.DEGRADED if result.degraded else Status.OK)
+        chosen = _chosen(result, options, retrieval.earlier)
+        citations = tuple(
+            Citation(passage.id, passage.score, retrieval.number, Stage.PREFILL)
+            for passage in chosen
         )
+        report.new = citations
         self._metrics.passages.labels("found").inc(len(chosen))
-        text = block(chosen, self._marks()) if chosen else ""
-        injection = Injection(wish, text, tuple(note.found))
-        self._memory.put(asked.turn, injection)
+        text = message_text(chosen, self._marks()) if chosen else ""
+        injection = Injection(options, text, citations)
+        self._memory.put(retrieval.turn, injection)
         return injection
 
-    def _deadline_ms(self, outlook: LatencyEstimate) -> float:
+    def _timeout_ms(self, estimate: LatencyEstimate) -> float:
         config = self._config
-        budget_ms = outlook.ttft_target_ms or config.ttft_budget_ms
-        left_ms = budget_ms - outlook.prefill_ms
-        return min(config.max_ms, max(config.min_ms, left_ms))
+        budget_ms = estimate.ttft_target_ms or config.ttft_budget_ms
+        return min(config.max_ms, max(config.min_ms, budget_ms - estimate.prefill_ms))
 
-    def _searched(self, note: Note, began_s: float, status: Status) -> None:
-        took_s = self._clock() - began_s
-        note.status, note.took_ms = status, 1e3 * took_s
+    def _record_search(self, report: RetrievalReport, started_s: float, status: Status) -> None:
+        took_s = self._clock() - started_s
+        report.status, report.took_ms = status, 1e3 * took_s
         self._metrics.searches.labels(Stage.PREFILL, status).inc()
         self._metrics.seconds.labels(Stage.PREFILL).observe(took_s)
 
-    def probes(self, asked: RetrievalRequest, note: Note) -> Probes:
-        assert asked.wish is not None
+    def probes(self, retrieval: RetrievalRequest, report: RetrievalReport) -> Probes:
+        """The decode stage of a request.
 
-        def remember(asides: Sequence[Insertion], reply: str) -> None:
-            injection = self._memory.get(asked.turn) or Injection(asked.wish, "", ())
-            kept = replace(
+        Args:
+            retrieval: the request, with options.
+            report: gets the passages that the model reads.
+        """
+        assert retrieval.options is not None
+
+        def remember(insertions: Sequence[Insertion], reply: str) -> None:
+            injection = self._memory.get(retrieval.turn) or Injection(retrieval.options, "", ())
+            completed = replace(
                 injection,
-                citations=tuple(note.found),
-                asides=tuple(asides),
-                reply=digest_of(reply),
+                citations=tuple(report.new),
+                insertions=tuple(insertions),
+                reply_digest=digest_of(reply),
             )
-            self._memory.put(asked.turn, kept)
+            self._memory.put(retrieval.turn, completed)
 
         return Probes(
-            wish=asked.wish,
-            question=asked.question,
-            turn=asked.number,
-            earlier=asked.earlier,
-            note=note,
+            options=retrieval.options,
+            question=retrieval.question,
+            turn=retrieval.number,
+            earlier=retrieval.earlier,
+            report=report,
             retriever=self._retriever,
             marks=self._marks(),
             metrics=self._metrics,
@@ -185,32 +212,35 @@ class RetrievalStage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Going:
-    """``serving.hooks.RequestHook`` of one request."""
+class _RetrievalHook:
+    """The retrieval of one request; a ``serving.hooks.RequestHook``."""
 
     stage: RetrievalStage
-    asked: RetrievalRequest
-    note: Note
+    retrieval: RetrievalRequest
+    report: RetrievalReport
 
-    async def complete_body(self, outlook: LatencyEstimate) -> bytes:
-        found = await self.stage.found(self.asked, outlook, self.note)
-        return self.asked.with_passages(found.text)
+    async def complete_body(self, estimate: LatencyEstimate) -> bytes:
+        injection = await self.stage.inject(self.retrieval, estimate, self.report)
+        return self.retrieval.with_passages(injection.text)
 
     def observer(self) -> StreamObserver | None:
-        return self.stage.probes(self.asked, self.note) if self.asked.probes else None
+        return self.stage.probes(self.retrieval, self.report) if self.retrieval.probes else None
 
 
-def _chosen(found: Found, wish: Wish, earlier: tuple[Citation, ...]) -> list[Passage]:
-    """The best that are good enough and not in the conversation yet."""
-    there = {one.id for one in earlier}
+def _chosen(
+    result: SearchResult, options: RetrievalOptions, earlier: tuple[Citation, ...]
+) -> list[Passage]:
+    """The best passages that are good enough and not in the conversation yet."""
+    known = {citation.id for citation in earlier}
     good = [
-        one
-        for one in found.passages
-        if one.id not in there and (wish.threshold is None or one.score >= wish.threshold)
+        passage
+        for passage in result.passages
+        if passage.id not in known
+        and (options.threshold is None or passage.score >= options.threshold)
     ]
-    return good[: wish.k]
+    return good[: options.k]
 
 
-def _inner(request: ServerRequest, body: bytes, note: Note) -> InternalRequest:
-    writer = AnnotatingWriter(request, note)
+def _inner(request: ServerRequest, body: bytes, report: RetrievalReport) -> InternalRequest:
+    writer = AnnotatingWriter(request, report)
     return InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, writer)

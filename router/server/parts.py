@@ -33,8 +33,10 @@ from ..config.retrieval import RetrievalConfig
 from ..config.tables import TableFile
 from ..embedder import Embedder
 from ..intake.admission import Admission
+from ..intake.inbound import Served
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
+from ..intake.parser import RequestParser
 from ..intake.rates import Rates
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics
@@ -48,9 +50,10 @@ from ..retrieval.milvus import MilvusRetriever
 from ..retrieval.retriever import PoolRetriever, Retriever
 from ..retrieval.stage import RetrievalStage
 from ..serving.handler import RequestHandler
-from ..serving.ledger import Ledger
+from ..serving.recorder import RequestRecorder
 from ..serving.sending import Sender
 from ..wire.client import Upstreams
+from ..workers.health import WorkerHealth
 from ..workers.registry import WorkerRegistry
 from .reload import Reloader
 
@@ -86,7 +89,7 @@ def make_parts(
     config: RouterConfig,
     policy: Policy,
     table: TableFile | None,
-    pool: WorkerRegistry,
+    registry: WorkerRegistry,
     journal: Journal,
     upstreams: Upstreams,
     secrets: Secrets,
@@ -102,7 +105,7 @@ def make_parts(
         config: of this process.
         policy: that decides.
         table: the policy's decision table, if any.
-        pool: the workers.
+        registry: the workers.
         journal: of decisions.
         upstreams: connections to workers, of the token path.
         secrets: of the configuration.
@@ -116,17 +119,17 @@ def make_parts(
     metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
     index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
     keys = KeyRing(config.tenants, secrets.worker_api_key)
-    admission = Admission(config.admission, pool.has_room, metrics, clock)
-    pool.changed = admission.look
+    admission = Admission(config.admission, registry.has_room, metrics, clock)
+    registry.on_change = admission.admit_next
     planner = Planner(
         policy=policy,
-        placement=Placement(pool, decode_fallback=config.decode_fallback),
+        placement=Placement(registry, decode_fallback=config.decode_fallback),
         index=index,
         arrivals=arrivals,
         forecast=forecast,
         backlog=backlog,
     )
-    ledger = Ledger(
+    recorder = RequestRecorder(
         index=index,
         planner=planner,
         forecast=forecast,
@@ -135,17 +138,19 @@ def make_parts(
         clock=clock,
         new_session=lambda: random.getrandbits(48),
     )
-    turns = RequestHandler(
-        registry=pool,
+    health = WorkerHealth(registry, metrics)
+    handler = RequestHandler(
+        parser=RequestParser(
+            keys, Objectives(config), lambda: Served(registry.models, registry.vocab_size)
+        ),
+        health=health,
         planner=planner,
         backlog=backlog,
         arrivals=arrivals,
-        objectives=Objectives(config),
-        sender=Sender(upstreams, lambda: random.getrandbits(63)),
-        ledger=ledger,
+        sender=Sender(upstreams, health, lambda: random.getrandbits(63)),
+        recorder=recorder,
         journal=journal,
         metrics=metrics,
-        keys=keys,
         rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
         admission=admission,
         max_resumptions=config.resume_streams,
@@ -158,8 +163,8 @@ def make_parts(
         roles=frozenset(config.roles),
         planner=planner,
         table=table,
-        pool=pool,
-        turns=turns,
+        registry=registry,
+        handler=handler,
         index=index,
         arrivals=arrivals,
         backlog=backlog,
@@ -174,39 +179,39 @@ def make_parts(
     reloader = Reloader(
         config=config,
         secrets=secrets,
-        pool=pool,
-        turns=turns,
+        registry=registry,
+        handler=handler,
         admission=admission,
         planner=planner,
         admin=admin,
         journal=journal,
     )
-    meter = RequestMeter(turns.charge, turns.undecided)
-    passthrough = Passthrough(client, pool, config.embedding, lambda: turns.keys, meter)
+    meter = RequestMeter(handler.charge, handler.undecided)
+    passthrough = Passthrough(client, registry, config.embedding, lambda: handler.keys, meter)
     store = ResponseStore(config.responses_max_bytes, config.session_ttl_s, clock)
-    stored_responses = StoredResponses(store, control, peers, lambda: turns.keys, meter)
+    stored_responses = StoredResponses(store, control, peers, lambda: handler.keys, meter)
     retriever = retrieval = feedback = None
     if config.retrieval is not None:
         retriever = _retriever(config.retrieval, client)
         # The collection has questions of all tenants.
         private = frozenset({config.answer_cache.collection} if config.answer_cache else ())
         retrieval, feedback = _retrieval(
-            config.retrieval, retriever, turns, client, metrics, private, pool
+            config.retrieval, retriever, handler, client, metrics, private, registry
         )
     answers = None
     if (cache := config.answer_cache) is not None:
         answers = AnswerCache(
             config=cache,
             store=AnswerStore(cache.url, cache.collection, client),
-            turns=turns,
+            handler=handler,
             registry=metrics.registry,
             wall_clock=time.time,
             clock=clock,
         )
     front = Front(
-        turns, stored_responses, retrieval, answers, secrets.admin_token, config.max_body_bytes
+        handler, stored_responses, retrieval, answers, secrets.admin_token, config.max_body_bytes
     )
-    operations = Operations(pool, config.all_roles, changes)
+    operations = Operations(registry, config.all_roles, changes)
     return Parts(
         front,
         admin,
@@ -223,20 +228,20 @@ def make_parts(
 def _retrieval(
     config: RetrievalConfig,
     retriever: Retriever,
-    turns: RequestHandler,
+    handler: RequestHandler,
     client: aiohttp.ClientSession,
     metrics: Metrics,
     private: frozenset[str],
-    pool: WorkerRegistry,
+    registry: WorkerRegistry,
 ) -> tuple[RetrievalStage, Feedback | None]:
     retrieval_metrics = RetrievalMetrics(metrics.registry)
     marks = lru_cache(maxsize=1)(Marks)
     stage = RetrievalStage(
-        turns=turns,
+        handler=handler,
         config=config,
         retriever=retriever,
         memory=Memory(config.memory_bytes, config.memory_s, time.monotonic),
-        marks=lambda: marks(pool.special_tokens),
+        marks=lambda: marks(registry.special_tokens),
         metrics=retrieval_metrics,
         private=private,
         clock=time.monotonic,

@@ -44,8 +44,8 @@ class Reloader:
 
     config: RouterConfig
     secrets: Secrets
-    pool: WorkerRegistry
-    turns: RequestHandler
+    registry: WorkerRegistry
+    handler: RequestHandler
     admission: Admission
     planner: Planner
     admin: Admin
@@ -70,7 +70,7 @@ class Reloader:
             raise PpdError(f"policy {new.policy} uses other workers than {old.policy}: restart")
         if (tls_of(new) is None) is not (self.tls is None):
             raise PpdError("tls_certificate: with TLS or without is for a restart")
-        policy, table = make_policy(new, self.pool.models, self.pool.shape)
+        policy, table = make_policy(new, self.registry.models, self.registry.shape)
         current = self.admin.table
         if any(name in _POLICY for name in names) or (table and table.digest) != (
             current and current.digest
@@ -79,10 +79,10 @@ class Reloader:
             self.planner.replace_policy(policy, since=self.journal.next_number())
             self.admin.set_policy(new.policy, table)
         keys = KeyRing(new.tenants, self.secrets.worker_api_key)
-        self.turns.reload(keys, Objectives(new), new.resume_streams)
-        self.turns.rates.reload(new.rate, new.tenants, named=keys.closed)
+        self.handler.reload(keys, Objectives(new), new.resume_streams)
+        self.handler.rates.reload(new.rate, new.tenants, named=keys.closed)
         self.admission.limits = new.admission
-        self.admission.look()
+        self.admission.admit_next()
         if self.tls is not None:  # the files may have new content
             self.tls.load_cert_chain(new.tls_certificate, new.tls_key)
         if self.trusted is not None:

@@ -33,7 +33,7 @@ from ..peers import Peers, forwarding_to_peers
 from ..wire.client import Upstreams
 from ..workers.breaker import Breaker
 from ..workers.discovery import Reconciler, first_of_each, open_sources
-from ..workers.kv_events import listening
+from ..workers.kv_events import kv_event_subscriptions
 from ..workers.membership import Membership
 from ..workers.registry import connect
 from .listening import bind, serving, tls_of, url_of
@@ -93,7 +93,7 @@ async def running(
             _control(secrets.worker_api_key, config.control_timeout_s)
         )
         changes = await fetch_changes(control, peers)
-        pool = await connect(
+        registry = await connect(
             control,
             {role: changes.urls(role, getattr(config, role)) for role in Role},
             config.startup_timeout_s,
@@ -103,7 +103,7 @@ async def running(
         membership = None
         if config.accept_workers:
             membership = Membership(
-                pool,
+                registry,
                 roles=config.roles,
                 token=secrets.worker_token,
                 networks=config.worker_networks,
@@ -111,11 +111,11 @@ async def running(
                 budget_s=config.heartbeat_budget_s,
                 clock=time.monotonic,
             )
-            membership.warn_if_shut(
+            membership.warn_if_local_only(
                 config.host if admin_listener is None else config.operators_host
             )
         if sources:
-            reconciler = Reconciler(pool, config.discovery_interval_s)
+            reconciler = Reconciler(registry, config.discovery_interval_s)
             await stack.enter_async_context(background_task(reconciler.run(sources)))
         if sources or membership is not None:
             async with AsyncExitStack() as waiting:
@@ -126,16 +126,16 @@ async def running(
                     )
                 app = startup_app(membership if admin_listener is None else None)
                 await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
-                await first_of_each(pool, config.roles)
-        if not pool.workers:
+                await first_of_each(registry, config.roles)
+        if not registry.workers:
             raise WorkerError("operators have removed every worker: add one before this can serve")
         table: TableFile | None = None
         if policy is None:
-            policy, table = make_policy(config, pool.models, pool.shape)
+            policy, table = make_policy(config, registry.models, registry.shape)
         journal = Journal(config.decision_log, opened_by(config, table))
         stack.callback(journal.close)
         await stack.enter_async_context(
-            background_task(pool.probe_forever(config.probe_interval_s))
+            background_task(registry.probe_forever(config.probe_interval_s))
         )
         upstreams = Upstreams(
             connect_s=config.connect_timeout_s,
@@ -155,7 +155,7 @@ async def running(
             config,
             policy,
             table,
-            pool,
+            registry,
             journal,
             upstreams,
             secrets,
@@ -166,7 +166,7 @@ async def running(
             changes,
         )
         if config.kv_events:
-            await stack.enter_async_context(listening(pool, parts.admin.metrics))
+            await stack.enter_async_context(kv_event_subscriptions(registry, parts.admin.metrics))
         if membership is not None:
             await stack.enter_async_context(background_task(membership.watch_forever()))
         if parts.retriever is not None:
@@ -177,7 +177,7 @@ async def running(
             await stack.enter_async_context(background_task(parts.answers.run_forever()))
         limit = config.max_body_bytes
         app = admin_app(
-            pool,
+            registry,
             parts.admin,
             parts.operations,
             parts.passthrough,
@@ -192,7 +192,9 @@ async def running(
             app.middlewares.append(forwarding_to_peers(control, peers, local_paths))
         if admin_listener is not None:
             await stack.enter_async_context(serving(app, admin_listener, config, tls=tls))
-            app = public_app(pool, parts.admin, parts.passthrough, parts.stored_responses, limit)
+            app = public_app(
+                registry, parts.admin, parts.passthrough, parts.stored_responses, limit
+            )
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         parts.reloader.tls = tls
         parts.reloader.trusted = None if peers is None else peers.tls

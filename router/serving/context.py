@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ppd.attempts import Attempts, Effect, Event, Wait
+from ppd.attempts import Attempts, Crashed, Effect, Event, Note, Prime
 from ppd.decision import Decision, Features
 from ppd.outcome import Outcome
 from ppd.placement import PlannedTurn, WorkerView
@@ -16,6 +18,8 @@ from ..intake.inbound import Inbound
 from ..workers.sglang import Usage
 from .legs import Answer, Leg
 
+logger = logging.getLogger("ppd.router.turns")
+
 
 class RequestContext:
     """One request: what was asked, what was planned, what became of it.
@@ -23,11 +27,14 @@ class RequestContext:
     Args:
         number: of the request, in the decision log.
         session: the number of its conversation.
-        kv_tokens: it is expected to need on a decode worker.
+        inbound: the client's request.
+        tenant: its sender.
         headers: of the client, as the workers get them.
         clients_key: workers check the client's own API key.
         arrived_s: by ``clock``.
-        note: called with each effect that notes a worker's success or failure.
+        planned: its route and first plan.
+        attempts: at serving it.
+        note: called with each effect, to hold it for or against a worker.
         clock: seconds, monotonic.
 
     Attributes:
@@ -52,7 +59,7 @@ class RequestContext:
         arrived_s: float,
         planned: PlannedTurn,
         attempts: Attempts,
-        note: Callable[[Wait], None],
+        note: Callable[[Effect], None],
         clock: Callable[[], float],
     ) -> None:
         self.number = number
@@ -72,32 +79,45 @@ class RequestContext:
         self.outcome: Outcome | None = None
         self.recorded = False
         self.legs: list[Leg] = []
-        self._effect: Effect | None = None
+        self._effects: deque[Effect] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     # -- events and effects ----------------------------------------------------------------
 
-    def deliver(self, event: Event) -> None:
-        """Hand an event to the attempts; the effect is the next one to be performed."""
+    def take(self, event: Event) -> Effect:
+        """Hand an event to the attempts, and note what its effect says of a worker."""
         effect = self.attempts.on(event, self._clock())
-        if isinstance(effect, Wait):
-            self._note(effect)
+        self._note(effect)
+        return effect
+
+    def deliver(self, event: Event) -> None:
+        """Take an event from a callback; its effect is performed by the request's coroutine.
+
+        A bug met here ends the request. It must not reach the callback, which is a worker's
+        connection.
+        """
+        try:
+            effect = self.take(event)
+        except Exception:
+            logger.exception("%s could not be handled", event)
+            effect = self.attempts.on(Crashed(), self._clock())
+        if isinstance(effect, Note):
             return
-        self._effect = effect
+        if not isinstance(effect, Prime):
+            self._effects.clear()
+        self._effects.append(effect)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def next_effect(self) -> Effect:
         """Wait until an event has given an effect."""
-        if self._effect is None:
+        if not self._effects:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        effect, self._effect = self._effect, None
-        assert effect is not None
-        return effect
+        return self._effects.popleft()
 
     def close_legs(self) -> None:
         """Close all legs, which aborts what has not ended."""
@@ -127,9 +147,8 @@ class RequestContext:
 
     @property
     def prefill(self) -> WorkerView | None:
-        """The prefill worker of the latest attempt; None if it was not a remote turn."""
-        plan = self.attempts.plan
-        return None if plan is None else plan.prefill
+        """The prefill worker of the attempt that was answered; None if it had none."""
+        return self.attempts.prefill
 
     @property
     def turn(self) -> int:

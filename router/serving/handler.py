@@ -11,8 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from ppd.arrivals import ArrivalRate
 from ppd.attempts import (
@@ -22,43 +21,40 @@ from ppd.attempts import (
     ClientGone,
     Crashed,
     Effect,
-    Failure,
     Finish,
+    Note,
     Prime,
     Relay,
     Send,
     Settled,
     Stopping,
     StreamEnded,
-    Wait,
 )
 from ppd.backlog import Backlog
-from ppd.contract import Role
 from ppd.decision import Route
 from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.outcome import Outcome
-from ppd.placement import PlannedTurn, WorkerView
+from ppd.placement import PlannedTurn
 from ppd.planning import Planner, Query
 from ppd.score import Targets
 
 from ..answers import ErrorAnswer, answer_to
 from ..intake.admission import Admission
-from ..intake.inbound import Endpoint, Inbound, Served
+from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
+from ..intake.parser import ParsedRequest, RequestParser
 from ..intake.rates import Rates
-from ..intake.requests import parse
 from ..intake.scrub import ANONYMOUS
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics
 from ..observability.tracing import Trace, Tracing
-from ..workers.registry import WorkerRegistry
-from ..workers.worker import Worker
+from ..workers.health import WorkerHealth
 from .context import RequestContext
 from .hooks import LatencyEstimate, RequestHook, complete_while_waiting
 from .internal import ServerRequest
-from .ledger import Ledger
+from .recorder import RequestRecorder
 from .relay import StreamRelay, relay_body
 from .resume import Resumption
 from .samples import serve_samples
@@ -67,13 +63,6 @@ from .sending import Sender
 logger = logging.getLogger("ppd.router.turns")
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
-
-
-class ParsedRequest(NamedTuple):
-    """A checked request, and what its planning needs of it."""
-
-    inbound: Inbound
-    query: Query
 
 
 class RequestHandler:
@@ -86,23 +75,21 @@ class RequestHandler:
         clock: seconds, monotonic.
 
     Attributes:
-        keys: API keys in force.
         rates: limits in force.
     """
 
     def __init__(
         self,
         *,
-        registry: WorkerRegistry,
+        parser: RequestParser,
+        health: WorkerHealth,
         planner: Planner,
         backlog: Backlog,
         arrivals: ArrivalRate,
-        objectives: Objectives,
         sender: Sender,
-        ledger: Ledger,
+        recorder: RequestRecorder,
         journal: Journal,
         metrics: Metrics,
-        keys: KeyRing,
         rates: Rates,
         admission: Admission,
         max_resumptions: int,
@@ -110,16 +97,15 @@ class RequestHandler:
         tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
-        self._registry = registry
+        self._parser = parser
+        self._health = health
         self._planner = planner
         self._backlog = backlog
         self._arrivals = arrivals
-        self._objectives = objectives
         self._sender = sender
-        self._ledger = ledger
+        self._recorder = recorder
         self._journal = journal
         self._metrics = metrics
-        self.keys = keys
         self.rates = rates
         self._admission = admission
         self._max_resumptions = max_resumptions
@@ -129,8 +115,13 @@ class RequestHandler:
 
     def reload(self, keys: KeyRing, objectives: Objectives, max_resumptions: int) -> None:
         """Serve later requests by a new configuration."""
-        self.keys, self._objectives = keys, objectives
+        self._parser.keys, self._parser.objectives = keys, objectives
         self._max_resumptions = max_resumptions
+
+    @property
+    def keys(self) -> KeyRing:
+        """API keys in force."""
+        return self._parser.keys
 
     # -- the life of a request ---------------------------------------------------------------
 
@@ -182,7 +173,7 @@ class RequestHandler:
         """
         if request.method != "POST":
             raise RequestError(f"{request.method} {request.path}: use POST", status=405)
-        return self._read(_ENDPOINTS[request.path], request.headers, body)
+        return self._parser.parse(_ENDPOINTS[request.path], request.headers, body)
 
     async def _admit(
         self, request: ServerRequest, parsed: ParsedRequest, hook: RequestHook | None
@@ -199,11 +190,11 @@ class RequestHandler:
         kv_tokens = self._planner.kv_tokens(parsed.query)
         self.rates.charge(tenant, kv_tokens)
         try:
-            entering = self._admission.enter(tenant, kv_tokens)
             if hook is None:
-                await entering
+                await self._admission.enter(tenant, kv_tokens)
                 return parsed, kv_tokens
             estimate = self._estimate(parsed.query, kv_tokens)
+            entering = self._admission.enter(tenant, kv_tokens)
             body = await complete_while_waiting(hook, estimate, entering, self._admission.leave)
             try:
                 parsed = self._parse(request, body)
@@ -250,11 +241,11 @@ class RequestHandler:
             headers.update(trace.headers)
         return RequestContext(
             number=number,
-            session=self._ledger.session(planned.hit),
+            session=self._recorder.session(planned.hit),
             inbound=inbound,
             tenant=query.tenant,
             headers=headers,
-            clients_key=not self.keys.judges,
+            clients_key=not self.keys.checks_clients,
             arrived_s=arrived_s,
             planned=planned,
             attempts=Attempts(
@@ -264,7 +255,7 @@ class RequestHandler:
                 number=number,
                 max_resumptions=self._max_resumptions,
             ),
-            note=self._note,
+            note=self._health.note,
             clock=self._clock,
         )
 
@@ -286,17 +277,17 @@ class RequestHandler:
                     case Abandon():
                         effect = await self._abandon(context, effect)
                     case Append():
-                        context.close_legs()
-                        if relay is not None and not effect.insertion:
-                            relay.give_insertion_up()
+                        assert relay is not None, "a stream stands still"
+                        if not effect.passage:
+                            logger.warning("no worker goes on behind a passage: %s", effect.reason)
+                            relay.give_passage_up()
                         self._sender.send(context, effect.plan)
                         effect = await context.next_effect()
                     case Prime():
                         assert relay is not None, "a passage is found while a stream is relayed"
                         relay.prime(effect)
                         effect = await context.next_effect()
-                    case Wait():
-                        self._note(effect)
+                    case Note():
                         effect = await context.next_effect()
                     case Finish():
                         self._finish(request, context, effect, relay)
@@ -305,15 +296,15 @@ class RequestHandler:
                         assert_never(effect)
         except asyncio.CancelledError:
             gone = _gone(request)
-            attempts.on(Stopping() if gone is Outcome.STOPPED else ClientGone(), self._clock())
-            self._ledger.finished(context, gone)
+            context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())
+            self._recorder.finished(context, gone)
             if relay is not None:
                 relay.close()
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             answer = answer_to(error, f"{request.method} {request.path}")
-            attempts.on(Crashed(), self._clock())
-            self._ledger.finished(context, answer.outcome)
+            context.take(Crashed())
+            self._recorder.finished(context, answer.outcome)
             if relay is not None:
                 relay.close()
             _respond(request, answer)
@@ -329,39 +320,30 @@ class RequestHandler:
         """Pass an answer on: a whole one, the beginning of a stream, or the rest of one."""
         answer = context.answer
         assert answer is not None
-        if effect.credited is not None:
-            _worker(effect.credited).breaker.succeeded()
         if relay is not None:
             if relay.resuming:
-                self._ledger.resumed(True)
+                self._recorder.resumed(True)
             relay.go_on(answer)
             return relay
-        self._ledger.answered(context)
+        self._recorder.answered(context)
         if not answer.streams:
-            relay_body(request, context, answer, self._ledger)
+            relay_body(request, context, answer, self._recorder)
             context.deliver(StreamEnded())
             return None
         observer = resumption = None
-        if (self._max_resumptions or hook is not None) and Resumption.possible(context.inbound):
-            resumption = Resumption(context.inbound)
+        if Resumption.possible(context.inbound):
             observer = None if hook is None else hook.observer()
+            if self._max_resumptions or observer is not None:
+                resumption = Resumption(context.inbound)
         return StreamRelay(
-            request, context, answer, self._ledger, self._sender, resumption, observer
+            request, context, answer, self._recorder, self._sender, resumption, observer
         )
 
     async def _abandon(self, context: RequestContext, effect: Abandon) -> Effect:
-        """Close an attempt's legs, hold its failure against a worker, probe what may be dead."""
+        """Close an attempt's legs, take a dead worker out of service, probe what may be dead."""
         context.close_legs()
-        worker, reason = _worker(effect.worker), effect.reason
-        self._note_failure(worker, reason, effect.blamed)
-        if reason is not None and effect.down:
-            self._registry.mark_dead(worker, reason.error.message)
-        elif reason is not None and effect.local:
-            self._note_refusal(worker, reason)
-        if effect.probe:
-            probes = (self._registry.check(_worker(one)) for one in effect.probe)
-            await asyncio.gather(*probes)
-        return context.attempts.on(Settled(), self._clock())
+        await self._health.settle(effect)
+        return context.take(Settled())
 
     def _finish(
         self,
@@ -371,14 +353,13 @@ class RequestHandler:
         relay: StreamRelay | None,
     ) -> None:
         """Give the client the end of its answer, or the error."""
-        if effect.credited is not None:
-            _worker(effect.credited).breaker.succeeded()
-        if effect.blamed is not None:
-            self._note_failure(_worker(effect.blamed), None, blamed=True)
-        self._ledger.finished(context, effect.outcome)
+        self._recorder.finished(context, effect.outcome)
         if relay is not None:
-            if relay.resuming and effect.outcome is Outcome.TRUNCATED:
-                self._ledger.resumed(False)
+            if effect.outcome is Outcome.TRUNCATED:
+                if relay.resuming:
+                    self._recorder.resumed(False)
+                if effect.error is not None:
+                    logger.warning("no worker goes on with a stream: %s", effect.error)
             relay.finish(effect.outcome)
         elif effect.error is not None:
             _respond(request, answer_to(effect.error, f"{request.method} {request.path}"))
@@ -388,7 +369,7 @@ class RequestHandler:
         try:
             context.close_legs()
         finally:
-            self._ledger.recorded(context)
+            self._recorder.recorded(context)
             if trace is not None:
                 answered_at_s = context.attempts.answered_at_s
                 outcome = context.outcome or Outcome.INTERNAL_ERROR
@@ -398,34 +379,6 @@ class RequestHandler:
                 self.rates.settle(context.tenant, tokens - context.kv_tokens)
             elif context.attempts.answered_at_s is None:
                 self.rates.refund(context.tenant, context.kv_tokens)
-
-    # -- what a failure says of a worker -----------------------------------------------------
-
-    def _note(self, effect: Wait) -> None:
-        if effect.credited is not None:
-            _worker(effect.credited).breaker.succeeded()
-        if effect.worker is not None:
-            self._note_failure(_worker(effect.worker), effect.reason, effect.blamed)
-
-    def _note_failure(self, worker: Worker, reason: Failure | None, blamed: bool) -> None:
-        if reason is not None and worker.role is Role.PREFILL and reason.error.status >= 500:
-            self._metrics.prefill_errors.inc()
-            logger.warning("prefill leg failed on %s: %s", worker.url, reason.error)
-        if blamed:
-            was_open = worker.breaker.open
-            worker.breaker.failed()
-            if worker.breaker.open and not was_open:
-                logger.error("%s fails request after request: left alone for a while", worker.url)
-
-    def _note_refusal(self, worker: Worker, reason: Failure) -> None:
-        """A decode worker did not take a local turn."""
-        if (refusal := reason.refusal) is not None:
-            self._metrics.refused.labels(refusal.reason).inc()
-            logger.warning("local turn refused by %s: %s", worker.url, refusal)
-            worker.note_flushes(refusal.flushes)
-        elif reason.unpatched:
-            logger.error("%s no longer offers local prefill", worker.url)
-            worker.handshake = replace(worker.handshake, local_prefill=False)
 
     # -- requests without a route ------------------------------------------------------------
 
@@ -481,25 +434,8 @@ class RequestHandler:
         Raises:
             RequestError: the request is wrong.
         """
-        query = self._read(endpoint, headers, raw).query
+        query = self._parser.parse(endpoint, headers, raw).query
         return query, self._planner.plan(query, self._planner.kv_tokens(query), self._clock())
-
-    def _read(self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes) -> ParsedRequest:
-        tenant = self.keys.tenant(headers)
-        served = Served(self._registry.models, self._registry.vocab_size)
-        inbound = parse(endpoint, raw, tenant, served, headers.get("x-session-id", ""))
-        name = tenant or ANONYMOUS
-        query = Query(
-            kind=endpoint,
-            chain=inbound.chain,
-            body_bytes=len(raw),
-            tenant=name,
-            max_reply_tokens=inbound.max_reply_tokens,
-            objective=self._objectives.of(name, headers),
-            root=inbound.root,
-            prompts=inbound.prompts,
-        )
-        return ParsedRequest(inbound, query)
 
     def _check_samples(self, count: int, body_bytes: int) -> None:
         if count > 1 and count * body_bytes > self._max_body_bytes:
@@ -527,8 +463,3 @@ def _respond(request: ServerRequest, answer: ErrorAnswer) -> None:
     else:
         headers = {"Content-Type": "application/json", **answer.headers}
         request.respond(answer.status, answer.body, headers)
-
-
-def _worker(view: WorkerView) -> Worker:
-    assert isinstance(view, Worker), "the router's plans name its own workers"
-    return view

@@ -1,6 +1,6 @@
 """One upstream request ("leg"): sent, awaited until its first response, closed again.
 
-A leg knows its worker and the wire, not why it was sent there.
+A leg has a worker and a connection. It is independent of the route.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class Leg:
 
     def pause_reading(self) -> None:
         """Take no more from the worker for now."""
-        self._exchange.hold(True)
+        self._exchange.pause_reading()
 
     def resume_reading(self) -> None:
         """Take more from the worker again."""
-        self._exchange.hold(False)
+        self._exchange.resume_reading()
 
     def close(self) -> None:
         """Give up what has not ended; its closed connection makes an SGLang server abort it."""
@@ -124,7 +124,7 @@ class Leg:
         self._leave()
 
     def _leave(self) -> None:
-        """The worker has done with it, or shall have."""
+        """Count it no longer as in flight."""
         if not self._left:
             self._left = True
             self.worker.in_flight -= 1

@@ -18,7 +18,6 @@ from ppd.attempts import (
     StreamEnded,
     StreamFailed,
 )
-from ppd.errors import PpdError
 from ppd.outcome import Outcome
 
 from ..answers import STOPPING_ANSWER, ErrorAnswer
@@ -27,8 +26,8 @@ from ..workers.sglang import usage_of_generate, usage_of_openai
 from .context import RequestContext
 from .hooks import StreamObserver
 from .internal import ServerRequest
-from .ledger import Ledger
 from .legs import Answer
+from .recorder import RequestRecorder
 from .resume import Insertion, Resumption
 from .sending import Sender
 from .sse import DONE, Tail
@@ -39,7 +38,7 @@ _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache
 
 
 def relay_body(
-    request: ServerRequest, context: RequestContext, answer: Answer, ledger: Ledger
+    request: ServerRequest, context: RequestContext, answer: Answer, recorder: RequestRecorder
 ) -> None:
     """Pass on a whole answer, as the worker gave it."""
     try:
@@ -47,9 +46,9 @@ def relay_body(
     except orjson.JSONDecodeError:
         body = None
     if context.inbound.endpoint is Endpoint.GENERATE:
-        ledger.learn(context, answer.worker, usage_of_generate(body))
+        recorder.record_answer(context, answer.worker, usage_of_generate(body))
     elif isinstance(body, dict):
-        ledger.learn(context, answer.worker, usage_of_openai(body))
+        recorder.record_answer(context, answer.worker, usage_of_openai(body))
     headers = {"Content-Type": answer.content_type, **context.answer_headers()}
     request.respond(200, answer.head, headers)
 
@@ -73,7 +72,7 @@ class StreamRelay:
         request: ServerRequest,
         context: RequestContext,
         answer: Answer,
-        ledger: Ledger,
+        recorder: RequestRecorder,
         sender: Sender,
         resumption: Resumption | None,
         observer: StreamObserver | None,
@@ -82,7 +81,7 @@ class StreamRelay:
         self._request = request
         self._context = context
         self._leg = answer.leg
-        self._ledger = ledger
+        self._recorder = recorder
         self._sender = sender
         self._resumption = resumption
         self._observer = observer if resumption is not None else None
@@ -105,7 +104,7 @@ class StreamRelay:
         )
         if self._observer is not None:
             self._observer.found.add_done_callback(self._found)
-        self._times, self._last_s = ledger.itl(context), time.perf_counter()
+        self._times, self._last_s = recorder.itl(context), time.perf_counter()
         headers = {**_EVENT_STREAM, **context.answer_headers()}
         request.start(200, headers, self._pass_on(answer.head))
         request.connection.set_listener(self)
@@ -115,17 +114,24 @@ class StreamRelay:
 
     def block(self, block: bytes) -> None:
         """Pass on whole events."""
+        if self._context.attempts.outcome is not None:
+            return  # the client has the end already
         now_s = time.perf_counter()
         self._times.observe(now_s - self._last_s)
         self._last_s = now_s
         try:
             self._request.write(self._pass_on(block))
-        except Exception as error:  # a bug of ours: it must not be taken for the worker's failure
-            logger.exception("a stream cannot be relayed")
-            self._context.deliver(Crashed(error if isinstance(error, PpdError) else None))
+        except Exception:  # noqa: BLE001 - a bug of ours: it must not be taken for the worker's failure
+            self._crash()
 
     def ended(self, trouble: str | None) -> None:
         """The worker's stream has ended, or broke off."""
+        try:
+            self._end(trouble)
+        except Exception:  # noqa: BLE001 - likewise
+            self._crash()
+
+    def _end(self, trouble: str | None) -> None:
         self._note_wait()
         context, tail = self._context, self._tail
         if context.attempts.outcome is not None:
@@ -167,6 +173,7 @@ class StreamRelay:
             return
         self._stopped = True
         self._request.write(DONE if self._tail.failed else STOPPING_ANSWER.event + DONE)
+        self._leg.close()
         self._context.deliver(Stopping())
 
     # -- a stream that is continued ---------------------------------------------------------
@@ -182,14 +189,14 @@ class StreamRelay:
             else:
                 observer.appended(self._resumption.appended, stalled_s)
                 observer.found.add_done_callback(self._found)
+        elif observer is not None and observer.found.done():  # found while no worker had the stream
+            self._loop.call_soon(self._found, observer.found)
         self._insertion, self._declined, self.resuming = None, False, False
         self._leg, self._continues = answer.leg, True
         self.block(answer.head)
         if self._paused:
             self._leg.pause_reading()
         self._leg.set_sink(self)
-        if observer is not None and observer.found.done():  # but the worker was lost meanwhile
-            self._found(observer.found)
 
     def prime(self, prime: Prime) -> None:
         """Begin to prefill the passage that was found beside the stream."""
@@ -197,7 +204,7 @@ class StreamRelay:
         self._cancel_priming()
         self._priming = self._loop.create_task(self._prime(prime, *self._primer))
 
-    def give_insertion_up(self) -> None:
+    def give_passage_up(self) -> None:
         """Make the request for the rest of a stream that stands still one without the passage."""
         assert self._resumption is not None
         self._resumption.take_back()
@@ -237,26 +244,43 @@ class StreamRelay:
     async def _prime(self, prime: Prime, primer: Inbound, insertion: Insertion) -> None:
         """Leave the stream where it is once there is KV for it to go on behind the passage."""
         assert self._observer is not None
-        assert self._resumption is not None
         try:
             async with asyncio.timeout(self._observer.room_s):
                 failure = await self._sender.prime(self._context, primer, prime)
         except TimeoutError:
-            failure, message = None, "TimeoutError"
+            self._has_no_room("no answer in time")
+        except Exception:  # noqa: BLE001 - a bug of ours must end the request
+            self._crash()
         else:
-            message = "" if failure is None else failure.error.message
-        if message:
-            logger.warning("%s has no room beside a stream: %s", self._leg.worker.url, message)
-            self._decline(self._observer, 0.0)
-            return
+            if failure is not None:
+                self._has_no_room(failure.error.message)
+            else:
+                self._leave(insertion)
+
+    def _leave(self, insertion: Insertion) -> None:
+        """Leave the stream where it is, to go on behind the passage."""
+        assert self._resumption is not None
         if self._tail.done or self._context.attempts.outcome is not None:
             return
-        continued = self._resumption.continued(insertion)
+        try:
+            continued = self._resumption.continued(insertion)
+        except Exception:  # noqa: BLE001 - likewise
+            self._crash()
+            return
         if continued is not None:
             self._context.inbound, self._insertion = continued, insertion
             self._left_s = time.perf_counter()
-            self._leg.close()
+            self._context.close_legs()
             self._context.deliver(Primed())
+
+    def _has_no_room(self, message: str) -> None:
+        assert self._observer is not None
+        logger.warning("%s has no room beside a stream: %s", self._leg.worker.url, message)
+        self._decline(self._observer, 0.0)
+
+    def _crash(self) -> None:
+        logger.exception("a stream cannot be relayed")
+        self._context.deliver(Crashed())
 
     def _decline(self, observer: StreamObserver, stalled_s: float) -> None:
         observer.declined(stalled_s)
@@ -281,7 +305,7 @@ class StreamRelay:
         if tail.done and not tail.failed:
             # Before the client sees the end, so that its next turn finds this one.
             self._note_wait()
-            self._ledger.learn(self._context, self._leg.worker, tail.usage)
+            self._recorder.record_answer(self._context, self._leg.worker, tail.usage)
         return passed
 
     def _note_wait(self) -> None:

@@ -11,6 +11,7 @@ from ppd.placement import Plan
 
 from ..intake.inbound import Inbound
 from ..wire.client import Upstreams
+from ..workers.health import WorkerHealth, worker_of
 from ..workers.worker import Worker
 from .bodies import body_of, session_field, with_terms
 from .context import RequestContext
@@ -21,11 +22,16 @@ class Sender:
     """Sends requests to workers.
 
     Args:
+        upstreams: connections to workers.
+        health: of workers, for what a stream's worker does beside it.
         new_room: gives a random bootstrap room below 2**63.
     """
 
-    def __init__(self, upstreams: Upstreams, new_room: Callable[[], int]) -> None:
+    def __init__(
+        self, upstreams: Upstreams, health: WorkerHealth, new_room: Callable[[], int]
+    ) -> None:
         self._upstreams = upstreams
+        self._health = health
         self._new_room = new_room
 
     def send(self, context: RequestContext, plan: Plan) -> None:
@@ -37,9 +43,9 @@ class Sender:
         body = body_of(context.inbound, plan, context.session, self._new_room)
         responses = _Responses(context)
         if plan.prefill is not None:
-            prefill = self._open(context, _worker(plan.prefill), body, responses.on_prefill)
+            prefill = self._open(context, worker_of(plan.prefill), body, responses.on_prefill)
             prefill.set_sink(None)
-        self._open(context, _worker(plan.decode), body, responses.on_response)
+        self._open(context, worker_of(plan.decode), body, responses.on_response)
 
     async def prime(self, context: RequestContext, primer: Inbound, prime: Prime) -> Failure | None:
         """Have a stream's worker prefill a passage beside the stream; None if it did.
@@ -51,7 +57,7 @@ class Sender:
             prime: the effect to carry out.
             primer: a request for the KV alone.
         """
-        worker = _worker(prime.worker)
+        worker = worker_of(prime.worker)
         if not worker.takes_appends:
             return None
         terms = LocalTerms(prime.min_cached_tokens)
@@ -64,7 +70,12 @@ class Sender:
             leg.close()
             if leg in context.legs:
                 context.legs.remove(leg)
-        return answer if isinstance(answer, Failure) else None
+        if isinstance(answer, Answer):
+            self._health.credit(worker)
+            return None
+        if answer.blames_worker:
+            self._health.blame(worker)
+        return answer
 
     def _open(
         self,
@@ -114,8 +125,3 @@ class _Response:
     def on_response(self, response: Answer | Failure) -> None:
         if not self.future.done():  # else it was cancelled, with what awaited it
             self.future.set_result(response)
-
-
-def _worker(view: object) -> Worker:
-    assert isinstance(view, Worker), "the router's plans name its own workers"
-    return view

@@ -206,7 +206,7 @@ class Exchange:
         self._loop = upstreams.loop
         self._connecting: asyncio.Task[None] | None = None
         self._upstream: Upstream | None = None
-        self._held = False
+        self._paused = False
         self._answered = False  # the body has begun
         self._began_s = self._loop.time()
 
@@ -232,7 +232,7 @@ class Exchange:
         self._upstream, self._connecting = upstream, None
         upstream.serve(self, self._data)
         self._data = b""
-        if self._held:
+        if self._paused:
             upstream.pause_reading()
 
     # -- from the connection ------------------------------------------------------------
@@ -252,7 +252,7 @@ class Exchange:
         """End the exchange after a complete response."""
         listener, self._listener = self._listener, None
         if listener is not None:
-            if self._held and self._upstream is not None:
+            if self._paused and self._upstream is not None:
                 self._upstream.resume_reading()  # for the next exchange
             self._upstreams.finish(self, self._upstream if reusable else None)
             listener.ended()
@@ -266,18 +266,17 @@ class Exchange:
 
     # -- from the caller ----------------------------------------------------------------
 
-    def hold(self, held: bool) -> None:
-        """Pause or resume reading.
-
-        Args:
-            held: True pauses, False resumes.
-        """
-        self._held = held
+    def pause_reading(self) -> None:
+        """Take no more from the worker for now."""
+        self._paused = True
         if self._upstream is not None and self._listener is not None:
-            if held:
-                self._upstream.pause_reading()
-            else:
-                self._upstream.resume_reading()
+            self._upstream.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more from the worker again."""
+        self._paused = False
+        if self._upstream is not None and self._listener is not None:
+            self._upstream.resume_reading()
 
     def close(self) -> None:
         """Abort the exchange if it has not ended: the worker's connection is closed."""
@@ -292,7 +291,7 @@ class Exchange:
 
     def check_time(self, now_s: float, answer_s: float, idle_s: float) -> None:
         """Fail the exchange if its worker has sent nothing for too long."""
-        if self._upstream is None or self._held:
+        if self._upstream is None or self._paused:
             return  # connecting has its own limit; while reading is paused, nothing can arrive
         limit_s = idle_s if self._answered else answer_s
         if now_s - max(self._began_s, self._upstream.last_received_s) > limit_s:

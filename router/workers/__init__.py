@@ -1,1 +1,1 @@
-"""The workers: who they are and how busy, how they come, are found, fail and go."""
+"""The workers: their registry, their state, and the ways in which they join and leave."""

@@ -1,6 +1,7 @@
-"""The circuit breaker of a worker that answers its probes, but fails its requests.
+"""The circuit breaker of one worker.
 
-Which worker a failure is held against is decided in ``ppd/attempts.py``.
+It opens when requests fail although the worker answers its health checks. ``ppd/attempts.py``
+decides which worker a failure counts against.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Opens after ``failures`` in a row; then lets one request through every ``rest_s``, until
-    one succeeds.
+    """A circuit breaker that opens after a number of failures in a row.
+
+    An open breaker is half-open once every ``rest_s`` seconds: it admits one trial request. It
+    closes when a request succeeds.
 
     Args:
-        failures: 0: it never opens.
+        failures: failures in a row that open the breaker; 0 if it never opens.
+        rest_s: seconds between two trial requests.
         clock: seconds, monotonic.
+
+    Attributes:
+        open: whether the breaker is open.
     """
 
     def __init__(
@@ -24,28 +31,30 @@ class Breaker:
         rest_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most = failures
+        self._max_failures = failures
         self._rest_s = rest_s
         self._clock = clock
-        self._failed = 0
+        self._failures = 0
         self._admits_at_s = 0.0
         self.open = False
 
     @property
     def admits(self) -> bool:
-        """Whether a request may be sent."""
+        """Whether a request may be sent to the worker."""
         return not self.open or self._clock() >= self._admits_at_s
 
     def sent(self) -> None:
-        """A request goes there: on an open breaker it is a trial, and the next one must wait."""
+        """Record that a request is sent to the worker; on an open breaker it is the trial."""
         if self.open:
             self._admits_at_s = self._clock() + self._rest_s
 
     def failed(self) -> None:
-        self._failed += 1
-        self.open = 0 < self._most <= self._failed
+        """Record that a request failed."""
+        self._failures += 1
+        self.open = 0 < self._max_failures <= self._failures
         if self.open:
             self._admits_at_s = self._clock() + self._rest_s
 
     def succeeded(self) -> None:
-        self._failed, self.open = 0, False
+        """Record that a request succeeded; the breaker closes."""
+        self._failures, self.open = 0, False

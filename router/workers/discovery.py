@@ -1,7 +1,7 @@
-"""Workers that something else lists: the pool is brought to what the lists say.
+"""Discovery: the registry follows the workers that sources list.
 
-Owns which workers came this way; only those does it drain and let go. It knows nothing of files
-or clusters: a source tells which workers there shall be, and is believed until it tells otherwise.
+Owns the workers that joined in this way, and drains and removes only those. A source is a file or
+a cluster. What it lists holds until it lists other workers.
 """
 
 from __future__ import annotations
@@ -30,16 +30,22 @@ logger = logging.getLogger("ppd.router.workers")
 
 
 class Source(Protocol):
-    @property
-    def name(self) -> str: ...
+    """A source of workers."""
 
-    async def watch(self, tell: Callable[[Mapping[str, Role]], None]) -> None:
-        """Tells the roles of all its workers by URL, at once and whenever they change."""
+    @property
+    def name(self) -> str:
+        """The name of the source, for logs."""
+        ...
+
+    async def watch(self, publish: Callable[[Mapping[str, Role]], None]) -> None:
+        """Call ``publish`` with the roles of all workers by URL, at once and on every change."""
 
 
 async def open_sources(config: RouterConfig) -> list[Source]:
-    """Raises:
-    ConfigError: a source cannot be read.
+    """The sources that the configuration names.
+
+    Raises:
+        ConfigError: a source cannot be read.
     """
     sources: list[Source] = []
     if config.workers_file:
@@ -50,100 +56,107 @@ async def open_sources(config: RouterConfig) -> list[Source]:
     return sources
 
 
-async def first_of_each(pool: WorkerRegistry, roles: Collection[Role]) -> None:
-    """Wait until there is a worker of each role."""
-    while missing := [role for role in roles if not pool.of(role)]:
+async def first_of_each(registry: WorkerRegistry, roles: Collection[Role]) -> None:
+    """Wait until the registry has a worker of each role."""
+    while missing := [role for role in roles if not registry.of(role)]:
         logger.info("waiting for a %s worker", " and a ".join(missing))
-        pool.joined.clear()
-        await pool.joined.wait()
+        registry.join_event.clear()
+        await registry.join_event.wait()
 
 
 class Reconciler:
-    """
+    """Adds listed workers to the registry, and drains and removes those no longer listed.
+
     Args:
-        interval_s: between two tries to reach those that do not answer, and between two looks
-            whether those that shall leave have finished.
+        registry: the workers of the router.
+        interval_s: seconds between two handshakes with a listed worker that does not answer, and
+            between two checks whether a draining worker has finished.
     """
 
-    def __init__(self, pool: WorkerRegistry, interval_s: float) -> None:
-        self._pool = pool
+    def __init__(self, registry: WorkerRegistry, interval_s: float) -> None:
+        self._registry = registry
         self._interval_s = interval_s
-        self._wanted: dict[str, Mapping[str, Role]] = {}  # by source
-        self._ours: dict[str, Worker] = {}
-        self._leaving: dict[str, bool] = {}  # whether operators had drained it before
+        self._listed: dict[str, Mapping[str, Role]] = {}  # by source
+        self._joined: dict[str, Worker] = {}  # by URL, the workers that joined in this way
+        self._leaving: dict[str, bool] = {}  # by URL: whether operators had drained it before
         self._connecting: set[str] = set()
-        self._told: dict[str, str] = {}  # why one does not join, as last logged
-        self._woken = asyncio.Event()
+        self._join_errors: dict[str, str] = {}  # by URL, as last logged
+        self._change_event = asyncio.Event()
 
     async def run(self, sources: Sequence[Source]) -> None:
+        """Follow the sources until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for source in sources:
-                tasks.create_task(source.watch(partial(self.want, source.name)))
+                tasks.create_task(source.watch(partial(self.update, source.name)))
             while True:
-                self._woken.clear()
-                for greeting in self.reconcile():
-                    tasks.create_task(greeting)
+                self._change_event.clear()
+                for handshake in self.reconcile():
+                    tasks.create_task(handshake)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
-                        await self._woken.wait()
+                        await self._change_event.wait()
 
-    def want(self, source: str, workers: Mapping[str, Role]) -> None:
-        """From now on ``source`` lists these."""
-        self._wanted[source] = dict(workers)
-        self._woken.set()
+    def update(self, source: str, workers: Mapping[str, Role]) -> None:
+        """Record what a source lists from now on: roles by URL."""
+        self._listed[source] = dict(workers)
+        self._change_event.set()
 
     def reconcile(self) -> list[Coroutine[Any, Any, None]]:
-        """Drain and let go what is listed no longer; gives the greetings of all that shall come
-        or stay after all, each to be awaited in its own time."""
-        wanted = self._roles()
-        greetings: list[Coroutine[Any, Any, None]] = []
-        for url, worker in list(self._ours.items()):
-            if self._pool.at(url) is not worker:  # removed by an operator
-                self._forget(url)
-            elif wanted.get(url) is not worker.role:
-                self._see_off(worker)
+        """Drain and remove workers that are no longer listed.
+
+        Returns:
+            Handshakes with the workers that join or stay, to be awaited concurrently.
+        """
+        listed = self._roles()
+        handshakes: list[Coroutine[Any, Any, None]] = []
+        for url, worker in list(self._joined.items()):
+            if self._registry.at(url) is not worker:  # removed by an operator
+                self._discard(url)
+            elif listed.get(url) is not worker.role:
+                self._drain(worker)
             elif url in self._leaving:
-                self._keep(worker)
-                greetings.append(self._pool.check(worker))
-        for url in self._told.keys() - wanted.keys():
-            del self._told[url]
-        for url, role in wanted.items():
-            if self._pool.at(url) is None and url not in self._connecting:
+                self._resume(worker)
+                handshakes.append(self._registry.check(worker))
+        for url in self._join_errors.keys() - listed.keys():
+            del self._join_errors[url]
+        for url, role in listed.items():
+            if self._registry.at(url) is None and url not in self._connecting:
                 self._connecting.add(url)
-                greetings.append(self._meet(url, role))
-        return greetings
+                handshakes.append(self._add(url, role))
+        return handshakes
 
     def _roles(self) -> dict[str, Role]:
-        return {url: role for listed in self._wanted.values() for url, role in listed.items()}
+        return {url: role for workers in self._listed.values() for url, role in workers.items()}
 
-    async def _meet(self, url: str, role: Role) -> None:
+    async def _add(self, url: str, role: Role) -> None:
+        """Perform the handshake with a listed worker, and add it to the registry."""
         try:
-            worker = await connect_worker(self._pool.control, role, url)
-            if self._roles().get(url) is not role or self._pool.at(url) is not None:
-                return  # no longer listed, or it came another way
-            self._pool.join(worker)
+            worker = await connect_worker(self._registry.control, role, url)
+            if self._roles().get(url) is not role or self._registry.at(url) is not None:
+                return  # it is no longer listed, or joined in another way meanwhile
+            self._registry.join(worker)
         except (aiohttp.ClientError, TimeoutError, OSError, WorkerError) as error:
-            why = describe(error)
-            if self._told.get(url) != why:
-                self._told[url] = why
-                logger.warning("worker cannot join yet: %s %s (%s)", role, url, why)
+            reason = describe(error)
+            if self._join_errors.get(url) != reason:
+                self._join_errors[url] = reason
+                logger.warning("worker cannot join yet: %s %s (%s)", role, url, reason)
         else:
-            self._ours[url] = worker
-            self._told.pop(url, None)
-            sources = [name for name, listed in self._wanted.items() if url in listed]
+            self._joined[url] = worker
+            self._join_errors.pop(url, None)
+            sources = [name for name, workers in self._listed.items() if url in workers]
             logger.info("worker joined: %s %s (%s)", role, url, ", ".join(sources))
         finally:
             self._connecting.discard(url)
 
-    def _see_off(self, worker: Worker) -> None:
-        """No new work for it; when it has finished what it has, it leaves."""
+    def _drain(self, worker: Worker) -> None:
+        """Drain a worker, and remove it if it has finished its requests."""
         first = worker.url not in self._leaving
         if first:
             self._leaving[worker.url] = worker.draining
-        worker.draining = True  # again, if it has restarted meanwhile
+        worker.draining = True  # every time, because a restart has ended the draining
         if not worker.in_flight:
-            self._pool.leave(worker)
-            self._forget(worker.url)
+            self._registry.leave(worker)
+            self._discard(worker.url)
             logger.info("worker left: %s %s (no longer listed)", worker.role, worker.url)
         elif first:
             logger.info(
@@ -153,12 +166,12 @@ class Reconciler:
                 worker.in_flight,
             )
 
-    def _keep(self, worker: Worker) -> None:
-        """It is listed again before it has left."""
+    def _resume(self, worker: Worker) -> None:
+        """End the draining of a worker that is listed again; a handshake must revive it."""
         worker.draining = self._leaving.pop(worker.url)
-        worker.alive = False  # until it has said whether it is still the same process
+        worker.alive = False  # its process may be another one
         logger.info("worker resumed: %s %s (listed again)", worker.role, worker.url)
 
-    def _forget(self, url: str) -> None:
-        self._ours.pop(url, None)
+    def _discard(self, url: str) -> None:
+        self._joined.pop(url, None)
         self._leaving.pop(url, None)

@@ -1,4 +1,7 @@
-"""Asks a worker over HTTP: its description, whether it is ready, its load."""
+"""HTTP requests to one worker: its properties, its readiness, its load.
+
+The paths and the format of the answers are in ``sglang.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,41 @@ from ppd.contract import Role
 from ppd.errors import WorkerError
 
 from ..wire.errors import describe
-from .sglang import Handshake, Load, check_role, handshake_of, load_of
+from .sglang import (
+    INFO_PATH,
+    LOADS_PATH,
+    LOADS_QUERY,
+    MODELS_PATH,
+    READY_PATH,
+    Handshake,
+    Load,
+    check_role,
+    handshake_of,
+    load_of,
+)
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
 
 async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
-    """Ask a worker for its description.
+    """Request a worker's properties.
 
     Raises:
-        WorkerError: something answers there, but not an SGLang server.
-        aiohttp.ClientError, TimeoutError, OSError: nothing answers.
+        WorkerError: the server at ``url`` is not an SGLang server.
+        aiohttp.ClientError, TimeoutError, OSError: no server answers, or it is not ready.
     """
     await check_ready(client, url)
-    info = await _get_json(client, f"{url}/server_info")
-    return handshake_of(url, info, await _get_json(client, f"{url}/v1/models"))
+    info = await _get_json(client, url + INFO_PATH)
+    return handshake_of(url, info, await _get_json(client, url + MODELS_PATH))
 
 
 async def connect_worker(client: aiohttp.ClientSession, role: Role, url: str) -> Worker:
-    """Shake hands once, and make the worker.
+    """Perform the handshake once, and return the worker.
 
     Raises:
-        WorkerError: it is not what it was given as.
-        aiohttp.ClientError, TimeoutError, OSError: it does not answer.
+        WorkerError: the server is not an SGLang server, or runs in another role.
+        aiohttp.ClientError, TimeoutError, OSError: no server answers, or it is not ready.
     """
     handshake = await shake_hands(client, url)
     check_role(url, role, handshake)
@@ -46,13 +60,16 @@ async def connect_worker(client: aiohttp.ClientSession, role: Role, url: str) ->
 async def await_worker(
     client: aiohttp.ClientSession, role: Role, url: str, deadline_s: float
 ) -> Worker:
-    """Shake hands with a worker that may still be starting.
+    """Retry the handshake until a worker that may still be starting answers.
 
     Args:
-        deadline_s: by the event loop's clock.
+        client: a session with short timeouts.
+        role: the role that the worker must have.
+        url: base URL of the worker.
+        deadline_s: end of the retries, by the event loop's clock.
 
     Raises:
-        WorkerError: it did not answer in time, or is not what it was given as.
+        WorkerError: the worker did not answer in time, or is not what the router needs.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -67,27 +84,36 @@ async def await_worker(
 
 
 async def check_ready(client: aiohttp.ClientSession, url: str) -> None:
-    """Check that a worker serves.
+    """Check that a worker accepts requests.
 
     Raises:
-        aiohttp.ClientError: it does not; with 503 it is still starting, or shutting down.
+        aiohttp.ClientError: it does not; with status 503 it is starting or shutting down.
     """
-    async with client.get(f"{url}/ready") as response:
+    async with client.get(url + READY_PATH) as response:
         if response.status >= 500:
-            raise aiohttp.ClientError(f"it is not ready: {url}/ready answered {response.status}")
+            raise aiohttp.ClientError(
+                f"it is not ready: {url}{READY_PATH} answered {response.status}"
+            )
 
 
-async def ask_load(client: aiohttp.ClientSession, url: str, before: Load | None) -> Load | None:
-    """Ask a decode worker for its load; None if it does not report any."""
+async def fetch_load(client: aiohttp.ClientSession, url: str, previous: Load | None) -> Load | None:
+    """Request a decode worker's load; None if it reports none.
+
+    Args:
+        client: a session with short timeouts.
+        url: base URL of the worker.
+        previous: the worker's previous report; None for the first one.
+    """
     try:
-        async with client.get(f"{url}/v1/loads", params={"include": "core"}) as response:
+        async with client.get(url + LOADS_PATH, params=LOADS_QUERY) as response:
             if response.status != 200:
                 return None
-            return load_of(orjson.loads(await response.read()), before)
+            return load_of(orjson.loads(await response.read()), previous)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        logger.info("%s/v1/loads: %s", url, describe(error))  # it may still serve
+        # At level info: the worker may serve requests all the same.
+        logger.info("%s%s: %s", url, LOADS_PATH, describe(error))
     except (ValueError, LookupError, TypeError) as error:
-        logger.warning("%s/v1/loads: unexpected answer (%r)", url, error)
+        logger.warning("%s%s: unexpected answer (%r)", url, LOADS_PATH, error)
     return None
 
 

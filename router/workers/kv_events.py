@@ -1,9 +1,8 @@
-"""KV events: workers publish what their caches store and drop, if they are told to.
+"""Subscriptions to the KV events of workers: what their caches store and remove.
 
-SGLang's ``--kv-events-config`` (``disaggregation/kv_events.py``, 0.5.21): batches in msgpack over
-ZeroMQ, numbered. A block that is stored names the ``session_id`` of its request, which this
-router sets to the conversation's name: so no token need be known here. Nothing depends on
-events: where some are missed, a worker that has dropped a conversation refuses it, as ever.
+A stored block carries the ``session_id`` of its request. The router sets it to the conversation's
+name, so it needs no token ids here. Events are optional: if some are missed, a worker that has
+evicted a conversation refuses its next local turn. The wire format is in ``sglang_events.py``.
 """
 
 from __future__ import annotations
@@ -12,112 +11,91 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
+from ppd.errors import PpdError
 from ppd.evictions import Evictions
 
 from ..observability.metrics import Metrics
 from .registry import WorkerRegistry
 from .sglang import Publisher
+from .sglang_events import (
+    BlocksRemoved,
+    CacheCleared,
+    KvEvent,
+    decode_kv_events,
+    is_device_tier,
+    split_kv_message,
+)
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
-_DEVICE = ("GPU", None)  # SGLang's name of the tier that is searched first, on a CPU too
-_HEARTBEAT_MS, _SILENCE_MS = 5_000, 15_000  # a host that has vanished is found out
-_PATIENCE_S = 15.0  # for a publisher that was told of and does not answer
-_MAX_BYTES = 64 * 1024 * 1024  # of a message
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # they detect a host that has vanished
+_CONNECT_WARNING_S = 15.0  # without a publisher after this time, a warning is logged
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    block_size: Annotated[int, msgspec.Meta(gt=0)]
-    medium: str | None = None
-    session_id: str | None = None
-
-
-class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
-    block_hashes: list[int]
-    medium: str | None = None
-
-
-class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
-    pass
-
-
-class _Batch(msgspec.Struct, array_like=True, gc=False):
-    at_s: float
-    events: list[_Stored | _Removed | _Cleared]
-
-
-# Too few frames, no UTF-8, hashes above 64 bits, fields within fields without end.
-_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
-_BATCHES = msgspec.msgpack.Decoder(_Batch)
-
-
-class _ElsewhereToo(Exception):
-    """KV that is dropped may be kept in another tier: there is nothing to learn."""
+class _LowerTierError(PpdError):
+    """The worker has a lower cache tier, which may keep KV that its device removes."""
 
 
 class KvEventSubscriber:
-    """What one worker publishes, put into its ``evictions``."""
+    """Applies the KV events of one worker to its ``evictions``."""
 
     def __init__(self, worker: Worker, metrics: Metrics) -> None:
         self._worker = worker
         self._labels = worker.role, worker.url
         self._metrics = metrics
         self._evictions = worker.evictions = Evictions()
-        self._next: int | None = None
-        self._is_well = True
+        self._next_number: int | None = None
+        self._in_order = True
 
-    def heard(self, frames: Sequence[bytes]) -> None:
-        """One batch: topic, number, payload. What cannot be read is as good as missed.
+    def receive(self, frames: Sequence[bytes]) -> None:
+        """Apply one message; an unreadable one counts as missed.
+
+        Args:
+            frames: topic, number and payload.
 
         Raises:
-            _ElsewhereToo: the worker has a lower tier.
+            _LowerTierError: the worker has a lower cache tier.
         """
         try:
-            _, number_bytes, payload = frames
-            number = int.from_bytes(number_bytes)
-            missed = self._next not in (None, number)
+            number, payload = split_kv_message(frames)
+            missed = self._next_number not in (None, number)
             if missed:
-                self._missed(f"{self._next} was next, {number} came")
-            self._next = number + 1
-            for event in _BATCHES.decode(payload).events:
-                self._take(event)
-        except _ElsewhereToo:
-            raise
-        except _UNREADABLE as error:
-            self._missed(repr(error))
+                self._record_missed(f"{self._next_number} was next, {number} came")
+            self._next_number = number + 1
+            for event in decode_kv_events(payload):
+                self._apply(event)
+        except (ValueError, OverflowError) as error:  # the latter: a hash above 64 bits
+            self._record_missed(repr(error))
         else:
-            self._is_well = self._is_well or not missed
+            self._in_order = self._in_order or not missed
 
-    def _take(self, event: _Stored | _Removed | _Cleared) -> None:
-        if isinstance(event, _Cleared):
+    def _apply(self, event: KvEvent) -> None:
+        if isinstance(event, CacheCleared):
             self._evictions.cleared()
-        elif event.medium not in _DEVICE:
-            raise _ElsewhereToo(event.medium)
-        elif isinstance(event, _Removed):
+        elif not is_device_tier(event.medium):
+            raise _LowerTierError(event.medium)
+        elif isinstance(event, BlocksRemoved):
             tokens = self._evictions.removed(event.block_hashes)
             self._metrics.kv_evicted.labels(*self._labels).inc(tokens)
         elif (session := _session(event.session_id)) is not None:
             blocks, parent = event.block_hashes, event.parent_block_hash
             self._evictions.stored(session, parent, blocks, event.block_size)
 
-    def _missed(self, why: str) -> None:
+    def _record_missed(self, reason: str) -> None:
         self._evictions.forget()
         self._metrics.kv_events_missed.labels(*self._labels).inc()
-        if self._is_well:  # once, not for each of them
-            logger.warning("KV events of %s were missed: %s", self._worker.url, why)
-        self._is_well = False
+        if self._in_order:  # one log line for a series of missed messages
+            logger.warning("KV events of %s were missed: %s", self._worker.url, reason)
+        self._in_order = False
 
 
 def _session(name: str | None) -> int | None:
-    """The conversation's number; None for who is not this router's."""
+    """The conversation's number; None if this router did not set the name."""
     try:
         return None if name is None else int(name, 16)
     except ValueError:
@@ -125,39 +103,48 @@ def _session(name: str | None) -> int | None:
 
 
 @asynccontextmanager
-async def listening(pool: WorkerRegistry, metrics: Metrics) -> AsyncIterator[None]:
-    """All workers of the pool that publish are heard while the context is open."""
-    listeners = _Listeners(metrics)
-    for worker in pool.workers:
-        listeners.follow(worker)
-    pool.met, pool.parted = listeners.follow, listeners.leave
+async def kv_event_subscriptions(registry: WorkerRegistry, metrics: Metrics) -> AsyncIterator[None]:
+    """Subscribe to every publishing worker of the registry while the context is open."""
+    subscriptions = _Subscriptions(metrics)
+    for worker in registry.workers:
+        subscriptions.subscribe(worker)
+    registry.on_join, registry.on_leave = subscriptions.subscribe, subscriptions.unsubscribe
     try:
         yield
     finally:
-        pool.met = pool.parted = lambda _worker: None
-        await listeners.close()
+        registry.on_join = registry.on_leave = lambda _worker: None
+        await subscriptions.close()
 
 
-class _Listeners:
+class _Subscriptions:
+    """One task and one ZeroMQ socket for each worker that publishes KV events."""
+
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._context: Any = None  # zmq.asyncio.Context, if anybody publishes
+        self._context: Any = None  # zmq.asyncio.Context, made for the first publisher
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    def follow(self, worker: Worker) -> None:
-        """From now on; anew, if it was heard before."""
-        self.leave(worker)
+    def subscribe(self, worker: Worker) -> None:
+        """Subscribe to a worker's events; an earlier subscription is replaced."""
+        self.unsubscribe(worker)
         publisher = worker.handshake.publisher
         if publisher is None or worker.handshake.keeps_sessions:
             return
-        if not self._can_hear(worker, publisher):
+        if publisher.ranks != 1:
+            logger.warning(
+                "%s publishes the KV events of %d data-parallel caches: not supported",
+                *(worker.url, publisher.ranks),
+            )
+            return
+        if not self._open_context(worker):
             return
         worker.publishes = False
         task = self._tasks[worker] = asyncio.create_task(self._listen(worker, publisher))
-        task.add_done_callback(lambda task: self._ended(worker, task))
+        task.add_done_callback(lambda task: self._task_ended(worker, task))
 
-    def leave(self, worker: Worker) -> None:
+    def unsubscribe(self, worker: Worker) -> None:
+        """End a worker's subscription, if there is one."""
         worker.evictions = worker.publishes = None
         if (task := self._tasks.pop(worker, None)) is not None:
             task.cancel()
@@ -165,31 +152,29 @@ class _Listeners:
             task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
+        """End all subscriptions, and wait for their tasks."""
         for worker in list(self._tasks):
-            self.leave(worker)
+            self.unsubscribe(worker)
         await asyncio.gather(*self._ending, return_exceptions=True)
         if self._context is not None:
             self._context.destroy(linger=0)
 
-    def _ended(self, worker: Worker, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(worker) is task:  # of itself
-            self.leave(worker)
+    def _task_ended(self, worker: Worker, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(worker) is task:  # it was not cancelled by unsubscribe
+            self.unsubscribe(worker)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the KV events of %s are heard no more", worker.url, exc_info=error)
-
-    def _can_hear(self, worker: Worker, publisher: Publisher) -> bool:
-        if publisher.ranks != 1:
-            logger.warning(
-                "%s publishes the KV events of %d data-parallel caches: not followed",
-                *(worker.url, publisher.ranks),
+            logger.error(
+                "the subscription to the KV events of %s failed", worker.url, exc_info=error
             )
-            return False
+
+    def _open_context(self, worker: Worker) -> bool:
+        """Open the ZeroMQ context if it is not open; False if the library is not installed."""
         if self._context is None:
             try:
                 import zmq.asyncio
             except ImportError:
                 logger.warning(
-                    "%s publishes KV events: to hear them, pip install 'sglang-ppd[kv-events]'",
+                    "%s publishes KV events: to use them, pip install 'sglang-ppd[kv-events]'",
                     worker.url,
                 )
                 return False
@@ -201,52 +186,54 @@ class _Listeners:
 
         host = urlsplit(worker.url).hostname or ""
         with self._context.socket(zmq.SUB) as socket:
-            # A name is looked up as SGLang's publisher binds: it never asks for IPv6.
+            # SGLang's publisher binds to IPv4 only, so a host name must resolve to IPv4.
             socket.setsockopt(zmq.IPV6, ":" in host)
-            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
             socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
             socket.subscribe(publisher.topic)
-            told = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-            monitor = socket.get_monitor_socket(told)  # before it can connect
-            watching = asyncio.create_task(self._watch(worker, monitor))
+            monitored = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            monitor = socket.get_monitor_socket(monitored)  # before the socket can connect
+            watching = asyncio.create_task(self._watch_connection(worker, monitor))
             address = f"tcp://{f'[{host}]' if ':' in host else host}:{publisher.port}"
-            waiting = asyncio.get_running_loop().call_later(_PATIENCE_S, _unheard, worker, address)
+            warning = asyncio.get_running_loop().call_later(
+                _CONNECT_WARNING_S, _warn_if_not_connected, worker, address
+            )
             try:
                 socket.connect(address)
-                hearing = KvEventSubscriber(worker, self._metrics)
+                subscriber = KvEventSubscriber(worker, self._metrics)
                 while True:
-                    hearing.heard(await socket.recv_multipart())
-                    await asyncio.sleep(0)  # what is there already is given without a pause
-            except _ElsewhereToo as tier:
+                    subscriber.receive(await socket.recv_multipart())
+                    await asyncio.sleep(0)  # recv_multipart does not yield if a message waits
+            except _LowerTierError as tier:
                 logger.warning(
-                    "%s keeps KV in %s, too: what its device drops may still be there, so "
-                    "evictions are not learned from it",
+                    "%s keeps KV in %s, too: blocks that its device removes may still be there, "
+                    "so its KV events show no evictions",
                     *(worker.url, tier),
                 )
             finally:
-                waiting.cancel()
+                warning.cancel()
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 socket.disable_monitor()
-                monitor.close(linger=0)  # which its reader would keep
+                monitor.close(linger=0)  # disable_monitor leaves this end open
 
-    async def _watch(self, worker: Worker, monitor: Any) -> None:
-        """Say when events stop coming, and when they come."""
+    async def _watch_connection(self, worker: Worker, monitor: Any) -> None:
+        """Set ``worker.publishes`` and log when the connection opens and closes."""
         import zmq
         from zmq.utils.monitor import recv_monitor_message
 
         while True:
-            told = await recv_monitor_message(monitor)
-            worker.publishes = told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            message = await recv_monitor_message(monitor)
+            worker.publishes = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if worker.publishes:
-                logger.info("hearing the KV events of %s", worker.url)
+                logger.info("subscribed to the KV events of %s", worker.url)
             else:
                 logger.warning("the KV events of %s have stopped", worker.url)
 
 
-def _unheard(worker: Worker, address: str) -> None:
+def _warn_if_not_connected(worker: Worker, address: str) -> None:
     if worker.publishes is False:
         logger.warning(
-            "%s says it publishes KV events, but nothing answers at %s", worker.url, address
+            "%s should publish KV events, but nothing answers at %s", worker.url, address
         )

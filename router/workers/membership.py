@@ -1,7 +1,7 @@
-"""Workers that come and go: announcements, goodbyes, and those that have fallen silent.
+"""Workers that announce themselves: they join, renew, leave, and are dropped when silent.
 
-What a worker says is a hint. Before it gets work the router shakes hands with it, as with
-workers given at start; who may announce at all is told by a shared secret.
+An announcement is a hint. The router performs a handshake with an announced worker before it sends
+work there, as with workers given at start. A shared secret authenticates announcements.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Membership:
-    """
+    """Handles the announcements of workers.
+
     Args:
-        roles: of the workers that the router's policy uses.
-        token: announcements must carry it; "": they must come from this host (or through a proxy
-            on it).
-        networks: they must come from there, and lead there; () if from anywhere.
-        siblings: pass on what they are told.
-        budget_s: an announced worker that is silent for longer is dropped.
+        registry: the workers of the router.
+        roles: roles that the router's policy uses.
+        token: the secret that announcements must carry. If it is empty, they must come from this
+            host, or through a proxy on it.
+        networks: announcements must come from these networks and name addresses in them; empty
+            for any network.
+        peers: other processes of the router, which pass announcements on; None if there are none.
+        budget_s: a worker whose last announcement is older is dropped.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
-        pool: WorkerRegistry,
+        registry: WorkerRegistry,
         *,
         roles: Collection[Role],
         token: str,
@@ -59,187 +62,211 @@ class Membership:
         budget_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self._pool = pool
+        self._registry = registry
         self._roles = roles
         self._token = token
         self._peers = peers
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._budget_s = budget_s
         self._clock = clock
-        self._connecting: set[str] = set()  # URLs that hands are being shaken with
-        self._left: set[tuple[str, str | None]] = set()  # those that said goodbye meanwhile
+        self._connecting: set[str] = set()  # URLs with a handshake under way
+        # URL and boot_id of workers that announced their leave during that handshake.
+        self._left: set[tuple[str, str | None]] = set()
 
-    def warn_if_shut(self, host: str) -> None:
-        """
+    def warn_if_local_only(self, host: str) -> None:
+        """Log a warning if the router accepts announcements from its own host only.
+
         Args:
-            host: that the router listens on.
+            host: the host that the router listens on.
         """
         if not self._token and host not in _LOOPBACK:
             logger.warning("only workers of this host may announce themselves: %s", _NO_TOKEN)
 
     def add_routes(self, app: web.Application) -> None:
+        """Add the route of announcements."""
         app.router.add_post(PATH, self.receive)
 
     async def receive(self, request: web.Request) -> web.Response:
+        """Handle the request of one announcement.
+
+        Raises:
+            RequestError: the sender is not authenticated (401) or not in the allowed networks
+                (403), the announcement is malformed (400), or the worker cannot join (409).
+        """
         if self._token and not carries_token(request.headers.get("Authorization"), self._token):
             raise RequestError("announcements must carry the worker token", status=401)
-        if not self._token and not self._is_of_this_host(request):
+        if not self._token and not self._is_from_this_host(request):
             raise RequestError(f"announcements from other hosts: {_NO_TOKEN}", status=401)
         if self._networks:
-            await self._checked(self._sender(request), "who announces")
+            await self._allowed_addresses(self._sender(request), "the sender")
         try:
             announcement = parse(await request.read())
         except ContractError as error:
             raise RequestError(str(error)) from error
         try:
-            await self.hear(await self._pinned(announcement))
+            await self.handle(await self._with_address(announcement))
         except WorkerError as error:
             raise RequestError(str(error), status=409) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            told = f"{announcement.url} does not answer the router ({describe(error)})"
-            raise RequestError(told, status=409) from error
-        return web.json_response({"workers": len(self._pool.workers)})
+            message = f"{announcement.url} does not answer the router ({describe(error)})"
+            raise RequestError(message, status=409) from error
+        return web.json_response({"workers": len(self._registry.workers)})
 
     def _sender(self, request: web.Request) -> str | None:
-        """Whom another process of ours has it from, if it has passed the announcement on."""
+        """The address of the worker, also if a peer has passed its announcement on."""
         if self._peers is not None and self._peers.asks(request):
             return request.headers.get(PASSED_ON, request.remote)
         return request.remote
 
-    def _is_of_this_host(self, request: web.Request) -> bool:
+    def _is_from_this_host(self, request: web.Request) -> bool:
         sender = self._sender(request)
-        here = request.get_extra_info("sockname") or ("",)
-        return is_loopback(sender) or sender == here[0]
+        local = request.get_extra_info("sockname") or ("",)
+        return is_loopback(sender) or sender == local[0]
 
-    async def _pinned(self, said: Announcement) -> Announcement:
-        """``said`` of an address in the allowed networks: what a name leads to may be changed
-        between this check and the handshake, and again before any request.
+    async def _with_address(self, announcement: Announcement) -> Announcement:
+        """The announcement with an allowed address in its URL in place of a host name.
+
+        The address of a name could change between this check and the handshake, and again before
+        any request.
 
         Raises:
-            WorkerError: its URL is none, or a name that cannot be replaced by an address.
-            RequestError: it is not in the allowed networks.
+            WorkerError: its URL is malformed, or its name cannot be replaced by an address.
+            RequestError: its address is not in the allowed networks.
         """
         if not self._networks:
-            return said
-        if problem := url_problem(said.role, said.url):
+            return announcement
+        if problem := url_problem(announcement.role, announcement.url):
             raise WorkerError(problem)
-        parts = urlsplit(said.url)
+        parts = urlsplit(announcement.url)
         host = parts.hostname or ""
-        addresses = await self._checked(host, "a worker")
+        addresses = await self._allowed_addresses(host, "a worker")
         if _is_address(host):
-            return said
-        if parts.scheme == "https":  # its certificate is the name's
-            raise WorkerError(f"{said.url}: where networks are restricted, announce an address")
-        # The same one for all processes of this router.
-        address = min(addresses, key=lambda one: (one.version, int(one)))
+            return announcement
+        if parts.scheme == "https":  # the certificate is valid for the name only
+            raise WorkerError(
+                f"{announcement.url}: where networks are restricted, announce an address"
+            )
+        # All processes of this router choose the same address.
+        address = min(addresses, key=lambda address: (address.version, int(address)))
         written = f"[{address}]" if address.version == 6 else address
         url = parts._replace(netloc=f"{written}:{parts.port}").geturl()
-        return msgspec.structs.replace(said, url=url)
+        return msgspec.structs.replace(announcement, url=url)
 
-    async def _checked(self, host: str | None, what: str) -> Sequence[IPv4Address | IPv6Address]:
-        """
+    async def _allowed_addresses(
+        self, host: str | None, subject: str
+    ) -> Sequence[IPv4Address | IPv6Address]:
+        """The addresses of a host, which must all be in the allowed networks.
+
         Args:
-            host: an address, or a name, which must lead nowhere else.
+            host: an address or a name.
+            subject: the subject of the error message.
 
         Raises:
-            RequestError: it is not in the allowed networks.
+            RequestError: an address is not in the allowed networks.
         """
         addresses = await _addresses(host or "")
         for address in addresses:
             if not any(address in network for network in self._networks):
                 allowed = ", ".join(map(str, self._networks))
-                raise RequestError(f"{what} at {address} is not in {allowed}", status=403)
+                raise RequestError(f"{subject} at {address} is not in {allowed}", status=403)
         return addresses
 
-    async def hear(self, said: Announcement) -> None:
-        """Act on one announcement.
+    async def handle(self, announcement: Announcement) -> None:
+        """Handle one announcement: the worker joins, renews its membership, or leaves.
 
         Raises:
-            WorkerError: this worker cannot be of this router's.
-            aiohttp.ClientError, TimeoutError, OSError: it cannot be reached where it says it is.
+            WorkerError: the worker cannot join this router.
+            aiohttp.ClientError, TimeoutError, OSError: it cannot be reached at the announced URL.
         """
-        if problem := url_problem(said.role, said.url):
+        if problem := url_problem(announcement.role, announcement.url):
             raise WorkerError(problem)
-        worker = self._pool.at(said.url)
-        if said.leaving:
-            if said.url in self._connecting:
-                self._left.add((said.url, said.boot_id))
-            if worker is not None and worker.handshake.boot_id in (None, said.boot_id):
-                self._goodbye(worker)
+        worker = self._registry.at(announcement.url)
+        if announcement.leaving:
+            if announcement.url in self._connecting:
+                self._left.add((announcement.url, announcement.boot_id))
+            if worker is not None and worker.handshake.boot_id in (None, announcement.boot_id):
+                self._remove(worker)
         elif worker is None:
-            await self._welcome(said)
+            await self._add(announcement)
         elif worker.announced_at_s is None:
-            await self._renew(worker, said)
-            worker.note_flushes(said.flushes)
+            await self._check_known(worker, announcement)
+            worker.note_flushes(announcement.flushes)
         else:
             try:
-                await self._renew(worker, said)
+                await self._check_known(worker, announcement)
             except WorkerError:
-                self._pool.leave(worker)  # something else is there now: it may join anew
+                self._registry.leave(worker)  # another server has its URL, and may join
                 raise
-            self._note(worker, said)
+            self._record(worker, announcement)
 
-    async def _renew(self, worker: Worker, said: Announcement) -> None:
-        """Make sure that a known worker is what it was.
+    async def _check_known(self, worker: Worker, announcement: Announcement) -> None:
+        """Check that a known worker still has its role, and is alive.
 
         Raises:
-            WorkerError: it is not, or does not answer.
+            WorkerError: it has another role, or does not answer.
         """
-        if said.role is not worker.role:
-            raise WorkerError(f"{said.url} is known as a {worker.role} worker, not {said.role}")
+        if announcement.role is not worker.role:
+            raise WorkerError(
+                f"{announcement.url} is known as a {worker.role} worker, not {announcement.role}"
+            )
         boot_id = worker.handshake.boot_id
-        if worker.alive and boot_id is not None and boot_id != said.boot_id:
-            self._pool.mark_dead(worker, "another process has its place")
+        if worker.alive and boot_id is not None and boot_id != announcement.boot_id:
+            self._registry.mark_dead(worker, "another process has its place")
         if not worker.alive:
-            await self._pool.check(worker)
+            await self._registry.check(worker)
         if not worker.alive:
-            raise WorkerError(f"{said.url} does not answer the router, or serves another model")
+            raise WorkerError(
+                f"{announcement.url} does not answer the router, or serves another model"
+            )
 
-    async def _welcome(self, said: Announcement) -> None:
-        if said.role not in self._roles:
+    async def _add(self, announcement: Announcement) -> None:
+        """Perform the handshake with an announced worker, and add it to the registry."""
+        url = announcement.url
+        if announcement.role not in self._roles:
             used = ", ".join(self._roles)
-            raise WorkerError(f"this router uses no {said.role} workers, only {used}")
-        if said.url in self._connecting:
-            return  # the heartbeat before this one is still being answered
-        self._connecting.add(said.url)
+            raise WorkerError(f"this router uses no {announcement.role} workers, only {used}")
+        if url in self._connecting:
+            return  # the previous announcement is still being handled
+        self._connecting.add(url)
         try:
-            worker = await connect_worker(self._pool.control, said.role, said.url)
+            worker = await connect_worker(self._registry.control, announcement.role, url)
         finally:
-            self._connecting.discard(said.url)
+            self._connecting.discard(url)
         boot_id = worker.handshake.boot_id
-        if (said.url, boot_id) in self._left:
-            self._left.discard((said.url, boot_id))
+        if (url, boot_id) in self._left:
+            self._left.discard((url, boot_id))
             return
-        if self._pool.at(said.url) is not None:
-            return  # found or added meanwhile
-        self._note(worker, said)
-        self._pool.join(worker)
+        if self._registry.at(url) is not None:
+            return  # it was discovered or added during the handshake
+        self._record(worker, announcement)
+        self._registry.join(worker)
         logger.info("worker joined: %s %s", worker.role, worker.url)
 
-    def _note(self, worker: Worker, said: Announcement) -> None:
-        """Take down what an announced worker says of its load; it is not asked then."""
-        worker.announced_at_s, worker.announcement = self._clock(), said
-        worker.note_flushes(said.flushes)
-        if said.role is Role.DECODE:
-            free = said.load.kv_total_tokens - said.load.kv_used_tokens
-            load = Load(said.load.running, free, written_at=worker.announced_at_s)
-            self._pool.report(worker, load)
+    def _record(self, worker: Worker, announcement: Announcement) -> None:
+        """Record an announcement and its load; an announced worker's load is not requested."""
+        worker.announced_at_s, worker.announcement = self._clock(), announcement
+        worker.note_flushes(announcement.flushes)
+        if announcement.role is Role.DECODE:
+            load = announcement.load
+            free_tokens = load.kv_total_tokens - load.kv_used_tokens
+            report = Load(load.running, free_tokens, written_at_s=worker.announced_at_s)
+            self._registry.report(worker, report)
 
-    def _goodbye(self, worker: Worker) -> None:
-        """No new work for it; what it has in hand it finishes."""
+    def _remove(self, worker: Worker) -> None:
+        """Send a leaving worker no new work; its open legs end by themselves."""
         if worker.announced_at_s is None:
-            self._pool.mark_dead(worker, "it said goodbye")
+            self._registry.mark_dead(worker, "it announced that it leaves")
         else:
-            self._pool.leave(worker)
+            self._registry.leave(worker)
             logger.info("worker left: %s %s", worker.role, worker.url)
 
     def drop_silent(self) -> None:
-        """Drop announced workers whose heartbeats have stayed out."""
+        """Drop announced workers whose last announcement is too old."""
         now_s = self._clock()
-        for worker in list(self._pool.workers):
+        for worker in list(self._registry.workers):
             if worker.announced_at_s is None or now_s - worker.announced_at_s <= self._budget_s:
                 continue
-            self._pool.leave(worker)
+            self._registry.leave(worker)
             logger.warning(
                 "worker dropped: %s %s (no heartbeat for %.0f s)",
                 worker.role,
@@ -248,6 +275,7 @@ class Membership:
             )
 
     async def watch_forever(self) -> None:
+        """Drop silent workers again and again."""
         while True:
             await asyncio.sleep(self._budget_s / 10)
             self.drop_silent()
@@ -262,12 +290,14 @@ def _is_address(host: str) -> bool:
 
 
 async def _addresses(host: str) -> list[IPv4Address | IPv6Address]:
-    """Raises:
-    RequestError: it is no address, and no name of one.
+    """The addresses of a host; an IPv4-mapped IPv6 address counts as IPv4.
+
+    Raises:
+        RequestError: the host is no address, and no name that resolves to one.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError as error:
-        raise RequestError(f"{host!r} leads nowhere: {error}") from error
-    addresses = [ipaddress.ip_address(one[4][0]) for one in found]
-    return [getattr(one, "ipv4_mapped", None) or one for one in addresses]
+        raise RequestError(f"{host!r} does not resolve: {error}") from error
+    addresses = [ipaddress.ip_address(entry[4][0]) for entry in resolved]
+    return [getattr(address, "ipv4_mapped", None) or address for address in addresses]

@@ -1,4 +1,4 @@
-"""Which pods are workers: what the options say, and what a cluster's API tells of each."""
+"""The parts of a Kubernetes pod that discovery reads, as the cluster's API sends them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class _Api(msgspec.Struct, frozen=True, rename="camel"):
-    """As in the cluster's API, which may always say more."""
+    """An object of the cluster's API; unknown fields are ignored."""
 
 
 class _Meta(_Api, frozen=True):
@@ -40,39 +40,57 @@ class _Status(_Api, frozen=True):
 
 
 class Pod(_Api, frozen=True):
+    """One pod."""
+
     metadata: _Meta
     spec: _Spec = _Spec()
     status: _Status = _Status()
 
     @property
     def ready(self) -> bool:
-        """It serves, and is not about to end."""
+        """Whether the pod has an address, is ready and is not being deleted."""
         conditions = self.status.conditions or ()
-        says_so = any(one.type == "Ready" and one.status == "True" for one in conditions)
-        return says_so and self.metadata.deletion_timestamp is None and self.status.pod_ip != ""
+        is_ready = any(
+            condition.type == "Ready" and condition.status == "True" for condition in conditions
+        )
+        return is_ready and self.metadata.deletion_timestamp is None and self.status.pod_ip != ""
 
     def url(self, port: int | str) -> str | None:
-        """None if it has no port of that name."""
+        """The base URL of a port of the pod.
+
+        Args:
+            port: its number, or the name that the pod gives it.
+
+        Returns:
+            None if the pod has no port of that name.
+        """
         if isinstance(port, str):
-            ports = [one for c in self.spec.containers or () for one in c.ports or ()]
-            named = [one.container_port for one in ports if one.name == port]
-            if not named:
+            containers = self.spec.containers or ()
+            ports = [item for container in containers for item in container.ports or ()]
+            numbers = [item.container_port for item in ports if item.name == port]
+            if not numbers:
                 return None
-            port = named[0]
+            port = numbers[0]
         host = f"[{self.status.pod_ip}]" if ":" in self.status.pod_ip else self.status.pod_ip
         return f"http://{host}:{port}"
 
 
 class PodList(_Api, frozen=True):
+    """The answer to a list request."""
+
     metadata: _Meta
     items: tuple[Pod, ...] | None = None
 
 
 class Event(_Api, frozen=True):
+    """One line of a watch."""
+
     type: str
     object: msgspec.Raw
 
 
 class Failure(_Api, frozen=True):
+    """The API server's error object."""
+
     code: int = 0
     message: str = ""

@@ -1,59 +1,71 @@
-"""What the router reads of SGLang: its answers, errors, states and limits, for all versions served.
+"""SGLang's paths, answers, error messages and limits, for all versions served.
 
-One file to visit for a new SGLang release. Written against 0.5.21 (``python/sglang/srt``); what is
-said of other versions names them. What travels the other way, the wire contract of local and
-remote turns, is ``ppd/contract.py``'s and ``router/serving/bodies.py``'s.
+With ``sglang_events.py`` (the wire format of KV events) this is the file to visit for a new SGLang
+release. It was written against 0.5.21 (``python/sglang/srt``); a fact about another version names
+that version. It parses what workers send and makes no request. The messages from the router to
+workers are in ``ppd/contract.py`` and ``router/serving/bodies.py``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from ppd.contract import Role
+from ppd.contract import DESCRIPTION_VERSION, Role, parse_description
 from ppd.errors import EngineError, WorkerError
 
 logger = logging.getLogger("ppd.router.workers")
 
-# -- defaults and limits ------------------------------------------------------------------
+# -- paths, defaults and limits -----------------------------------------------------------
+
+INFO_PATH = "/server_info"
+MODELS_PATH = "/v1/models"
+READY_PATH = "/ready"  # 503 while the server starts and while it shuts down
+LOADS_PATH = "/v1/loads"
+LOADS_QUERY = {"include": "core"}
 
 COMPLETION_MAX_TOKENS = 16  # of /v1/completions without max_tokens (entrypoints/openai/protocol.py)
 GENERATE_MAX_TOKENS = 128  # of /generate without max_new_tokens (sampling/sampling_params.py)
 
-# The values of --disaggregation-mode, as /server_info has them.
+# The values of --disaggregation-mode in /server_info.
 _MODES = {role: role.value for role in Role} | {Role.REPLICA: "null"}
 
-_ANY_HOST = ("*", "0.0.0.0", "::", "[::]")  # where a publisher of KV events binds
+_WILDCARD_HOSTS = ("*", "0.0.0.0", "::", "[::]")  # a publisher of KV events binds to them
 
 # -- errors -------------------------------------------------------------------------------
 
-# In errors (disaggregation/decode.py:2649, prefill.py:1120, 1185, common/conn.py:91) when KV did
-# not get from one worker to the other. They do not tell which of the two is at fault.
-_TRANSFER_MARKS = ("transfer failed", "bootstrap failed", "KVTransferError")
+# Parts of the messages when KV was not transferred (disaggregation/decode.py:2649,
+# prefill.py:1120, 1185, common/conn.py:91). They do not name the worker at fault.
+_TRANSFER_ERRORS = ("transfer failed", "bootstrap failed", "KVTransferError")
 
-# How 0.5.21 refuses what is neither remote nor, for want of the plugin, local. Only at the start
-# of a message: validation errors repeat what a client has sent.
-_UNPATCHED = "Invalid request: Disaggregated request received without bootstrap room"
+# 0.5.21's refusal of a request without a bootstrap room, by a worker without the plugin. It is
+# compared with the start of a message, because validation errors repeat a client's input.
+_NO_ROOM_ERROR = "Invalid request: Disaggregated request received without bootstrap room"
 
 
 def is_transfer_failure(message: str) -> bool:
-    """Whether an error means that KV was not transferred."""
-    return any(mark in message for mark in _TRANSFER_MARKS)
+    """Whether an error message means that KV was not transferred."""
+    return any(text in message for text in _TRANSFER_ERRORS)
 
 
 def is_unpatched(message: str) -> bool:
-    """Whether an error means that a decode worker has no plugin for local turns."""
-    return message.startswith(_UNPATCHED)
+    """Whether an error message means that a decode worker has no plugin for local turns."""
+    return message.startswith(_NO_ROOM_ERROR)
 
 
 def error_of(answer: object, status: int) -> EngineError | None:
     """The error in a body or event of an engine; None if it holds none.
 
-    OpenAI's nested form, SGLang's flat one, or the abort in a ``/generate`` answer.
+    The error has OpenAI's nested form, SGLang's flat form, or the form of an abort in an answer of
+    ``/generate``.
+
+    Args:
+        answer: the decoded JSON.
+        status: the HTTP status of the response; the error's own code takes precedence.
     """
     match answer:
         case {"error": {"message": str(message), **rest}}:
@@ -69,27 +81,32 @@ def error_of(answer: object, status: int) -> EngineError | None:
 
 
 def _error(message: str, code: object, kind: object, status: int) -> EngineError:
-    given = [one for one in (code, status) if isinstance(one, int) and 400 <= one <= 599]
+    codes = [value for value in (code, status) if isinstance(value, int) and 400 <= value <= 599]
     return EngineError(
         message,
-        status=given[0] if given else 500,
+        status=codes[0] if codes else 500,
         kind=kind if isinstance(kind, str) and not kind.isdigit() else "engine_error",
     )
 
 
-# -- usage --------------------------------------------------------------------------------
+# -- answers ------------------------------------------------------------------------------
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the engine reports them."""
+    """Token counts of one answer, as the engine reports them."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 def usage_of_openai(answer: Mapping[str, Any]) -> Usage | None:
-    """Usage of an OpenAI-style body or event. ``prompt_tokens_details`` is null for 0 cached."""
+    """The usage of an OpenAI-style body or event; None if it has none.
+
+    SGLang sends null for ``prompt_tokens_details`` where no token was cached, and its
+    ``reasoning_tokens`` beside the other counts rather than in ``completion_tokens_details``.
+    """
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
@@ -98,11 +115,12 @@ def usage_of_openai(answer: Mapping[str, Any]) -> Usage | None:
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=usage.get("completion_tokens") or 0,
         cached_tokens=details.get("cached_tokens") or 0,
+        reasoning_tokens=usage.get("reasoning_tokens") or 0,
     )
 
 
 def usage_of_generate(answer: object) -> Usage | None:
-    """Usage of a ``/generate`` body or event; of a batch's body, all of it."""
+    """The usage of a ``/generate`` body or event, or the sum over a batch's body."""
     if isinstance(answer, list):
         return total_usage(filter(None, map(usage_of_generate, answer)))
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
@@ -115,22 +133,32 @@ def usage_of_generate(answer: object) -> Usage | None:
     )
 
 
-def total_usage(several: Iterable[Usage]) -> Usage | None:
-    """The sum over several prompts; None of none."""
-    counted = [(u.prompt_tokens, u.completion_tokens, u.cached_tokens) for u in several]
-    return Usage(*map(sum, zip(*counted, strict=True))) if counted else None
+def total_usage(usages: Iterable[Usage]) -> Usage | None:
+    """The sum over several prompts; None for no prompts."""
+    counts = [msgspec.structs.astuple(usage) for usage in usages]
+    return Usage(*map(sum, zip(*counts, strict=True))) if counts else None
 
 
-# -- state --------------------------------------------------------------------------------
+def stop_string_of(choice: Mapping[str, Any]) -> str | None:
+    """The stop string that ended a choice; None if it ended otherwise.
+
+    ``matched_stop`` is a string for a stop string, and a number for a stop token.
+    """
+    matched = choice.get("matched_stop")
+    return matched if isinstance(matched, str) and choice.get("finish_reason") == "stop" else None
+
+
+# -- handshake ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Where a worker publishes KV events.
+    """The sockets where a worker publishes KV events.
 
     Attributes:
-        port: of the worker's host; each data-parallel rank has the next one.
-        ranks: how many.
+        port: port of the first data-parallel rank; each further rank has the next port.
+        topic: prefix of the messages to subscribe to.
+        ranks: number of data-parallel ranks.
     """
 
     port: int
@@ -140,17 +168,27 @@ class Publisher:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """A worker's description of itself (``/server_info`` and ``/v1/models``).
+    """A worker's properties, from ``/server_info`` and ``/v1/models``.
+
+    The fields from ``local_prefill`` on describe a plain PD worker by default. The plugin's
+    ``ppd.contract.WorkerDescription`` gives ``local_prefill`` to ``special_tokens``.
 
     Attributes:
         role: the value of ``--disaggregation-mode``.
-        local_prefill: it takes local turns.
-        boot_id: of the plugin's process; None without the plugin.
-        flushes: how often its whole KV cache was flushed.
-        kv_token_bytes: of a token's KV in a transfer; None if not reported.
-        special_tokens: of unusual form.
-        publisher: of KV events; None if it publishes none.
-        keeps_sessions: its radix cache has sessions, whose names are not the router's to give.
+        models: names of the models that it serves.
+        max_model_tokens: the longest context; None if not reported.
+        page_size: tokens of a KV page.
+        bootstrap_port: port of a prefill worker's bootstrap server.
+        local_prefill: whether the worker takes local turns.
+        boot_id: random name of the scheduler process; None without a usable description.
+        vocab_size: number of token ids of the model; None if not reported.
+        flushes: how often the process has flushed its whole KV cache.
+        kv_token_bytes: bytes of one token's KV in a transfer; None if not reported.
+        special_tokens: the model's special tokens of unusual form.
+        publisher: where the worker publishes KV events; None if it publishes none.
+        keeps_sessions: whether its radix cache has sessions. The router must not name those.
+        description_problem: why the plugin's description is not used; None if it is, and without
+            the plugin.
     """
 
     role: str
@@ -158,53 +196,76 @@ class Handshake:
     max_model_tokens: int | None
     page_size: int
     bootstrap_port: int
-    local_prefill: bool
-    boot_id: str | None
-    vocab_size: int | None
+    local_prefill: bool = False
+    boot_id: str | None = None
+    vocab_size: int | None = None
     flushes: int = 0
     kv_token_bytes: int | None = None
     special_tokens: tuple[str, ...] = ()
     publisher: Publisher | None = None
     keeps_sessions: bool = False
+    description_problem: str | None = None
 
 
 def handshake_of(url: str, info: Any, models: Any) -> Handshake:
-    """Read a worker's description.
+    """Parse the properties of a worker.
+
+    A worker without the plugin, or with a description of another version, is a plain PD worker.
 
     Args:
+        url: base URL of the worker, for messages.
         info: JSON of ``/server_info``.
         models: JSON of ``/v1/models``.
 
     Raises:
-        WorkerError: the answers are not an SGLang server's.
+        WorkerError: the answers are not those of an SGLang server.
     """
     try:
-        plugin: dict[str, Any] = info["internal_states"][0].get("ppd") or {}
         cards = models["data"]
-        return Handshake(
+        plain = Handshake(
             role=info["disaggregation_mode"],
             models=tuple(card["id"] for card in cards),
             max_model_tokens=cards[0].get("max_model_len"),
             page_size=int(info["page_size"]),
             bootstrap_port=int(info["disaggregation_bootstrap_port"]),
-            local_prefill=bool(plugin.get("local_prefill")),
-            boot_id=plugin.get("boot_id"),
-            vocab_size=plugin.get("vocab_size"),
-            flushes=plugin.get("flushes") or 0,
-            kv_token_bytes=plugin.get("kv_token_bytes"),
-            special_tokens=tuple(map(str, plugin.get("special_tokens") or ())),
             publisher=_publisher(info, url),
             keeps_sessions=bool(info.get("enable_session_radix_cache")),
         )
+        return _with_description(plain, info["internal_states"][0].get("ppd"))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
 
 
+def _with_description(plain: Handshake, data: object) -> Handshake:
+    """A plain worker's handshake with the fields of the plugin's description, if it is usable."""
+    if data is None:
+        return plain
+    description = parse_description(data)
+    if description is None:
+        return replace(plain, description_problem=_description_problem(data))
+    return replace(
+        plain,
+        local_prefill=description.local_prefill,
+        boot_id=description.boot_id,
+        vocab_size=description.vocab_size,
+        flushes=description.flushes or 0,
+        kv_token_bytes=description.kv_token_bytes,
+        special_tokens=description.special_tokens,
+    )
+
+
+def _description_problem(data: object) -> str:
+    version = data.get("version") if isinstance(data, dict) else None
+    if type(version) is int and version == DESCRIPTION_VERSION:
+        return f"its description of version {version} is malformed"
+    return f"its description has version {version!r}, expected {DESCRIPTION_VERSION}"
+
+
 def check_role(url: str, role: Role, handshake: Handshake) -> None:
-    """Check that a worker runs in the role it was given as.
+    """Check that a worker runs in the role that the router was given for it.
 
     Raises:
-        WorkerError: it does not.
+        WorkerError: the worker runs in another role.
     """
     if handshake.role != _MODES[role]:
         raise WorkerError(
@@ -214,51 +275,56 @@ def check_role(url: str, role: Role, handshake: Handshake) -> None:
 
 
 def _publisher(info: dict[str, Any], url: str) -> Publisher | None:
-    """Where it publishes KV events; without them only a hint is lost."""
+    """Where the worker publishes KV events; a malformed entry is logged, as they are optional."""
     events = info.get("kv_events")
     if not events:
         return None
     try:
         if events["publisher"] != "zmq":
             return None
-        if events["endpoint_host"] not in _ANY_HOST:  # there SGLang connects, and binds nothing
+        # SGLang connects to any other host, and binds no socket.
+        if events["endpoint_host"] not in _WILDCARD_HOSTS:
             raise ValueError(f"it must bind to *, not to {events['endpoint_host']}")
         port, ranks = int(events["endpoint_port_base"]), int(events["dp_size"])
         return Publisher(port, str(events["topic"]), ranks)
     except (ValueError, LookupError, TypeError) as error:
-        logger.warning("the KV events that %s tells of cannot be heard: %r", url, error)
+        logger.warning("cannot subscribe to the KV events of %s: %r", url, error)
         return None
+
+
+# -- load ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A decode worker's report of its load (``/v1/loads``).
+    """A decode worker's report of its load.
 
     Attributes:
         running: requests in its batch.
-        free_tokens: KV left.
-        written_at: by its own clock, in seconds.
+        free_tokens: KV that is free.
+        written_at_s: when the report was written, by the worker's own clock.
     """
 
     running: int
     free_tokens: int
-    written_at: float
+    written_at_s: float
 
 
-def load_of(answer: Any, before: Load | None) -> Load:
-    """Read a report of load.
+def load_of(answer: Any, previous: Load | None) -> Load:
+    """Parse a report of load.
 
-    SGLang 0.5.21 writes its load when it takes a step, and takes none while it is idle: a report
-    that was not written again since ``before`` is of a batch that has ended.
+    SGLang 0.5.21 writes its load at every step, and an idle worker makes no steps. A report that
+    was not written again since ``previous`` describes a batch that has ended.
 
     Args:
         answer: JSON of ``/v1/loads?include=core``.
+        previous: the worker's previous report; None for the first one.
 
     Raises:
-        ValueError, LookupError, TypeError: it is no such report.
+        ValueError, LookupError, TypeError: the answer is no report of load.
     """
     load = answer["loads"][0]
     free_tokens = int(load["max_total_num_tokens"]) - int(load["num_total_tokens"])
-    written_at = float(load["timestamp"])
-    idle = before is not None and before.written_at == written_at
-    return Load(0 if idle else int(load["num_running_reqs"]), free_tokens, written_at)
+    written_at_s = float(load["timestamp"])
+    idle = previous is not None and previous.written_at_s == written_at_s
+    return Load(0 if idle else int(load["num_running_reqs"]), free_tokens, written_at_s)

@@ -1,4 +1,4 @@
-"""One worker, as the router sees it."""
+"""One worker and its state in the router."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ class Worker:
     """One worker process behind a URL; a ``ppd.placement.WorkerView``.
 
     Attributes:
-        alive: it answered its last probe.
-        draining: it gets no new work; its process is to end, or to be resumed.
-        epoch: counts its restarts as seen from here.
+        url: base URL, without a path.
+        role: the role that the router was given for it.
+        handshake: its properties, by the last handshake.
+        alive: whether it answered its last health check.
+        draining: whether it is drained: it gets no new work until it is resumed.
+        epoch: number of its restarts that the router has seen.
         in_flight: open legs.
-        streams: those of them that stream.
-        load: its last report.
+        streams: open legs whose responses are streamed.
+        load: its last report of load; None without one.
         announced_at_s: when it last announced itself; None if it was given, added or discovered.
-        announcement: the last one.
-        evictions: what its cache has dropped, by its KV events; None without them.
-        publishes: whether its KV events arrive; None: there is no subscriber.
-        breaker: opens when its requests fail though it is alive.
-        headroom: KV that it has left.
-        identity: its process and KV cache, as sessions remember them. It changes with a restart
-            and with a flush, for both lose the KV; a worker that left and came back keeps it.
-        bootstrap_host: where decode workers find it.
+        announcement: its last announcement.
+        evictions: what its cache has evicted, by its KV events; None without them.
+        publishes: whether its KV events arrive; None without a subscription.
+        breaker: the circuit breaker of its requests.
+        headroom: the KV that it has left.
+        identity: its process and KV cache, as sessions store them. It changes with a restart and
+            with a flush, because both lose the KV. A worker that left and came back keeps it.
+        bootstrap_host: the host at which decode workers reach its bootstrap server.
     """
 
     url: str
@@ -61,72 +64,86 @@ class Worker:
         host = urlsplit(self.url).hostname
         assert host is not None, "RouterConfig.check admits no URL without a host"
         self.bootstrap_host = host
-        self._identify()
+        self._update_identity()
 
-    def reconnected(self, handshake: Handshake, *, restarted: bool) -> None:
-        """Take its new description: it answers after it was down."""
+    def revive(self, handshake: Handshake, *, restarted: bool) -> None:
+        """Mark a worker alive that was down, with the properties of a new handshake.
+
+        Args:
+            handshake: the properties.
+            restarted: whether another process runs at its URL.
+        """
         self.handshake, self.alive, self.load = handshake, True, None
         self.draining = self.draining and not restarted
         self.epoch += restarted
-        self._identify()
+        self._update_identity()
 
     def note_flushes(self, flushes: int | None) -> None:
-        """Take its count of cache flushes; above the last one, what sessions had there is gone."""
+        """Record how often the worker has flushed its cache.
+
+        A higher count than before changes the worker's identity: its sessions' KV is gone.
+
+        Args:
+            flushes: the count; None if it was not reported.
+        """
         if flushes is not None and flushes > self.handshake.flushes:
             logger.info("%s has flushed its KV cache", self.url)
             self.handshake = replace(self.handshake, flushes=flushes)
-            self._identify()
+            self._update_identity()
 
-    def _identify(self) -> None:
-        # Kept: one string for all the turns that remember it.
+    def _update_identity(self) -> None:
+        # Stored rather than computed: all turns of the index share the one string.
         process = self.handshake.boot_id or self.epoch
         self.identity = f"{self.url}#{process}.{self.handshake.flushes}"
 
     @property
     def id(self) -> str:
-        """Host and port, for operators."""
+        """Host and port, as operators name the worker."""
         return urlsplit(self.url).netloc
 
     @property
     def ready(self) -> bool:
-        """Whether it may be given work."""
+        """Whether the worker may be given work."""
         return self.alive and not self.draining and self.breaker.admits
 
     # -- ppd.placement.WorkerView --------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """What placement hashes."""
+        """The name that placement hashes."""
         return self.url
 
     @property
     def running(self) -> int:
-        """Requests decoding there; answers that do not stream are in its own report only."""
+        """Requests that decode on the worker.
+
+        Requests whose responses are not streamed are counted in the worker's own report only.
+        """
         return max(self.streams, 0 if self.load is None else self.load.running)
 
     @property
     def takes_appends(self) -> bool:
-        """Whether it offers local turns."""
+        """Whether the worker takes local turns."""
         return self.handshake.local_prefill
 
     @property
     def page_size(self) -> int:
-        """Of its KV cache, in tokens."""
+        """Tokens of a page of its KV cache."""
         return self.handshake.page_size
 
     @property
     def free_tokens(self) -> int | None:
-        """KV left by its last report; None without one."""
+        """Tokens of KV that are free, by its last report; None without one."""
         return None if self.load is None else self.load.free_tokens
 
     def has_room(self, tokens: int) -> bool:
-        """Whether it has KV for so many tokens, as far as it reports.
+        """Whether the worker has KV for ``tokens`` tokens, by its reports.
 
-        A request that no worker has room for while it is idle is the engine's to refuse.
+        True for an idle worker: a request that is too long for it is left to the engine to refuse.
         """
         left = self.headroom.left_tokens
         return left is None or tokens <= left or self.in_flight == 0
 
     def evicted_tokens(self, session: int) -> int:
-        """Tokens that its KV events say it has dropped from a conversation's end."""
+        """Tokens that the worker has evicted from a conversation's end, by its KV events."""
         return 0 if self.evictions is None else self.evictions.lost(session)

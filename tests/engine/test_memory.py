@@ -117,8 +117,11 @@ async def test_what_is_in_transfer_arrives_while_a_retracted_request_has_no_room
     assert workers.monolithic is not None
     decode, monolithic = workers.decode.url, workers.monolithic.url
     anywhere = LocalTerms(0).to_custom_params()
-    transferred = [10 + i % 70 for i in range(1900)]
-    local = [[20 + seed + i % 60 for i in range(700)] for seed in range(2)]
+    # Beside the transfer there is room for both local requests, but not for one of them with the
+    # 512 tokens that SGLang wants for each of two requests before it restores a retracted one.
+    transferred = [10 + i % 70 for i in range(2400)]
+    local = [[20 + seed + i % 60 for i in range(200)] for seed in range(2)]
+    sampling = {"max_new_tokens": 250, "min_new_tokens": 250}
     bootstrap = {
         "bootstrap_host": "127.0.0.1",
         "bootstrap_port": await bootstrap_port_of(http, workers.prefill.url),
@@ -132,9 +135,13 @@ async def test_what_is_in_transfer_arrives_while_a_retracted_request_has_no_room
         queues = await queues_of(http, workers.decode)
         return queues["decode_retracted_queue_reqs"] == queues["decode_transfer_queue_reqs"] == 1
 
+    for ids in local:  # so that both decode soon after they have arrived, and at one time
+        await generate(http, decode, ids, {"max_new_tokens": 1}, anywhere)
     remote = asyncio.create_task(generate(http, decode, transferred, {}, {}, **bootstrap))
     await wait_until(is_in_transfer, remote)
-    running = [asyncio.create_task(generate(http, decode, ids, {}, anywhere)) for ids in local]
+    running = [
+        asyncio.create_task(generate(http, decode, ids, sampling, anywhere)) for ids in local
+    ]
     ended, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     assert len(ended) == len(left) == 1
     # The other one is retracted, and stays so: the request in transfer holds its room.
@@ -142,7 +149,8 @@ async def test_what_is_in_transfer_arrives_while_a_retracted_request_has_no_room
     await generate(http, workers.prefill.url, transferred, {}, {}, **bootstrap)
     replies = [await remote, *[await request for request in running]]
     assert replies == [
-        await generate(http, monolithic, ids, {}, {}) for ids in (transferred, *local)
+        await generate(http, monolithic, transferred, {}, {}),
+        *[await generate(http, monolithic, ids, sampling, {}) for ids in local],
     ]
     await workers.settle(http)
 

@@ -22,6 +22,7 @@ from ppd.attempts import (
     Failed,
     Failure,
     Finish,
+    Note,
     PassageFound,
     Prefilled,
     PrefillFailed,
@@ -34,7 +35,6 @@ from ppd.attempts import (
     StreamBroke,
     StreamEnded,
     StreamFailed,
-    Wait,
 )
 from ppd.backlog import Backlog
 from ppd.contract import Refusal, RefusalReason, Role
@@ -75,7 +75,7 @@ class World:
     backlog: Backlog = field(default_factory=Backlog)
 
     def on(self, *events: Event) -> Effect:
-        effect: Effect = Wait()
+        effect: Effect = Note()
         for event in events:
             effect = self.attempts.on(event, 0.0)
         return effect
@@ -140,7 +140,7 @@ def test_a_remote_turn() -> None:
     assert names(sent.plan) == ["p0", "d0"]
     assert (it.backlog.of("p0"), it.backlog.of("d0")) == (300, 0)
     assert it.cluster.of("d0").headroom.reserved_tokens == 1000
-    assert it.on(Prefilled()) == Wait(credited=it.cluster.of("p0"))
+    assert it.on(Prefilled()) == Note(credited=it.cluster.of("p0"))
     assert it.backlog.of("p0") == 0
     assert it.attempts.on(Answered(streams=True), 5.0) == Relay(sent.plan, credited=None)
     assert it.attempts.answered_at_s == 5.0
@@ -165,7 +165,7 @@ def test_the_prefill_leg_may_end_after_the_first_token() -> None:
     it.on(Answered(streams=True))
     assert it.backlog.of("p0") == 300
     late = it.on(PrefillFailed(BROKEN))
-    assert late == Wait(None, it.cluster.of("p0"), BROKEN, blamed=True)
+    assert late == Note(None, it.cluster.of("p0"), BROKEN, blamed=True)
     assert it.on(StreamEnded()) == Finish(Outcome.OK, credited=it.cluster.of("d0"))
 
 
@@ -204,7 +204,7 @@ def test_a_leg_that_is_silent_because_the_other_failed_blames_nobody() -> None:
         it.attempts.start()
         it.on(first)
         event = Failed(second) if isinstance(second, Failure) else second
-        assert it.on(event) == Wait()
+        assert it.on(event) == Note()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_stream_that_cannot_go_on_is_truncated() -> None:
     it = world(max_resumptions=3)
     it.attempts.start()
     it.on(Answered(streams=True), StreamBroke(resumable=True), Settled(), Failed(BROKEN))
-    assert it.on(Settled()) == Finish(Outcome.TRUNCATED), "no other worker is left"
+    assert it.on(Settled()) == Finish(Outcome.TRUNCATED, BROKEN.error), "no other worker is left"
 
 
 def test_an_engine_that_ends_a_stream_with_an_error() -> None:
@@ -357,7 +357,7 @@ def test_a_stream_goes_on_behind_a_passage() -> None:
     assert it.on(PassageFound()) == Prime(home, FEATURES.min_cached_tokens)
     effect = it.on(Primed())
     assert isinstance(effect, Append)
-    assert (effect.insertion, effect.plan.decode, effect.plan.reason) == (
+    assert (effect.passage, effect.plan.decode, effect.plan.reason) == (
         True,
         home,
         Reason.APPENDED,
@@ -376,9 +376,50 @@ def test_a_passage_is_given_up_when_no_worker_takes_the_rest_behind_it() -> None
     it.on(Failed(BROKEN))
     without = it.on(Settled())
     assert isinstance(without, Append)
-    assert (without.insertion, without.plan.decode.identity) == (False, "d0")
+    assert (without.passage, without.plan.decode.identity) == (False, "d0")
     it.on(Failed(REJECTED), Settled(), Failed(REJECTED))
-    assert it.on(Settled()) == Finish(Outcome.TRUNCATED)
+    assert it.on(Settled()) == Finish(Outcome.TRUNCATED, REJECTED.error)
+
+
+def test_the_rest_of_a_stream_must_stream() -> None:
+    it = world(max_resumptions=1)
+    it.attempts.start()
+    it.on(Answered(streams=True), StreamBroke(resumable=True), Settled())
+    effect = it.on(Answered(streams=False))
+    assert isinstance(effect, Abandon)
+    assert (effect.worker.identity, effect.blamed) == ("d1", True)
+
+
+def test_the_prefill_worker_of_a_turn_is_kept_behind_a_passage_but_not_elsewhere() -> None:
+    it = world(max_resumptions=1)
+    it.attempts.start()
+    seen = [it.attempts.prefill]
+    it.on(Answered(streams=True), PassageFound(), Primed(), Answered(streams=True))
+    seen.append(it.attempts.prefill)
+    it.on(StreamBroke(resumable=True), Settled())
+    assert [*seen, it.attempts.prefill] == [None, it.cluster.of("p0"), None]
+
+
+def test_an_append_that_is_lost_goes_on_elsewhere_at_once() -> None:
+    it = world()
+    it.attempts.start()
+    it.on(Answered(streams=True), PassageFound(), Primed())
+    effect = it.on(Failed(LOST))
+    assert isinstance(effect, Abandon)
+    assert effect.probe == ()
+
+
+def test_the_decision_is_that_of_the_attempt_or_of_the_one_that_was_wanted() -> None:
+    it = world(Route.LOCAL, prefill=1)
+    it.attempts.start()
+    it.on(Failed(LOST))
+    it.cluster.of("p0").ready = False
+    end = it.on(Settled())
+    assert isinstance(end, Finish)
+    decision = it.attempts.decision
+    assert (decision.route, decision.reason) == (Route.REMOTE, Reason.HOME_GONE)
+    assert end.error is not None
+    assert end.error.__traceback__ is None, "its frames would hold the request in a cycle"
 
 
 def test_a_worker_without_appends_is_not_asked_to_go_on() -> None:
@@ -394,7 +435,7 @@ def test_a_passage_that_comes_when_the_stream_is_over_is_dropped() -> None:
     it = world(max_resumptions=1)
     it.attempts.start()
     it.on(Answered(streams=True), PassageFound(), StreamBroke(resumable=True))
-    assert it.on(Primed()) == Wait()
+    assert it.on(Primed()) == Note()
     assert isinstance(it.on(Settled()), Send)
 
 
@@ -418,7 +459,7 @@ def test_a_request_can_end_at_any_time(event: Event, outcome: Outcome) -> None:
         it.on(*events)
         assert it.on(event) == Finish(outcome)
         assert it.held() == 0
-        assert it.on(Settled(), Answered(streams=True), ClientGone()) == Wait()
+        assert it.on(Settled(), Answered(streams=True), ClientGone()) == Note()
 
 
 # -- any sequence of events ---------------------------------------------------------------
@@ -430,7 +471,7 @@ def _events_after(effect: Effect, relaying: bool, open_prefill: bool) -> list[Ev
     match effect:
         case Abandon():
             return [Settled(), *([PrefillFailed(LOST), PrefillFailed(SILENT)] * open_prefill)]
-        case Send() | Append() | Wait() if not relaying:
+        case Send() | Append() | Note() if not relaying:
             events += [Answered(streams=True), Answered(streams=False)]
             events += [Failed(one) for one in (*FAILURES, UNPATCHED)] * 2
     if relaying:
@@ -491,15 +532,16 @@ def test_every_sequence_of_events_ends_once_and_gives_everything_back(data: st.D
                 open_prefill = False
         if isinstance(effect, Abandon) and effect.reason is not None:
             reason = effect.reason
-            if reason.cause is not Cause.UNCONNECTED and reason.error.status >= 500:
-                took[began] += 1
-        if isinstance(effect, Wait) and not isinstance(last, Wait):
+            refused = reason.refusal is not None and effect.local
+            had_it = reason.cause is not Cause.UNCONNECTED and reason.error.status >= 500
+            took[began] += had_it and not refused
+        if isinstance(effect, Note) and not isinstance(last, Note):
             effect = last if not isinstance(last, Prime) else effect
     assert finished == 1, "it ends"
     assert it.held() == 0, "all holds are given back"
     assert it.attempts.outcome is not None
     assert took[False] <= 2, "a request is never sent to more than two workers that took it"
-    assert it.on(Settled()) == it.on(Answered(streams=True)) == it.on(StreamEnded()) == Wait()
+    assert it.on(Settled()) == it.on(Answered(streams=True)) == it.on(StreamEnded()) == Note()
 
 
 def _kill(worker: WorkerView) -> None:

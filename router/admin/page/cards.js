@@ -34,7 +34,7 @@ export function drawWorkers(state) {
   const ready = workers.filter((worker) => worker.ready).length;
   say(find("#workers-count"), `${ready} of ${workers.length} ready`);
   // The age of the last report is rounded: one redraw a second is enough.
-  const shown = workers.map((one) => ({ ...one, heard_ago_s: Math.round(one.heard_ago_s ?? -1) }));
+  const shown = workers.map((one) => ({ ...one, announced_ago_s: Math.round(one.announced_ago_s ?? -1) }));
   redraw(find("#workers .cards"), shown, () =>
     workers.length
       ? workers.map(card)
@@ -77,7 +77,7 @@ function card(worker) {
       ["KV free", !total && worker.free_tokens !== null ? tokens(worker.free_tokens) : null],
       ["local prefill", decode ? (worker.local_prefill ? "offered" : "not offered") : null,
         { class: worker.local_prefill ? null : "warn" }],
-      ["last report", worker.heard_ago_s === null ? null : `${age(worker.heard_ago_s)} ago`],
+      ["last report", worker.announced_ago_s === null ? null : `${age(worker.announced_ago_s)} ago`],
     ])),
     total ? memory(announced.kv_used_tokens, total) : null,
   );

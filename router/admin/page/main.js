@@ -5,6 +5,7 @@ import { drawCharts } from "./charts.js";
 import { closeAll, drawDecisions } from "./decisions.js";
 import { duration, find, redraw, say, terms } from "./dom.js";
 import { drawFlow } from "./flow.js";
+import { REASONS } from "./words.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 5000;
@@ -44,6 +45,7 @@ async function look() {
   }
   if (response.status === 401) return lock(token !== null);
   if (!response.ok) return trouble(content);
+  Object.assign(REASONS, content.reasons);
   last = { ...content, at_s: performance.now() / 1e3 };
   lastAt = new Date();
   show("live");

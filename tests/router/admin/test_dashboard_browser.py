@@ -113,7 +113,8 @@ async def test_the_page_shows_real_traffic(
         await rows.nth(0).click()
         detail = page.locator("#decisions .detail")
         await expect(detail).to_have_count(1)
-        for word in ("context_tokens", "local saves TTFT", "context=[0,2048)", "cached_tokens"):
+        words = ("context_tokens", "local saves TTFT", "context=[0,2048)", "cached_tokens")
+        for word in (*words, "By the measured cell"):
             await expect(detail).to_contain_text(word)
         # An open decision holds the table still.
         await client.chat("another", model=HOSTILE)

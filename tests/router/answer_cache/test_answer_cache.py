@@ -1,4 +1,4 @@
-"""Questions that mean the same get one answer, from a real pool; all others get their own."""
+"""The answer cache with a real pool: similar questions get one answer."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from ..pool.pools import config_for, embedding, running
 from ..scene import until
 from ..scripts import failing, usage
 
-# By the first letter: texts with the same are near, others are not.
+# One for each first letter, so that texts with the same first letter are near.
 TOPICS: Rows = np.linalg.qr(np.random.default_rng(1).normal(size=(32, 32)))[0].astype(np.float32)
 
 
 def meaning(text: str) -> Rows:
-    aside: Rows = np.random.default_rng(len(text)).normal(size=32).astype(np.float32)
-    return np.asarray(TOPICS[ord(text[0].lower()) % 32] + 0.01 * aside, np.float32)
+    """The vector of a text."""
+    noise: Rows = np.random.default_rng(len(text)).normal(size=32).astype(np.float32)
+    return np.asarray(TOPICS[ord(text[0].lower()) % 32] + 0.01 * noise, np.float32)
 
 
 class Engine:
-    """Answers with a number, another one each time."""
+    """A script whose answers are numbered."""
 
     def __init__(self, **ending: Any) -> None:
         self.ending = {"finish_reason": "stop", **ending}
@@ -62,41 +63,46 @@ class Engine:
 
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[str]:
-    """The URL of an empty one."""
+    """The URL of an empty pool."""
     async with (
         embedding(meaning, []) as url,
-        running(config_for(tmp_path, embeddings_url=url)) as one,
+        running(config_for(tmp_path, embeddings_url=url)) as server,
     ):
-        yield one.url
+        yield server.url
 
 
 def config(pool: str, **options: Any) -> AnswerCacheConfig:
+    """A configuration whose look-ups do not time out."""
     return AnswerCacheConfig(url=pool, timeout_ms=60_000.0, **options)
 
 
 def workers(script: Any) -> tuple[FakeWorker, FakeWorker]:
+    """A prefill and a decode worker."""
     return FakeWorker("prefill", script), FakeWorker("decode", script)
 
 
 def text(reply: Reply) -> str:
+    """The text of an answer."""
     answer: str = reply.json["choices"][0]["message"]["content"]
     return answer
 
 
-async def kept(client: Client, count: int) -> None:
-    async def are() -> bool:
+async def stored(client: Client, count: int) -> None:
+    """Wait until so many answers are stored."""
+
+    async def holds() -> bool:
         return await client.metric("ppd_answer_cache_kept_total") == count
 
-    await until(are)
+    await until(holds)
 
 
-async def test_who_hangs_up_during_a_look_up_is_counted(cluster: Cluster) -> None:
-    asked = asyncio.Event()
+async def test_a_client_that_disconnects_during_a_look_up_is_counted(cluster: Cluster) -> None:
+    requested = asyncio.Event()
 
     async def hang(request: web.Request) -> web.Response:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
-        raise AssertionError("nobody wakes it")
+        raise AssertionError("unreachable")
 
     app = web.Application()
     app.router.add_post("/{path:.*}/search", hang)
@@ -105,9 +111,9 @@ async def test_who_hangs_up_during_a_look_up_is_counted(cluster: Cluster) -> Non
         cached = config(str(server.make_url("")))
         async with cluster(*workers(Engine()), answer_cache=cached) as client:
             body = {"answer_cache": True}
-            asking = asyncio.create_task(client.chat("Is it far?", **body))
-            await asked.wait()
-            asking.cancel()
+            request_task = asyncio.create_task(client.chat("Is it far?", **body))
+            await requested.wait()
+            request_task.cancel()
 
             async def counted() -> bool:
                 labels = {"endpoint": "/v1/chat/completions", "outcome": "disconnected"}
@@ -120,15 +126,13 @@ async def _nothing(request: web.Request) -> web.Response:
     return web.json_response({})
 
 
-async def test_a_question_that_means_the_same_is_answered_at_once(
-    cluster: Cluster, pool: str
-) -> None:
+async def test_a_similar_question_gets_the_stored_answer(cluster: Cluster, pool: str) -> None:
     engine = Engine()
     async with cluster(*workers(engine), answer_cache=config(pool)) as client:
         first = await client.chat("what is a radix cache?", answer_cache=True)
         assert text(first) == "answer 1"
         assert "answer_cache" not in first.json
-        await kept(client, 1)
+        await stored(client, 1)
         second = await client.chat("what's a radix cache", answer_cache=True)
         assert text(second) == "answer 1"
         assert second.json["answer_cache"]["score"] > 0.95
@@ -137,22 +141,22 @@ async def test_a_question_that_means_the_same_is_answered_at_once(
         assert await client.metric("ppd_answer_cache_total", status="hit") == 1
         ended = {"outcome": "from_cache", "endpoint": "/v1/chat/completions"}
         assert await client.metric("ppd_finished_total", **ended) == 1
-        # Another question; the same one by a sender who did not ask for it.
+        # Another question, and the same one without the field.
         assert text(await client.chat("and decode?", answer_cache=True)) == "answer 2"
         assert text(await client.chat("what's a radix cache")) == "answer 3"
 
 
-async def test_streams_are_kept_and_given_as_streams(cluster: Cluster, pool: str) -> None:
+async def test_streamed_answers_are_stored_and_streamed(cluster: Cluster, pool: str) -> None:
     engine = Engine()
     options = {"include_usage": True}
     async with cluster(*workers(engine), answer_cache=config(pool, always=True)) as client:
         first = await client.chat("what?", stream=True, stream_options=options)
-        assert not any("answer_cache" in one for one in first.events)
-        await kept(client, 1)
+        assert not any("answer_cache" in event for event in first.events)
+        await stored(client, 1)
         for again in ("what is it?", "what then?"):
             reply = await client.chat(again, stream=True, stream_options=options)
-            said, stop, counts = reply.events
-            assert said["choices"][0]["delta"] == {"role": "assistant", "content": "answer 1"}
+            answer, stop, counts = reply.events
+            assert answer["choices"][0]["delta"] == {"role": "assistant", "content": "answer 1"}
             assert stop["choices"][0]["finish_reason"] == "stop"
             assert stop["answer_cache"]["score"] > 0.95
             assert counts["usage"]["completion_tokens"] == 2
@@ -179,19 +183,19 @@ async def test_streams_are_kept_and_given_as_streams(cluster: Cluster, pool: str
         {"answer_cache": None},
     ],
 )
-async def test_what_differs_elsewhere_has_its_own_answer(
+async def test_requests_that_differ_in_other_fields_have_their_own_answers(
     cluster: Cluster, pool: str, fields: dict[str, Any]
 ) -> None:
     engine = Engine()
     async with cluster(*workers(engine), answer_cache=config(pool, always=True)) as client:
         await client.chat("w")
-        await kept(client, 1)
+        await stored(client, 1)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "why"}], **fields}
         await client.post("/v1/chat/completions", body)
         assert engine.answered == 2
 
 
-async def test_never_across_tenants_and_never_without_a_key(cluster: Cluster, pool: str) -> None:
+async def test_tenants_share_no_answers_and_keys_are_checked(cluster: Cluster, pool: str) -> None:
     engine = Engine()
     tenants = {
         name: Tenant(
@@ -209,7 +213,7 @@ async def test_never_across_tenants_and_never_without_a_key(cluster: Cluster, po
             return await client.post("/v1/chat/completions", body, headers)
 
         assert text(await ask("blue")) == "answer 1"
-        await kept(client, 1)
+        await stored(client, 1)
         assert text(await ask("red")) == "answer 2"
         assert text(await ask("blue")) == "answer 1"
         assert (await ask("nobody")).status == 401
@@ -218,7 +222,7 @@ async def test_never_across_tenants_and_never_without_a_key(cluster: Cluster, po
 
 
 @pytest.mark.parametrize("name", ["answers", "answers/search?x=", "x/../answers"])
-async def test_nobody_searches_other_peoples_questions(
+async def test_clients_cannot_search_the_stored_questions(
     cluster: Cluster, pool: str, name: str
 ) -> None:
     options = {
@@ -227,30 +231,30 @@ async def test_nobody_searches_other_peoples_questions(
     }
     async with cluster(*workers(Engine()), **options) as client:
         await client.chat("what is the secret?")
-        await kept(client, 1)
-        wish = {"collection": name, "on_failure": "fail"}
-        reply = await client.chat("what is it?", retrieval=wish, answer_cache=False)
+        await stored(client, 1)
+        retrieval = {"collection": name, "on_failure": "fail"}
+        reply = await client.chat("what is it?", retrieval=retrieval, answer_cache=False)
         assert (reply.status, b"secret" in reply.body) in ((403, False), (503, False))
 
 
-async def test_an_answer_is_forgotten_after_its_time(cluster: Cluster, pool: str) -> None:
+async def test_expired_answers_are_deleted(cluster: Cluster, pool: str) -> None:
     engine = Engine()
     async with cluster(*workers(engine), answer_cache=config(pool, sweep_s=0.01)) as client:
-        wish = {"ttl_s": 0.001}
-        assert text(await client.chat("w", answer_cache=wish)) == "answer 1"
-        await kept(client, 1)
+        cache_options = {"ttl_s": 0.001}
+        assert text(await client.chat("w", answer_cache=cache_options)) == "answer 1"
+        await stored(client, 1)
 
         async def is_gone() -> bool:
             async with client.http.get(f"{pool}/v1/collections/answers") as response:
                 return bool((await response.json())["rows"] == 0)
 
         await until(is_gone)
-        assert text(await client.chat("w", answer_cache=wish)) == "answer 2"
+        assert text(await client.chat("w", answer_cache=cache_options)) == "answer 2"
 
 
 @pytest.mark.parametrize("ending", [{"finish_reason": "length"}, {"finish_reason": "tool_calls"}])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_only_whole_answers_are_kept(
+async def test_only_complete_answers_are_stored(
     cluster: Cluster, pool: str, ending: dict[str, Any], stream: bool
 ) -> None:
     engine = Engine(**ending)
@@ -258,11 +262,11 @@ async def test_only_whole_answers_are_kept(
         await client.chat("w", stream=stream)
         engine.ending = {"finish_reason": "stop"}
         await client.chat("w", stream=stream)
-        await kept(client, 1)
+        await stored(client, 1)
         assert engine.answered == 2
 
 
-async def test_a_pool_that_is_down_costs_nothing(cluster: Cluster) -> None:
+async def test_without_a_pool_requests_are_served(cluster: Cluster) -> None:
     dead = config("http://127.0.0.1:9", always=True)
     engine = Engine()
     async with cluster(*workers(engine), answer_cache=dead) as client:
@@ -273,7 +277,7 @@ async def test_a_pool_that_is_down_costs_nothing(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("value", "problem"),
     [
         (5, "an object, a boolean or null"),
         ({"threshold": 2}, "threshold must be"),
@@ -281,13 +285,15 @@ async def test_a_pool_that_is_down_costs_nothing(cluster: Cluster) -> None:
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-async def test_a_wrong_wish_is_told(cluster: Cluster, pool: str, said: Any, told: str) -> None:
+async def test_malformed_options_are_refused(
+    cluster: Cluster, pool: str, value: Any, problem: str
+) -> None:
     async with cluster(*workers(Engine()), answer_cache=config(pool)) as client:
-        reply = await client.chat("w", answer_cache=said)
-        assert (reply.status, told in reply.json["error"]["message"]) == (400, True)
+        reply = await client.chat("w", answer_cache=value)
+        assert (reply.status, problem in reply.json["error"]["message"]) == (400, True)
 
 
-async def test_too_deep_a_body_is_told(cluster: Cluster, pool: str) -> None:
+async def test_a_body_that_is_nested_too_deeply_is_refused(cluster: Cluster, pool: str) -> None:
     async with cluster(*workers(Engine()), answer_cache=config(pool)) as client:
         deep = b'{"model":"fake","messages":[{"role":"user","content":"w"}],"answer_cache":true,'
         body = deep + b'"x":' + b"[" * 600 + b"]" * 600 + b"}"
@@ -296,9 +302,7 @@ async def test_too_deep_a_body_is_told(cluster: Cluster, pool: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_other_apis_are_answered_in_their_own_words(
-    cluster: Cluster, pool: str, stream: bool
-) -> None:
+async def test_stored_answers_in_other_apis(cluster: Cluster, pool: str, stream: bool) -> None:
     engine = Engine()
     async with cluster(*workers(engine), answer_cache=config(pool, always=True)) as client:
         body = {"model": MODEL, "max_tokens": 9, "stream": stream}
@@ -307,11 +311,11 @@ async def test_other_apis_are_answered_in_their_own_words(
             reply = await client.post("/v1/messages", {**body, "messages": messages})
             assert (reply.status, b"answer " in reply.body) == (200, True)
             assert (b"message_stop" in reply.body) == stream
-            await kept(client, 1)
+            await stored(client, 1)
         for question in ("how?", "how is it?"):
             fields = {"model": MODEL, "input": question, "stream": stream}
             reply = await client.post("/v1/responses", fields)
             assert (reply.status, b"answer " in reply.body) == (200, True)
             assert (b"response.completed" in reply.body) == stream
-            await kept(client, 2)
+            await stored(client, 2)
         assert engine.answered == 2

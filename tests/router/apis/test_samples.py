@@ -1,4 +1,4 @@
-"""Several samples as one answer; embeddings."""
+"""Several samples in one answer, and embeddings."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from router.config.limits import RateLimit, Tenant
 
 from ..conftest import Cluster
 from ..scripts import answering, failing, hanging
-from .speaking import by_openai, saying, scene
+from .clients import by_openai, replying, running_cluster
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_samples_are_one_answer(cluster: Cluster, stream: bool) -> None:
-    async with scene(cluster, saying("four")) as (client, d), by_openai(client) as speaker:
-        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "n": 3}
+    async with running_cluster(cluster, replying("four")) as (client, d), by_openai(client) as api:
+        fields: Any = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "n": 3}
         if stream:
             texts = ["", "", ""]
             counted = []
-            async for chunk in await speaker.chat.completions.create(
-                **asked, seed=7, stream=True, stream_options={"include_usage": True}
+            async for chunk in await api.chat.completions.create(
+                **fields, seed=7, stream=True, stream_options={"include_usage": True}
             ):
                 for choice in chunk.choices:
                     texts[choice.index] += choice.delta.content or ""
                 counted += [chunk.usage] if chunk.usage else []
             (total,) = counted
         else:
-            answer = await speaker.chat.completions.create(**asked, seed=7)
+            answer = await api.chat.completions.create(**fields, seed=7)
             texts = [str(choice.message.content) for choice in answer.choices]
             assert [choice.index for choice in answer.choices] == [0, 1, 2]
             total = answer.usage
@@ -45,16 +45,19 @@ async def test_several_samples_are_one_answer(cluster: Cluster, stream: bool) ->
         assert {body["n"] for body in d.bodies} == {1}
 
 
-async def test_a_failed_sample_fails_the_answer(cluster: Cluster) -> None:
-    async with scene(cluster, failing(500, "oom")) as (client, _), by_openai(client) as speaker:
+async def test_a_failed_sample_fails_the_request(cluster: Cluster) -> None:
+    async with (
+        running_cluster(cluster, failing(500, "oom")) as (client, _),
+        by_openai(client) as api,
+    ):
         with pytest.raises(openai.InternalServerError, match="oom"):
-            await speaker.chat.completions.create(
+            await api.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "x"}], n=2
             )
 
 
-async def test_samples_are_no_larger_together_than_a_body_may_be(cluster: Cluster) -> None:
-    async with scene(cluster, saying("four"), max_body_bytes=10_000) as (client, d):
+async def test_the_samples_of_a_request_are_bounded_in_bytes(cluster: Cluster) -> None:
+    async with running_cluster(cluster, replying("four"), max_body_bytes=10_000) as (client, d):
         assert (await client.chat("x" * 3000, n=3)).status == 200
         reply = await client.chat("x" * 3000, n=4)
         assert (reply.status, reply.json["error"]["param"]) == (413, "n")
@@ -62,10 +65,8 @@ async def test_samples_are_no_larger_together_than_a_body_may_be(cluster: Cluste
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_when_a_sample_is_refused_nobody_waits_for_the_others(
-    cluster: Cluster, stream: bool
-) -> None:
-    waiting, given_up = asyncio.Barrier(3), asyncio.Barrier(3)
+async def test_a_refused_sample_cancels_the_others(cluster: Cluster, stream: bool) -> None:
+    waiting, cancelled = asyncio.Barrier(3), asyncio.Barrier(3)
 
     async def script(request: Request) -> None:
         await waiting.wait()
@@ -75,16 +76,16 @@ async def test_when_a_sample_is_refused_nobody_waits_for_the_others(
         try:
             await hanging(request)
         finally:
-            await given_up.wait()
+            await cancelled.wait()
 
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", script)
     async with cluster(p, d) as client:
         reply = await client.chat("hello", n=3, seed=7, stream=stream)
         assert (reply.status, b"not that one" in reply.body) == (400, True)
-        await given_up.wait()
+        await cancelled.wait()
 
 
-async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) -> None:
+async def test_embeddings_are_sent_to_the_workers_that_serve_them(cluster: Cluster) -> None:
     async def embed(request: Request) -> None:
         vector = [0.5] * len(request.body["input"])
         data = [{"object": "embedding", "index": 0, "embedding": vector}]
@@ -94,24 +95,24 @@ async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) ->
     async with embedder.serving():
         options = {"embedding": (embedder.url,), "worker_api_key": "inner"}
         limited = {**options, "rate": RateLimit(requests_per_minute=1)}
-        async with scene(cluster, saying("x"), **limited) as (client, _):
+        async with running_cluster(cluster, replying("x"), **limited) as (client, _):
             body = {"model": "e", "input": "abc"}
-            for _ in range(2):  # the first has leaked away a little
+            for _ in range(2):  # the bucket has refilled a little
                 assert (await client.post("/v1/embeddings", body)).status == 200
             refused = await client.post("/v1/embeddings", body)
             assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
             at = {"endpoint": "/v1/embeddings"}
             assert await client.metric("ppd_finished_total", **at, outcome="ok") == 2
             assert await client.metric("ppd_finished_total", **at, outcome="overloaded") == 1
-        async with scene(cluster, saying("x"), **options) as (client, _):
-            async with by_openai(client) as speaker:
-                told = await speaker.embeddings.create(
+        async with running_cluster(cluster, replying("x"), **options) as (client, _):
+            async with by_openai(client) as api:
+                answer = await api.embeddings.create(
                     model="e", input="abc", encoding_format="float"
                 )
-            assert told.data[0].embedding == [0.5] * 3
+            assert answer.data[0].embedding == [0.5] * 3
             assert embedder.headers[-1]["authorization"] == "Bearer inner"
-    # It is gone now, and the router is not.
-    async with scene(cluster, saying("x"), embedding=(embedder.url,)) as (client, _):
+    # The worker has stopped; the router serves without it.
+    async with running_cluster(cluster, replying("x"), embedding=(embedder.url,)) as (client, _):
         reply = await client.post("/v1/embeddings", {"model": "e", "input": "abc"})
         assert (reply.status, reply.json["error"]["type"]) == (503, "worker_error")
 
@@ -126,7 +127,7 @@ async def test_embeddings_go_to_the_workers_that_serve_them(cluster: Cluster) ->
         ("", 500, 500, "worker_error"),
     ],
 )
-async def test_whose_fault_it_is_that_nothing_is_embedded(
+async def test_the_outcome_of_failed_embeddings(
     cluster: Cluster, worker_key: str, status: int, answered: int, outcome: str
 ) -> None:
     async def refuse(request: Request) -> None:
@@ -136,7 +137,7 @@ async def test_whose_fault_it_is_that_nothing_is_embedded(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(embedder.serving())
         options = {"embedding": (embedder.url,), "worker_api_key": worker_key}
-        ours = scene(cluster, saying("x"), **options)
+        ours = running_cluster(cluster, replying("x"), **options)
         client, _ = await stack.enter_async_context(ours)
         reply = await client.post("/v1/embeddings", {"input": "abc"})
         assert reply.status == answered
@@ -145,9 +146,9 @@ async def test_whose_fault_it_is_that_nothing_is_embedded(
         assert await client.metric("ppd_finished_total", **at) == 1
 
 
-async def test_what_is_embedded_is_scrubbed_like_all_else(cluster: Cluster) -> None:
+async def test_requests_for_embeddings_are_scrubbed(cluster: Cluster) -> None:
     tenants = {"a": Tenant(keys=(sha256(b"KEY").hexdigest(),))}
-    async with scene(cluster, saying("x"), tenants=tenants) as (client, d):
+    async with running_cluster(cluster, replying("x"), tenants=tenants) as (client, d):
         key = {"Authorization": "Bearer KEY"}
         body = {"input": "abc", "rid": "r", "bootstrap_host": "evil", "routed_dp_rank": 1}
         assert (await client.post("/v1/embeddings", body, key)).status == 200

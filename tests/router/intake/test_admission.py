@@ -127,7 +127,7 @@ async def test_one_that_fits_overtakes_one_that_does_not_but_not_for_ever() -> N
     await turns_of_the_loop()
     assert not later.done()
     room = 600
-    admission.look()
+    admission.admit_next()
     await asyncio.gather(large, later)
 
 

@@ -1,4 +1,4 @@
-"""A pool that knows passages, and workers that answer."""
+"""Fixtures: a pool with passages, and workers that answer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from .fake_pool import FakePool
 
 @pytest.fixture
 async def pool() -> AsyncIterator[FakePool]:
-    async with FakePool(on_topic).serving() as one:
-        yield one
+    """A pool with passages for every topic."""
+    async with FakePool(on_topic).serving() as pool:
+        yield pool
 
 
 @pytest.fixture
 def engines() -> tuple[FakeWorker, FakeWorker]:
+    """A prefill and a decode worker."""
     return FakeWorker("prefill", answering()), FakeWorker("decode", answering())

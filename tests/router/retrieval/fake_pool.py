@@ -1,4 +1,4 @@
-"""A fake retrieval pool: real sockets, scripted answers."""
+"""A fake pool with scripted answers, on real sockets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,22 @@ Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 def nothing(_body: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """No hits."""
     return []
 
 
 @dataclass(slots=True, eq=False)
 class FakePool:
-    """``hits`` gives (id, score, text) for a search; ``script`` answers in its place."""
+    """A pool whose searches are scripted.
+
+    Attributes:
+        hits: returns (id, score, text) of each hit of a search.
+        script: answers searches in place of ``hits``.
+        degraded: whether answers say that the deadline ended the search.
+        url: base URL while it serves.
+        searches: the bodies of all searches so far, with their collections.
+        arrived: set when a search arrives.
+    """
 
     hits: Hits = nothing
     script: Answer | None = None
@@ -46,6 +56,7 @@ class FakePool:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[FakePool]:
+        """Serve while the context is open."""
         app = web.Application()
         app.router.add_post("/v1/collections/{name}/search", self._search)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)

@@ -1,4 +1,4 @@
-"""What passages take of room and rates, and who gives it back."""
+"""Admission and rate limits of turns with passages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..conftest import Cluster
 from ..scripts import answering, gated
 from .fake_pool import FakePool
 
-WISH = {"collection": "docs", "k": 1}
+OPTIONS = {"collection": "docs", "k": 1}
 LONG = "all about cats " * 400  # some 1,500 tokens
 
 
-async def test_a_turn_that_cannot_be_read_with_its_passages_leaves_no_trace(
+async def test_a_turn_whose_completed_body_is_malformed_releases_its_admission(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = RetrievalRequest.with_passages
@@ -30,8 +30,8 @@ async def test_a_turn_that_cannot_be_read_with_its_passages_leaves_no_trace(
     async with FakePool(lambda _: [("a", 0.9, "all about cats")]).serving() as pool:
         options = {"admission": AdmissionLimits(max_in_flight=1, max_wait_s=5.0)}
         async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url), **options) as client:
-            broken = await client.chat("about cats", retrieval=WISH)
-            assert (broken.status, "no valid JSON" in broken.json["error"]["message"]) == (
+            malformed = await client.chat("about cats", retrieval=OPTIONS)
+            assert (malformed.status, "no valid JSON" in malformed.json["error"]["message"]) == (
                 400,
                 True,
             )
@@ -49,7 +49,7 @@ async def test_passages_are_charged_while_their_turn_is_served(
         async with cluster(*engines, retrieval=RetrievalConfig(url=pool.url), **options) as client:
             fields = {"stream": True, "max_tokens": 4}
             async with asyncio.TaskGroup() as tasks:
-                first = tasks.create_task(client.chat("cats", retrieval=WISH, **fields))
+                first = tasks.create_task(client.chat("cats", retrieval=OPTIONS, **fields))
                 await engines[1].arrived.wait()
                 second = tasks.create_task(client.chat("dogs", **fields))
                 if status == 200:

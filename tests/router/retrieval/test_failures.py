@@ -1,4 +1,4 @@
-"""Searches that fail, come late, or nobody waits for any more."""
+"""Searches that fail, are too late, or are cancelled by the client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eval.fake_worker.state import MODEL
 from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Client, Cluster
-from .chats import WISH, Engines, sent
+from .chats import OPTIONS, Engines, sent
 from .fake_pool import FakePool
 
 
@@ -36,81 +36,85 @@ async def _hanging(request: web.Request, body: dict[str, Any]) -> web.StreamResp
 
 
 @pytest.mark.parametrize(
-    ("script", "named"),
+    ("script", "problem"),
     [
-        (_garbage, "its answer makes no sense"),
+        (_garbage, "its answer is malformed"),
         (_failing, "404"),
         (_dropping, "retrieval failed"),
         (_hanging, "too late: over 20 ms"),
     ],
 )
-async def test_a_failed_search_follows_the_wish(
-    cluster: Cluster, engines: Engines, pool: FakePool, script: Any, named: str
+async def test_a_failed_search_is_handled_as_the_options_say(
+    cluster: Cluster, engines: Engines, pool: FakePool, script: Any, problem: str
 ) -> None:
     pool.script = script
     config = RetrievalConfig(url=pool.url, ttft_budget_ms=10.0)
     async with cluster(*engines, retrieval=config) as client:
-        without = await client.chat("about cats", retrieval=WISH)
+        without = await client.chat("about cats", retrieval=OPTIONS)
         assert without.status == 200
         assert sent(engines[1]) == ["about cats"]
-        told = without.json["retrieval"]
-        assert told["status"] == "failed"
-        assert named in told["error"]
-        refused = await client.chat("about cats", retrieval={**WISH, "on_failure": "fail"})
+        report = without.json["retrieval"]
+        assert report["status"] == "failed"
+        assert problem in report["error"]
+        refused = await client.chat("about cats", retrieval={**OPTIONS, "on_failure": "fail"})
         assert refused.status == 503
         assert refused.json["error"]["code"] == "retrieval_failed"
         pool.script = None
-        well = await client.chat("about cats", retrieval=WISH)
-        assert well.json["retrieval"]["status"] == "ok", "a failure is not remembered"
+        retried = await client.chat("about cats", retrieval=OPTIONS)
+        assert retried.json["retrieval"]["status"] == "ok", "a failure is not stored"
         assert await client.metric("ppd_admission_waiting") == 0
 
 
-async def test_a_pool_that_is_not_there_costs_only_the_passages(
+async def test_without_a_pool_requests_are_served_without_passages(
     cluster: Cluster, engines: Engines
 ) -> None:
     async with cluster(*engines, retrieval=RetrievalConfig(url="http://127.0.0.1:9")) as client:
-        reply = await client.chat("about cats", retrieval=WISH)
+        reply = await client.chat("about cats", retrieval=OPTIONS)
         assert reply.status == 200
         assert reply.json["retrieval"]["status"] == "failed"
 
 
-async def test_the_deadline_is_what_the_target_leaves(
+async def test_the_deadline_follows_the_ttft_target(
     cluster: Cluster, engines: Engines, pool: FakePool
 ) -> None:
     config = RetrievalConfig(url=pool.url, ttft_budget_ms=800.0, max_ms=600.0)
     async with cluster(*engines, retrieval=config) as client:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "retrieval": WISH}
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "retrieval": OPTIONS,
+        }
         path = "/v1/chat/completions"
         for headers in ({}, {"X-SLO-TTFT-MS": "250"}, {"X-SLO-TTFT-MS": "1"}):
             body["messages"] = [{"role": "user", "content": f"hi {headers}"}]
             await client.post(path, body, headers)
-        assert [one["timeout_ms"] for one in pool.searches] == [600.0, 250.0, 20.0]
+        assert [search["timeout_ms"] for search in pool.searches] == [600.0, 250.0, 20.0]
 
 
-async def test_a_degraded_search_is_told(
+async def test_a_degraded_search_is_reported(
     cluster: Cluster, engines: Engines, pool: FakePool
 ) -> None:
     pool.degraded = True
     async with cluster(*engines, retrieval=RetrievalConfig(url=pool.url)) as client:
-        reply = await client.chat("about cats", retrieval=WISH)
+        reply = await client.chat("about cats", retrieval=OPTIONS)
         assert reply.json["retrieval"]["status"] == "degraded"
         assert reply.json["retrieval"]["citations"]
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-async def test_a_client_that_hangs_up_meanwhile_leaves_nothing(
+async def test_a_client_that_disconnects_during_the_search_is_counted(
     cluster: Cluster, engines: Engines, pool: FakePool, samples: int
 ) -> None:
     pool.script = _hanging
     config = RetrievalConfig(url=pool.url, ttft_budget_ms=60_000.0, max_ms=60_000.0)
     async with cluster(*engines, retrieval=config) as client:
-        asking = asyncio.create_task(client.chat("about cats", retrieval=WISH, n=samples))
+        request = asyncio.create_task(client.chat("about cats", retrieval=OPTIONS, n=samples))
         await pool.arrived.wait()
-        asking.cancel()
+        request.cancel()
         pool.script = None
-        assert (await client.chat("about dogs", retrieval=WISH)).status == 200
+        assert (await client.chat("about dogs", retrieval=OPTIONS)).status == 200
         while not await _finished(client, "disconnected"):
-            pass  # asking takes its time
+            pass  # each look is a round trip
         assert len(engines[1].bodies) == 1, "the other one was never sent"
 
 

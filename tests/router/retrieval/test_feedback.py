@@ -1,4 +1,4 @@
-"""What the pool is told of the router's links and streams."""
+"""The feedback to the pool about KV links and streams."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from aiohttp import web
 from router.retrieval.feedback import Feedback, Totals
 
 
-class Heard:
-    """A pool that keeps what it is told."""
+class RecordingPool:
+    """A pool that records the feedback."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, float]] = []
+        self.received: list[dict[str, float]] = []
         self.status = 200
 
-    async def take(self, request: web.Request) -> web.Response:
-        self.told.append(orjson.loads(await request.read()))
+    async def receive(self, request: web.Request) -> web.Response:
+        self.received.append(orjson.loads(await request.read()))
         return web.json_response({}, status=self.status)
 
 
-async def test_the_pool_hears_of_each_interval(caplog: pytest.LogCaptureFixture) -> None:
-    heard, app = Heard(), web.Application()
-    app.router.add_post("/v1/feedback", heard.take)
+async def test_each_interval_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    pool, app = RecordingPool(), web.Application()
+    app.router.add_post("/v1/feedback", pool.receive)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -42,11 +42,11 @@ async def test_the_pool_hears_of_each_interval(caplog: pytest.LogCaptureFixture)
         await feedback.send()
         now_s, totals = 103.0, Totals(9_000, 8.0, 2.0)
         await feedback.send()
-        assert heard.told == [
+        assert pool.received == [
             {"kv_link_use": 0.25, "decode_stall": 0.25},
             {"kv_link_use": 1.0, "decode_stall": 0.0},
         ]
-        heard.status = 404
+        pool.status = 404
         for _ in range(3):
             await feedback.send()
         assert caplog.text.count("takes no feedback: it answered 404") == 1

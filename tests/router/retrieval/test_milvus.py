@@ -1,4 +1,4 @@
-"""Milvus in the pool's place: a real one (Lite), behind a router."""
+"""Milvus in the pool's place: a router with Milvus Lite."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from ..conftest import Cluster
 from ..scripts import answering
 
 TOPICS = ("cats", "dogs", "fish", "other")
-WISH = {"collection": "docs", "k": 1}
+OPTIONS = {"collection": "docs", "k": 1}
 
 
 def vector_of(text: str) -> list[float]:
-    found = [float(topic in text) for topic in TOPICS]
-    return found if any(found) else [0.0, 0.0, 0.0, 1.0]
+    """A vector with 1 for each topic in the text."""
+    vector = [float(topic in text) for topic in TOPICS]
+    return vector if any(vector) else [0.0, 0.0, 0.0, 1.0]
 
 
 @pytest.fixture
 async def embeddings() -> AsyncIterator[str]:
+    """The URL of a server of embeddings."""
+
     async def embed(request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
         rows = [{"index": i, "embedding": vector_of(one)} for i, one in enumerate(body["input"])]
@@ -43,6 +46,7 @@ async def embeddings() -> AsyncIterator[str]:
 
 @pytest.fixture
 def database(tmp_path: Path) -> str:
+    """The path of a database with one passage for each topic."""
     from pymilvus import MilvusClient
 
     path = str(tmp_path / "milvus.db")
@@ -60,27 +64,30 @@ def database(tmp_path: Path) -> str:
 
 async def test_passages_come_from_milvus(cluster: Cluster, embeddings: str, database: str) -> None:
     engines = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
-    its = Milvus(uri=database, embeddings_url=embeddings)
-    async with cluster(*engines, retrieval=RetrievalConfig(milvus=its)) as client:
-        reply = await client.chat("tell me of dogs", retrieval=WISH)
-        told = reply.json["retrieval"]
-        assert told["status"] == "ok", told
-        assert [(one["id"], one["score"]) for one in told["citations"]] == [("dogs", 1.0)]
+    options = Milvus(uri=database, embeddings_url=embeddings)
+    async with cluster(*engines, retrieval=RetrievalConfig(milvus=options)) as client:
+        reply = await client.chat("tell me of dogs", retrieval=OPTIONS)
+        report = reply.json["retrieval"]
+        assert report["status"] == "ok", report
+        (citation,) = report["citations"]
+        assert (citation["id"], citation["score"]) == ("dogs", 1.0)
         assert "all about dogs" in engines[1].bodies[-1]["messages"][0]["content"]
-        filtered = await client.chat("tell me of fish", retrieval={**WISH, "filter": "legs == 4"})
+        filtered = await client.chat(
+            "tell me of fish", retrieval={**OPTIONS, "filter": "legs == 4"}
+        )
         assert filtered.json["retrieval"]["citations"][0]["id"] in ("cats", "dogs")
-        wrong = await client.chat("of cats", retrieval={**WISH, "collection": "none"})
+        wrong = await client.chat("of cats", retrieval={**OPTIONS, "collection": "none"})
         assert wrong.json["retrieval"]["status"] == "failed"
         assert "none" in wrong.json["retrieval"]["error"]
 
 
 @pytest.mark.parametrize(
-    ("config", "named"),
+    ("config", "problem"),
     [
         (RetrievalConfig(), "give one of url and milvus"),
         (RetrievalConfig(url="http://p", milvus=Milvus("u", "http://e")), "give one of url"),
         (RetrievalConfig(milvus=Milvus("u", "e")), "embeddings_url must begin with http"),
     ],
 )
-def test_one_of_both(config: RetrievalConfig, named: str) -> None:
-    assert named in "; ".join(config.problems())
+def test_one_of_both(config: RetrievalConfig, problem: str) -> None:
+    assert problem in "; ".join(config.problems())

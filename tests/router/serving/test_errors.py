@@ -13,7 +13,7 @@ from eval.fake_worker.request import Request, Script
 from eval.fake_worker.worker import FakeWorker
 from ppd.decision import Decision, Features, Policy
 from ppd.score import Objective
-from router.serving.ledger import Ledger
+from router.serving.recorder import RequestRecorder
 
 from ..conftest import Cluster
 from ..scene import CHAT, chat
@@ -178,7 +178,7 @@ async def test_a_bug_of_ours_in_mid_stream_is_not_the_workers(
         await gate.wait()
         request.send(DONE)
 
-    monkeypatch.setattr(Ledger, "learn", bug)
+    monkeypatch.setattr(RequestRecorder, "record_answer", bug)
     p, d = workers(answering(), in_two)
     async with cluster(p, d) as client:
         body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}

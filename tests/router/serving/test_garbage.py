@@ -44,6 +44,23 @@ async def test_a_request_leaves_no_cycles(cluster: Cluster, stream: bool) -> Non
 
 
 @pytest.mark.usefixtures("uncollected")
+async def test_a_request_that_finds_no_worker_leaves_none(cluster: Cluster) -> None:
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    async with cluster(p, d, probe_interval_s=1000.0) as client:
+        async with client.http.get(f"{client.url}/workers") as answer:
+            (drained,) = [one["id"] for one in await answer.json() if one["role"] == "prefill"]
+        await client.http.post(f"{client.url}/workers/{drained}/drain")
+        assert (await client.chat("x")).status == 503
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        for i in range(5):
+            assert (await client.chat(f"a{i}")).status == 503
+        gc.collect()
+        left = Counter(type(one) for one in gc.garbage)
+        assert not [kind for kind in left if kind.__module__.startswith(("router.", "ppd."))]
+
+
+@pytest.mark.usefixtures("uncollected")
 async def test_connections_that_end_leave_none(cluster: Cluster) -> None:
     """Of clients, whom they ask for, and to workers."""
 

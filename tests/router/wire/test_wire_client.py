@@ -223,10 +223,10 @@ async def test_who_is_held_back_reads_no_further() -> None:
     async with between(flood) as (server, upstreams):
         collected = Collected()
         exchange = upstreams.post(server.url, "/", {}, b"{}", collected)
-        exchange.hold(True)
+        exchange.pause_reading()
         await full.wait()
         before = len(collected.data)
-        exchange.hold(False)
+        exchange.resume_reading()
         assert await collected.end is None
     assert before == 0
     assert len(collected.data) == size
@@ -236,12 +236,12 @@ async def test_a_connection_that_was_held_to_the_end_of_an_answer_is_heard_again
     class Slow(Collected):
         def body(self, data: bytes) -> None:
             super().body(data)
-            exchange.hold(True)
+            exchange.pause_reading()
 
     async with between(always(WHOLE)) as (server, upstreams):
         slow = Slow()
         exchange = upstreams.post(server.url, "/", {}, b"{}", slow)
         assert await slow.end is None
-        exchange.hold(False)  # too late
+        exchange.resume_reading()  # too late
         assert (await ask(server, upstreams)).data == b"ok"
         assert server.connections == 1

@@ -26,47 +26,53 @@ TOKEN = "s3cret"
 
 @dataclass(slots=True)
 class FakeKubernetes:
-    """
+    """The pods of one namespace, which can be listed and watched.
+
     Attributes:
-        oldest: changes up to this version are forgotten: who asks from there gets 410.
-        refusal: a status that every request gets for now.
-        asked: of each request: ``list``, or ``watch`` and the version.
+        url: of the API server.
+        version: of the last change.
+        oldest: a watch from an older version gets status 410.
+        refusal: the status that every request gets; None if requests are served.
+        requests: ``list``, or ``watch`` and the version, for each request so far.
     """
 
     url: str = ""
     version: int = 100
     oldest: int = 0
     refusal: int | None = None
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     _pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     _changes: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    _happened: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _change: asyncio.Condition = field(default_factory=asyncio.Condition)
     _connections: set[asyncio.Transport] = field(default_factory=set)
 
     async def put(self, name: str, role: str, url: str, **state: Any) -> None:
-        """A pod is new, or has changed."""
-        pod = made(name, role, url, **state)
-        await self._tell("MODIFIED" if name in self._pods else "ADDED", pod)
+        """Add or change a pod."""
+        pod = pod_object(name, role, url, **state)
+        await self._publish("MODIFIED" if name in self._pods else "ADDED", pod)
 
     async def delete(self, name: str) -> None:
-        await self._tell("DELETED", self._pods[name])
+        """Delete a pod."""
+        await self._publish("DELETED", self._pods[name])
 
     async def bookmark(self) -> None:
+        """Send all watches a new version without a change."""
         nothing = {"spec": {"containers": None}, "status": {}}
-        await self._tell("BOOKMARK", {"kind": "Pod", "metadata": {"labels": {}}, **nothing})
+        await self._publish("BOOKMARK", {"kind": "Pod", "metadata": {"labels": {}}, **nothing})
 
     async def expire(self) -> None:
-        """All changes until now are forgotten, and watches end by saying so."""
-        async with self._happened:
+        """End all watches with status 410, and refuse those from earlier versions."""
+        async with self._change:
             self.oldest = self.version = self.version + 1
-            self._happened.notify_all()
+            self._change.notify_all()
 
     def hang_up(self) -> None:
+        """Reset the connections of all watches."""
         for connection in self._connections:
             connection.abort()
 
-    async def _tell(self, kind: str, pod: dict[str, Any]) -> None:
-        async with self._happened:
+    async def _publish(self, kind: str, pod: dict[str, Any]) -> None:
+        async with self._change:
             self.version += 1
             metadata = {**pod["metadata"], "resourceVersion": str(self.version)}
             pod = {**pod, "metadata": metadata}
@@ -76,12 +82,12 @@ class FakeKubernetes:
                 case "DELETED":
                     del self._pods[metadata["name"]]
             self._changes.append((self.version, {"type": kind, "object": pod}))
-            self._happened.notify_all()
+            self._change.notify_all()
 
     async def pods(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         watched = query.get("watch") in ("true", "True")
-        self.asked.append(f"watch {query['resourceVersion']}" if watched else "list")
+        self.requests.append(f"watch {query['resourceVersion']}" if watched else "list")
         assert request.headers["Authorization"] == f"Bearer {TOKEN}"
         if self.refusal is not None:
             refused = failure(self.refusal, "pods is forbidden")
@@ -101,12 +107,12 @@ class FakeKubernetes:
         self._connections.add(connection)
         try:
             while version >= self.oldest:
-                for at, change in [one for one in self._changes if one[0] > version]:
-                    version = at
+                for number, change in [entry for entry in self._changes if entry[0] > version]:
+                    version = number
                     if _is(change["object"], role):
                         await response.write(orjson.dumps(change) + b"\n")
-                async with self._happened:
-                    await self._happened.wait_for(partial(self._is_past, version))
+                async with self._change:
+                    await self._change.wait_for(partial(self._is_past, version))
             gone = failure(410, "too old resource version")
             await response.write(orjson.dumps({"type": "ERROR", "object": gone}) + b"\n")
         finally:
@@ -130,6 +136,7 @@ class FakeKubernetes:
             await runner.cleanup()
 
     def kubeconfig(self, folder: Path) -> str:
+        """Write a kubeconfig file, and return its path."""
         path = folder / "kubeconfig"
         path.write_text(KUBECONFIG.format(url=self.url, token=TOKEN))
         return str(path)
@@ -137,13 +144,13 @@ class FakeKubernetes:
 
 def _is(pod: dict[str, Any], role: str) -> bool:
     labels = pod["metadata"]["labels"]
-    return not labels or labels["role"] == role  # a bookmark is everyone's
+    return not labels or labels["role"] == role  # a bookmark has no labels, and every watch gets it
 
 
-def made(
+def pod_object(
     name: str, role: str, url: str, *, ready: bool = True, ending: bool = False, port: str = "http"
 ) -> dict[str, Any]:
-    """A pod as the API tells of it, with much that nobody looks at left out."""
+    """A pod as the API sends it, without most of the fields that no reader uses."""
     host, _, number = url.removeprefix("http://").rpartition(":")
     metadata = {
         "name": name,

@@ -1,4 +1,4 @@
-"""Workers that a file lists join and leave while requests are served, and no others do."""
+"""Workers that a file lists join and leave while requests are served."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _number = count()
 
 
 def write(path: Path, text: str) -> str:
-    """As one should: the file is there as a whole or not at all."""
+    """Replace the file at once."""
     other = path.with_name(f"new-{next(_number)}")
     other.write_text(text)
     other.replace(path)
@@ -50,7 +50,7 @@ async def shows(client: Client, *engines: FakeWorker) -> bool:
     return set(await client.workers()) == {engine.url for engine in engines}
 
 
-async def test_a_router_with_nothing_but_a_file_waits_for_one_of_each_role(file: Path) -> None:
+async def test_a_router_with_only_a_file_waits_for_one_worker_of_each_role(file: Path) -> None:
     p, d = workers()
     absent = FakeWorker("decode", answering(), port=free_port())
     d.port = free_port()
@@ -62,7 +62,7 @@ async def test_a_router_with_nothing_but_a_file_waits_for_one_of_each_role(file:
             started.set()
             await done.wait()
 
-    async def is_in_the_lobby() -> bool:
+    async def waits_for_workers() -> bool:
         try:
             async with http.get(f"http://127.0.0.1:{config.port}/health") as answer:
                 return answer.status == 503
@@ -72,10 +72,10 @@ async def test_a_router_with_nothing_but_a_file_waits_for_one_of_each_role(file:
     async with p.serving(), aiohttp.ClientSession() as http:
         write(file, listing(p, absent, d))
         router = asyncio.create_task(serve())
-        await until(is_in_the_lobby)
+        await until(waits_for_workers)
         client = Client(f"http://127.0.0.1:{config.port}", http)
-        told = await client.post("/workers", {"url": P, "role": "prefill"})
-        assert told.status == 503, "nobody can announce himself here"
+        reply = await client.post("/workers", {"url": P, "role": "prefill"})
+        assert reply.status == 503, "announcements are not accepted"
         async with d.serving():
             await started.wait()
             assert await shows(client, p, d)
@@ -84,7 +84,7 @@ async def test_a_router_with_nothing_but_a_file_waits_for_one_of_each_role(file:
             await router
 
 
-async def test_workers_join_and_leave_as_the_file_says(cluster: Cluster, file: Path) -> None:
+async def test_workers_join_and_leave_with_the_file(cluster: Cluster, file: Path) -> None:
     p, d = workers()
     other = FakeWorker("decode", answering())
     async with serving(p, d, other):
@@ -97,7 +97,7 @@ async def test_workers_join_and_leave_as_the_file_says(cluster: Cluster, file: P
             assert (len(other.bodies), len(d.bodies)) == (1, 0)
 
 
-async def test_a_stream_on_a_worker_that_is_taken_out_ends_well(
+async def test_a_stream_on_a_worker_that_is_removed_is_completed(
     cluster: Cluster, file: Path
 ) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
@@ -113,7 +113,7 @@ async def test_a_stream_on_a_worker_that_is_taken_out_ends_well(
     async with serving(p, d, other):
         options = {"workers_file": write(file, listing(p, d)), **SOON}
         async with cluster(**options) as client:
-            asked = asyncio.create_task(client.chat("hello", stream=True))
+            request = asyncio.create_task(client.chat("hello", stream=True))
             await begun.wait()
             write(file, listing(p, other))
 
@@ -124,14 +124,16 @@ async def test_a_stream_on_a_worker_that_is_taken_out_ends_well(
             await until(drains)
             assert (await client.workers())[d.url]["in_flight"] == 1
             assert (await client.chat("another")).status == 200
-            assert (len(d.bodies), len(other.bodies)) == (1, 1), "nothing new for it"
+            assert (len(d.bodies), len(other.bodies)) == (1, 1), "it gets no new work"
             gate.set()
-            texts = [e["choices"][0]["delta"]["content"] for e in (await asked).events]
+            texts = [e["choices"][0]["delta"]["content"] for e in (await request).events]
             assert texts == ["first", "last"]
             await until(lambda: shows(client, p, other))
 
 
-async def test_one_that_comes_back_before_it_has_left_goes_on(cluster: Cluster, file: Path) -> None:
+async def test_a_worker_that_is_listed_again_while_it_drains_is_resumed(
+    cluster: Cluster, file: Path
+) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
     quick = answering(prompt=100, cached=96)
 
@@ -146,7 +148,7 @@ async def test_one_that_comes_back_before_it_has_left_goes_on(cluster: Cluster, 
         options = {"workers_file": write(file, listing(p, d)), **SOON}
         async with cluster(**options) as client:
             await client.chat("hello")
-            asked = asyncio.create_task(client.chat("wait", stream=True))
+            request = asyncio.create_task(client.chat("wait", stream=True))
             await begun.wait()
             write(file, listing(p))
 
@@ -161,12 +163,12 @@ async def test_one_that_comes_back_before_it_has_left_goes_on(cluster: Cluster, 
             write(file, listing(p, d))
             await until(serves)
             gate.set()
-            assert (await asked).status == 200
+            assert (await request).status == 200
             reply = await client.chat("hello", "www", "and")
             assert reply.route == ("local", "policy_full"), "it is the same process"
 
 
-async def test_a_wrong_file_changes_nothing_and_is_complained_of_once(
+async def test_a_malformed_file_changes_nothing_and_is_logged_once(
     cluster: Cluster, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     p, d = workers()
@@ -175,12 +177,12 @@ async def test_a_wrong_file_changes_nothing_and_is_complained_of_once(
         options = {"workers_file": write(file, listing(p, d)), **SOON}
         async with cluster(**options) as client:
 
-            async def is_told() -> bool:
+            async def is_logged() -> bool:
                 await client.workers()
                 return "the workers stay" in caplog.text
 
             write(file, listing(p, other) + "prefil = []")
-            await until(is_told)
+            await until(is_logged)
             for _ in range(20):
                 assert await shows(client, p, d)
             write(file, listing(p, d, other))
@@ -189,7 +191,9 @@ async def test_a_wrong_file_changes_nothing_and_is_complained_of_once(
     assert "Object contains unknown field `prefil`" in caplog.text
 
 
-async def test_workers_of_other_origin_are_let_alone(cluster: Cluster, file: Path) -> None:
+async def test_workers_that_joined_in_other_ways_are_not_removed(
+    cluster: Cluster, file: Path
+) -> None:
     p, given = workers()
     added, announced, listed = (FakeWorker("decode", answering()) for _ in range(3))
     async with serving(added, announced, listed):
@@ -199,16 +203,16 @@ async def test_workers_of_other_origin_are_let_alone(cluster: Cluster, file: Pat
             one = {"url": added.url, "role": "decode"}
             async with client.http.put(f"{client.url}/workers", json=one) as answer:
                 assert answer.status == 200
-            said = {"url": announced.url, "role": "decode", "boot_id": announced.boot_id}
-            assert (await client.post("/workers", said)).status == 200
+            announcement = {"url": announced.url, "role": "decode", "boot_id": announced.boot_id}
+            assert (await client.post("/workers", announcement)).status == 200
             everyone = (given, added, announced, listed)
-            write(file, listing(*everyone))  # they are known already
+            write(file, listing(*everyone))  # they have joined already
             write(file, f'decode = ["{D}"]')
             await until(lambda: shows(client, p, given, added, announced))
             assert not any(one["draining"] for one in (await client.workers()).values())
 
 
-async def test_what_operators_do_to_listed_workers(cluster: Cluster, file: Path) -> None:
+async def test_operators_can_drain_and_remove_listed_workers(cluster: Cluster, file: Path) -> None:
     p, d = workers()
     async with serving(p, d):
         options = {"workers_file": write(file, listing(p, d)), **SOON}
@@ -218,7 +222,7 @@ async def test_what_operators_do_to_listed_workers(cluster: Cluster, file: Path)
                 assert answer.status == 200
             write(file, listing(p, d) + "# touched")
             for _ in range(20):
-                assert (await client.workers())[d.url]["draining"], "it is not ours to resume"
+                assert (await client.workers())[d.url]["draining"], "an operator drained it"
             async with client.http.delete(one) as answer:
                 assert answer.status == 200
             await until(lambda: shows(client, p, d))  # as long as the file lists it

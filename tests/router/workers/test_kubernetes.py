@@ -1,4 +1,4 @@
-"""Pods that become workers: found, followed and let go, whatever the API server does."""
+"""Pods as workers: they join and leave, also when the API server fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from router.workers.pods import Pod
 from ..conftest import Client, Cluster
 from ..scene import until, workers
 from ..scripts import answering
-from .fake_kubernetes import FakeKubernetes, made
+from .fake_kubernetes import FakeKubernetes, pod_object
 
 ROLES = (Role.PREFILL, Role.DECODE)
 SELECTORS = {"prefill": "role=prefill", "decode": "role=decode"}
@@ -47,7 +47,7 @@ def options(api: FakeKubernetes, folder: Path, **changes: Any) -> Kubernetes:
 async def following(
     api: FakeKubernetes, cluster: Cluster, folder: Path, *engines: FakeWorker
 ) -> AsyncIterator[Client]:
-    """A router that knows its workers from ``api``, each the pod of its place in the list."""
+    """A router whose workers are the pods of ``api``; worker ``i`` is ``pod-i``."""
     async with AsyncExitStack() as stack:
         for number, engine in enumerate(engines):
             await stack.enter_async_context(engine.serving())
@@ -81,7 +81,7 @@ async def test_ready_pods_join_and_others_leave(
         assert (await client.chat("hello")).status == 200
 
 
-async def test_changes_that_were_forgotten_are_found_by_a_new_list(
+async def test_pods_are_listed_again_after_a_version_expires(
     api: FakeKubernetes, cluster: Cluster, tmp_path: Path
 ) -> None:
     p, d = workers()
@@ -92,19 +92,19 @@ async def test_changes_that_were_forgotten_are_found_by_a_new_list(
         await api.put("pod-0", "prefill", p.url)
         await api.bookmark()
         await until(lambda: shows(client, p, d, other))
-        before = api.asked.count("list")
+        before = api.requests.count("list")
         await api.expire()
         await api.delete("pod-2")
         await until(lambda: shows(client, p, d))
-        assert api.asked.count("list") > before
+        assert api.requests.count("list") > before
 
 
 async def watched(api: FakeKubernetes, times: int) -> bool:
     await asyncio.sleep(0)
-    return sum(one.startswith("watch") for one in api.asked) >= times
+    return sum(one.startswith("watch") for one in api.requests) >= times
 
 
-async def test_a_broken_watch_goes_on_from_where_it_was(
+async def test_a_broken_watch_continues_at_the_last_version(
     api: FakeKubernetes, cluster: Cluster, tmp_path: Path
 ) -> None:
     p, d = workers()
@@ -117,21 +117,21 @@ async def test_a_broken_watch_goes_on_from_where_it_was(
             await api.put(f"other-{number}", "decode", engine.url)
             await until(partial(shows, client, p, d, *others[: number + 1]))
             api.hang_up()
-        assert api.asked.count("list") == 2, "one a role, at the start"
-        assert f"watch {before}" in api.asked, "the first other's version"
+        assert api.requests.count("list") == 2, "one for each role, at the start"
+        assert f"watch {before}" in api.requests, "the first other's version"
 
 
-async def test_a_refusal_is_told_once_and_changes_nothing(
+async def test_a_refusal_is_logged_once_and_changes_nothing(
     api: FakeKubernetes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    told: asyncio.Queue[set[str]] = asyncio.Queue()
+    published: asyncio.Queue[set[str]] = asyncio.Queue()
     tries: asyncio.Queue[float] = asyncio.Queue()
     only = options(api, tmp_path, prefill="")
     pods = Pods(only, ROLES, await access(only.kubeconfig), sleep=tries.put, jitter=lambda: 1.0)
     await api.put("a", "decode", "http://10.0.0.1:1")
-    following = asyncio.create_task(pods.watch(lambda workers: told.put_nowait(set(workers))))
-    assert await told.get() == {"http://10.0.0.1:1"}
+    following = asyncio.create_task(pods.watch(lambda workers: published.put_nowait(set(workers))))
+    assert await published.get() == {"http://10.0.0.1:1"}
     await until(lambda: watched(api, 1))
     api.refusal = 403
     api.hang_up()
@@ -139,7 +139,7 @@ async def test_a_refusal_is_told_once_and_changes_nothing(
         await tries.get()
     api.refusal = None
     await api.put("b", "decode", "http://10.0.0.2:1")
-    assert await told.get() == {"http://10.0.0.1:1", "http://10.0.0.2:1"}
+    assert await published.get() == {"http://10.0.0.1:1", "http://10.0.0.2:1"}
 
     async def is_well() -> bool:
         await asyncio.sleep(0)
@@ -148,54 +148,54 @@ async def test_a_refusal_is_told_once_and_changes_nothing(
     await until(is_well)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    assert caplog.text.count("the API server says 403: pods is forbidden") == 1
+    assert caplog.text.count("the API server answered 403: pods is forbidden") == 1
 
 
-class Enough(BaseException):
-    """Ends a source that goes on for ever."""
+class StopTestError(BaseException):
+    """Ends a source that runs for ever."""
 
 
-async def waits(lasts_s: list[float]) -> list[float]:
-    """How long is waited after tries that fail after so long."""
-    waited: list[float] = []
-    left_s = iter(lasts_s)
+async def wait_times_of(durations_s: list[float]) -> list[float]:
+    """The seconds between retries, if the requests fail after ``durations_s`` seconds."""
+    wait_times_s: list[float] = []
+    remaining_s = iter(durations_s)
     now_s = 0.0
 
-    class Away:
+    class FailingApi:
         async def list_namespaced_pod(self, *_: Any, **__: Any) -> None:
             nonlocal now_s
-            now_s += next(left_s)
+            now_s += next(remaining_s)
             raise OSError("the connection broke")
 
     @asynccontextmanager
-    async def connect() -> AsyncIterator[Away]:
-        yield Away()
+    async def connect() -> AsyncIterator[FailingApi]:
+        yield FailingApi()
 
     async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == len(lasts_s):
-            raise Enough
+        wait_times_s.append(seconds)
+        if len(wait_times_s) == len(durations_s):
+            raise StopTestError
 
     only = Kubernetes(namespace="models", decode="role=decode")
     pods = Pods(only, ROLES, connect, clock=lambda: now_s, sleep=sleep, jitter=lambda: 1.0)
     with pytest.raises(BaseExceptionGroup):
         await pods.watch(lambda workers: None)
-    return waited
+    return wait_times_s
 
 
-async def test_an_api_server_that_is_away_is_asked_less_and_less() -> None:
-    assert await waits([0.0] * 9) == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+async def test_retries_back_off_exponentially() -> None:
+    assert await wait_times_of([0.0] * 9) == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-async def test_after_one_that_stood_the_first_wait_is_short_again() -> None:
-    assert await waits([0.0, 0.0, 100.0, 0.0]) == [0.5, 1, 0.5, 1]
+async def test_a_long_watch_resets_the_backoff() -> None:
+    assert await wait_times_of([0.0, 0.0, 100.0, 0.0]) == [0.5, 1, 0.5, 1]
 
 
 def pod(**state: Any) -> Pod:
-    return msgspec.convert(made("a", "decode", "http://10.0.0.7:30000", **state), Pod)
+    return msgspec.convert(pod_object("a", "decode", "http://10.0.0.7:30000", **state), Pod)
 
 
-def test_which_pods_serve() -> None:
+def test_ready_pods() -> None:
     assert pod().ready
     assert not pod(ready=False).ready
     assert not pod(ending=True).ready
@@ -203,16 +203,16 @@ def test_which_pods_serve() -> None:
     assert not pending.ready
 
 
-def test_where_they_serve() -> None:
+def test_the_url_of_a_pod() -> None:
     assert pod().url("http") == "http://10.0.0.7:30000"
     assert pod().url(8000) == "http://10.0.0.7:8000"
     assert pod(port="api").url("http") is None
-    told = made("a", "decode", "http://10.0.0.7:30000")
-    told["status"]["podIP"] = "fd00::7"
-    assert msgspec.convert(told, Pod).url("http") == "http://[fd00::7]:30000"
+    published = pod_object("a", "decode", "http://10.0.0.7:30000")
+    published["status"]["podIP"] = "fd00::7"
+    assert msgspec.convert(published, Pod).url("http") == "http://[fd00::7]:30000"
 
 
-async def test_a_pod_without_the_port_is_told_of_once(
+async def test_a_pod_without_the_port_is_logged_once(
     api: FakeKubernetes, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     p, d = workers()
@@ -235,7 +235,7 @@ async def test_a_router_that_cannot_reach_a_cluster_does_not_start(
     found = Kubernetes(namespace="n", kubeconfig=str(tmp_path / kubeconfig), **SELECTORS)
     with pytest.raises(ConfigError, match=named):
         async with running(RouterConfig(port=0, policy="full", kubernetes=found)):
-            raise AssertionError("it has started")
+            raise AssertionError("the router has started")
 
 
 def write_wrong(path: Path) -> None:

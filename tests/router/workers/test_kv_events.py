@@ -1,4 +1,4 @@
-"""KV events over real ZeroMQ sockets: what a worker has dropped is not asked of it."""
+"""KV events over real ZeroMQ sockets: turns whose KV is evicted are not sent to their home."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ TOKENS = 96  # of the prompt, cached whole
 
 
 @dataclass(slots=True)
-class Published:
-    """Stands for SGLang's publisher; knows when somebody has subscribed."""
+class FakePublisher:
+    """A fake of SGLang's publisher of KV events."""
 
     socket: zmq.asyncio.Socket
     port: int
     numbers: count[int] = field(default_factory=count)
 
     async def subscribed(self) -> None:
+        """Wait for a subscription."""
         assert (await self.socket.recv())[:1] == b"\1"
+
+    async def unsubscribed(self) -> None:
+        """Wait for the end of a subscription."""
+        assert (await self.socket.recv())[:1] == b"\0"
 
     async def send(self, *events: dict[str, Any], number: int | None = None) -> None:
         payload = msgspec.msgpack.encode([1.0, events])
@@ -46,16 +51,16 @@ class Published:
 
 
 @asynccontextmanager
-async def published(port: int = 0) -> AsyncIterator[Published]:
+async def publisher(port: int = 0) -> AsyncIterator[FakePublisher]:
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.XPUB_VERBOSER, 1)
         socket.bind(f"tcp://127.0.0.1:{port or '*'}")
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        yield Published(socket, int(bound.rsplit(":", 1)[1]))
+        yield FakePublisher(socket, int(bound.rsplit(":", 1)[1]))
 
 
-def told_of(port: int, **others: object) -> dict[str, object]:
+def kv_events_info(port: int, **others: object) -> dict[str, object]:
     return {
         "publisher": "zmq",
         "endpoint_host": "*",
@@ -91,18 +96,18 @@ BLOCKS = (-5, 2**62, 3, 4, 5, 6)
 
 
 def workers(port: int, **others: object) -> tuple[FakeWorker, FakeWorker]:
-    events = told_of(port, **others)
+    events = kv_events_info(port, **others)
     decode = FakeWorker("decode", answering(prompt=100, cached=TOKENS), kv_events=events)
     return FakeWorker("prefill", answering()), decode
 
 
-Begun = tuple[Published, Client, FakeWorker, FakeWorker, str]
+Scene = tuple[FakePublisher, Client, FakeWorker, FakeWorker, str]
 
 
 @asynccontextmanager
-async def begun(cluster: Cluster) -> AsyncIterator[Begun]:
-    """A router that hears a decode worker, and a conversation's name after its first turn."""
-    async with published() as events:
+async def first_turn_served(cluster: Cluster) -> AsyncIterator[Scene]:
+    """A router with a subscription to a decode worker, after one turn of a conversation."""
+    async with publisher() as events:
         p, d = workers(events.port)
         async with cluster(p, d) as client:
             await events.subscribed()
@@ -112,16 +117,16 @@ async def begun(cluster: Cluster) -> AsyncIterator[Begun]:
             yield events, client, p, d, session
 
 
-async def hears(client: Client, worker: FakeWorker, there: bool = True) -> None:
+async def connected_is(client: Client, worker: FakeWorker, connected: bool = True) -> None:
     labels = {"role": worker.role, "worker": worker.url}
 
     async def holds() -> bool:
-        return await client.metric("ppd_kv_events_connected", **labels) == there
+        return await client.metric("ppd_kv_events_connected", **labels) == connected
 
     await until(holds)
 
 
-async def counts(client: Client, name: str, worker: FakeWorker, value: float) -> None:
+async def counter_is(client: Client, name: str, worker: FakeWorker, value: float) -> None:
     labels = {"role": worker.role, "worker": worker.url}
 
     async def holds() -> bool:
@@ -130,35 +135,37 @@ async def counts(client: Client, name: str, worker: FakeWorker, value: float) ->
     await until(holds)
 
 
-async def test_what_was_dropped_goes_remote_at_once(cluster: Cluster) -> None:
-    async with begun(cluster) as (events, client, p, d, session):
+async def test_turns_with_evicted_kv_are_remote(cluster: Cluster) -> None:
+    async with first_turn_served(cluster) as (events, client, p, d, session):
         await events.send(stored(session, *BLOCKS), stored(None, 77), stored("a client's", 78))
         await events.send(removed(77, 6))
-        await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+        await counter_is(client, "ppd_kv_evicted_tokens_total", d, 16)
         # A page of 6 is missing, and the precondition names four of them.
         second = await client.chat("hello", "www", "and")
         assert second.route == ("local", "policy_full")
         assert d.bodies[1]["session_id"] == session
         await events.send(removed(78, *BLOCKS[:5]))
-        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
+        await counter_is(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
         third = await client.chat("hello", "www", "and", "www", "so")
         assert third.route == ("remote", "evicted")
-        assert len(d.bodies) == len(p.bodies) + 1 == 3, "it was not asked first"
+        assert len(d.bodies) == len(p.bodies) + 1 == 3, "no request was sent to it first"
         fourth = await client.chat("hello", "www", "and", "www", "so", "www", "now")
-        assert fourth.route[0] == "local", "the cache need not have said that it has it again"
+        assert fourth.route[0] == "local", "the served turn counts without its events"
         await events.send({"type": "AllBlocksCleared"}, stored(session, *BLOCKS, 7, 8))
         await events.send(stored("1", 9), removed(9))
-        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
+        await counter_is(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
         fifth = await client.chat("hello", "www", "and", "www", "so", "www", "!")
         assert fifth.route[0] == "local"
         await events.send({"type": "AllBlocksCleared"}, stored("1", 9), removed(9))
-        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 32)
+        await counter_is(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 32)
         last = await client.chat("hello", "www", "and", "www", "so", "www", "and so")
         assert last.route == ("remote", "evicted")
 
 
-async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster: Cluster) -> None:
-    async with published() as events:
+async def test_prompts_and_native_requests_get_a_session_id_and_a_clients_own_is_removed(
+    cluster: Cluster,
+) -> None:
+    async with publisher() as events:
         p, d = workers(events.port)
         async with cluster(p, d) as client:
             await events.subscribed()
@@ -170,7 +177,7 @@ async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster
     names = [body.get("session_id") for body in d.bodies]
     assert len(set(names[:2])) == 2
     assert all(name is not None and len(name) == 12 for name in names[:2])
-    assert names[2] is None, "several prompts are no conversation"
+    assert names[2] is None, "several prompts have no conversation"
 
 
 @pytest.mark.parametrize(
@@ -187,71 +194,71 @@ async def test_prompts_and_native_requests_are_named_and_clients_may_not(cluster
         (0, None),  # a message of one frame, before the next one
     ],
 )
-async def test_who_has_missed_something_knows_nothing_and_says_so_once(
+async def test_missed_events_drop_all_records_and_are_logged_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, number: int, payload: bytes | None
 ) -> None:
-    async with begun(cluster) as (events, client, _, d, session):
+    async with first_turn_served(cluster) as (events, client, _, d, session):
         await events.send(stored(session, *BLOCKS), removed(*BLOCKS))
-        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
+        await counter_is(client, "ppd_kv_evicted_tokens_total", d, TOKENS)
         if payload is None:
             await events.send_frames(b"hello")
         else:
             await events.send_bytes(payload, number)
-        await counts(client, "ppd_kv_events_missed_total", d, 1)
+        await counter_is(client, "ppd_kv_events_missed_total", d, 1)
         assert (await client.chat("hello", "www", "and")).route[0] == "local"
         await events.send_bytes(b"worse", number + 1)
-        await counts(client, "ppd_kv_events_missed_total", d, 2)
+        await counter_is(client, "ppd_kv_events_missed_total", d, 2)
         assert caplog.text.count("were missed") == 1
         await events.send(stored("1", 9), removed(9), number=number + 2)
-        await counts(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
+        await counter_is(client, "ppd_kv_evicted_tokens_total", d, TOKENS + 16)
         await events.send_bytes(b"bad again", number + 3)
-        await counts(client, "ppd_kv_events_missed_total", d, 3)
+        await counter_is(client, "ppd_kv_events_missed_total", d, 3)
         assert caplog.text.count("were missed") == 2
 
 
-async def test_kv_that_is_kept_elsewhere_too_is_not_lost(
+async def test_a_worker_with_a_lower_tier_is_not_followed(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with begun(cluster) as (events, client, _, d, session):
+    async with first_turn_served(cluster) as (events, client, _, d, session):
         await events.send(stored(session, *BLOCKS))
         await events.send(stored(None, 6, medium="CPU_PINNED"))
-        assert (await events.socket.recv())[:1] == b"\0", "nobody listens any more"
+        await events.unsubscribed()
         assert (await client.chat("hello", "www", "and")).route[0] == "local"
         assert caplog.text.count("keeps KV in CPU_PINNED, too") == 1
         assert "session_id" not in d.bodies[1]
 
 
-async def test_reasoning_that_is_not_sent_back_is_not_missed(cluster: Cluster) -> None:
-    async with begun(cluster) as (events, client, _, d, session):
+async def test_reasoning_that_is_not_sent_back_does_not_count_as_evicted(cluster: Cluster) -> None:
+    async with first_turn_served(cluster) as (events, client, _, d, session):
         await events.send(stored(session, *BLOCKS, 20, 21, 22, 23))
         await events.send(stored(session, 30, parent=BLOCKS[-1]), removed(20, 21, 22, 23))
         await events.send(stored("1", 9), removed(9))
-        await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+        await counter_is(client, "ppd_kv_evicted_tokens_total", d, 16)
         assert (await client.chat("hello", "www", "and")).route[0] == "local"
 
 
-async def test_a_publisher_that_stops_is_told_and_heard_again_when_it_is_back(
+async def test_a_publisher_that_stops_is_logged_and_reconnected(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with published() as events:
+    async with publisher() as events:
         port = events.port
         p, d = workers(port)
         async with cluster(p, d) as client:
             await events.subscribed()
-            await hears(client, d)
+            await connected_is(client, d)
             events.socket.close()
-            await hears(client, d, there=False)
+            await connected_is(client, d, connected=False)
             assert f"the KV events of {d.url} have stopped" in caplog.text
             assert (await client.chat("hello")).status == 200
-            async with published(port) as again:
+            async with publisher(port) as again:
                 await again.subscribed()
-                await hears(client, d)
+                await connected_is(client, d)
                 await again.send(stored("1", 9), removed(9))
-                await counts(client, "ppd_kv_evicted_tokens_total", d, 16)
+                await counter_is(client, "ppd_kv_evicted_tokens_total", d, 16)
 
 
-async def test_who_comes_later_or_comes_back_is_heard(cluster: Cluster) -> None:
-    async with published() as events, published() as others:
+async def test_workers_that_join_later_or_again_are_subscribed_to(cluster: Cluster) -> None:
+    async with publisher() as events, publisher() as others:
         p, d = workers(events.port)
         _, late = workers(others.port)
         async with cluster(p, d) as client, late.serving():
@@ -265,21 +272,21 @@ async def test_who_comes_later_or_comes_back_is_heard(cluster: Cluster) -> None:
                 f"{client.url}/workers/{late.url.removeprefix('http://')}"
             ) as answer:
                 assert answer.status < 300, await answer.text()
-            assert (await others.socket.recv())[:1] == b"\0", "nobody listens any more"
+            await others.unsubscribed()
             open_now = []
             for _ in range(3):
                 d.ready = False
-                await client_sees(client, d, alive=False)
+                await alive_is(client, d, alive=False)
                 d.ready = True
-                told = {(await events.socket.recv())[:1] for _ in range(2)}
-                assert told == {b"\0", b"\1"}, "anew, and once"
-                await hears(client, d)
+                received = {(await events.socket.recv())[:1] for _ in range(2)}
+                assert received == {b"\0", b"\1"}, "one new subscription"
+                await connected_is(client, d)
                 open_now.append(_open_eventfds())
-            assert open_now[0] == open_now[-1], "what was heard before is closed"
+            assert open_now[0] == open_now[-1], "earlier sockets are closed"
 
 
 def _open_eventfds() -> int:
-    """ZeroMQ has one for each socket."""
+    """The number of open eventfds; ZeroMQ has one for each socket."""
 
     def kind(descriptor: Path) -> str:
         try:
@@ -290,7 +297,7 @@ def _open_eventfds() -> int:
     return sum("eventfd" in kind(descriptor) for descriptor in Path("/proc/self/fd").iterdir())
 
 
-async def client_sees(client: Client, worker: FakeWorker, *, alive: bool) -> None:
+async def alive_is(client: Client, worker: FakeWorker, *, alive: bool) -> None:
     async def holds() -> bool:
         return bool((await client.workers())[worker.url]["alive"]) == alive
 
@@ -298,42 +305,44 @@ async def client_sees(client: Client, worker: FakeWorker, *, alive: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("others", "keeps_sessions", "options", "said"),
+    ("others", "keeps_sessions", "options", "log_text"),
     [
         ({"dp_size": 2}, False, {}, "publishes the KV events of 2 data-parallel caches"),
         ({}, True, {}, ""),
         ({"publisher": "null"}, False, {}, ""),
         ({"endpoint_host": "10.0.0.1"}, False, {}, "it must bind to *, not to 10.0.0.1"),
-        ({"dp_size": None}, False, {}, "cannot be heard"),
+        ({"dp_size": None}, False, {}, "cannot subscribe to the KV events of"),
         ({}, False, {"kv_events": False}, ""),
     ],
 )
-async def test_who_cannot_be_heard_gets_requests_as_they_are(
+async def test_without_a_subscription_requests_get_no_session_id(
     cluster: Cluster,
     caplog: pytest.LogCaptureFixture,
     others: dict[str, object],
     keeps_sessions: bool,
     options: dict[str, Any],
-    said: str,
+    log_text: str,
 ) -> None:
     p, d = workers(1, **others)
     d.keeps_sessions = keeps_sessions
     async with cluster(p, d, **options) as client:
         await client.chat("hello")
         assert "session_id" not in d.bodies[0]
-    assert said in caplog.text
+    assert log_text in caplog.text
 
 
-async def test_where_a_name_means_more_none_is_given(cluster: Cluster) -> None:
-    async with published() as events:
+async def test_workers_that_keep_sessions_and_beam_search_get_no_session_id(
+    cluster: Cluster,
+) -> None:
+    async with publisher() as events:
         p, d = workers(events.port)
         p.keeps_sessions = True
-        r = FakeWorker("null", answering(), kv_events=told_of(events.port))
+        r = FakeWorker("null", answering(), kv_events=kv_events_info(events.port))
         async with cluster(p, d) as client:
             await events.subscribed()
             await client.chat("hello")
         assert "session_id" not in d.bodies[0]
-        assert (await events.socket.recv())[:1] == b"\0"
+        await events.unsubscribed()
         async with cluster(r, policy="replica") as client:
             await events.subscribed()
             await client.chat("hello")
@@ -342,21 +351,21 @@ async def test_where_a_name_means_more_none_is_given(cluster: Cluster) -> None:
         assert ["session_id" in body for body in r.bodies] == [True, False]
 
 
-async def test_a_publisher_that_never_answers_is_told(
+async def test_a_publisher_that_never_answers_is_logged(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.workers.kv_events._PATIENCE_S", 0.01)
+    monkeypatch.setattr("router.workers.kv_events._CONNECT_WARNING_S", 0.01)
     p, d = workers(1)
     async with cluster(p, d) as client:
 
-        async def told() -> bool:
+        async def is_logged() -> bool:
             assert (await client.chat("hello")).status == 200
             return "nothing answers at tcp://127.0.0.1:1" in caplog.text
 
-        await until(told)
+        await until(is_logged)
 
 
-async def test_without_the_library_the_router_says_what_to_install(
+async def test_without_the_library_the_log_names_the_package(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zmq.asyncio", None)

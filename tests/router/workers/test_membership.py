@@ -1,4 +1,4 @@
-"""Workers that announce themselves, leave, fall silent, or should not be let in."""
+"""Workers that announce themselves, leave, fall silent, or must be refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..scripts import answering
 TOKEN = {"Authorization": "Bearer s3cret"}
 
 
-def said(engine: FakeWorker, **fields: Any) -> dict[str, Any]:
+def announcement_fields(engine: FakeWorker, **fields: Any) -> dict[str, Any]:
     load = {"running": 3, "kv_used_tokens": 100, "kv_total_tokens": 1000}
     return {
         "url": engine.url,
@@ -45,7 +45,7 @@ def said(engine: FakeWorker, **fields: Any) -> dict[str, Any]:
 async def announce(
     client: Client, engine: FakeWorker, headers: Any = TOKEN, **fields: Any
 ) -> Reply:
-    return await client.post(PATH, said(engine, **fields), headers)
+    return await client.post(PATH, announcement_fields(engine, **fields), headers)
 
 
 async def listed(client: Client) -> dict[str, Any]:
@@ -56,10 +56,10 @@ async def listed(client: Client) -> dict[str, Any]:
 OPEN: dict[str, Any] = {"accept_workers": True, "worker_token": "s3cret"}
 
 
-@pytest.mark.parametrize("apart", [False, True])
-async def test_a_router_that_knows_nobody_waits_for_its_workers(apart: bool) -> None:
+@pytest.mark.parametrize("separate_admin_port", [False, True])
+async def test_a_router_without_workers_waits_for_announcements(separate_admin_port: bool) -> None:
     p, d = workers()
-    admin_port = free_port() if apart else None
+    admin_port = free_port() if separate_admin_port else None
     config = RouterConfig(port=free_port(), policy="full", admin_port=admin_port, **OPEN)
     url = f"http://127.0.0.1:{config.port}"
     done = asyncio.Event()
@@ -71,11 +71,11 @@ async def test_a_router_that_knows_nobody_waits_for_its_workers(apart: bool) -> 
     async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
         router = asyncio.create_task(serve())
         client = Client(url, http)
-        inner = Client(f"http://127.0.0.1:{admin_port}", http) if apart else client
+        inner = Client(f"http://127.0.0.1:{admin_port}", http) if separate_admin_port else client
         await until(lambda: answers(client, 503))
         assert (await announce(inner, p)).status == 200
         assert (await client.chat("hello")).status == 503, "there is no decode worker yet"
-        assert (await announce(client, d)).status == (503 if apart else 200)
+        assert (await announce(client, d)).status == (503 if separate_admin_port else 200)
         assert (await announce(inner, d)).status == 200
         await until(lambda: answers(client, 200))
         assert (await client.chat("hello")).route == ("remote", "first_turn")
@@ -84,7 +84,7 @@ async def test_a_router_that_knows_nobody_waits_for_its_workers(apart: bool) -> 
 
 
 @pytest.mark.parametrize("announced", [False, True])
-async def test_a_flushed_cache_is_forgotten_at_the_next_heartbeat(
+async def test_a_flushed_cache_has_no_sessions_after_the_next_heartbeat(
     cluster: Cluster, announced: bool
 ) -> None:
     p, d = workers()
@@ -102,10 +102,10 @@ async def test_a_flushed_cache_is_forgotten_at_the_next_heartbeat(
         assert (await announce(client, home, flushes=4)).status == 200
         third = await client.chat("a", "www", "b", "www", "c")
         assert third.route == ("remote", "home_gone")
-        assert len(home.bodies) == before + 1, "it was not even asked"
+        assert len(home.bodies) == before + 1, "no request was sent to it"
         fourth = await client.chat("a", "www", "b", "www", "c", "www", "d")
         assert fourth.route == ("local", "policy_full")
-        assert (await announce(client, home)).status == 200  # by an older plugin
+        assert (await announce(client, home)).status == 200  # an older plugin reports no flushes
         fifth = await client.chat("a", "www", "b", "www", "c", "www", "d", "www", "e")
         assert fifth.route == ("local", "policy_full")
 
@@ -118,16 +118,18 @@ async def answers(client: Client, status: int) -> bool:
         return False
 
 
-async def test_one_that_joins_gets_work_and_one_that_leaves_gets_none(cluster: Cluster) -> None:
+async def test_a_worker_that_joins_gets_work_and_one_that_leaves_gets_none(
+    cluster: Cluster,
+) -> None:
     p, d = workers()
     other = FakeWorker("decode", answering(prompt=100, cached=96))
     async with cluster(p, d, **OPEN) as client, other.serving():
         assert (await announce(client, other)).json == {"workers": 3}
-        assert (await announce(client, other)).json == {"workers": 3}, "it is known now"
-        told = (await listed(client))[other.url]
-        assert told["announced"]["load"]["running"] == 3
+        assert (await announce(client, other)).json == {"workers": 3}, "it has joined already"
+        shown = (await listed(client))[other.url]
+        assert shown["announced"]["load"]["running"] == 3
         await asyncio.gather(*(client.chat(f"{i} opens", stream=True) for i in range(4)))
-        assert other.bodies, "the least busy gets the next"
+        assert other.bodies, "the least busy worker gets the next request"
         assert (await client.chat("0 opens", "w0w1w2", "and", stream=True)).route[0] == "local"
         await announce(client, other, leaving=True)
         assert other.url not in await listed(client)
@@ -136,7 +138,7 @@ async def test_one_that_joins_gets_work_and_one_that_leaves_gets_none(cluster: C
             reply = await client.chat(f"{i} opens", "w0w1w2", "more", stream=True)
             assert reply.status == 200
         assert len(other.bodies) == before
-        # The same process comes back: it still has what it had.
+        # The same process joins again, and still has its KV.
         await announce(client, other)
         routes = [
             (await client.chat(f"{i} opens", "w0w1w2", "again", stream=True)).route
@@ -145,7 +147,7 @@ async def test_one_that_joins_gets_work_and_one_that_leaves_gets_none(cluster: C
         assert {route for route, _ in routes} == {"local"}
 
 
-async def test_another_process_in_its_place_holds_nothing(cluster: Cluster) -> None:
+async def test_another_process_at_its_url_has_no_kv(cluster: Cluster) -> None:
     p, d = workers()
     async with cluster(p, d, **OPEN) as client:
         await client.chat("hello")
@@ -155,7 +157,7 @@ async def test_another_process_in_its_place_holds_nothing(cluster: Cluster) -> N
         assert (await client.chat("hello", "www", "so")).route == ("remote", "home_gone")
 
 
-async def test_a_late_goodbye_of_an_earlier_process_is_none(cluster: Cluster) -> None:
+async def test_a_late_leave_of_an_earlier_process_is_ignored(cluster: Cluster) -> None:
     p, d = workers()
     other = FakeWorker("decode", answering(), boot_id="new")
     async with cluster(p, d, **OPEN) as client, other.serving():
@@ -164,7 +166,7 @@ async def test_a_late_goodbye_of_an_earlier_process_is_none(cluster: Cluster) ->
         assert other.url in await listed(client)
 
 
-async def test_one_process_joins_once(cluster: Cluster) -> None:
+async def test_a_process_joins_once(cluster: Cluster) -> None:
     p, d = workers()
     d.boot_id = "mine"
     async with cluster(p, d, **OPEN) as client:
@@ -173,7 +175,7 @@ async def test_one_process_joins_once(cluster: Cluster) -> None:
         assert f"is the process that is known as {d.url}" in reply.json["error"]["message"]
 
 
-async def test_what_is_there_in_another_role_now_is_no_longer_what_it_was(
+async def test_a_worker_that_changes_its_role_leaves(
     cluster: Cluster,
 ) -> None:
     p, d = workers()
@@ -183,7 +185,7 @@ async def test_what_is_there_in_another_role_now_is_no_longer_what_it_was(
         other.role, other.boot_id = "prefill", "8"
         reply = await announce(client, other)
         assert (reply.status, other.url in await listed(client)) == (409, False)
-        assert (await announce(client, other)).status == 200, "it may join as what it is"
+        assert (await announce(client, other)).status == 200, "it may join in its new role"
         assert (await listed(client))[other.url]["role"] == "prefill"
         assert await client.metric("ppd_worker_alive", role="decode", worker=other.url) == 0
 
@@ -202,7 +204,7 @@ async def test_what_is_there_in_another_role_now_is_no_longer_what_it_was(
         (TOKEN, {"url": "http://127.0.0.1:9"}, 409, "does not answer the router"),
     ],
 )
-async def test_who_does_not_belong_is_told_why(
+async def test_a_worker_that_cannot_join_gets_the_reason(
     cluster: Cluster, headers: dict[str, str], change: dict[str, Any], status: int, named: str
 ) -> None:
     p, d = workers()
@@ -213,7 +215,7 @@ async def test_who_does_not_belong_is_told_why(
         assert named in reply.json["error"]["message"]
 
 
-async def test_another_model_is_not_let_in(cluster: Cluster) -> None:
+async def test_a_worker_with_another_model_is_refused(cluster: Cluster) -> None:
     other = FakeWorker("decode", answering(), model="other")
     async with cluster(*workers(), **OPEN) as client, other.serving():
         reply = await announce(client, other)
@@ -221,21 +223,21 @@ async def test_another_model_is_not_let_in(cluster: Cluster) -> None:
         assert "workers serve different models: other on" in reply.json["error"]["message"]
 
 
-async def test_a_router_that_accepts_none_has_no_such_path(cluster: Cluster) -> None:
+async def test_without_accept_workers_announcements_are_refused(cluster: Cluster) -> None:
     p, d = workers()
     async with cluster(p, d) as client:
         reply = await announce(client, d)
         assert reply.status == 405, "GET shows the workers"
 
 
-async def test_what_is_not_json_is_refused(cluster: Cluster) -> None:
+async def test_malformed_json_is_refused(cluster: Cluster) -> None:
     async with cluster(*workers(), **OPEN) as client:
         reply = await client.post(PATH, b"\xff{", TOKEN)
         assert reply.status == 400
         assert "no announcement" in reply.json["error"]["message"]
 
 
-async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() -> None:
+async def test_silent_announced_workers_are_dropped_and_no_others() -> None:
     now_s = 0.0
     announced = FakeWorker("decode", answering())
     given = FakeWorker("prefill", answering())
@@ -244,41 +246,41 @@ async def test_announced_workers_that_fall_silent_are_dropped_and_no_others() ->
         given.serving(),
         aiohttp.ClientSession() as control,
     ):
-        pool = WorkerRegistry(control)
+        registry = WorkerRegistry(control)
         members = Membership(
-            pool,
+            registry,
             roles=(Role.PREFILL, Role.DECODE),
             token="",
             budget_s=10.0,
             clock=lambda: now_s,
         )
-        await members.hear(heard(announced))
-        await members.hear(heard(given))
-        pool.workers[1].announced_at_s = None  # as one that was given at start
+        await members.handle(announcement_of(announced))
+        await members.handle(announcement_of(given))
+        registry.workers[1].announced_at_s = None  # as one that was given at start
         now_s = 9.0
         members.drop_silent()
-        assert len(pool.workers) == 2
-        await members.hear(heard(announced))
+        assert len(registry.workers) == 2
+        await members.handle(announcement_of(announced))
         now_s = 18.9
         members.drop_silent()
-        assert len(pool.workers) == 2
+        assert len(registry.workers) == 2
         now_s = 19.1
         members.drop_silent()
-        assert [worker.url for worker in pool.workers] == [given.url]
+        assert [worker.url for worker in registry.workers] == [given.url]
 
 
-def heard(engine: FakeWorker) -> Announcement:
-    return msgspec.json.decode(orjson.dumps(said(engine)), type=Announcement)
+def announcement_of(engine: FakeWorker) -> Announcement:
+    return msgspec.json.decode(orjson.dumps(announcement_fields(engine)), type=Announcement)
 
 
 @pytest.mark.parametrize(
     ("host", "token", "warned"),
     [("0.0.0.0", "", True), ("0.0.0.0", "secret", False), ("127.0.0.1", "", False)],
 )
-def test_a_router_that_takes_nobody_from_elsewhere_says_so(
+def test_a_router_that_accepts_local_announcements_only_logs_it(
     host: str, token: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    members_of(None, token=token).warn_if_shut(host)
+    members_of(None, token=token).warn_if_local_only(host)
     assert ("PPD_WORKER_TOKEN" in caplog.text) is warned
 
 
@@ -286,27 +288,27 @@ def test_a_router_that_takes_nobody_from_elsewhere_says_so(
     ("sender", "secret", "token", "status"),
     [
         ("10.1.2.3", "theirs", "", 401),
-        ("10.1.2.3", "a guess", "", 200),  # who only says that it passes something on is not heard
+        ("10.1.2.3", "a guess", "", 200),  # without the secret the header is ignored
         ("127.0.0.1", "theirs", "", 200),
         ("10.1.2.3", "theirs", "s3cret", 200),
     ],
 )
-async def test_without_a_token_only_workers_of_this_host_are_let_in(
+async def test_without_a_token_only_workers_of_this_host_join(
     sender: str, secret: str, token: str, status: int
 ) -> None:
-    """As another process of the router, which is trusted, tells who announces."""
+    """A peer with the right secret names the sender of the announcement."""
     newcomer = FakeWorker("decode", answering())
     async with newcomer.serving(), aiohttp.ClientSession() as http:
-        app, pool = web.Application(middlewares=[answer_errors]), WorkerRegistry(http)
-        members_of(pool, token=token, peers=Peers(0, {}, "theirs")).add_routes(app)
+        app, registry = web.Application(middlewares=[answer_errors]), WorkerRegistry(http)
+        members_of(registry, token=token, peers=Peers(0, {}, "theirs")).add_routes(app)
         async with TestServer(app) as server:
             headers = {**TOKEN, PASSED_ON: sender, PEER_HEADER: secret}
             async with http.post(
-                server.make_url(PATH), json=said(newcomer), headers=headers
+                server.make_url(PATH), json=announcement_fields(newcomer), headers=headers
             ) as answer:
                 assert answer.status == status
-        assert len(pool.workers) == (status == 200)
+        assert len(registry.workers) == (status == 200)
 
 
-def members_of(pool: Any, **options: Any) -> Membership:
-    return Membership(pool, roles=(Role.DECODE,), budget_s=1, clock=time.monotonic, **options)
+def members_of(registry: Any, **options: Any) -> Membership:
+    return Membership(registry, roles=(Role.DECODE,), budget_s=1, clock=time.monotonic, **options)

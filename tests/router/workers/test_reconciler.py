@@ -1,4 +1,4 @@
-"""What sources list and what the pool holds are brought together, step by step."""
+"""The reconciler, step by step: the registry follows what sources list."""
 
 from __future__ import annotations
 
@@ -24,104 +24,108 @@ D = "http://127.0.0.1:2"
 @asynccontextmanager
 async def reconciling() -> AsyncIterator[tuple[WorkerRegistry, Reconciler]]:
     async with aiohttp.ClientSession() as control:
-        pool = WorkerRegistry(control)
-        yield pool, Reconciler(pool, 1.0)
+        registry = WorkerRegistry(control)
+        yield registry, Reconciler(registry, 1.0)
 
 
 async def settle(reconciler: Reconciler) -> None:
     await asyncio.gather(*reconciler.reconcile())
 
 
-async def test_why_one_does_not_join_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_why_a_worker_cannot_join_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     p, d = workers()
-    async with serving(p, d), reconciling() as (pool, reconciler):
-        reconciler.want("file", {p.url: Role.DECODE, D: Role.DECODE})
+    async with serving(p, d), reconciling() as (registry, reconciler):
+        reconciler.update("file", {p.url: Role.DECODE, D: Role.DECODE})
         await settle(reconciler)
         await settle(reconciler)
-        assert pool.workers == []
+        assert registry.workers == []
         assert caplog.text.count("worker cannot join yet") == 2
         assert "was given as a decode worker, but runs with --disaggregation-mode prefill" in (
             caplog.text
         )
         p.role = "decode"
         await settle(reconciler)
-        assert [worker.url for worker in pool.workers] == [p.url]
+        assert [worker.url for worker in registry.workers] == [p.url]
 
 
-async def test_one_whose_role_has_changed_leaves_and_joins_anew() -> None:
+async def test_a_worker_with_another_role_leaves_and_joins_again() -> None:
     _, d = workers()
-    async with serving(d), reconciling() as (pool, reconciler):
-        reconciler.want("file", {d.url: Role.DECODE})
+    async with serving(d), reconciling() as (registry, reconciler):
+        reconciler.update("file", {d.url: Role.DECODE})
         await settle(reconciler)
         d.role = "prefill"
-        reconciler.want("file", {d.url: Role.PREFILL})
+        reconciler.update("file", {d.url: Role.PREFILL})
         await settle(reconciler)
-        assert [worker.role for worker in pool.workers] == [Role.PREFILL]
+        assert [worker.role for worker in registry.workers] == [Role.PREFILL]
 
 
-async def test_what_two_sources_list_leaves_when_neither_does() -> None:
+async def test_a_worker_of_two_sources_leaves_when_neither_lists_it() -> None:
     _, d = workers()
-    async with serving(d), reconciling() as (pool, reconciler):
-        reconciler.want("file", {d.url: Role.DECODE})
-        reconciler.want("pods", {d.url: Role.DECODE})
+    async with serving(d), reconciling() as (registry, reconciler):
+        reconciler.update("file", {d.url: Role.DECODE})
+        reconciler.update("pods", {d.url: Role.DECODE})
         await settle(reconciler)
-        reconciler.want("file", {})
+        reconciler.update("file", {})
         await settle(reconciler)
-        assert (len(pool.workers), pool.workers[0].draining) == (1, False)
-        reconciler.want("pods", {})
+        assert (len(registry.workers), registry.workers[0].draining) == (1, False)
+        reconciler.update("pods", {})
         await settle(reconciler)
-        assert pool.workers == []
+        assert registry.workers == []
 
 
-async def test_what_changes_while_hands_are_shaken_counts() -> None:
+async def test_changes_during_a_handshake_are_respected() -> None:
     p, d = workers()
-    async with serving(p, d), reconciling() as (pool, reconciler):
-        reconciler.want("file", {p.url: Role.PREFILL, d.url: Role.DECODE})
-        greetings = reconciler.reconcile()
-        assert reconciler.reconcile() == [], "one greeting at a time"
-        reconciler.want("file", {d.url: Role.DECODE})
-        pool.join(await connect_worker(pool.control, Role.DECODE, d.url))  # announced, or added
-        await asyncio.gather(*greetings)
-        assert [worker.url for worker in pool.workers] == [d.url]
-        reconciler.want("file", {})
+    async with serving(p, d), reconciling() as (registry, reconciler):
+        reconciler.update("file", {p.url: Role.PREFILL, d.url: Role.DECODE})
+        handshakes = reconciler.reconcile()
+        assert reconciler.reconcile() == [], "one handshake at a time"
+        reconciler.update("file", {d.url: Role.DECODE})
+        registry.join(
+            await connect_worker(registry.control, Role.DECODE, d.url)
+        )  # announced, or added
+        await asyncio.gather(*handshakes)
+        assert [worker.url for worker in registry.workers] == [d.url]
+        reconciler.update("file", {})
         await settle(reconciler)
-        assert [worker.url for worker in pool.workers] == [d.url], "it did not come this way"
+        assert [worker.url for worker in registry.workers] == [d.url], "the source did not add it"
 
 
-async def test_one_that_is_listed_and_announces_itself_joins_once() -> None:
+async def test_a_worker_that_is_listed_and_announces_itself_joins_once() -> None:
     _, d = workers()
-    async with serving(d), reconciling() as (pool, reconciler):
-        members = Membership(pool, roles=(Role.DECODE,), token="", budget_s=10.0, clock=lambda: 0.0)
-        said = Announcement(url=d.url, role=Role.DECODE, boot_id=d.boot_id)
-        reconciler.want("file", {d.url: Role.DECODE})
-        await asyncio.gather(members.hear(said), *reconciler.reconcile())
-        assert [worker.url for worker in pool.workers] == [d.url]
+    async with serving(d), reconciling() as (registry, reconciler):
+        members = Membership(
+            registry, roles=(Role.DECODE,), token="", budget_s=10.0, clock=lambda: 0.0
+        )
+        announcement = Announcement(url=d.url, role=Role.DECODE, boot_id=d.boot_id)
+        reconciler.update("file", {d.url: Role.DECODE})
+        await asyncio.gather(members.handle(announcement), *reconciler.reconcile())
+        assert [worker.url for worker in registry.workers] == [d.url]
 
 
-async def test_one_process_joins_once_under_whatever_name(
+async def test_a_process_with_two_urls_joins_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _, d = workers()
-    async with serving(d), reconciling() as (pool, reconciler):
+    async with serving(d), reconciling() as (registry, reconciler):
         alias = d.url.replace("127.0.0.1", "localhost")
-        reconciler.want("file", {d.url: Role.DECODE, alias: Role.DECODE})
+        reconciler.update("file", {d.url: Role.DECODE, alias: Role.DECODE})
         await settle(reconciler)
-        assert len(pool.workers) == 1
+        assert len(registry.workers) == 1
         assert "is the process that is known as" in caplog.text
 
 
-async def test_another_process_at_an_address_that_comes_back_holds_nothing() -> None:
+async def test_another_process_at_a_url_that_is_listed_again_has_no_kv() -> None:
     _, d = workers()
-    async with serving(d), reconciling() as (pool, reconciler):
-        reconciler.want("file", {d.url: Role.DECODE})
+    async with serving(d), reconciling() as (registry, reconciler):
+        reconciler.update("file", {d.url: Role.DECODE})
         await settle(reconciler)
-        (worker,) = pool.workers
+        (worker,) = registry.workers
         before, worker.in_flight = worker.identity, 1
-        reconciler.want("file", {})
+        reconciler.update("file", {})
         await settle(reconciler)
-        assert (worker.draining, pool.workers) == (True, [worker])
+        assert (worker.draining, registry.workers) == (True, [worker])
         d.boot_id = "another"
-        reconciler.want("file", {d.url: Role.DECODE})
+        reconciler.update("file", {d.url: Role.DECODE})
         await settle(reconciler)
         assert worker.ready
         assert worker.identity != before

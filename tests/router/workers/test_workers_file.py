@@ -1,4 +1,4 @@
-"""The file that lists workers: when it is read again, and what is wrong with it."""
+"""The workers file: when it is read again, and its validation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_urls_by_role() -> None:
-    told = f'prefill = ["{P}/"]\ndecode = ["{D}"]'.encode()
-    assert parse(told, ROLES) == {P: Role.PREFILL, D: Role.DECODE}
+    data = f'prefill = ["{P}/"]\ndecode = ["{D}"]'.encode()
+    assert parse(data, ROLES) == {P: Role.PREFILL, D: Role.DECODE}
     assert parse(f'replica = ["{P}"]'.encode(), (Role.REPLICA,)) == {P: Role.REPLICA}
 
 
@@ -46,54 +46,54 @@ def test_urls_by_role() -> None:
         ("decode = []", "it lists no workers"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, named: str) -> None:
+def test_errors_are_named(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
         parse(text.encode(), ROLES)
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_invalid_utf8_is_refused() -> None:
     with pytest.raises(ConfigError):
         parse(b"\xff", ROLES)
 
 
 def test_a_file_is_read_when_it_has_changed(path: Path) -> None:
     file = WorkersFile(str(path), ROLES, 1.0)
-    assert file.look() is None
+    assert file.read_changes() is None
     path.write_text(f'decode = ["{D}"]')
-    assert file.look() == {D: Role.DECODE}
-    assert file.look() is None
+    assert file.read_changes() == {D: Role.DECODE}
+    assert file.read_changes() is None
 
 
-def test_a_rename_is_seen_even_where_size_and_time_are_the_same(path: Path) -> None:
+def test_a_replaced_file_is_read_even_with_the_same_size_and_time(path: Path) -> None:
     file = WorkersFile(str(path), ROLES, 1.0)
-    told = path.stat()
+    status = path.stat()
     other = path.with_name("other")
     other.write_text(path.read_text().replace(":2", ":3"))
-    os.utime(other, ns=(told.st_atime_ns, told.st_mtime_ns))
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
     other.replace(path)
-    assert file.look() == {P: Role.PREFILL, "http://127.0.0.1:3": Role.DECODE}
+    assert file.read_changes() == {P: Role.PREFILL, "http://127.0.0.1:3": Role.DECODE}
 
 
-def test_a_wrong_change_is_told_once_and_so_is_the_next(path: Path) -> None:
+def test_each_error_is_raised_once(path: Path) -> None:
     file = WorkersFile(str(path), ROLES, 1.0)
     for text in ("decode = 1", "decode = 2 "):
         path.write_text(text)
         with pytest.raises(ConfigError, match=re.escape(f"{path}: Expected `array`")):
-            file.look()
-        assert file.look() is None
+            file.read_changes()
+        assert file.read_changes() is None
 
 
-def test_a_file_that_is_gone_is_told_once_and_read_when_it_is_back(path: Path) -> None:
+def test_a_missing_file_is_reported_once_and_read_when_it_exists_again(path: Path) -> None:
     file = WorkersFile(str(path), ROLES, 1.0)
     away = path.rename(path.with_name("away"))
     with pytest.raises(ConfigError, match="No such file"):
-        file.look()
-    assert file.look() is None
+        file.read_changes()
+    assert file.read_changes() is None
     away.rename(path)
-    assert file.look() == {P: Role.PREFILL, D: Role.DECODE}
+    assert file.read_changes() == {P: Role.PREFILL, D: Role.DECODE}
     path.unlink()
     with pytest.raises(ConfigError, match="No such file"):
-        file.look()
+        file.read_changes()
 
 
 @pytest.mark.parametrize("name", ["absent.toml", "wrong.toml"])
@@ -102,7 +102,7 @@ async def test_a_router_does_not_start_with_a_wrong_file(tmp_path: Path, name: s
     file = str(tmp_path / name)
     with pytest.raises(ConfigError, match=re.escape(file)):
         async with running(RouterConfig(port=0, policy="full", workers_file=file)):
-            raise AssertionError("it has started")
+            raise AssertionError("the router has started")
 
 
 def write_wrong(path: Path) -> None:

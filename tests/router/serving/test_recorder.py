@@ -23,7 +23,7 @@ from router.intake.requests import parse
 from router.observability.journal import Journal, opened_by
 from router.observability.metrics import Metrics
 from router.serving.context import RequestContext
-from router.serving.ledger import Ledger
+from router.serving.recorder import RequestRecorder
 from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Usage
 from tests.unit.making import FEATURES
@@ -35,7 +35,7 @@ from ..scene import registry_of
 def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, learned: bool) -> None:
     index = SessionIndex(capacity=9, ttl_s=9.0)
     registry = registry_of(prefill=1, decode=1)
-    ledger = ledger_of(Metrics(), index, registry)
+    recorder = recorder_of(Metrics(), index, registry)
     home = registry.of(Role.DECODE)[0]
     before = Turn(1, 1, home.identity, 900, 200, None, 0, 200.0)
     seen = replace(FEATURES, evicted_tokens=evicted)
@@ -43,7 +43,9 @@ def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, lear
     context = context_of(planned, registry)
     context.attempts.start()
     context.deliver(Answered(streams=True))
-    ledger.learn(context, home, Usage(prompt_tokens=1120, completion_tokens=9, cached_tokens=896))
+    recorder.record_answer(
+        context, home, Usage(prompt_tokens=1120, completion_tokens=9, cached_tokens=896)
+    )
     assert context.inbound.chain is not None
     found = index.find(context.inbound.chain, 0.0)
     assert found is not None
@@ -53,9 +55,9 @@ def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, lear
 LOCAL = Decision(Route.LOCAL, Reason.POLICY_FULL)
 
 
-def ledger_of(metrics: Metrics, index: SessionIndex, registry: WorkerRegistry) -> Ledger:
+def recorder_of(metrics: Metrics, index: SessionIndex, registry: WorkerRegistry) -> RequestRecorder:
     forecast = Forecast()
-    return Ledger(
+    return RequestRecorder(
         index=index,
         planner=Planner(
             policy=static_policy("full"),
@@ -93,15 +95,15 @@ def context_of(planned: PlannedTurn, registry: WorkerRegistry) -> RequestContext
 
 def test_a_request_ends_once() -> None:
     metrics, registry = Metrics(), registry_of(prefill=1, decode=1)
-    ledger = ledger_of(metrics, SessionIndex(capacity=1, ttl_s=1.0), registry)
+    recorder = recorder_of(metrics, SessionIndex(capacity=1, ttl_s=1.0), registry)
     first = Decision(Route.REMOTE, Reason.FIRST_TURN)
     context = context_of(PlannedTurn(None, None, first, 0, 0, None, True, None), registry)
     context.attempts.start()
     context.deliver(Answered(streams=True))
     context.deliver(StreamEnded())
-    ledger.finished(context, Outcome.OK)
+    recorder.finished(context, Outcome.OK)
     context.deliver(ClientGone())  # it hung up on the last byte
-    ledger.finished(context, Outcome.DISCONNECTED)
+    recorder.finished(context, Outcome.DISCONNECTED)
     counts = {
         outcome: metrics.registry.get_sample_value(
             "ppd_finished_total", {"endpoint": Endpoint.CHAT.value, "outcome": outcome}

@@ -1,4 +1,4 @@
-"""Workers that say what they are told, and the clients of other APIs."""
+"""Workers with scripted replies, and the client libraries of other APIs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TOOL_CALL = {
 }
 
 
-def saying(text: str, calls: tuple[dict[str, Any], ...] = (), finish: str = "stop") -> Script:
-    """A reply, whole or token by token; its usage says 100 in, 64 of them cached, 5 out."""
+def replying(text: str, calls: tuple[dict[str, Any], ...] = (), finish: str = "stop") -> Script:
+    """A reply with a usage of 100 prompt tokens, 64 of them cached, and 5 completion tokens."""
 
     async def script(request: Request) -> None:
         counts = usage(100, 5, 64)
@@ -45,8 +45,8 @@ def saying(text: str, calls: tuple[dict[str, Any], ...] = (), finish: str = "sto
             send({"content": letter})
         for call in calls:
             function = call["function"]
-            begun = {**call, "function": {"name": function["name"], "arguments": ""}}
-            send({"tool_calls": [begun]})
+            opening = {**call, "function": {"name": function["name"], "arguments": ""}}
+            send({"tool_calls": [opening]})
             for letter in function["arguments"]:
                 part = {"index": call["index"], "function": {"arguments": letter}}
                 send({"tool_calls": [part]})
@@ -57,9 +57,10 @@ def saying(text: str, calls: tuple[dict[str, Any], ...] = (), finish: str = "sto
 
 
 @asynccontextmanager
-async def scene(
+async def running_cluster(
     cluster: Cluster, script: Script, **options: Any
 ) -> AsyncIterator[tuple[Client, FakeWorker]]:
+    """A router with a prefill worker and a decode worker that has this script."""
     decode = FakeWorker("decode", script)
     async with cluster(FakeWorker("prefill", answering()), decode, **options) as client:
         yield client, decode
@@ -67,13 +68,13 @@ async def scene(
 
 @asynccontextmanager
 async def by_openai(client: Client) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{client.url}/v1", api_key="k", max_retries=0
-    ) as speaker:
-        yield speaker
+    """OpenAI's client library, connected to the router."""
+    async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="k", max_retries=0) as api:
+        yield api
 
 
 @asynccontextmanager
 async def by_anthropic(client: Client) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(base_url=client.url, api_key="k", max_retries=0) as speaker:
-        yield speaker
+    """Anthropic's client library, connected to the router."""
+    async with anthropic.AsyncAnthropic(base_url=client.url, api_key="k", max_retries=0) as api:
+        yield api

@@ -27,7 +27,7 @@ _UNPREDICTED = (Reason.NO_PREFILL, Reason.APPENDED)
 logger = logging.getLogger("ppd.router.turns")
 
 
-class Ledger:
+class RequestRecorder:
     """Records what became of requests.
 
     Args:
@@ -103,7 +103,7 @@ class Ledger:
             )
         )
 
-    def learn(self, context: RequestContext, home: Worker, usage: Usage | None) -> None:
+    def record_answer(self, context: RequestContext, home: Worker, usage: Usage | None) -> None:
         """Record where the conversation now is, and compare prediction and usage."""
         chain = context.inbound.chain
         context.usage = usage

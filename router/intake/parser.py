@@ -1,0 +1,65 @@
+"""From a client's bytes to a checked request and what its planning needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ppd.planning import Query
+
+from .inbound import Endpoint, Inbound, Served
+from .keys import KeyRing
+from .objectives import Objectives
+from .requests import parse
+from .scrub import ANONYMOUS
+
+
+class ParsedRequest(NamedTuple):
+    """A checked request, and the query that its planning starts from."""
+
+    inbound: Inbound
+    query: Query
+
+
+class RequestParser:
+    """Checks requests against keys, objectives and what the workers serve.
+
+    Args:
+        served: what the workers serve now.
+
+    Attributes:
+        keys: API keys in force.
+        objectives: in force.
+    """
+
+    def __init__(self, keys: KeyRing, objectives: Objectives, served: Callable[[], Served]) -> None:
+        self.keys = keys
+        self.objectives = objectives
+        self._served = served
+
+    def parse(self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes) -> ParsedRequest:
+        """Check a request, and hash its prefixes.
+
+        Args:
+            endpoint: that it was sent to.
+            headers: by lower-case name.
+            raw: its body.
+
+        Raises:
+            RequestError: naming the field at fault and what is allowed.
+        """
+        tenant = self.keys.tenant(headers)
+        session = headers.get("x-session-id", "")
+        inbound = parse(endpoint, raw, tenant, self._served(), session)
+        name = tenant or ANONYMOUS
+        query = Query(
+            kind=endpoint,
+            chain=inbound.chain,
+            body_bytes=len(raw),
+            tenant=name,
+            max_reply_tokens=inbound.max_reply_tokens,
+            objective=self.objectives.of(name, headers),
+            root=inbound.root,
+            prompts=inbound.prompts,
+        )
+        return ParsedRequest(inbound, query)

@@ -1,0 +1,97 @@
+"""Applies what the attempts at a request say of workers: breakers, probes, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from ppd.attempts import Abandon, Effect, Failure, Finish, Note, Relay
+from ppd.contract import Role
+from ppd.placement import WorkerView
+
+from ..observability.metrics import Metrics
+from .registry import WorkerRegistry
+from .worker import Worker
+
+logger = logging.getLogger("ppd.router.turns")
+
+
+class WorkerHealth:
+    """Holds successes and failures for or against workers.
+
+    Args:
+        registry: probes workers.
+        metrics: count failures and refusals.
+    """
+
+    def __init__(self, registry: WorkerRegistry, metrics: Metrics) -> None:
+        self._registry = registry
+        self._metrics = metrics
+
+    def note(self, effect: Effect) -> None:
+        """Hold what an effect says for or against a worker."""
+        match effect:
+            case Note():
+                self.credit(effect.credited)
+                self._note_failure(effect.worker, effect.reason, effect.blamed)
+            case Relay():
+                self.credit(effect.credited)
+            case Abandon():
+                self._note_failure(effect.worker, effect.reason, effect.blamed)
+            case Finish():
+                self.credit(effect.credited)
+                if effect.blamed is not None:
+                    self.blame(effect.blamed)
+            case _:
+                pass
+
+    def credit(self, view: WorkerView | None) -> None:
+        """Note that a worker has done its part; None: no worker has."""
+        if view is not None:
+            worker_of(view).breaker.succeeded()
+
+    def blame(self, view: WorkerView) -> None:
+        """Count a failure against a worker."""
+        worker = worker_of(view)
+        was_open = worker.breaker.open
+        worker.breaker.failed()
+        if worker.breaker.open and not was_open:
+            logger.error("%s fails request after request: left alone for a while", worker.url)
+
+    async def settle(self, effect: Abandon) -> None:
+        """Take a worker that is down out of service, note a refusal, probe what may be dead."""
+        worker, reason = worker_of(effect.worker), effect.reason
+        if reason is not None and effect.down:
+            self._registry.mark_dead(worker, reason.error.message)
+        elif reason is not None and effect.local:
+            self._note_refusal(worker, reason)
+        if effect.probe:
+            probes = (self._registry.check(worker_of(view)) for view in effect.probe)
+            await asyncio.gather(*probes)
+
+    def _note_failure(self, view: WorkerView | None, reason: Failure | None, blamed: bool) -> None:
+        if view is None:
+            return
+        worker = worker_of(view)
+        if reason is not None and worker.role is Role.PREFILL and reason.error.status >= 500:
+            self._metrics.prefill_errors.inc()
+            logger.warning("prefill leg failed on %s: %s", worker.url, reason.error)
+        if blamed:
+            self.blame(worker)
+
+    def _note_refusal(self, worker: Worker, reason: Failure) -> None:
+        """A decode worker did not take a local turn."""
+        if (refusal := reason.refusal) is not None:
+            self._metrics.refused.labels(refusal.reason).inc()
+            logger.warning("local turn refused by %s: %s", worker.url, refusal)
+            worker.note_flushes(refusal.flushes)
+        elif reason.unpatched:
+            logger.error("%s no longer offers local prefill", worker.url)
+            worker.handshake = replace(worker.handshake, local_prefill=False)
+
+
+def worker_of(view: WorkerView) -> Worker:
+    """The router's worker behind a view of the core's."""
+    assert isinstance(view, Worker), "the router's plans name its own workers"
+    return view
