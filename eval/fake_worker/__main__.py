@@ -10,9 +10,8 @@ import sys
 
 import uvloop
 
-from .fault import Behaviour
+from .fault import FaultScript, fault_worker
 from .kv import KvState
-from .worker import FakeWorker
 
 _PACE_S, _LATE_S = 0.002, 0.05
 
@@ -20,7 +19,7 @@ _PACE_S, _LATE_S = 0.002, 0.05
 async def serve(role: str, port: int, model: str) -> None:
     """Serve until the process ends; transfers use the UDP port of the same number."""
     kv = KvState()
-    await FakeWorker(role, model, Behaviour(late_s=_LATE_S, pace_s=_PACE_S), kv).listen(port)
+    await fault_worker(role, model, FaultScript(_LATE_S, _PACE_S, kv)).listen(port)
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(lambda: kv.transfers, ("127.0.0.1", port))
     await asyncio.Event().wait()

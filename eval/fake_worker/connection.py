@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from typing import cast
 
 import httptools
 
-from ppd.contract import DESCRIPTION_VERSION
+from .state import WorkerState
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/generate")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings")
 MAX_TOKENS = re.compile(rb'"max_(?:completion_|new_)?tokens": ?(\d+)')
 STREAM = re.compile(rb'"stream": ?true')
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-_IDLE = {
-    "max_total_num_tokens": 100_000_000,  # room for all streams of a bench
-    "num_total_tokens": 0,
-    "num_running_reqs": 0,
-    "timestamp": 0.0,
-}
+STREAM_END = b"0\r\n\r\n"
+_PROBES = ("/ready", "/health", "/flush_cache")
 
 
 def chunked(event: bytes) -> bytes:
@@ -31,23 +28,21 @@ def chunked(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def json_answer(body: bytes, status: int = 200) -> bytes:
-    """Return a whole HTTP answer with a JSON body."""
-    head = b"HTTP/1.1 %d -\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-    return head % (status, len(body), body)
+def whole_answer(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return a whole HTTP answer; its body is JSON unless the headers name another type."""
+    every = {"content-type": "application/json", **(headers or {}), "content-length": len(body)}
+    fields = "".join(f"{name}: {value}\r\n" for name, value in every.items())
+    return b"HTTP/1.1 %d -\r\n%b\r\n%b" % (status, fields.encode(), body)
 
 
 class WorkerConnection(asyncio.Protocol):
-    """One connection to a worker; it answers all that routers ask about the worker.
+    """One connection to a worker; it answers all that routers request about the worker.
 
     Subclasses answer generation requests.
     """
 
-    def __init__(self, role: str, model: str, boot_id: str, bootstrap_port: int = 8998) -> None:
-        self.role = role
-        self._bootstrap_port = bootstrap_port
-        self._model = model
-        self._boot_id = boot_id
+    def __init__(self, state: WorkerState) -> None:
+        self._state = state
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
@@ -65,12 +60,16 @@ class WorkerConnection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free the parser, which refers back to the connection."""
+        del self._parser
+
     def data_received(self, data: bytes) -> None:
-        """Parse what has come."""
+        """Parse the received bytes."""
         self._parser.feed_data(data)
 
     def on_message_begin(self) -> None:
-        """Forget the request before."""
+        """Discard the parts of the previous request."""
         self._target = b""
         self._parts = []
 
@@ -87,32 +86,29 @@ class WorkerConnection(asyncio.Protocol):
         path, body = self._target.partition(b"?")[0].decode(), b"".join(self._parts)
         if path in PATHS:
             self.generate(path, body)
-            return
-        answer = self.control(path, body)
-        if answer is None:
-            answer = self._description(path)
-        self._transport.write(json_answer(json.dumps(answer).encode()))
+        elif path in _PROBES:
+            self._answer_probe()
+        elif path == "/v1/loads":
+            self._answer_load()
+        elif path == "/v1/models":
+            self._answer(self._state.models())
+        else:
+            answer = self.control(path, body)
+            self._answer(self._state.server_info() if answer is None else answer)
 
-    def _description(self, path: str) -> object:
-        model = self._model
-        if path == "/v1/models":
-            card = {"id": model, "object": "model", "owned_by": "sglang", "max_model_len": 32768}
-            return {"object": "list", "data": [card]}
-        plugin = {
-            "version": DESCRIPTION_VERSION,
-            "local_prefill": True,
-            "boot_id": self._boot_id,
-            "vocab_size": 256,
-        }
-        return {
-            "model_path": model,
-            "served_model_name": model,
-            "tokenizer_path": model,
-            "is_generation": True,
-            "disaggregation_mode": self.role,
-            "disaggregation_bootstrap_port": self._bootstrap_port,
-            "page_size": 16,
-            "version": "0.5.21",
-            "internal_states": [{"ppd": plugin} if self.role == "decode" else {}],
-            "loads": [_IDLE],
-        }
+    def _answer_probe(self) -> None:
+        if self._state.probes_hang:
+            self._state.probed.set()
+        else:
+            self._answer({}, 200 if self._state.ready else 503)
+
+    def _answer_load(self) -> None:
+        self._state.load_requested.set()
+        if self._state.loads_fail:
+            self._transport.abort()
+            return
+        load = self._state.load()
+        self._answer({} if load is None else {"loads": [load]}, 404 if load is None else 200)
+
+    def _answer(self, value: object, status: int = 200) -> None:
+        self._transport.write(whole_answer(json.dumps(value).encode(), status))

@@ -10,7 +10,6 @@ import asyncio
 import re
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, cast
 
 from ppd.contract import LOCAL_MARKER, MIN_CACHED_TOKENS, Refusal, RefusalReason
@@ -51,23 +50,19 @@ class KvState:
             self._held.popitem(last=False)
         return Counts(prompt, words, cached)
 
-    def when_ready(
-        self, role: str, transfers: bool, body: bytes, answer: Callable[[], None]
-    ) -> None:
-        """Call ``answer`` when the KV of a request is there.
+    async def wait_for_transfer(self, role: str, transfers: bool, body: bytes) -> None:
+        """Wait until the KV of a request is there; a prefill worker announces it instead.
 
         Args:
-            transfers: a prefill worker transfers the KV of this request.
+            transfers: whether a prefill worker transfers the KV of this request.
         """
         room = _ROOM.search(body)
         if room is None:
-            answer()
-        elif role == "decode":
-            self.transfers.ask(int(room[1]), room[2], answer)
-        else:
-            if transfers:
-                self.transfers.give(room[2])
-            answer()
+            return
+        if role == "decode":
+            await self.transfers.ask(int(room[1]), room[2])
+        elif transfers:
+            self.transfers.give(room[2])
 
 
 class Transfers(asyncio.DatagramProtocol):
@@ -81,7 +76,7 @@ class Transfers(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport
         self._given: OrderedDict[bytes, None] = OrderedDict()
         self._wanted: OrderedDict[bytes, Any] = OrderedDict()  # by address
-        self._waits: OrderedDict[bytes, Callable[[], None]] = OrderedDict()
+        self._waits: OrderedDict[bytes, asyncio.Future[None]] = OrderedDict()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport, with room for many datagrams."""
@@ -89,10 +84,12 @@ class Transfers(asyncio.DatagramProtocol):
         link: socket.socket = transport.get_extra_info("socket")
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 2**20)
 
-    def ask(self, port: int, room: bytes, answer: Callable[[], None]) -> None:
-        """Ask the prefill worker on ``port`` for a room; call ``answer`` when it is there."""
-        _keep(self._waits, room, answer)
+    async def ask(self, port: int, room: bytes) -> None:
+        """Ask the prefill worker on ``port`` for a room, and wait until it is there."""
+        arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _keep(self._waits, room, arrival)
         self._transport.sendto(b"?" + room, ("127.0.0.1", port))
+        await arrival
 
     def give(self, room: bytes) -> None:
         """Announce that the KV of a room is there."""
@@ -105,8 +102,9 @@ class Transfers(asyncio.DatagramProtocol):
         """Take a question or an announcement of another worker."""
         room = data[1:]
         if data.startswith(b"!"):
-            if (answer := self._waits.pop(room, None)) is not None:
-                answer()
+            arrival = self._waits.pop(room, None)
+            if arrival is not None and not arrival.done():
+                arrival.set_result(None)
         elif room in self._given:
             del self._given[room]
             self._transport.sendto(b"!" + room, addr)

@@ -20,11 +20,13 @@ import uvloop
 from .connection import (
     MAX_TOKENS,
     STREAM,
+    STREAM_END,
     STREAM_HEAD,
     WorkerConnection,
     chunked,
-    json_answer,
+    whole_answer,
 )
+from .state import IDLE_TOKENS, WorkerState
 
 
 class Steps:
@@ -57,7 +59,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class Answers:
     """The answers of a model's workers.
 
     Attributes:
@@ -120,17 +122,18 @@ class Script:
 class PacedConnection(WorkerConnection):
     """A connection that answers chat requests at once, in the decode worker's steps."""
 
-    def __init__(self, role: str, script: Script, steps: Steps) -> None:
-        super().__init__(role, script.model, role)
+    def __init__(self, state: WorkerState, answers: Answers, steps: Steps) -> None:
+        super().__init__(state)
         self._steps = steps
-        self._token = chunked(script.event({"content": " token"}))
-        self._tail = chunked(script.event({}, "stop"))
-        self._tail += chunked(script.event(None)) + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-        self._whole = json_answer(script.whole())
+        self._token = chunked(answers.event({"content": " token"}))
+        self._tail = chunked(answers.event({}, "stop"))
+        self._tail += chunked(answers.event(None)) + chunked(b"data: [DONE]\n\n") + STREAM_END
+        self._whole = whole_answer(answers.whole())
         self._left = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the stream that is open."""
+        super().connection_lost(exc)
         self._steps.streams.discard(self)
 
     def control(self, path: str, body: bytes) -> object | None:
@@ -147,7 +150,7 @@ class PacedConnection(WorkerConnection):
             self._transport.write(self._whole)
             return
         tokens = MAX_TOKENS.search(body)
-        self._left = int(tokens[1]) if tokens and self.role == "decode" else 1
+        self._left = int(tokens[1]) if tokens and self._state.role == "decode" else 1
         # With the first chunk, as uvicorn does when that is there.
         self._send(STREAM_HEAD + self._token)
         self._left -= 1
@@ -178,11 +181,12 @@ class PacedConnection(WorkerConnection):
 async def serve(prefill_port: int, decode_port: int, model: str) -> None:
     """Serve both workers until the process ends."""
     usage = {"prompt_tokens": 400, "completion_tokens": 32, "total_tokens": 432}
-    script, steps = Script(model, {**usage, "prompt_tokens_details": None}), Steps()
+    answers, steps = Answers(model, {**usage, "prompt_tokens_details": None}), Steps()
     loop = asyncio.get_running_loop()
     for role, port in (("prefill", prefill_port), ("decode", decode_port)):
+        state = WorkerState(role, model=model, port=port, free_tokens=IDLE_TOKENS)
         await loop.create_server(
-            lambda role=role: PacedConnection(role, script, steps),  # type: ignore[misc]
+            lambda state=state: PacedConnection(state, answers, steps),  # type: ignore[misc]
             "127.0.0.1",
             port,
             backlog=8192,

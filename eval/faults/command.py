@@ -24,7 +24,7 @@ from ..options import Commands, add_logs, add_out
 from ..provenance import provenance
 from ..raw_rows import appending
 from ..routers import rivals as rival_routers
-from .fixture import FaultFixture
+from .fixture import FaultFixture, faulty_workers
 from .rows import ROWS, Cell, Row
 
 MODEL = "fake"
@@ -71,14 +71,13 @@ async def _until_ready(fixture: FaultFixture, process: Process) -> None:
 
 async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
     """Play one row against one router, with workers of its own."""
-    prefill = FakeWorker("prefill", MODEL)
-    decode = [FakeWorker("decode", MODEL) for _ in range(row.decodes)]
+    prefill, decode, faults = faulty_workers(MODEL, row.decodes)
     for worker in (prefill, *decode):
         await worker.listen()
     process = await _start(launch, name, prefill, decode, rivals)
     try:
         port = int(process.url.rpartition(":")[2])
-        fixture = FaultFixture(port, MODEL, prefill, decode, local=name == OURS[1])
+        fixture = FaultFixture(port, MODEL, prefill, decode, faults, local=name == OURS[1])
         await _until_ready(fixture, process)
         for worker in (prefill, *decode):
             worker.legs.clear()

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dialects import CHAT, text_in
-from ..fake_worker.fault import Fault, Leg
+from ..fake_worker.fault import Fault, FaultScript, fault_worker
+from ..fake_worker.request import Leg
 from ..fake_worker.worker import FakeWorker
 from ..http_stream import Patience, Reply, connect, http_request
 
@@ -18,11 +19,22 @@ SOON_S = 1.0
 WORDS = 4
 
 
+def faulty_workers(
+    model: str, decodes: int
+) -> tuple[FakeWorker, list[FakeWorker], dict[str, FaultScript]]:
+    """Return one prefill worker, some decode workers, and the fault script of each role."""
+    faults = {role: FaultScript() for role in ("prefill", "decode")}
+    prefill = fault_worker("prefill", model, faults["prefill"])
+    decode = [fault_worker("decode", model, faults["decode"]) for _ in range(decodes)]
+    return prefill, decode, faults
+
+
 @dataclass(slots=True)
 class FaultFixture:
     """One router with its workers.
 
     Attributes:
+        faults: the scripts of the workers, by role.
         local: what is asked is a second turn, which our router answers on the decode worker alone.
     """
 
@@ -30,6 +42,7 @@ class FaultFixture:
     model: str
     prefill: FakeWorker
     decode: Sequence[FakeWorker]
+    faults: Mapping[str, FaultScript]
     local: bool
     asked: int = 0
 
@@ -81,7 +94,8 @@ class FaultFixture:
         messages = await self.second_turn() if self.local else None
         for worker in self.workers:
             worker.legs.clear()
-            worker.fault = (faults or {}).get(worker.role, Fault.NONE)
+        for role, script in self.faults.items():
+            script.fault = (faults or {}).get(role, Fault.NONE)
         return await self.ask_once(messages, patience, fields)
 
     async def second_turn(self) -> list[dict[str, str]]:
@@ -96,8 +110,8 @@ class FaultFixture:
 
     def heal(self) -> None:
         """End all faults."""
-        for worker in self.workers:
-            worker.fault = Fault.NONE
+        for script in self.faults.values():
+            script.fault = Fault.NONE
 
     def legs(self, role: str) -> list[Leg]:
         """Return the requests that the workers of a role have received."""

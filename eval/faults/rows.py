@@ -42,8 +42,7 @@ def truncated(fault: Fault) -> Callable[[FaultFixture], Awaitable[Cell]]:
     """Return the play of a stream that breaks off in one way."""
 
     async def play(fixture: FaultFixture) -> Cell:
-        for worker in fixture.decode:
-            worker.behaviour.pace_s = 0.02
+        fixture.faults["decode"].pace_s = 0.02
         reply = await fixture.ask({"decode": fault})
         cut = not reply.whole and reply.broken not in ("", "no end in time")
         return Cell(reports_error(reply) or cut, describe(reply))
@@ -55,8 +54,7 @@ async def terminal_events(fixture: FaultFixture) -> Cell:
     """Break streams off in four ways: each must end with one error."""
     seen: list[str] = []
     right = True
-    for worker in fixture.decode:
-        worker.behaviour.pace_s = 0.02
+    fixture.faults["decode"].pace_s = 0.02
     for fault in (Fault.RESETS, Fault.ENDS_EARLY, Fault.ERROR_LATER, Fault.ERROR_ENDS):
         reply = await fixture.ask({"decode": fault})
         fixture.heal()
@@ -68,7 +66,7 @@ async def terminal_events(fixture: FaultFixture) -> Cell:
 async def late_headers(fixture: FaultFixture) -> Cell:
     """Let the prefill worker answer late: the first token must not wait for it."""
     reply = await fixture.ask({"prefill": Fault.LATE})
-    late_s = fixture.prefill.behaviour.late_s
+    late_s = fixture.faults["prefill"].late_s
     right = is_whole(reply) and reply.ttft_s < late_s / 2
     return Cell(right, f"first token after {reply.ttft_s:.2f} s")
 
@@ -101,8 +99,7 @@ def failing(fails: str, waits: str) -> Callable[[FaultFixture], Awaitable[Cell]]
 
 async def failing_both(fixture: FaultFixture) -> Cell:
     """Let the prefill worker answer 500, and the decode worker answer well, but later."""
-    for worker in fixture.decode:
-        worker.behaviour.late_s = 0.5
+    fixture.faults["decode"].late_s = 0.5
     reply = await fixture.ask({"prefill": Fault.FAILS, "decode": Fault.LATE})
     return Cell(reports_error(reply), describe(reply))
 
@@ -160,8 +157,7 @@ async def leaves_early(fixture: FaultFixture) -> Cell:
 
 async def leaves_in_mid_stream(fixture: FaultFixture) -> Cell:
     """Let a client hang up while the decode worker streams."""
-    for worker in fixture.decode:
-        worker.behaviour.pace_s = 0.05
+    fixture.faults["decode"].pace_s = 0.05
     patience = Patience(HangUp.AT_ONCE, events=2)
     reply = await fixture.ask(patience=patience, fields={"max_tokens": 1000})
     return await _left_behind(fixture, reply, ("decode",))

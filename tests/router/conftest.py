@@ -13,11 +13,13 @@ import aiohttp
 import orjson
 import pytest
 
+from eval.dialects import DONE
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
 from ppd.decision import Policy
 from router.config.options import RouterConfig
 from router.server.run import running
 
-from .fake_engine import DONE, MODEL, FakeEngine
 from .scene import local_unless_long, write_table
 
 CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -97,11 +99,11 @@ def cluster() -> Cluster:
 
     @asynccontextmanager
     async def start(
-        *engines: FakeEngine, choosing: Policy | None = None, **options: Any
+        *engines: FakeWorker, choosing: Policy | None = None, **options: Any
     ) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
             for engine in engines:
-                if not engine.url:
+                if not engine.port:
                     await stack.enter_async_context(engine.serving())
             config = RouterConfig(
                 prefill=tuple(e.url for e in engines if e.role == "prefill"),

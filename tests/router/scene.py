@@ -10,13 +10,15 @@ from typing import Any
 
 import msgspec
 
+from eval.fake_worker.request import Script
+from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Handshake
 from router.workers.worker import Worker
 from tests.unit.making import table_record
 
-from .fake_engine import FakeEngine, Script, answering
+from .scripts import answering
 
 CHAT = "/v1/chat/completions"
 LATER = ("hello", "www", "and")
@@ -36,8 +38,8 @@ def write_table(path: Path, costs: Any, **fields: Any) -> Path:
     return path
 
 
-def workers(script: Script | None = None) -> tuple[FakeEngine, FakeEngine]:
-    return FakeEngine("prefill", answering()), FakeEngine(
+def workers(script: Script | None = None) -> tuple[FakeWorker, FakeWorker]:
+    return FakeWorker("prefill", answering()), FakeWorker(
         "decode", script or answering(prompt=100, cached=96)
     )
 
@@ -66,7 +68,7 @@ def registry_of(**counts: int) -> WorkerRegistry:
 
 
 @asynccontextmanager
-async def serving(*engines: FakeEngine) -> AsyncIterator[None]:
+async def serving(*engines: FakeWorker) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for engine in engines:
             await stack.enter_async_context(engine.serving())

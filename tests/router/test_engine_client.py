@@ -9,20 +9,17 @@ import aiohttp
 import pytest
 
 from eval.engine.client import EngineClient, bootstrap_port_of
-from eval.fake_worker.fault import Behaviour, Fault
+from eval.fake_worker.fault import Fault, FaultScript, fault_worker
 from eval.fake_worker.worker import FakeWorker
 from ppd.errors import WorkerError
 
 
 @pytest.fixture
 async def workers() -> AsyncIterator[tuple[FakeWorker, FakeWorker]]:
-    prefill = FakeWorker("prefill", "fake")
-    decode = FakeWorker("decode", "fake", Behaviour(pace_s=0.005))
-    await prefill.listen()
-    await decode.listen()
-    yield prefill, decode
-    await prefill.close()
-    await decode.close()
+    prefill = fault_worker("prefill", "fake", FaultScript())
+    decode = fault_worker("decode", "fake", FaultScript(pace_s=0.005))
+    async with prefill.serving(), decode.serving():
+        yield prefill, decode
 
 
 @pytest.fixture
@@ -60,6 +57,8 @@ async def test_errors_of_workers_are_raised(
     fault: Fault,
     message: str,
 ) -> None:
-    workers[1].fault = fault
+    script = FaultScript()
+    script.fault = fault
+    workers[1].script = script
     with pytest.raises(WorkerError, match=message):
         await client.local([1], 3)

@@ -7,20 +7,21 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 from ppd.decision import Route
 
 from .conftest import Cluster
-from .fake_engine import FakeEngine, answering, failing, stoppable
 from .scene import registry_of
+from .scripts import answering, failing
 
 APART = ("remote", "first_turn")
 BOTH = ("replica", "first_turn")
 
 
-def engines(replicas: int = 1) -> list[FakeEngine]:
-    several = [FakeEngine("null", answering(), local_prefill=False) for _ in range(replicas)]
-    return [FakeEngine("prefill", answering()), FakeEngine("decode", answering()), *several]
+def engines(replicas: int = 1) -> list[FakeWorker]:
+    several = [FakeWorker("null", answering(), local_prefill=False) for _ in range(replicas)]
+    return [FakeWorker("prefill", answering()), FakeWorker("decode", answering()), *several]
 
 
 def roots(number: int) -> list[bytes]:
@@ -67,10 +68,11 @@ def test_one_kind_alone_is_no_choice() -> None:
 async def test_a_lost_replica_leaves_its_conversations_to_the_others(cluster: Cluster) -> None:
     async with AsyncExitStack() as stack:
         all_of = engines()
-        serving = {e: await stack.enter_async_context(stoppable(e)) for e in all_of}
+        for worker in all_of:
+            await stack.enter_async_context(worker.serving())
         async with cluster(*all_of) as client:
             there = [i for i in range(12) if (await client.chat(f"hello {i}")).route == BOTH]
-            await serving[all_of[2]].aclose()
+            await all_of[2].close()
             for i in there:
                 later = await client.chat(f"hello {i}", "www", "and")
                 assert (later.status, later.route[0]) == (200, "remote")
@@ -83,10 +85,11 @@ async def test_without_prefill_or_decode_worker_a_replica_serves(
 ) -> None:
     async with AsyncExitStack() as stack:
         all_of = engines()
-        serving = {e: await stack.enter_async_context(stoppable(e)) for e in all_of}
+        for worker in all_of:
+            await stack.enter_async_context(worker.serving())
         async with cluster(*all_of, policy="pd") as client:
             there = [i for i in range(12) if (await client.chat(f"hello {i}")).route == APART]
-            await serving[all_of[lost]].aclose()
+            await all_of[lost].close()
             for i in there:
                 later = await client.chat(f"hello {i}", "www", "and")
                 assert (later.status, later.route[0]) == (200, "replica")

@@ -6,26 +6,24 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
+from eval.fake_worker.request import Request
+from eval.fake_worker.worker import FakeWorker
 from ppd.table_policy import Correction
 
 from .conftest import Cluster
-from .fake_engine import FakeEngine, answering
 from .scene import CHAT, LATER, chat, workers
+from .scripts import answering
 
 
 async def test_turns_decided_at_once_do_not_stampede(cluster: Cluster, table: Path) -> None:
     """Ten conversations come back in the same moment; the budget holds three of them."""
     gate, waiting = asyncio.Event(), list[int]()
 
-    async def gated(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        if "custom_params" in body:
+    async def gated(request: Request) -> None:
+        if "custom_params" in request.body:
             waiting.append(1)
             await gate.wait()
-        return await answering(prompt=100, cached=96)(engine, request, body)
+        await answering(prompt=100, cached=96)(request)
 
     async with cluster(*workers(), policy="ppd", table=str(table)) as client:
         await client.chat("hello 0", stream=True)
@@ -58,15 +56,13 @@ async def test_first_turns_queue_at_their_prefill_worker(cluster: Cluster, table
     """First turns are counted by their bytes until the prefill worker has answered."""
     gate, came = asyncio.Event(), asyncio.Queue[None]()
 
-    async def gated(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        if engine.role == "prefill":
+    async def gated(request: Request) -> None:
+        if request.worker.role == "prefill":
             came.put_nowait(None)
         await gate.wait()
-        return await answering()(engine, request, body)
+        await answering()(request)
 
-    p, d = FakeEngine("prefill", gated), FakeEngine("decode", gated)
+    p, d = FakeWorker("prefill", gated), FakeWorker("decode", gated)
     async with cluster(p, d, policy="ppd", table=str(table)) as client:
         turns = [asyncio.create_task(client.chat("x" * 400)) for _ in range(3)]
         for _ in turns:
@@ -91,7 +87,7 @@ async def _first(tasks: list[asyncio.Task[Any]], count: int) -> tuple[list[Any],
 async def test_a_full_home_sends_a_turn_elsewhere(cluster: Cluster, table: Path) -> None:
     """The worker says what it has left; a turn that does not fit moves to the other one."""
     p, d = workers()
-    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    other = FakeWorker("decode", answering(prompt=100, cached=96))
     async with cluster(p, d, other, policy="ppd", table=str(table)) as client:
         await client.chat("hello")
         home, away = (d, other) if d.bodies else (other, d)
@@ -128,9 +124,9 @@ async def test_a_batch_that_ended_is_not_running(cluster: Cluster) -> None:
         await d.load_is_known()  # once more, to find it unchanged
         assert await running() == 0
         d.load_written_at += 1.0
-        await d.load_asks.get()
+        await d.next_load_request()
         d.load_written_at += 1.0  # written between every two looks: it is at work
         for _ in range(3):
-            await d.load_asks.get()
+            await d.next_load_request()
             d.load_written_at += 1.0
         assert await running() == 7

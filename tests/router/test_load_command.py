@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from eval import cli
 from eval.client import hold
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
 from eval.load import Target, run_load
 from eval.raw_rows import appending
 from eval.summary import Slo
@@ -22,7 +24,6 @@ from eval.traffic.workloads import Demand
 from ppd.errors import ConfigError, WorkerError
 
 from .conftest import Cluster
-from .fake_engine import DONE, FakeEngine, Script, event, start_stream
 
 SMALL = Demand("paper:small_tiny", conversations=8, qps=200, scale=0.125)
 FIRST, FIRST_OUT, NEW, OUT = 16, 16, 2, 4  # an eighth of it
@@ -35,75 +36,60 @@ def answer(ids: list[int], prompt: int) -> bytes:
     return event({"text": "x", "output_ids": ids, "meta_info": meta})
 
 
-async def begin(request: web.Request, body: Body, tokens: int) -> web.StreamResponse:
-    response = await start_stream(request)
+def begin(request: Request, tokens: int) -> None:
+    """Send the first tokens of an answer."""
     for n in range(1, tokens + 1):
-        await response.write(answer(list(range(100, 100 + n)), len(body["input_ids"])))
-    return response
+        request.send(answer(list(range(100, 100 + n)), len(request.body["input_ids"])))
 
 
-async def whole(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-    response = await begin(request, body, body["sampling_params"]["max_new_tokens"])
-    await response.write(DONE)
-    return response
+async def whole(request: Request) -> None:
+    begin(request, request.body["sampling_params"]["max_new_tokens"])
+    request.send(DONE)
 
 
-async def resets(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-    response = await begin(request, body, 1)
-    assert request.transport is not None
-    request.transport.abort()
-    return response
+async def resets(request: Request) -> None:
+    begin(request, 1)
+    request.drop()
 
 
-async def hangs(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-    await begin(request, body, 1)
+async def hangs(request: Request) -> None:
+    begin(request, 1)
     await asyncio.Event().wait()
-    raise AssertionError("unreachable")
 
 
-async def ends_early(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-    return await begin(request, body, 2)
+async def ends_early(request: Request) -> None:
+    begin(request, 2)
 
 
-async def is_short(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-    response = await begin(request, body, 2)
-    await response.write(DONE)
-    return response
+async def is_short(request: Request) -> None:
+    begin(request, 2)
+    request.send(DONE)
 
 
-async def tells_an_error(
-    engine: FakeEngine, request: web.Request, body: Body
-) -> web.StreamResponse:
-    response = await begin(request, body, 1)
-    await response.write(event({"error": {"message": "gone", "code": 500}}) + DONE)
-    return response
+async def tells_an_error(request: Request) -> None:
+    begin(request, 1)
+    request.send(event({"error": {"message": "gone", "code": 500}}) + DONE)
 
 
-async def refuses(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-    return web.json_response({"error": {"message": "full"}}, status=503)
+async def refuses(request: Request) -> None:
+    request.answer({"error": {"message": "full"}}, status=503)
 
 
-async def babbles(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-    response = await start_stream(request)
-    await response.write(b"data: {broken\n\n" + DONE)
-    return response
+async def babbles(request: Request) -> None:
+    request.send(b"data: {broken\n\n" + DONE)
 
 
-async def brings_nothing(
-    engine: FakeEngine, request: web.Request, body: Body
-) -> web.StreamResponse:
-    response = await start_stream(request)
-    ids = [100] * body["sampling_params"]["max_new_tokens"]
-    await response.write(event({"output_ids": ids, "meta_info": {"completion_tokens": 0}}) + DONE)
-    return response
+async def brings_nothing(request: Request) -> None:
+    ids = [100] * request.body["sampling_params"]["max_new_tokens"]
+    request.send(event({"output_ids": ids, "meta_info": {"completion_tokens": 0}}) + DONE)
 
 
 def in_turn(*scripts: Script) -> Script:
     """The first request gets the first, and so on; all others a whole answer."""
     left = list(scripts)
 
-    async def script(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-        return await (left.pop(0) if left else whole)(engine, request, body)
+    async def script(request: Request) -> None:
+        await (left.pop(0) if left else whole)(request)
 
     return script
 
@@ -124,7 +110,7 @@ def rows_in(out: Path) -> list[dict[str, Any]]:
 async def test_a_workload_is_held_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine("null", whole)
+    engine = FakeWorker("null", whole)
     async with engine.serving():
         rows = await load(engine.url, SMALL, tmp_path / "rows.jsonl")
     begun, *turns, ended = rows
@@ -160,7 +146,7 @@ async def test_whatever_goes_wrong_is_counted_and_the_rest_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = (hangs, resets, ends_early, is_short, tells_an_error, refuses, babbles)
-    engine = FakeEngine("null", in_turn(*faults, brings_nothing))
+    engine = FakeWorker("null", in_turn(*faults, brings_nothing))
     demand = replace(SMALL, conversations=9)
     async with engine.serving():
         rows = await load(engine.url, demand, tmp_path / "rows.jsonl", timeout_s=1.0)
@@ -177,13 +163,13 @@ async def test_whatever_goes_wrong_is_counted_and_the_rest_goes_on(
 
 
 async def test_a_slow_drip_is_a_timeout(tmp_path: Path) -> None:
-    async def drips(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
-        response = await start_stream(request)
+    async def drips(request: Request) -> None:
+        request.start()
         while True:
-            await response.write(b": still here\n\n")
+            request.send(b": still here\n\n")
             await asyncio.sleep(0.05)
 
-    engine = FakeEngine("null", drips)
+    engine = FakeWorker("null", drips)
     demand = Demand("paper:small_tiny", conversations=1, qps=200, scale=0.125)
     async with engine.serving():
         rows = await load(engine.url, demand, tmp_path / "rows.jsonl", timeout_s=0.5)
@@ -193,7 +179,7 @@ async def test_a_slow_drip_is_a_timeout(tmp_path: Path) -> None:
 async def test_behind_a_router_later_turns_go_their_way(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prefill, decode = FakeEngine("prefill", whole), FakeEngine("decode", whole)
+    prefill, decode = FakeWorker("prefill", whole), FakeWorker("decode", whole)
     async with cluster(prefill, decode) as client:
         # Not scaled: a few tokens are not worth a home.
         demand = Demand("paper:small_tiny", conversations=8, qps=200)
@@ -206,7 +192,7 @@ async def test_behind_a_router_later_turns_go_their_way(
 async def test_behind_a_router_a_lost_worker_is_a_failure(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prefill, decode = FakeEngine("prefill", whole), FakeEngine("decode", in_turn(hangs, resets))
+    prefill, decode = FakeWorker("prefill", whole), FakeWorker("decode", in_turn(hangs, resets))
     async with cluster(prefill, decode, resume_streams=0) as client:
         await load(client.url, SMALL, tmp_path / "rows.jsonl", timeout_s=1.0)
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -218,7 +204,7 @@ async def test_behind_a_router_a_lost_worker_is_a_failure(
 async def test_what_the_model_cannot_hold_is_refused_before_anything_is_sent(
     tmp_path: Path,
 ) -> None:
-    engine = FakeEngine("null", whole)  # which says that it takes 1000 tokens
+    engine = FakeWorker("null", whole, max_model_len=1000)
     demand = Demand("paper:large_tiny", conversations=1, qps=1)
     out = tmp_path / "rows.jsonl"
     async with engine.serving():
@@ -265,7 +251,7 @@ async def test_prompts_are_what_the_plan_says() -> None:
         PlannedTurn(10, 4, think_s=0.1, keep_tokens=45),
     )
     plan = [Conversation(0.05 * n, exchanges, shared_tokens=20) for n in range(3)]
-    engine = FakeEngine("null", whole)
+    engine = FakeWorker("null", whole)
     async with engine.serving():
         samples = await hold(engine.url, plan, seed="s", vocabulary=range(32, 96))
     prompts = {len(body["input_ids"]): list[list[int]]() for body in engine.bodies}

@@ -13,21 +13,22 @@ import aiohttp
 import pytest
 
 from eval.cluster import free_port
+from eval.fake_worker.worker import FakeWorker
 from ppd.errors import ConfigError
 from router.config.limits import Tenant
 from router.config.options import RouterConfig
 from router.server.run import running
 
 from .conftest import CHAT_BODY, Cluster, new_certificate
-from .fake_engine import FakeEngine, answering
 from .scene import until
+from .scripts import answering
 
 TOKEN = {"Authorization": "Bearer s3cret"}
 CHAT = "/v1/chat/completions"
 
 
-def workers() -> tuple[FakeEngine, FakeEngine]:
-    return FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+def workers() -> tuple[FakeWorker, FakeWorker]:
+    return FakeWorker("prefill", answering()), FakeWorker("decode", answering())
 
 
 async def status(http: aiohttp.ClientSession, method: str, url: str, **how: object) -> int:
@@ -81,7 +82,7 @@ async def test_a_worker_keeps_the_address_that_was_checked_whatever_its_name_lea
     cluster: Cluster,
 ) -> None:
     options = {"accept_workers": True, "worker_networks": ("127.0.0.0/8", "::1/128")}
-    newcomer = FakeEngine("decode", answering())
+    newcomer = FakeWorker("decode", answering())
     async with newcomer.serving(), cluster(*workers(), **options) as client:
         port = newcomer.url.rsplit(":", 1)[1]
         said = {"role": "decode", "boot_id": newcomer.boot_id, "models": [newcomer.model]}

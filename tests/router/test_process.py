@@ -17,11 +17,13 @@ import aiohttp
 import orjson
 
 from eval.cluster import free_port
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
 from router.config.options import RouterConfig
 from router.server.supervisor import share_of
 
 from .conftest import CHAT_BODY
-from .fake_engine import MODEL, FakeEngine, answering, gated
+from .scripts import answering, gated
 
 PPD_ROUTER = str(Path(sys.executable).with_name("ppd-router"))
 CHAT = "/v1/chat/completions"
@@ -72,7 +74,7 @@ async def get(http: aiohttp.ClientSession, url: str) -> bytes:
 
 
 async def test_it_serves_and_stops_on_sigterm() -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     flags = ("--port", "0", "--policy", "pd")
     async with p.serving(), d.serving():
         workers = ("--prefill", p.url, "--decode", d.url)
@@ -82,7 +84,7 @@ async def test_it_serves_and_stops_on_sigterm() -> None:
 
 async def test_sighup_takes_up_what_can_be_and_refuses_what_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "router.toml"
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
         fixed = f'prefill = ["{p.url}"]\ndecode = ["{d.url}"]\nlog_format = "json"\n'
         file.write_text(fixed + 'policy = "pd"\n')
@@ -137,7 +139,7 @@ async def served(http: aiohttp.ClientSession, admin: str) -> float:
 
 
 async def test_two_processes_share_a_port_and_what_operators_say(tmp_path: Path) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     first = two_free_ports()
     admins = [f"http://127.0.0.1:{first + i}" for i in range(2)]
     file = tmp_path / "router.toml"
@@ -171,8 +173,8 @@ async def test_two_processes_share_a_port_and_what_operators_say(tmp_path: Path)
 
 async def test_what_operators_say_and_see_is_all_processes(tmp_path: Path) -> None:
     gate = asyncio.Event()
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
-    late, gone = FakeEngine("decode", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
+    late, gone = FakeWorker("decode", answering()), FakeWorker("decode", answering())
     first = two_free_ports()
     admins = [f"http://127.0.0.1:{first + i}" for i in range(2)]
     file = tmp_path / "router.toml"
@@ -231,7 +233,7 @@ async def test_what_operators_say_and_see_is_all_processes(tmp_path: Path) -> No
 async def test_processes_speak_https_among_themselves_where_clients_do(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     first = two_free_ports()
     admins = [f"https://127.0.0.2:{first + i}" for i in range(2)]
     file = tmp_path / "router.toml"
@@ -266,7 +268,7 @@ async def in_flight(http: aiohttp.ClientSession, admin: str, worker: str) -> flo
 
 
 async def test_a_response_is_continued_by_another_process(tmp_path: Path) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     first = two_free_ports()
     admins = [f"http://127.0.0.1:{first + i}" for i in range(2)]
     file = tmp_path / "router.toml"

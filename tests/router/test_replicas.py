@@ -6,11 +6,12 @@ import random
 
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 
 from .conftest import Cluster
-from .fake_engine import FakeEngine, answering
 from .scene import registry_of
+from .scripts import answering
 
 
 def test_conversations_are_spread_and_move_little_when_a_worker_leaves() -> None:
@@ -38,12 +39,12 @@ def test_no_worker_gets_much_more_than_its_share_of_one_opening() -> None:
 @pytest.mark.parametrize("field", ["", "prompt_cache_key", "user"])
 async def test_a_conversation_may_be_named_by_its_sender(cluster: Cluster, field: str) -> None:
     """The same name leads to the same worker, whatever is said."""
-    decode = [FakeEngine("decode", answering()) for _ in range(8)]
-    async with cluster(FakeEngine("prefill", answering()), *decode) as client:
+    decode = [FakeWorker("decode", answering()) for _ in range(8)]
+    async with cluster(FakeWorker("prefill", answering()), *decode) as client:
 
-        async def asked(name: str, text: str) -> FakeEngine:
+        async def asked(name: str, text: str) -> FakeWorker:
             for engine in decode:
-                engine.bodies.clear()
+                engine.legs.clear()
             named = {field: name} if field else {}
             body = {"messages": [{"role": "user", "content": text}], **named}
             await client.post("/v1/chat/completions", body, {} if field else {"X-Session-ID": name})
@@ -56,8 +57,8 @@ async def test_a_conversation_may_be_named_by_its_sender(cluster: Cluster, field
 async def test_a_turn_that_comes_to_another_router_is_one_remote_turn_at_the_same_home(
     cluster: Cluster,
 ) -> None:
-    prefill = [FakeEngine("prefill", answering()) for _ in range(2)]
-    decode = [FakeEngine("decode", answering(cached=96)) for _ in range(3)]
+    prefill = [FakeWorker("prefill", answering()) for _ in range(2)]
+    decode = [FakeWorker("decode", answering(cached=96)) for _ in range(3)]
     async with cluster(*prefill, *decode) as one, cluster(*prefill, *decode) as other:
         for i in range(10):
             first = await one.chat(f"hello {i}")
@@ -71,4 +72,4 @@ async def test_a_turn_that_comes_to_another_router_is_one_remote_turn_at_the_sam
             assert back.route == ("local", "policy_full")
             assert len(home.bodies) == 4
             for engine in (*prefill, *decode):
-                engine.bodies.clear()
+                engine.legs.clear()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from eval.cluster import Launcher
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
 from eval.sweep.clusters import Cluster, Fleet
 from eval.sweep.config import ClusterAt, SweepConfig
 from eval.sweep.drive import Driver, Progress
@@ -22,8 +23,7 @@ from ppd.table_file import Axes, Bin
 from router.config.options import RouterConfig
 from router.server.run import running
 
-from .fake_engine import FakeEngine, Script
-from .test_load_command import Body, whole
+from .test_load_command import whole
 
 SWEEP = SweepConfig(
     shape="1P1D",
@@ -44,9 +44,9 @@ RUNS = 2 * 2 * 2 * 2  # workloads, quiet or not, policies, seeds
 
 
 @asynccontextmanager
-async def cluster(name: str, decode: Script = whole) -> AsyncIterator[tuple[Cluster, FakeEngine]]:
+async def cluster(name: str, decode: Script = whole) -> AsyncIterator[tuple[Cluster, FakeWorker]]:
     async with AsyncExitStack() as stack:
-        engines = [FakeEngine("prefill", whole), FakeEngine("decode", decode)]
+        engines = [FakeWorker("prefill", whole), FakeWorker("decode", decode)]
         for engine in engines:
             await stack.enter_async_context(engine.serving())
         at = ClusterAt((engines[0].url,), (engines[1].url,))
@@ -78,14 +78,13 @@ def dying_after(requests: int) -> Script:
     """It answers so many and then is gone, for its health's asker, too."""
     left = [requests]
 
-    async def script(engine: FakeEngine, request: web.Request, body: Body) -> web.StreamResponse:
+    async def script(request: Request) -> None:
         left[0] -= 1
         if left[0] >= 0:
-            return await whole(engine, request, body)
-        engine.ready = False
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
+            await whole(request)
+        else:
+            request.worker.ready = False
+            request.drop()
 
     return script
 

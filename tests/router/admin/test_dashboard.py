@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 import router.admin.dashboard
+from eval.fake_worker.request import Request
+from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Refusal, RefusalReason
 from ppd.decision import Reason, Route
 
 from ..conftest import Client, Cluster
-from ..fake_engine import FakeEngine, answering, failing, hanging
 from ..scene import LATER, workers
+from ..scripts import answering, failing, hanging
 
 PAGE = Path(router.admin.dashboard.__file__).with_name("page")
 REFUSAL = Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=0, min_cached_tokens=64)
@@ -99,12 +101,12 @@ async def test_a_decision_tells_what_the_table_said_and_nothing_of_the_request(
 
 
 async def test_a_refused_turn_counts_as_what_it_became(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
 
-    async def scripted(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        refuses = "custom_params" in body
+    async def scripted(request: Request) -> None:
+        refuses = "custom_params" in request.body
         script = failing(503, REFUSAL.to_message()) if refuses else answering()
-        return await script(engine, request, body)
+        await script(request)
 
     d.script = scripted
     async with cluster(p, d) as client:
@@ -119,7 +121,7 @@ async def test_a_refused_turn_counts_as_what_it_became(cluster: Cluster) -> None
 
 
 async def test_work_under_way_is_seen(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", hanging), FakeEngine("decode", hanging)
+    p, d = FakeWorker("prefill", hanging), FakeWorker("decode", hanging)
     async with cluster(p, d) as client:
         asked = asyncio.create_task(client.chat("hello " * 100))
         await p.arrived.wait()
@@ -135,8 +137,8 @@ async def test_work_under_way_is_seen(cluster: Cluster) -> None:
 
 
 async def test_workers_as_they_are_and_as_they_announce_themselves(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
-    other = FakeEngine("decode", answering(), local_prefill=False, free_tokens=7000)
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    other = FakeWorker("decode", answering(), local_prefill=False, free_tokens=7000)
     async with cluster(p, other, accept_workers=True) as client, d.serving():
         load = {"running": 3, "kv_used_tokens": 600, "kv_total_tokens": 1000}
         said = {"url": d.url, "role": "decode", "boot_id": d.boot_id, "load": load}
@@ -156,7 +158,7 @@ async def test_workers_as_they_are_and_as_they_announce_themselves(cluster: Clus
 
 
 async def test_a_worker_that_fails_its_requests_is_no_more_ready(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", failing(500, "no"))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", failing(500, "no"))
     async with cluster(p, d, breaker_failures=1) as client:
         assert (await client.chat("hello")).status == 500
         state = await state_of(client)
@@ -250,7 +252,7 @@ def test_the_page_has_words_for_every_reason_and_route() -> None:
 
 
 async def test_replicas_are_a_route_of_their_own(cluster: Cluster) -> None:
-    async with cluster(FakeEngine("null", answering()), policy="replica") as client:
+    async with cluster(FakeWorker("null", answering()), policy="replica") as client:
         await client.chat("hello")
         state = await state_of(client)
     assert state["roles"] == ["replica"]

@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.async_api import Browser, Error, Page, async_playwright, expect
 
+from eval.fake_worker.worker import FakeWorker
+
 from ..conftest import Client, Cluster
-from ..fake_engine import FakeEngine, answering
 from ..scene import LATER, local_unless_long, workers, write_table
+from ..scripts import answering
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _RESOURCE_ERROR = "Failed to load resource"  # Chromium's message for an error response
@@ -67,7 +69,7 @@ async def open_dashboard(browser: Browser, client: Client, **options: Any) -> Re
 
 
 async def test_a_hybrid_is_drawn_with_its_replicas(cluster: Cluster, browser: Browser) -> None:
-    replica = FakeEngine("null", answering(), local_prefill=False)
+    replica = FakeWorker("null", answering(), local_prefill=False)
     async with cluster(*workers(), replica) as client:
         for i in range(8):
             await client.chat(f"hello {i}")

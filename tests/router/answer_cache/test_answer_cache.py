@@ -13,15 +13,19 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
 from ppd.ann.space import Rows
 from router.config.answer_cache import AnswerCacheConfig
 from router.config.limits import RateLimit, Tenant
 from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Client, Cluster, Reply
-from ..fake_engine import DONE, MODEL, FakeEngine, event, failing, start_stream, usage
 from ..pool.pools import config_for, embedding, running
 from ..scene import until
+from ..scripts import failing, usage
 
 # One for each first letter, so that texts with the same first letter are near.
 TOPICS: Rows = np.linalg.qr(np.random.default_rng(1).normal(size=(32, 32)))[0].astype(np.float32)
@@ -40,24 +44,21 @@ class Engine:
         self.ending = {"finish_reason": "stop", **ending}
         self.answered = 0
 
-    async def __call__(
-        self, engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        if engine.role == "decode":
+    async def __call__(self, request: Request) -> None:
+        if request.worker.role == "decode":
             self.answered += 1
         text = ["answer ", str(self.answered)]
         counts = usage(40, 2, 0)
-        if not body.get("stream"):
+        if not request.body.get("stream"):
             message = {"role": "assistant", "content": "".join(text), "tool_calls": None}
             choices = [{"index": 0, "message": message, **self.ending}]
-            return web.json_response({"choices": choices, "usage": counts})
-        response = await start_stream(request)
+            request.answer({"choices": choices, "usage": counts})
+            return
         for part in text:
             delta = {"content": part, "reasoning_content": None}
-            await response.write(event({"choices": [{"index": 0, "delta": delta}]}))
-        await response.write(event({"choices": [{"index": 0, "delta": {}, **self.ending}]}))
-        await response.write(event({"choices": [], "usage": counts}) + DONE)
-        return response
+            request.send(event({"choices": [{"index": 0, "delta": delta}]}))
+        request.send(event({"choices": [{"index": 0, "delta": {}, **self.ending}]}))
+        request.send(event({"choices": [], "usage": counts}) + DONE)
 
 
 @pytest.fixture
@@ -75,9 +76,9 @@ def config(pool: str, **options: Any) -> AnswerCacheConfig:
     return AnswerCacheConfig(url=pool, timeout_ms=60_000.0, **options)
 
 
-def workers(script: Any) -> tuple[FakeEngine, FakeEngine]:
+def workers(script: Any) -> tuple[FakeWorker, FakeWorker]:
     """A prefill and a decode worker."""
-    return FakeEngine("prefill", script), FakeEngine("decode", script)
+    return FakeWorker("prefill", script), FakeWorker("decode", script)
 
 
 def text(reply: Reply) -> str:

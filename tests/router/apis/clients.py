@@ -9,8 +9,12 @@ from typing import Any
 import anthropic
 import openai
 
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
+
 from ..conftest import Client, Cluster
-from ..fake_engine import DONE, FakeEngine, Script, answering, event, start_stream, usage
+from ..scripts import answering, usage
 
 TOOL_CALL = {
     "index": 0,
@@ -23,50 +27,42 @@ TOOL_CALL = {
 def replying(text: str, calls: tuple[dict[str, Any], ...] = (), finish: str = "stop") -> Script:
     """A reply with a usage of 100 prompt tokens, 64 of them cached, and 5 completion tokens."""
 
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def script(request: Request) -> None:
         counts = usage(100, 5, 64)
-        if not body.get("stream"):
+        if not request.body.get("stream"):
             message = {"role": "assistant", "content": text or None, "tool_calls": list(calls)}
             choice = {"index": 0, "message": message, "finish_reason": finish}
             answer = {"id": "c1", "object": "chat.completion", "choices": [choice]}
-            return web_json({**answer, "usage": counts})
-        response = await start_stream(request)
+            request.answer({**answer, "usage": counts})
+            return
 
-        async def send(delta: dict[str, Any], finish: str | None = None) -> None:
+        def send(delta: dict[str, Any], finish: str | None = None) -> None:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}
-            await response.write(event({"id": "c1", "choices": [choice]}))
+            request.send(event({"id": "c1", "choices": [choice]}))
 
-        await send({"role": "assistant", "content": ""})
+        send({"role": "assistant", "content": ""})
         for letter in text:
-            await send({"content": letter})
+            send({"content": letter})
         for call in calls:
             function = call["function"]
             opening = {**call, "function": {"name": function["name"], "arguments": ""}}
-            await send({"tool_calls": [opening]})
+            send({"tool_calls": [opening]})
             for letter in function["arguments"]:
                 part = {"index": call["index"], "function": {"arguments": letter}}
-                await send({"tool_calls": [part]})
-        await send({}, finish)
-        await response.write(event({"id": "c1", "choices": [], "usage": counts}) + DONE)
-        return response
+                send({"tool_calls": [part]})
+        send({}, finish)
+        request.send(event({"id": "c1", "choices": [], "usage": counts}) + DONE)
 
     return script
-
-
-def web_json(value: object) -> Any:
-    """A JSON response."""
-    from aiohttp import web
-
-    return web.json_response(value)
 
 
 @asynccontextmanager
 async def running_cluster(
     cluster: Cluster, script: Script, **options: Any
-) -> AsyncIterator[tuple[Client, FakeEngine]]:
+) -> AsyncIterator[tuple[Client, FakeWorker]]:
     """A router with a prefill worker and a decode worker that has this script."""
-    decode = FakeEngine("decode", script)
-    async with cluster(FakeEngine("prefill", answering()), decode, **options) as client:
+    decode = FakeWorker("decode", script)
+    async with cluster(FakeWorker("prefill", answering()), decode, **options) as client:
         yield client, decode
 
 

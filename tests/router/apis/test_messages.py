@@ -7,8 +7,10 @@ from typing import Any
 import anthropic
 import pytest
 
+from eval.fake_worker.state import MODEL
+
 from ..conftest import Cluster
-from ..fake_engine import MODEL, failing
+from ..scripts import failing
 from .clients import TOOL_CALL, by_anthropic, replying, running_cluster
 
 

@@ -14,6 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from eval.cluster import free_port
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
 from router.apis.response_store import ResponseStore, StoredResponse
 from router.config.limits import RateLimit
 from router.config.options import RouterConfig
@@ -21,8 +23,8 @@ from router.peers import Peers
 from router.server.run import running
 
 from ..conftest import Client, Cluster
-from ..fake_engine import MODEL, FakeEngine, failing
 from ..scene import serving, workers
+from ..scripts import failing
 from .clients import TOOL_CALL, by_openai, replying, running_cluster
 
 RESPONSES = "/v1/responses"
@@ -226,7 +228,7 @@ async def test_requests_for_stored_responses_are_charged_and_counted(cluster: Cl
 
 
 @asynccontextmanager
-async def with_peer(peer_url: str, *engines: FakeEngine) -> AsyncIterator[Client]:
+async def with_peer(peer_url: str, *engines: FakeWorker) -> AsyncIterator[Client]:
     """A router with one peer, number 1, at this URL."""
     async with serving(*engines), aiohttp.ClientSession() as http:
         urls = {engine.role: (engine.url,) for engine in engines}

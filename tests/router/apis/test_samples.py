@@ -9,13 +9,15 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp import web
 
+from eval.fake_worker.request import Request
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
 from router.config.limits import RateLimit, Tenant
 
 from ..conftest import Cluster
-from ..fake_engine import MODEL, FakeEngine, answering, failing, hanging
-from .clients import by_openai, replying, running_cluster, web_json
+from ..scripts import answering, failing, hanging
+from .clients import by_openai, replying, running_cluster
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -66,16 +68,17 @@ async def test_the_samples_of_a_request_are_bounded_in_bytes(cluster: Cluster) -
 async def test_a_refused_sample_cancels_the_others(cluster: Cluster, stream: bool) -> None:
     waiting, cancelled = asyncio.Barrier(3), asyncio.Barrier(3)
 
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def script(request: Request) -> None:
         await waiting.wait()
-        if body["seed"] == 8:
-            return await failing(400, "not that one")(engine, request, body)
+        if request.body["seed"] == 8:
+            await failing(400, "not that one")(request)
+            return
         try:
-            return await hanging(engine, request, body)
+            await hanging(request)
         finally:
             await cancelled.wait()
 
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", script)
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", script)
     async with cluster(p, d) as client:
         reply = await client.chat("hello", n=3, seed=7, stream=stream)
         assert (reply.status, b"not that one" in reply.body) == (400, True)
@@ -83,12 +86,12 @@ async def test_a_refused_sample_cancels_the_others(cluster: Cluster, stream: boo
 
 
 async def test_embeddings_are_sent_to_the_workers_that_serve_them(cluster: Cluster) -> None:
-    async def embed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        vector = [0.5] * len(body["input"])
+    async def embed(request: Request) -> None:
+        vector = [0.5] * len(request.body["input"])
         data = [{"object": "embedding", "index": 0, "embedding": vector}]
-        return web_json({"object": "list", "model": "e", "data": data, "usage": {}})
+        request.answer({"object": "list", "model": "e", "data": data, "usage": {}})
 
-    embedder = FakeEngine("null", embed)
+    embedder = FakeWorker("null", embed)
     async with embedder.serving():
         options = {"embedding": (embedder.url,), "worker_api_key": "inner"}
         limited = {**options, "rate": RateLimit(requests_per_minute=1)}
@@ -127,10 +130,10 @@ async def test_embeddings_are_sent_to_the_workers_that_serve_them(cluster: Clust
 async def test_the_outcome_of_failed_embeddings(
     cluster: Cluster, worker_key: str, status: int, answered: int, outcome: str
 ) -> None:
-    async def refuse(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        return web.json_response({"message": "no"}, status=status, headers={"Retry-After": "7"})
+    async def refuse(request: Request) -> None:
+        request.answer({"message": "no"}, status=status, headers={"Retry-After": "7"})
 
-    embedder = FakeEngine("null", refuse)
+    embedder = FakeWorker("null", refuse)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(embedder.serving())
         options = {"embedding": (embedder.url,), "worker_api_key": worker_key}

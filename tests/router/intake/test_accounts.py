@@ -7,12 +7,14 @@ import hashlib
 from typing import Any
 
 import pytest
-from aiohttp import web
 
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request
+from eval.fake_worker.worker import FakeWorker
 from router.config.limits import AdmissionLimits, RateLimit, Tenant
 
 from ..conftest import CHAT_BODY, Client, Cluster
-from ..fake_engine import FakeEngine, answering, event, failing, gated, hanging, start_stream
+from ..scripts import answering, failing, gated, hanging
 
 CHAT = "/v1/chat/completions"
 
@@ -31,7 +33,7 @@ async def finished(client: Client, outcome: str, endpoint: str = CHAT) -> float:
 
 async def test_a_prompt_too_short_to_count_leaves_nothing_behind(cluster: Cluster) -> None:
     """Its tokens are forecast as none; two at a time, as each takes its own off again."""
-    p, d = FakeEngine("prefill", hanging), FakeEngine("decode", hanging)
+    p, d = FakeWorker("prefill", hanging), FakeWorker("decode", hanging)
     async with cluster(p, d, admission=AdmissionLimits(max_in_flight=2)) as client:
         for _ in range(3):
             both = [
@@ -50,7 +52,7 @@ async def test_nobody_without_a_key_gets_a_large_body_read(cluster: Cluster) -> 
     """On any path; the answer comes before the body: its client is still sending."""
     digest = hashlib.sha256(b"k").hexdigest()
     async with cluster(
-        *(FakeEngine(role, answering()) for role in ("prefill", "decode")),
+        *(FakeWorker(role, answering()) for role in ("prefill", "decode")),
         tenants={"a": Tenant(keys=(digest,))},
         admin_token="operator",
     ) as client:
@@ -82,7 +84,7 @@ async def test_nobody_without_a_key_gets_a_large_body_read(cluster: Cluster) -> 
 async def test_what_is_nested_too_deeply_is_refused_and_counted(
     cluster: Cluster, path: str
 ) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with cluster(p, d) as client:
         schema = b'{"a":' * 300 + b"1" + b"}" * 300
         tool = b'{"type": "function", "name": "f", "input_schema": %b, "parameters": %b}'
@@ -97,7 +99,7 @@ async def test_what_is_nested_too_deeply_is_refused_and_counted(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_samples_are_counted_once_each(cluster: Cluster, stream: bool) -> None:
-    p, d = FakeEngine("prefill", hanging), FakeEngine("decode", hanging)
+    p, d = FakeWorker("prefill", hanging), FakeWorker("decode", hanging)
     async with cluster(p, d) as client:
         asked = asyncio.create_task(client.chat("hello", n=3, stream=stream))
         await until(client, 3, "ppd_worker_in_flight", role="decode", worker=d.url)
@@ -108,7 +110,7 @@ async def test_several_samples_are_counted_once_each(cluster: Cluster, stream: b
 
 
 async def test_nobody_is_charged_for_what_was_not_served(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", failing(500, "no"))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", failing(500, "no"))
     limits = AdmissionLimits(max_in_flight=1, max_waiting=0)
     rate = RateLimit(requests_per_minute=3, tokens_per_minute=2000)
     async with cluster(p, d, admission=limits, rate=rate) as client:
@@ -128,23 +130,24 @@ async def test_nobody_is_charged_for_what_was_not_served(cluster: Cluster) -> No
 def many(completion: int) -> Any:
     """A batch as ``/generate`` answers it: a list, or events that say which prompt they are of."""
 
-    async def script(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
+    async def script(request: Request) -> None:
         meta = {"prompt_tokens": 10, "completion_tokens": completion, "cached_tokens": 0}
-        answers = [{"text": "x", "index": i, "meta_info": meta} for i in range(len(body["text"]))]
-        if not body.get("stream"):
-            return web.json_response(answers)
-        response = await start_stream(request)
+        answers = [
+            {"text": "x", "index": i, "meta_info": meta} for i in range(len(request.body["text"]))
+        ]
+        if not request.body.get("stream"):
+            request.answer(answers)
+            return
         for one in answers:
-            await response.write(event(one))
-        await response.write(b"data: [DONE]\n\n")
-        return response
+            request.send(event(one))
+        request.send(DONE)
 
     return script
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_all_prompts_of_a_batch_are_charged(cluster: Cluster, stream: bool) -> None:
-    p, d = FakeEngine("prefill", many(1000)), FakeEngine("decode", many(1000))
+    p, d = FakeWorker("prefill", many(1000)), FakeWorker("decode", many(1000))
     async with cluster(p, d, rate=RateLimit(tokens_per_minute=3000)) as client:
         body = {"text": ["abc"] * 10, "stream": stream, "sampling_params": {"max_new_tokens": 9}}
         assert (await client.post("/generate", body)).status == 200
@@ -154,7 +157,7 @@ async def test_all_prompts_of_a_batch_are_charged(cluster: Cluster, stream: bool
 async def test_a_hung_prefill_worker_is_blamed_once_and_alone(cluster: Cluster) -> None:
     """Both legs are silent at the same time, in no certain order."""
     for _ in range(6):
-        p, d = FakeEngine("prefill", hanging), FakeEngine("decode", hanging)
+        p, d = FakeWorker("prefill", hanging), FakeWorker("decode", hanging)
         limits = {"answer_timeout_s": 0.05, "breaker_failures": 1, "breaker_rest_s": 60.0}
         async with cluster(p, d, **limits) as client:
             assert (await client.chat("hello")).status == 504
@@ -168,7 +171,7 @@ async def test_a_hung_prefill_worker_is_blamed_once_and_alone(cluster: Cluster) 
 
 async def test_freed_kv_is_given_to_as_many_as_it_holds(cluster: Cluster) -> None:
     gate = asyncio.Event()
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
     d.free_tokens = 10_000
     async with cluster(p, d, probe_interval_s=0.05) as client:
         first = asyncio.create_task(client.chat("hello", stream=True, max_tokens=250))
@@ -189,7 +192,7 @@ async def test_freed_kv_is_given_to_as_many_as_it_holds(cluster: Cluster) -> Non
 
 async def test_a_worker_that_tells_its_load_no_more_is_not_full_for_good(cluster: Cluster) -> None:
     gate = asyncio.Event()
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
     d.free_tokens = 10
     async with cluster(p, d) as client:
         await d.load_is_known()
@@ -204,21 +207,21 @@ async def test_a_worker_that_tells_its_load_no_more_is_not_full_for_good(cluster
 
 
 async def test_a_resumed_completion_keeps_the_default_limit(cluster: Cluster) -> None:
-    from ..in_turn import InTurn
+    from ..scripts import InTurn
     from ..serving.test_resume import cut_off
 
     def piece(text: str) -> bytes:
         return event({"id": "c", "choices": [{"index": 0, "text": text}]})
 
     decode = InTurn(cut_off(1, *[piece("w ")] * 15), answering())
-    decoders = [FakeEngine("decode", decode) for _ in range(2)]
-    async with cluster(FakeEngine("prefill", answering()), *decoders, resume_streams=1) as client:
+    decoders = [FakeWorker("decode", decode) for _ in range(2)]
+    async with cluster(FakeWorker("prefill", answering()), *decoders, resume_streams=1) as client:
         await client.post("/v1/completions", {"prompt": "count: ", "stream": True})
         assert decode.bodies[-1]["max_tokens"] == 1
 
 
 async def test_a_model_that_is_looked_up_by_head_is_there(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with cluster(p, d, admin_token="s3cret") as client:
         async with client.http.head(f"{client.url}/health") as answer:
             assert answer.status == 200

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from ppd.errors import Overloaded, RequestError
 from router.config.limits import AdmissionLimits, RateLimit, Tenant
 from router.intake.admission import Admission
@@ -17,7 +18,7 @@ from router.intake.rates import Rates
 from router.observability.metrics import Metrics
 
 from ..conftest import CHAT_BODY, Client, Cluster
-from ..fake_engine import FakeEngine, answering, gated
+from ..scripts import answering, gated
 
 
 def make(has_room: Callable[[int], bool] = lambda _: True, **limits: Any) -> Admission:
@@ -246,7 +247,7 @@ def test_workers_get_their_own_key() -> None:
 
 
 async def test_keys_guard_the_token_path(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with cluster(p, d, tenants=KEYS, worker_api_key="inner") as client:
         refused = await client.post("/v1/chat/completions", CHAT_BODY)
         assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
@@ -257,7 +258,7 @@ async def test_keys_guard_the_token_path(cluster: Cluster) -> None:
         assert d.bodies[-1]["cache_salt"] == "alice"
 
 
-async def slot_taken(client: Client, d: FakeEngine) -> asyncio.Task[Any]:
+async def slot_taken(client: Client, d: FakeWorker) -> asyncio.Task[Any]:
     task = asyncio.create_task(client.chat("first", stream=True))
     await asyncio.wait_for(d.arrived.wait(), 5.0)
     return task
@@ -265,7 +266,7 @@ async def slot_taken(client: Client, d: FakeEngine) -> asyncio.Task[Any]:
 
 async def test_what_is_too_much_gets_a_429_with_retry_after(cluster: Cluster) -> None:
     gate = asyncio.Event()
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
     limits = AdmissionLimits(max_in_flight=1, max_waiting=1)
     async with cluster(p, d, admission=limits) as client:
         first = await slot_taken(client, d)
@@ -285,7 +286,7 @@ async def test_what_is_too_much_gets_a_429_with_retry_after(cluster: Cluster) ->
 
 async def test_a_client_that_hangs_up_while_it_waits_is_counted(cluster: Cluster) -> None:
     gate = asyncio.Event()
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
     async with cluster(p, d, admission=AdmissionLimits(max_in_flight=1)) as client:
         first = await slot_taken(client, d)
         second = asyncio.create_task(client.chat("second"))
@@ -302,7 +303,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_counted(cluster: Cluster
 
 async def test_requests_wait_for_kv_that_a_decode_worker_says_it_lacks(cluster: Cluster) -> None:
     gate = asyncio.Event()
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
     d.free_tokens = 1000
     async with cluster(p, d) as client:
         await d.load_is_known()

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
+from eval.fake_worker.request import Request, Script
 from eval.replay_decisions import Changes, run_replay
 from ppd.contract import Refusal, RefusalReason
 from ppd.errors import ConfigError
@@ -19,8 +19,8 @@ from ppd.table_policy import Correction
 from tests.unit.making import costs_of
 
 from ..conftest import Client, Cluster
-from ..fake_engine import FakeEngine, Script, answering, failing, hanging, start_stream
 from ..scene import LATER, always_remote, workers, write_table
+from ..scripts import answering, failing, hanging
 
 REFUSAL = Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=0, min_cached_tokens=64)
 
@@ -77,13 +77,9 @@ async def test_a_log_reproduces_every_decision(
         replayed(table=None)
 
 
-async def resetting_at_once(
-    engine: FakeEngine, request: web.Request, body: dict[str, Any]
-) -> web.StreamResponse:
-    response = await start_stream(request)
-    assert request.transport is not None
-    request.transport.abort()
-    return response
+async def resetting_at_once(request: Request) -> None:
+    request.start()
+    request.drop()
 
 
 async def test_every_decision_has_an_end_and_gives_its_tokens_back(
@@ -92,11 +88,11 @@ async def test_every_decision_has_an_end_and_gives_its_tokens_back(
     """Answers, refusals, lost workers, errors and clients that hang up."""
     behaviour: list[Script] = []
 
-    async def scripted(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        script = behaviour[0] if "custom_params" in body else answering(prompt=100, cached=96)
-        return await script(engine, request, body)
+    async def scripted(request: Request) -> None:
+        script = (
+            behaviour[0] if "custom_params" in request.body else answering(prompt=100, cached=96)
+        )
+        await script(request)
 
     log = tmp_path / "decisions.jsonl"
     p, d = workers(scripted)

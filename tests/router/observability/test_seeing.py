@@ -11,11 +11,12 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry, generate_latest
 
 import router.server.run as server
+from eval.fake_worker.worker import FakeWorker
 from router.observability.counting import Histograms
 from router.observability.tracing import Tracing
 
 from ..conftest import CHAT_BODY, Client, Cluster
-from ..fake_engine import FakeEngine, answering, failing, gated
+from ..scripts import answering, failing, gated
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -37,7 +38,7 @@ def test_a_histogram_reads_as_prometheus_own() -> None:
 
 
 async def test_times_are_told_by_route_reason_and_turn(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering(cached=96))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     async with cluster(p, d) as client:
         contents = ["hello"]
         for _ in range(4):
@@ -57,7 +58,7 @@ async def test_times_are_told_by_route_reason_and_turn(cluster: Cluster) -> None
 async def test_kv_that_was_not_sent_is_told_in_bytes_where_the_worker_tells_how_much_it_is(
     cluster: Cluster,
 ) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering(cached=96))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     d.kv_token_bytes = 1536
     async with cluster(p, d) as client:
         await client.chat("hello")
@@ -69,7 +70,7 @@ async def test_kv_that_was_not_sent_is_told_in_bytes_where_the_worker_tells_how_
 
 
 async def test_kv_bytes_that_nobody_knows_are_not_guessed(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering(cached=96))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     async with cluster(p, d) as client:
         await client.chat("hello")
         await client.chat("hello", "www", "and")
@@ -87,7 +88,7 @@ async def dashboard(client: Client) -> int | None:
 
 async def test_the_times_between_parts_of_a_stream_are_taken(cluster: Cluster) -> None:
     gate = asyncio.Event()
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", gated(gate))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
     async with cluster(p, d) as client:
         body = {**CHAT_BODY, "stream": True}
         kind = {"route": "remote", "reason": "first_turn", "turn": "1"}
@@ -113,7 +114,7 @@ async def test_every_request_is_a_span_and_the_workers_are_told_of_it(
 ) -> None:
     kept = StoredResponse()
     monkeypatch.setattr(server, "Tracing", lambda endpoint: Tracing(endpoint, kept))
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering(cached=96))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     async with cluster(p, d, otlp_endpoint="http://127.0.0.1:1/v1/traces") as client:
         body = {"messages": [{"role": "user", "content": "hello"}]}
         await client.post("/v1/chat/completions", body, {"traceparent": PARENT})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..fake_engine import FakeEngine
+from eval.fake_worker.worker import FakeWorker
 
 OPTIONS = {"collection": "docs", "k": 2}
 
@@ -19,10 +19,10 @@ def on_topic(body: dict[str, Any]) -> list[tuple[str, float, str]]:
     ]
 
 
-Engines = tuple[FakeEngine, FakeEngine]
+Engines = tuple[FakeWorker, FakeWorker]
 
 
-def sent(engine: FakeEngine) -> list[str]:
+def sent(engine: FakeWorker) -> list[str]:
     """Contents of the messages of the last request."""
     return [message["content"] for message in engine.bodies[-1]["messages"]]
 

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ..fake_engine import FakeEngine, answering
+from eval.fake_worker.worker import FakeWorker
+
+from ..scripts import answering
 from .chats import on_topic
 from .fake_pool import FakePool
 
@@ -19,6 +21,6 @@ async def pool() -> AsyncIterator[FakePool]:
 
 
 @pytest.fixture
-def engines() -> tuple[FakeEngine, FakeEngine]:
+def engines() -> tuple[FakeWorker, FakeWorker]:
     """A prefill and a decode worker."""
-    return FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    return FakeWorker("prefill", answering()), FakeWorker("decode", answering())

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from router.config.limits import AdmissionLimits, RateLimit
 from router.config.retrieval import RetrievalConfig
 from router.retrieval.requests import RetrievalRequest
 
 from ..conftest import Cluster
-from ..fake_engine import FakeEngine, answering, gated
+from ..scripts import answering, gated
 from .fake_pool import FakePool
 
 OPTIONS = {"collection": "docs", "k": 1}
@@ -25,7 +26,7 @@ async def test_a_turn_whose_completed_body_is_malformed_releases_its_admission(
     monkeypatch.setattr(
         RetrievalRequest, "with_passages", lambda self, text: b"{" if text else plain(self, text)
     )
-    workers = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    workers = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with FakePool(lambda _: [("a", 0.9, "all about cats")]).serving() as pool:
         options = {"admission": AdmissionLimits(max_in_flight=1, max_wait_s=5.0)}
         async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url), **options) as client:
@@ -42,7 +43,7 @@ async def test_passages_are_charged_while_their_turn_is_served(
     cluster: Cluster, passage: str, status: int
 ) -> None:
     gate = asyncio.Event()
-    engines = FakeEngine("prefill", gated(gate)), FakeEngine("decode", gated(gate))
+    engines = FakeWorker("prefill", gated(gate)), FakeWorker("decode", gated(gate))
     async with FakePool(lambda _: [("a", 0.9, passage)]).serving() as pool:
         options = {"rate": RateLimit(tokens_per_minute=500)}
         async with cluster(*engines, retrieval=RetrievalConfig(url=pool.url), **options) as client:

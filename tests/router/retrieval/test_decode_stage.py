@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
 from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Cluster
-from ..fake_engine import DONE, FakeEngine, Script, answering, event, failing, start_stream, usage
-from ..in_turn import InTurn
+from ..scripts import InTurn, answering, failing, usage
 from ..serving.test_resume import LOST, chunk, rest, text_of
 from .fake_pool import FakePool
 
@@ -36,13 +38,11 @@ async def pool() -> AsyncIterator[FakePool]:
 def endless(*words: str) -> Script:
     """A stream of these words that does not end until the client disconnects."""
 
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, role="assistant", content=""))
+    async def script(request: Request) -> None:
+        request.send(chunk(1, role="assistant", content=""))
         for word in words:
-            await response.write(chunk(1, content=word))
+            request.send(chunk(1, content=word))
         await asyncio.Event().wait()
-        return response
 
     return script
 
@@ -50,10 +50,10 @@ def endless(*words: str) -> Script:
 PRIMED = answering(words=1)
 
 
-def scene(*scripts: Script) -> tuple[tuple[FakeEngine, FakeEngine], InTurn]:
+def scene(*scripts: Script) -> tuple[tuple[FakeWorker, FakeWorker], InTurn]:
     """A prefill worker, and a decode worker that answers with one script after another."""
     decode = InTurn(*scripts)
-    return (FakeEngine("prefill", answering()), FakeEngine("decode", decode)), decode
+    return (FakeWorker("prefill", answering()), FakeWorker("decode", decode)), decode
 
 
 async def test_a_passage_in_the_middle_of_a_reply(cluster: Cluster, pool: FakePool) -> None:
@@ -117,21 +117,19 @@ async def test_the_stream_continues_while_the_passage_is_prefilled(
 ) -> None:
     priming, continued = asyncio.Event(), asyncio.Event()
 
-    async def continues(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def continues(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await priming.wait()
-        await response.write(chunk(1, content="quite "))
+        request.send(chunk(1, content="quite "))
         continued.set()
         await asyncio.Event().wait()
-        return response
 
-    async def primed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def primed(request: Request) -> None:
         priming.set()
         await continued.wait()
         for _ in range(3):  # the router relays the new chunk meanwhile
             await client.metric("ppd_finished_total")
-        return await PRIMED(engine, request, body)
+        await PRIMED(request)
 
     workers, _ = scene(continues, primed, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
@@ -149,15 +147,13 @@ async def test_the_stream_continues_while_the_passage_is_prefilled(
 async def test_a_reply_that_ends_first_has_no_passage(cluster: Cluster, pool: FakePool) -> None:
     priming, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def ends(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def ends(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await priming.wait()
-        await response.write(event({"choices": [], "usage": usage(9, 2, 0)}))
-        await response.write(DONE)
-        return response
+        request.send(event({"choices": [], "usage": usage(9, 2, 0)}))
+        request.send(DONE)
 
-    async def never_primed(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def never_primed(request: Request) -> None:
         priming.set()
         try:
             await asyncio.Event().wait()
@@ -180,19 +176,17 @@ async def test_a_worker_is_lost_while_it_prefills_a_passage(
     """The passage moves with the stream to the worker that continues it."""
     priming = asyncio.Event()
 
-    async def lost(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def lost(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await priming.wait()
-        request.transport.abort()
-        return response
+        request.drop()
 
-    async def lost_as_well(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def lost_as_well(request: Request) -> None:
         priming.set()
         await asyncio.Event().wait()
 
     decode = InTurn(lost, lost_as_well, endless("quite "), PRIMED, rest(3, "purr"))
-    workers = [FakeEngine("prefill", answering()), *(FakeEngine("decode", decode) for _ in "ab")]
+    workers = [FakeWorker("prefill", answering()), *(FakeWorker("decode", decode) for _ in "ab")]
     config = RetrievalConfig(url=pool.url)
     async with cluster(*workers, retrieval=config, resume_streams=1) as client:
         reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True)
@@ -236,19 +230,17 @@ async def test_a_passage_that_the_worker_refuses_does_not_end_the_stream(
 ) -> None:
     refused = asyncio.Event()
 
-    async def continues(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def continues(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await refused.wait()
         while not await client.metric("ppd_retrieval_passages_total", how="declined"):
             pass
-        await response.write(chunk(1, content="purr "))
-        await response.write(event({"choices": [], "usage": usage(9, 3, 0)}) + DONE)
-        return response
+        request.send(chunk(1, content="purr "))
+        request.send(event({"choices": [], "usage": usage(9, 3, 0)}) + DONE)
 
-    async def refuses(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def refuses(request: Request) -> None:
         refused.set()
-        return await REFUSED(engine, request, body)
+        await REFUSED(request)
 
     workers, _ = scene(continues, refuses)
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
@@ -292,16 +284,14 @@ async def test_a_reply_without_tokens_left_is_not_continued(
 ) -> None:
     """The limit on the reply leaves no tokens for a continuation."""
 
-    async def stops(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, role="assistant", content=""))
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def stops(request: Request) -> None:
+        request.send(chunk(1, role="assistant", content=""))
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await pool.arrived.wait()
         for _ in range(3):  # the search's answer arrives meanwhile
             await client.metric("ppd_finished_total")
-        await response.write(event({"choices": [], "usage": usage(9, 2, 0)}))
-        await response.write(DONE)
-        return response
+        request.send(event({"choices": [], "usage": usage(9, 2, 0)}))
+        request.send(DONE)
 
     workers, _ = scene(stops)
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
@@ -311,14 +301,12 @@ async def test_a_reply_without_tokens_left_is_not_continued(
 
 
 async def test_a_token_of_low_confidence_starts_a_search(cluster: Cluster, pool: FakePool) -> None:
-    async def unsure(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
+    async def unsure(request: Request) -> None:
         for word, logprob in (("cats ", -0.01), ("perhaps ", -3.0)):
             logprobs = {"content": [{"token": word, "logprob": logprob}]}
             choice = {"index": 0, "delta": {"content": word}, "logprobs": logprobs}
-            await response.write(event({"id": "id1", "choices": [choice]}))
+            request.send(event({"id": "id1", "choices": [choice]}))
         await asyncio.Event().wait()
-        return response
 
     workers, _ = scene(unsure, PRIMED, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
@@ -349,20 +337,18 @@ async def test_a_prime_that_fails_counts_against_the_worker_and_ends_nothing(
     """The stream ends when the worker has been asked to prefill the passage, and has failed."""
     asked = asyncio.Event()
 
-    async def failing_prime(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def failing_prime(request: Request) -> None:
         asked.set()
-        return await failing(500, message)(engine, request, body)
+        await failing(500, message)(request)
 
-    async def patient(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(1, content="cats ") + chunk(1, content="do "))
+    async def patient(request: Request) -> None:
+        request.send(chunk(1, content="cats ") + chunk(1, content="do "))
         await asked.wait()
         while not await client.metric("ppd_retrieval_passages_total", how="declined"):
             pass  # each look is a round trip
-        labels = {"role": "decode", "worker": engine.url}
+        labels = {"role": "decode", "worker": request.worker.url}
         opened.append(await client.metric("ppd_worker_breaker_open", **labels))
-        await response.write(chunk(1, content="sleep") + DONE)
-        return response
+        request.send(chunk(1, content="sleep") + DONE)
 
     workers, _ = scene(patient, failing_prime)
     opened: list[float] = []

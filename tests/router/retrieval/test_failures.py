@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from eval.fake_worker.state import MODEL
 from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Client, Cluster
-from ..fake_engine import MODEL
 from .chats import OPTIONS, Engines, sent
 from .fake_pool import FakePool
 

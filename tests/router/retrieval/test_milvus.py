@@ -10,10 +10,11 @@ import orjson
 import pytest
 from aiohttp import web
 
+from eval.fake_worker.worker import FakeWorker
 from router.config.retrieval import Milvus, RetrievalConfig
 
 from ..conftest import Cluster
-from ..fake_engine import FakeEngine, answering
+from ..scripts import answering
 
 TOPICS = ("cats", "dogs", "fish", "other")
 OPTIONS = {"collection": "docs", "k": 1}
@@ -62,7 +63,7 @@ def database(tmp_path: Path) -> str:
 
 
 async def test_passages_come_from_milvus(cluster: Cluster, embeddings: str, database: str) -> None:
-    engines = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    engines = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     options = Milvus(uri=database, embeddings_url=embeddings)
     async with cluster(*engines, retrieval=RetrievalConfig(milvus=options)) as client:
         reply = await client.chat("tell me of dogs", retrieval=OPTIONS)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from eval.fake_worker.state import MODEL
 from router.config.limits import Tenant
 from router.config.retrieval import RetrievalConfig, RetrievalOptions, TenantRetrieval
 
 from ..conftest import Cluster
-from ..fake_engine import MODEL
 from .chats import OPTIONS, Engines, block, sent
 from .fake_pool import FakePool
 

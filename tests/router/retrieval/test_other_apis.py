@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from eval.fake_worker.state import MODEL
 from router.config.retrieval import RetrievalConfig
 
 from ..apis.clients import by_anthropic, by_openai, replying, running_cluster
 from ..conftest import Cluster
-from ..fake_engine import MODEL
 from .chats import OPTIONS, sent
 from .fake_pool import FakePool
 

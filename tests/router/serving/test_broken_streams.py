@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
-from aiohttp import web
 
+from eval.fake_worker.request import Request
 from ppd.attempts import (
     Abandon,
     Answered,
@@ -31,7 +30,6 @@ from router.serving.context import RequestContext
 from tests.unit.test_attempts import BROKEN
 
 from ..conftest import Cluster
-from ..fake_engine import FakeEngine
 from ..scene import registry_of
 from .test_resume import LOST, chunk, cut_off, scene
 
@@ -48,9 +46,9 @@ async def test_content_that_is_no_text_ends_the_stream(cluster: Cluster) -> None
 
 
 async def test_a_rest_that_does_not_stream_is_no_rest(cluster: Cluster) -> None:
-    async def whole(engine: FakeEngine, request: Any, body: dict[str, Any]) -> web.Response:
+    async def whole(request: Request) -> None:
         choice = {"index": 0, "message": {"role": "assistant", "content": "x"}}
-        return web.json_response({"id": "x", "choices": [choice]})
+        request.answer({"id": "x", "choices": [choice]})
 
     workers, _ = scene(LOST, whole)
     async with cluster(*workers, resume_streams=1) as client:

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from ppd.errors import TableError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.config.limits import Tenant
 
 from ..conftest import Cluster
-from ..fake_engine import FakeEngine, answering, stoppable
 from ..scene import CHAT, LATER, always_remote, chat, local_unless_long, workers, write_table
+from ..scripts import answering
 
 
 async def test_the_table_decides_by_default(cluster: Cluster, table: Path) -> None:
@@ -69,7 +70,7 @@ async def test_a_cluster_of_another_shape_is_told(
     cluster: Cluster, table: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     p, d = workers()
-    async with cluster(p, d, FakeEngine("decode", answering()), policy="ppd", table=str(table)):
+    async with cluster(p, d, FakeWorker("decode", answering()), policy="ppd", table=str(table)):
         pass
     assert "measured on 1P1D, this cluster is 1P2D" in caplog.text
 
@@ -195,8 +196,8 @@ async def test_what_is_observed_is_shown_and_forgotten(cluster: Cluster, table: 
 
 
 async def test_replicas_keep_their_conversations(cluster: Cluster) -> None:
-    one = FakeEngine("null", answering(prompt=100), local_prefill=False)
-    two = FakeEngine("null", answering(prompt=100), local_prefill=False)
+    one = FakeWorker("null", answering(prompt=100), local_prefill=False)
+    two = FakeWorker("null", answering(prompt=100), local_prefill=False)
     async with cluster(one, two, policy="replica") as client:
         for i in range(6):
             assert (await client.chat(f"hello {i}")).route == ("replica", "first_turn")
@@ -212,14 +213,15 @@ async def test_replicas_keep_their_conversations(cluster: Cluster) -> None:
 
 
 async def test_a_lost_replica_costs_one_retry(cluster: Cluster) -> None:
-    engines = [FakeEngine("null", answering(prompt=100), local_prefill=False) for _ in range(2)]
+    engines = [FakeWorker("null", answering(prompt=100), local_prefill=False) for _ in range(2)]
     async with AsyncExitStack() as stack:
-        serving = {e: await stack.enter_async_context(stoppable(e)) for e in engines}
+        for worker in engines:
+            await stack.enter_async_context(worker.serving())
         async with cluster(*engines, policy="replica") as client:
             await client.chat("hello")
             (home,) = (e for e in engines if e.bodies)
             (other,) = (e for e in engines if not e.bodies)
-            await serving[home].aclose()
+            await home.close()
             later = await client.chat(*LATER)
             assert (later.status, later.route[0]) == (200, "replica")
             assert len(other.bodies) == 1

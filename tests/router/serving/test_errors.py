@@ -7,35 +7,24 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
 from ppd.decision import Decision, Features, Policy
 from ppd.score import Objective
 from router.serving.recorder import RequestRecorder
 
 from ..conftest import Cluster
-from ..fake_engine import (
-    DONE,
-    FakeEngine,
-    Script,
-    answering,
-    event,
-    start_stream,
-    streaming_forever,
-    token,
-)
 from ..scene import CHAT, chat
+from ..scripts import answering, streaming_forever, token
 from .faulty import REMOTE, workers
 
 
 async def test_an_error_inside_a_stream_is_no_success(cluster: Cluster) -> None:
-    async def out_of_memory(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        response = await start_stream(request)
-        await response.write(token("one") + event({"error": {"message": "oom", "code": 500}}))
-        await response.write(DONE)
-        return response
+    async def out_of_memory(request: Request) -> None:
+        request.send(token("one") + event({"error": {"message": "oom", "code": 500}}))
+        request.send(DONE)
 
     p, d = workers(answering(), out_of_memory)
     async with cluster(p, d) as client:
@@ -52,16 +41,11 @@ async def test_an_error_inside_a_stream_is_told_once(
 ) -> None:
     """Also where the worker says no ``[DONE]`` behind it."""
 
-    async def dying(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        response = await start_stream(request)
-        await response.write(token("one") if path != "/generate" else event({"text": "one"}))
-        await response.write(event({"error": {"message": "oom", "code": 500}}))
+    async def dying(request: Request) -> None:
+        request.send(token("one") if path != "/generate" else event({"text": "one"}))
+        request.send(event({"error": {"message": "oom", "code": 500}}))
         if resets:
-            assert request.transport is not None
-            request.transport.abort()
-        return response
+            request.drop()
 
     p, d = workers(answering(), dying)
     async with cluster(p, d) as client:
@@ -73,10 +57,8 @@ async def test_an_error_inside_a_stream_is_told_once(
 
 
 async def test_a_workers_bare_500_becomes_an_openai_error(cluster: Cluster) -> None:
-    async def bare(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        return web.Response(status=500, text="Internal Server Error")
+    async def bare(request: Request) -> None:
+        request.answer_bytes(b"Internal Server Error", 500, {"content-type": "text/plain"})
 
     p, d = workers(bare, bare)
     async with cluster(p, d) as client:
@@ -86,8 +68,8 @@ async def test_a_workers_bare_500_becomes_an_openai_error(cluster: Cluster) -> N
 
 
 def refusing(status: int, body: dict[str, Any], **headers: str) -> Script:
-    async def script(engine: FakeEngine, request: web.Request, _: Any) -> web.StreamResponse:
-        return web.json_response(body, status=status, headers=headers)
+    async def script(request: Request) -> None:
+        request.answer(body, status=status, headers=headers)
 
     return script
 
@@ -96,7 +78,7 @@ def refusing(status: int, body: dict[str, Any], **headers: str) -> Script:
 async def test_a_worker_that_refuses_the_router_is_at_fault(cluster: Cluster, status: int) -> None:
     """And not the client: where there is another worker, it does not notice."""
     p, d = workers(answering(), refusing(status, {"error": "Unauthorized"}))
-    other = FakeEngine("decode", d.script)
+    other = FakeWorker("decode", d.script)
     async with cluster(p, d, other, worker_api_key="inner") as client:
         reply = await client.chat("hello")
         told = reply.json["error"]
@@ -191,12 +173,10 @@ async def test_a_bug_of_ours_in_mid_stream_is_not_the_workers(
 
     gate = asyncio.Event()
 
-    async def in_two(engine: FakeEngine, request: web.Request, body: Any) -> web.StreamResponse:
-        response = await start_stream(request)
-        await response.write(token("one"))
+    async def in_two(request: Request) -> None:
+        request.send(token("one"))
         await gate.wait()
-        await response.write(DONE)
-        return response
+        request.send(DONE)
 
     monkeypatch.setattr(RequestRecorder, "record_answer", bug)
     p, d = workers(answering(), in_two)

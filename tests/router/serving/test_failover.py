@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
 from router.workers.breaker import Breaker
 
 from ..conftest import Cluster
-from ..fake_engine import FakeEngine, Script, answering, ending_early, failing, hanging, resetting
-from ..in_turn import InTurn
-from .test_lost_workers import dropping
+from ..scripts import InTurn, answering, dropping, ending_early, failing, hanging, resetting
 
 NO_TRANSFER = failing(500, "Decode transfer failed for request rank=0 decode_req.req.rid='x'")
 
@@ -54,7 +53,7 @@ def test_a_breaker_of_no_failures_never_opens() -> None:
 async def test_failures_of_decode_never_open_prefills_breaker(
     cluster: Cluster, fault: Script
 ) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", fault)
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", fault)
     async with cluster(p, d, breaker_failures=2, breaker_rest_s=60.0) as client:
         for i in range(4):
             await client.chat(f"hello {i}", stream=True)
@@ -71,8 +70,8 @@ async def test_failures_of_decode_never_open_prefills_breaker(
 
 
 async def test_a_worker_that_fails_again_and_again_is_left_alone(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
-    bad = FakeEngine("decode", failing(500, "broken card"))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    bad = FakeWorker("decode", failing(500, "broken card"))
     async with cluster(bad, p, d, breaker_failures=2, breaker_rest_s=60.0) as client:
         for i in range(12):  # each that meets it is sent to the other one
             assert (await client.chat(f"hello {i}")).status == 200
@@ -81,7 +80,7 @@ async def test_a_worker_that_fails_again_and_again_is_left_alone(cluster: Cluste
 
 @pytest.mark.parametrize("busy", [503, 429])
 async def test_a_busy_worker_is_not_blamed(cluster: Cluster, busy: int) -> None:
-    p, d = (FakeEngine("prefill", answering()), FakeEngine("decode", failing(busy, "queue full")))
+    p, d = (FakeWorker("prefill", answering()), FakeWorker("decode", failing(busy, "queue full")))
     async with cluster(p, d, breaker_failures=1) as client:
         assert (await client.chat("hello")).status == busy
         labels = {"role": "decode", "worker": d.url}
@@ -91,12 +90,12 @@ async def test_a_busy_worker_is_not_blamed(cluster: Cluster, busy: int) -> None:
 async def test_a_failed_transfer_blames_nobody_and_is_tried_again(cluster: Cluster) -> None:
     tried = 0
 
-    async def once(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
+    async def once(request: Request) -> None:
         nonlocal tried
         tried += 1
-        return await (NO_TRANSFER if tried == 1 else answering())(engine, request, body)
+        await (NO_TRANSFER if tried == 1 else answering())(request)
 
-    p, d = FakeEngine("prefill", hanging), FakeEngine("decode", once)
+    p, d = FakeWorker("prefill", hanging), FakeWorker("decode", once)
     async with cluster(p, d, breaker_failures=1) as client:
         assert (await client.chat("hello", stream=True)).status == 200
         assert len(d.bodies) == 2
@@ -106,7 +105,7 @@ async def test_a_failed_transfer_blames_nobody_and_is_tried_again(cluster: Clust
 
 
 async def test_transfers_that_always_fail_end_after_one_retry(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", hanging), FakeEngine("decode", NO_TRANSFER)
+    p, d = FakeWorker("prefill", hanging), FakeWorker("decode", NO_TRANSFER)
     async with cluster(p, d) as client:
         reply = await client.chat("hello")
         assert (reply.status, len(d.bodies)) == (500, 2)
@@ -117,13 +116,13 @@ async def test_a_hung_prefill_worker_is_blamed_not_the_decode_worker_that_waits(
     cluster: Cluster,
 ) -> None:
     prefill = InTurn(hanging, answering())
-    prefills = [FakeEngine("prefill", prefill) for _ in range(2)]
-    d = FakeEngine("decode", InTurn(hanging, answering()))  # the first one waits for KV
+    prefills = [FakeWorker("prefill", prefill) for _ in range(2)]
+    d = FakeWorker("decode", InTurn(hanging, answering()))  # the first one waits for KV
     limits = {"answer_timeout_s": 0.3, "breaker_failures": 1, "breaker_rest_s": 60.0}
     async with cluster(*prefills, d, **limits) as client:
         reply = await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
         assert reply.status == 200
-        hung, p = prefill.engines
+        hung, p = prefill.workers
         assert hung is not p
         for engine, is_open in ((hung, 1), (p, 0), (d, 0)):
             labels = {"role": engine.role, "worker": engine.url}
@@ -133,7 +132,7 @@ async def test_a_hung_prefill_worker_is_blamed_not_the_decode_worker_that_waits(
 async def test_without_prefill_worker_whole_prompts_go_to_decode_if_allowed(
     cluster: Cluster,
 ) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with p.serving():
         serving = cluster(p, d, decode_fallback=True)
         client = await serving.__aenter__()
@@ -152,7 +151,7 @@ async def test_without_prefill_worker_whole_prompts_go_to_decode_if_allowed(
 
 @pytest.mark.parametrize("patched", [True, False])
 async def test_the_way_out_is_opt_in_and_needs_the_plugin(cluster: Cluster, patched: bool) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     d.local_prefill = patched
     async with p.serving():
         serving = cluster(p, d, decode_fallback=not patched)
@@ -166,7 +165,7 @@ async def test_the_way_out_is_opt_in_and_needs_the_plugin(cluster: Cluster, patc
 
 
 async def test_a_prefill_worker_that_drops_requests_is_a_way_out_too(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", dropping), FakeEngine("decode", hanging_first())
+    p, d = FakeWorker("prefill", dropping), FakeWorker("decode", hanging_first())
     async with cluster(p, d, decode_fallback=True) as client:
         reply = await asyncio.wait_for(client.chat("hello"), 10.0)
         assert (reply.status, reply.route) == (200, ("local", "no_prefill"))
@@ -175,8 +174,8 @@ async def test_a_prefill_worker_that_drops_requests_is_a_way_out_too(cluster: Cl
 def hanging_first() -> Script:
     """A remote leg waits for KV; a local one answers."""
 
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        chosen = hanging if "bootstrap_room" in body else answering()
-        return await chosen(engine, request, body)
+    async def script(request: Request) -> None:
+        chosen = hanging if "bootstrap_room" in request.body else answering()
+        await chosen(request)
 
     return script

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.fake_worker.worker import FakeWorker
-from eval.faults.fixture import FaultFixture
+from eval.faults.fixture import FaultFixture, faulty_workers
 from eval.faults.rows import ROWS, Row
 from ppd.contract import LOCAL_MARKER
 from router.config.options import RouterConfig
@@ -25,8 +24,7 @@ CELLS = [
 
 @pytest.mark.parametrize(("row", "local"), CELLS)
 async def test_our_cells_are_right(row: Row, local: bool) -> None:
-    prefill = FakeWorker("prefill", "fake")
-    decode = [FakeWorker("decode", "fake") for _ in range(row.decodes)]
+    prefill, decode, faults = faulty_workers("fake", row.decodes)
     workers = (prefill, *decode)
     for worker in workers:
         await worker.listen()
@@ -40,7 +38,8 @@ async def test_our_cells_are_right(row: Row, local: bool) -> None:
     try:
         async with running(config) as url:
             port = int(url.rpartition(":")[2])
-            cell = await row.play(FaultFixture(port, "fake", prefill, decode, local=local))
+            fixture = FaultFixture(port, "fake", prefill, decode, faults, local)
+            cell = await row.play(fixture)
             assert cell.right, cell.words
         if local and row.name != "one of 2 decodes is gone":  # which leaves no way but the other
             assert LOCAL_MARKER.encode() in decode[0].legs[-1].body

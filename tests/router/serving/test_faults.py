@@ -8,16 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from eval.fake_worker.request import Script
+
 from ..conftest import Client, Cluster
-from ..fake_engine import (
-    Script,
-    answering,
-    ending_early,
-    failing,
-    hanging,
-    resetting,
-    streaming_forever,
-)
+from ..scripts import answering, ending_early, failing, hanging, resetting, streaming_forever
 from .faulty import in_flight, workers
 
 
@@ -51,7 +45,9 @@ async def test_a_decode_stream_is_not_held_back_by_a_hanging_prefill(cluster: Cl
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("status", "kind"), [(500, "x"), (400, "invalid_request_error")])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, "InternalServerError"), (400, "invalid_request_error")]
+)
 async def test_a_failed_prefill_is_told_and_ends_the_decode_leg(
     cluster: Cluster, stream: bool, status: int, kind: str
 ) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from eval.fake_worker.request import Request
+from eval.fake_worker.worker import FakeWorker
+
 from ..conftest import CHAT_BODY, Client, Cluster
-from ..fake_engine import FakeEngine, answering
+from ..scripts import answering
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_leaves_no_cycles(cluster: Cluster, stream: bool) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering(cached=96))
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     async with cluster(p, d) as client:
         await client.chat("hello", stream=stream)
         gc.collect()
@@ -43,7 +45,7 @@ async def test_a_request_leaves_no_cycles(cluster: Cluster, stream: bool) -> Non
 
 @pytest.mark.usefixtures("uncollected")
 async def test_a_request_that_finds_no_worker_leaves_none(cluster: Cluster) -> None:
-    p, d = FakeEngine("prefill", answering()), FakeEngine("decode", answering())
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with cluster(p, d, probe_interval_s=1000.0) as client:
         async with client.http.get(f"{client.url}/workers") as answer:
             (drained,) = [one["id"] for one in await answer.json() if one["role"] == "prefill"]
@@ -73,12 +75,12 @@ async def test_connections_that_end_leave_none(cluster: Cluster) -> None:
         await reader.read()
         writer.close()
 
-    async def closing(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        answer = await answering(cached=96)(engine, request, body)
-        answer.force_close()
-        return answer
+    async def closing(request: Request) -> None:
+        await answering(cached=96)(request)
+        request.end()
+        request.close()
 
-    p, d = FakeEngine("prefill", closing), FakeEngine("decode", closing)
+    p, d = FakeWorker("prefill", closing), FakeWorker("decode", closing)
     async with cluster(p, d) as client:
         await once(client, 0)
         gc.collect()

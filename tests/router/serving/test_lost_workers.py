@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
-from aiohttp import web
+
+from eval.fake_worker.worker import FakeWorker
 
 from ..conftest import Client, Cluster
-from ..fake_engine import FakeEngine, answering, hanging, stoppable
+from ..scripts import answering, dropping, hanging
 from .faulty import workers
 
 
 async def test_a_dead_decode_worker_is_passed_over(cluster: Cluster) -> None:
     p, d = workers(answering(), answering())
-    gone = FakeEngine("decode", answering())
+    gone = FakeWorker("decode", answering())
     async with gone.serving():
         serving = cluster(p, gone, d, probe_interval_s=60.0)
         client = await serving.__aenter__()
@@ -48,7 +48,7 @@ async def test_only_a_restarted_home_has_lost_its_conversations(
         assert reply.route == route
 
 
-async def until_alive(client: Client, engine: FakeEngine, value: float) -> None:
+async def until_alive(client: Client, engine: FakeWorker, value: float) -> None:
     async def poll() -> None:
         labels = {"role": engine.role, "worker": engine.url}
         while await client.metric("ppd_worker_alive", **labels) != value:
@@ -62,7 +62,7 @@ async def test_a_worker_that_hangs_does_not_keep_another_from_being_seen_again(
 ) -> None:
     """Probes take up to five seconds; a worker that is back is seen after one interval."""
     p, d = workers(answering(), answering())
-    stuck = FakeEngine("decode", answering())
+    stuck = FakeWorker("decode", answering())
     async with cluster(p, d, stuck) as client:
         d.ready = False
         await until_alive(client, d, 0.0)
@@ -73,32 +73,24 @@ async def test_a_worker_that_hangs_does_not_keep_another_from_being_seen_again(
 
 
 async def test_a_home_lost_between_turns_sends_the_turn_elsewhere(cluster: Cluster) -> None:
-    p = FakeEngine("prefill", answering())
-    decoders = [FakeEngine("decode", answering()) for _ in range(2)]
+    p = FakeWorker("prefill", answering())
+    decoders = [FakeWorker("decode", answering()) for _ in range(2)]
     async with AsyncExitStack() as alive:
-        serving = {d: await alive.enter_async_context(stoppable(d)) for d in decoders}
+        for worker in decoders:
+            await alive.enter_async_context(worker.serving())
         async with cluster(p, *decoders, probe_interval_s=60.0) as client:
             await client.chat("hello")
             (home,) = (d for d in decoders if d.bodies)
             (other,) = (d for d in decoders if not d.bodies)
-            await serving[home].aclose()
+            await home.close()
             reply = await client.chat("hello", "www", "and")
             assert (reply.status, reply.route) == (200, ("remote", "home_gone"))
             assert len(other.bodies) == 1
 
 
-async def dropping(
-    engine: FakeEngine, request: web.Request, body: dict[str, Any]
-) -> web.StreamResponse:
-    """Takes the request and drops the connection without a word."""
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
 async def test_a_request_that_kills_is_sent_twice_at_most(cluster: Cluster) -> None:
-    p = FakeEngine("prefill", answering())
-    decoders = [FakeEngine("decode", dropping) for _ in range(4)]
+    p = FakeWorker("prefill", answering())
+    decoders = [FakeWorker("decode", dropping) for _ in range(4)]
     async with cluster(p, *decoders) as client:
         reply = await client.chat("poison")
         assert reply.status == 502

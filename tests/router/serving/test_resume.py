@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
+from eval.dialects import DONE, event
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
+
 from ..conftest import Client, Cluster, Reply
-from ..fake_engine import (
-    DONE,
-    MODEL,
-    FakeEngine,
-    Script,
-    answering,
-    event,
-    resetting,
-    start_stream,
-    usage,
-)
-from ..in_turn import InTurn
+from ..scripts import InTurn, answering, resetting, usage
 
 
 def chunk(number: int, **delta: Any) -> bytes:
@@ -29,25 +23,21 @@ def chunk(number: int, **delta: Any) -> bytes:
 def rest(number: int, *words: str, cached: int = 64) -> Script:
     """A stream of its own, as an engine begins one."""
 
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(chunk(number, role="assistant", content=""))
+    async def script(request: Request) -> None:
+        request.send(chunk(number, role="assistant", content=""))
         for word in words:
-            await response.write(chunk(number, content=word))
+            request.send(chunk(number, content=word))
         counts = usage(102, len(words), cached)
-        await response.write(event({"id": f"id{number}", "choices": [], "usage": counts}))
-        await response.write(DONE)
-        return response
+        request.send(event({"id": f"id{number}", "choices": [], "usage": counts}))
+        request.send(DONE)
 
     return script
 
 
 def cut_off(number: int, *parts: bytes) -> Script:
-    async def script(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(b"".join(parts))
-        request.transport.abort()
-        return response
+    async def script(request: Request) -> None:
+        request.send(b"".join(parts))
+        request.drop()
 
     return script
 
@@ -65,11 +55,11 @@ def text_of(reply: Reply) -> str:
     )
 
 
-def scene(*scripts: Script) -> tuple[tuple[FakeEngine, ...], InTurn]:
+def scene(*scripts: Script) -> tuple[tuple[FakeWorker, ...], InTurn]:
     """A prefill worker, and a decode worker for each script."""
     decode = InTurn(*scripts)
-    decoders = [FakeEngine("decode", decode) for _ in scripts]
-    return (FakeEngine("prefill", answering()), *decoders), decode
+    decoders = [FakeWorker("decode", decode) for _ in scripts]
+    return (FakeWorker("prefill", answering()), *decoders), decode
 
 
 async def count(client: Client, outcome: str) -> float:
@@ -88,7 +78,7 @@ async def test_the_client_sees_one_stream(cluster: Cluster) -> None:
         assert reply.events[-1]["usage"]["prompt_tokens"] == 100
         assert reply.events[-1]["usage"]["completion_tokens"] == 4
         asked = decode.bodies[-1]
-        assert decode.engines[0] is not decode.engines[1]
+        assert decode.workers[0] is not decode.workers[1]
         assert asked["messages"][-1] == {"role": "assistant", "content": "one two "}
         assert asked["continue_final_message"] is True
         assert (asked["max_tokens"], asked["min_tokens"]) == (8, 0)
@@ -99,17 +89,15 @@ async def test_the_client_sees_one_stream(cluster: Cluster) -> None:
         # The conversation is where it ended.
         later = await client.chat("hello", "one two three four", "and")
         assert later.route == ("local", "policy_full")
-        assert decode.engines[2] is decode.engines[1]
+        assert decode.workers[2] is decode.workers[1]
 
 
 async def test_a_completion_goes_on_behind_its_prompt(cluster: Cluster) -> None:
     def piece(number: int, text: str) -> bytes:
         return event({"id": f"c{number}", "choices": [{"index": 0, "text": text}]})
 
-    async def going_on(engine: FakeEngine, request: Any, body: dict[str, Any]) -> Any:
-        response = await start_stream(request)
-        await response.write(piece(2, "three") + DONE)
-        return response
+    async def going_on(request: Request) -> None:
+        request.send(piece(2, "three") + DONE)
 
     workers, decode = scene(cut_off(1, piece(1, "one "), piece(1, "two ")), going_on)
     async with cluster(*workers, resume_streams=1) as client:
@@ -158,7 +146,7 @@ async def test_what_would_not_be_the_same_reply_is_truncated(
     async with cluster(*workers, resume_streams=1) as client:
         reply = await client.chat("hello", stream=True, **fields)
         assert [("error" in one) for one in reply.events].count(True) == 1
-        assert len(decode.asked) == 1
+        assert len(decode.requests) == 1
 
 
 async def test_it_is_opt_in(cluster: Cluster) -> None:
@@ -166,7 +154,7 @@ async def test_it_is_opt_in(cluster: Cluster) -> None:
     async with cluster(*workers) as client:
         reply = await client.chat("hello", stream=True)
         assert reply.events[-1]["error"]["code"] == 502
-        assert len(decode.asked) == 1
+        assert len(decode.requests) == 1
 
 
 async def test_when_nobody_can_go_on_there_is_one_error_and_an_end(cluster: Cluster) -> None:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from aiohttp import web
 
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Refusal, RefusalReason
 from ppd.errors import WorkerError
 
 from ..conftest import Cluster
-from ..fake_engine import FakeEngine, Script, answering, failing
+from ..scripts import answering, failing
 
 REFUSAL = Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=0, min_cached_tokens=64)
 
 
-def prefill() -> FakeEngine:
-    return FakeEngine("prefill", answering())
+def prefill() -> FakeWorker:
+    return FakeWorker("prefill", answering())
 
 
-def decode(cached: int = 96) -> FakeEngine:
-    return FakeEngine("decode", answering(prompt=100, cached=cached))
+def decode(cached: int = 96) -> FakeWorker:
+    return FakeWorker("decode", answering(prompt=100, cached=cached))
 
 
 async def test_a_conversation_goes_remote_then_local(cluster: Cluster) -> None:
@@ -40,7 +40,7 @@ async def test_a_conversation_goes_remote_then_local(cluster: Cluster) -> None:
     remote_p, remote_d, local = p.bodies[0], d.bodies[0], d.bodies[1]
     assert remote_p["bootstrap_room"] == remote_d["bootstrap_room"]
     assert 0 <= remote_p["bootstrap_room"] < 2**63
-    assert (remote_d["bootstrap_host"], remote_d["bootstrap_port"]) == ("127.0.0.1", 4321)
+    assert (remote_d["bootstrap_host"], remote_d["bootstrap_port"]) == ("127.0.0.1", p.port)
     assert not [name for name in local if name.startswith("bootstrap")]
     assert local["custom_params"] == {"do_local_prefill": True, "min_cached_tokens": 64}
 
@@ -80,13 +80,11 @@ async def test_tenants_do_not_share_sessions(cluster: Cluster) -> None:
 async def test_the_marker_of_native_requests_is_in_their_sampling_params(
     cluster: Cluster,
 ) -> None:
-    async def native(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
+    async def native(request: Request) -> None:
         meta = {"prompt_tokens": 100, "completion_tokens": 3, "cached_tokens": 96}
-        return web.json_response({"text": "www", "meta_info": meta})
+        request.answer({"text": "www", "meta_info": meta})
 
-    d = FakeEngine("decode", native)
+    d = FakeWorker("decode", native)
     async with cluster(prefill(), d) as client:
         ids = list(range(100))
         await client.post("/generate", {"input_ids": ids})
@@ -102,7 +100,7 @@ async def test_a_batch_goes_remote_with_a_room_for_each_prompt(cluster: Cluster)
         assert reply.route == ("remote", "batch")
     assert len(set(d.bodies[0]["bootstrap_room"])) == 2
     assert d.bodies[0]["bootstrap_room"] == p.bodies[0]["bootstrap_room"]
-    assert d.bodies[0]["bootstrap_port"] == [4321, 4321]
+    assert d.bodies[0]["bootstrap_port"] == [p.port, p.port]
 
 
 async def test_client_headers_and_fields_that_steer_engines_are_dropped(cluster: Cluster) -> None:
@@ -148,10 +146,8 @@ async def test_one_refusal_tells_that_the_whole_cache_was_flushed(cluster: Clust
 
 
 def unless_remote(script: Script, whole: Script) -> Script:
-    async def choosing(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        return await (whole if "bootstrap_room" in body else script)(engine, request, body)
+    async def choosing(request: Request) -> None:
+        await (whole if "bootstrap_room" in request.body else script)(request)
 
     return choosing
 
@@ -201,11 +197,9 @@ async def test_a_plugin_lost_at_run_time_is_noticed(cluster: Cluster) -> None:
             400, "Invalid request: Disaggregated request received without bootstrap room id."
         )
 
-        async def unpatched(
-            engine: FakeEngine, request: web.Request, body: dict[str, Any]
-        ) -> web.StreamResponse:
-            script = whole if "bootstrap_room" in body else upstream
-            return await script(engine, request, body)
+        async def unpatched(request: Request) -> None:
+            script = whole if "bootstrap_room" in request.body else upstream
+            await script(request)
 
         d.script = unpatched
         for _ in range(2):
@@ -229,7 +223,7 @@ async def test_a_client_cannot_forge_a_workers_refusal(cluster: Cluster, text: s
 
 
 async def test_a_short_opening_makes_no_home(cluster: Cluster) -> None:
-    d = FakeEngine("decode", answering(prompt=20))
+    d = FakeWorker("decode", answering(prompt=20))
     async with cluster(prefill(), d) as client:
         await client.chat("hi")
         assert (await client.chat("hi", "www", "and")).route == ("remote", "short_prefix")
@@ -292,12 +286,12 @@ async def test_models_and_health(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("p", "d", "named"),
     [
-        (FakeEngine("decode", answering()), decode(), "given as a prefill worker, but runs with"),
-        (FakeEngine("prefill", answering(), model="other"), decode(), "different models"),
+        (FakeWorker("decode", answering()), decode(), "given as a prefill worker, but runs with"),
+        (FakeWorker("prefill", answering(), model="other"), decode(), "different models"),
     ],
 )
 async def test_workers_that_do_not_fit_are_named(
-    cluster: Cluster, p: FakeEngine, d: FakeEngine, named: str
+    cluster: Cluster, p: FakeWorker, d: FakeWorker, named: str
 ) -> None:
     from router.config.options import RouterConfig
     from router.server.run import running

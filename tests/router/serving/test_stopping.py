@@ -13,23 +13,17 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from aiohttp import web
 
+from eval.dialects import DONE
+from eval.fake_worker.request import Request, Script
+from eval.fake_worker.state import MODEL
+from eval.fake_worker.worker import FakeWorker
 from router.config.options import RouterConfig
 from router.server.run import running
 
 from ..conftest import CHAT_BODY
-from ..fake_engine import (
-    DONE,
-    MODEL,
-    FakeEngine,
-    Script,
-    answering,
-    hanging,
-    resetting,
-    streaming_forever,
-)
 from ..scene import CHAT, until
+from ..scripts import answering, hanging, resetting, streaming_forever
 
 STREAM = {**CHAT_BODY, "stream": True}
 MESSAGE = {**STREAM, "max_tokens": 100}
@@ -38,10 +32,10 @@ GENERATE = {"text": "hello", "stream": True}
 
 
 @asynccontextmanager
-async def router(*decode: FakeEngine, **options: Any) -> AsyncIterator[tuple[str, AsyncExitStack]]:
+async def router(*decode: FakeWorker, **options: Any) -> AsyncIterator[tuple[str, AsyncExitStack]]:
     """Its URL, and what ends it when it is closed."""
     async with AsyncExitStack() as workers, AsyncExitStack() as life:
-        prefill = FakeEngine("prefill", answering())
+        prefill = FakeWorker("prefill", answering())
         for engine in (prefill, *decode):
             await workers.enter_async_context(engine.serving())
         urls = tuple(engine.url for engine in decode)
@@ -63,7 +57,7 @@ async def test_a_stream_that_has_not_ended_is_ended(
     path: str, body: dict[str, Any], says: bytes, tmp_path: Path
 ) -> None:
     log = tmp_path / "decisions"
-    decode = FakeEngine("decode", streaming_forever)
+    decode = FakeWorker("decode", streaming_forever)
     options = {"shutdown_grace_s": 0.05, "decision_log": str(log)}
     async with aiohttp.ClientSession() as http, router(decode, **options) as (url, life):
         async with http.post(url + path, json=body) as answer:
@@ -90,11 +84,11 @@ async def test_of_several_samples_one_may_not_have_begun(tmp_path: Path, first: 
     options = {"shutdown_grace_s": 0.05, "decision_log": str(log)}
     calls = itertools.count()
 
-    async def second_hangs(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
+    async def second_hangs(request: Request) -> None:
         script = first if next(calls) == 0 else hanging
-        return await script(engine, request, body)
+        await script(request)
 
-    decode = FakeEngine("decode", second_hangs)
+    decode = FakeWorker("decode", second_hangs)
     async with aiohttp.ClientSession() as http, router(decode, **options) as (url, life):
         async with http.post(url + CHAT, json={**STREAM, "n": 2}) as answer:
             begun = b""
@@ -114,15 +108,14 @@ async def test_a_stream_that_is_to_go_on_elsewhere_is_ended_once(tmp_path: Path)
     options = {"shutdown_grace_s": 0.05, "decision_log": str(log), "resume_streams": 1}
     calls = itertools.count()
 
-    async def lost_then_silent(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> Any:
+    async def lost_then_silent(request: Request) -> None:
         if next(calls) == 0:
-            return await resetting(engine, request, body)
-        rest.set()
-        return await hanging(engine, request, body)
+            await resetting(request)
+        else:
+            rest.set()
+            await hanging(request)
 
-    both = [FakeEngine("decode", lost_then_silent) for _ in range(2)]
+    both = [FakeWorker("decode", lost_then_silent) for _ in range(2)]
     async with aiohttp.ClientSession() as http, router(*both, **options) as (url, life):
         async with http.post(url + CHAT, json=STREAM) as answer:
             await rest.wait()
@@ -137,7 +130,7 @@ async def test_a_stream_that_is_to_go_on_elsewhere_is_ended_once(tmp_path: Path)
 
 async def test_who_has_no_answer_yet_gets_one(tmp_path: Path) -> None:
     log = tmp_path / "decisions"
-    decode = FakeEngine("decode", hanging)
+    decode = FakeWorker("decode", hanging)
     options = {"shutdown_grace_s": 0.05, "decision_log": str(log)}
     async with aiohttp.ClientSession() as http, router(decode, **options) as (url, life):
         asked = asyncio.create_task(http.post(url + CHAT, json=CHAT_BODY).__aenter__())
@@ -152,7 +145,7 @@ async def test_who_has_no_answer_yet_gets_one(tmp_path: Path) -> None:
 
 
 async def test_load_balancers_learn_of_it_while_requests_are_still_served() -> None:
-    decode = FakeEngine("decode", answering())
+    decode = FakeWorker("decode", answering())
     async with (
         aiohttp.ClientSession() as http,
         router(decode, shutdown_delay_s=600.0) as (url, life),

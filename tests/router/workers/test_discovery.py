@@ -9,15 +9,17 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from eval.cluster import free_port
+from eval.dialects import DONE
+from eval.fake_worker.request import Request
+from eval.fake_worker.worker import FakeWorker
 from router.config.options import RouterConfig
 from router.server.run import running
 
 from ..conftest import Client, Cluster
-from ..fake_engine import DONE, FakeEngine, answering, start_stream, token
 from ..scene import serving, until, workers
+from ..scripts import answering, token
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"
 SOON: dict[str, Any] = {"discovery_interval_s": 0.01}
@@ -32,7 +34,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def listing(*engines: FakeEngine) -> str:
+def listing(*engines: FakeWorker) -> str:
     roles: dict[str, list[str]] = {"prefill": [], "decode": []}
     for engine in engines:
         roles[engine.role].append(engine.url)
@@ -44,15 +46,14 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "workers.toml"
 
 
-async def shows(client: Client, *engines: FakeEngine) -> bool:
+async def shows(client: Client, *engines: FakeWorker) -> bool:
     return set(await client.workers()) == {engine.url for engine in engines}
 
 
 async def test_a_router_with_only_a_file_waits_for_one_worker_of_each_role(file: Path) -> None:
     p, d = workers()
-    absent = FakeEngine("decode", answering(), url=f"http://127.0.0.1:{free_port()}")
-    d_port = free_port()
-    d.url = f"http://127.0.0.1:{d_port}"
+    absent = FakeWorker("decode", answering(), port=free_port())
+    d.port = free_port()
     config = RouterConfig(port=free_port(), policy="full", workers_file=str(file), **SOON)
     started, done = asyncio.Event(), asyncio.Event()
 
@@ -75,7 +76,7 @@ async def test_a_router_with_only_a_file_waits_for_one_worker_of_each_role(file:
         client = Client(f"http://127.0.0.1:{config.port}", http)
         reply = await client.post("/workers", {"url": P, "role": "prefill"})
         assert reply.status == 503, "announcements are not accepted"
-        async with d.serving(d_port):
+        async with d.serving():
             await started.wait()
             assert await shows(client, p, d)
             assert (await client.chat("hello")).route == ("remote", "first_turn")
@@ -85,7 +86,7 @@ async def test_a_router_with_only_a_file_waits_for_one_worker_of_each_role(file:
 
 async def test_workers_join_and_leave_with_the_file(cluster: Cluster, file: Path) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering())
+    other = FakeWorker("decode", answering())
     async with serving(p, d, other):
         options = {"workers_file": write(file, listing(p, d)), **SOON}
         async with cluster(**options) as client:
@@ -101,18 +102,14 @@ async def test_a_stream_on_a_worker_that_is_removed_is_completed(
 ) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
 
-    async def slow(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        response = await start_stream(request)
-        await response.write(token("first"))
+    async def slow(request: Request) -> None:
+        request.send(token("first"))
         begun.set()
         await gate.wait()
-        await response.write(token("last") + DONE)
-        return response
+        request.send(token("last") + DONE)
 
     p, d = workers(slow)
-    other = FakeEngine("decode", answering())
+    other = FakeWorker("decode", answering())
     async with serving(p, d, other):
         options = {"workers_file": write(file, listing(p, d)), **SOON}
         async with cluster(**options) as client:
@@ -140,13 +137,11 @@ async def test_a_worker_that_is_listed_again_while_it_drains_is_resumed(
     begun, gate = asyncio.Event(), asyncio.Event()
     quick = answering(prompt=100, cached=96)
 
-    async def script(
-        engine: FakeEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        if "wait" in str(body["messages"]):
+    async def script(request: Request) -> None:
+        if "wait" in str(request.body["messages"]):
             begun.set()
             await gate.wait()
-        return await quick(engine, request, body)
+        await quick(request)
 
     p, d = workers(script)
     async with serving(p, d):
@@ -177,7 +172,7 @@ async def test_a_malformed_file_changes_nothing_and_is_logged_once(
     cluster: Cluster, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering())
+    other = FakeWorker("decode", answering())
     async with serving(p, d, other):
         options = {"workers_file": write(file, listing(p, d)), **SOON}
         async with cluster(**options) as client:
@@ -200,7 +195,7 @@ async def test_workers_that_joined_in_other_ways_are_not_removed(
     cluster: Cluster, file: Path
 ) -> None:
     p, given = workers()
-    added, announced, listed = (FakeEngine("decode", answering()) for _ in range(3))
+    added, announced, listed = (FakeWorker("decode", answering()) for _ in range(3))
     async with serving(added, announced, listed):
         options = {"workers_file": write(file, listing(listed)), "accept_workers": True, **SOON}
         async with cluster(p, given, **options) as client:

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from ppd.contract import DESCRIPTION_VERSION, Role
 from ppd.errors import WorkerError
 from router.workers.handshake import connect_worker
@@ -14,8 +15,8 @@ from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Handshake, handshake_of
 
 from ..conftest import Cluster
-from ..fake_engine import FakeEngine, answering
 from ..scene import workers
+from ..scripts import answering
 
 DESCRIPTION = {
     "version": DESCRIPTION_VERSION,
@@ -107,7 +108,7 @@ async def test_an_unusable_description_is_logged_once_for_each_url(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _, d = workers()
-    other = FakeEngine("prefill", answering(), description_version=99)
+    other = FakeWorker("prefill", answering(), description_version=99)
     d.description_version = "0.1.0"
     async with d.serving(), other.serving(), aiohttp.ClientSession() as control:
         registry = WorkerRegistry(control)

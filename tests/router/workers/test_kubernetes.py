@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 from ppd.errors import ConfigError
 from router.config.kubernetes import Kubernetes
@@ -23,8 +24,8 @@ from router.workers.kubernetes import Pods, access
 from router.workers.pods import Pod
 
 from ..conftest import Client, Cluster
-from ..fake_engine import FakeEngine, answering
 from ..scene import until, workers
+from ..scripts import answering
 from .fake_kubernetes import FakeKubernetes, pod_object
 
 ROLES = (Role.PREFILL, Role.DECODE)
@@ -44,7 +45,7 @@ def options(api: FakeKubernetes, folder: Path, **changes: Any) -> Kubernetes:
 
 @asynccontextmanager
 async def following(
-    api: FakeKubernetes, cluster: Cluster, folder: Path, *engines: FakeEngine
+    api: FakeKubernetes, cluster: Cluster, folder: Path, *engines: FakeWorker
 ) -> AsyncIterator[Client]:
     """A router whose workers are the pods of ``api``; worker ``i`` is ``pod-i``."""
     async with AsyncExitStack() as stack:
@@ -57,7 +58,7 @@ async def following(
         yield client
 
 
-async def shows(client: Client, *engines: FakeEngine) -> bool:
+async def shows(client: Client, *engines: FakeWorker) -> bool:
     return set(await client.workers()) == {engine.url for engine in engines}
 
 
@@ -65,7 +66,7 @@ async def test_ready_pods_join_and_others_leave(
     api: FakeKubernetes, cluster: Cluster, tmp_path: Path
 ) -> None:
     p, d = workers()
-    others = [FakeEngine("decode", answering()) for _ in range(2)]
+    others = [FakeWorker("decode", answering()) for _ in range(2)]
     async with following(api, cluster, tmp_path, p, d, *others) as client:
         assert (await client.chat("hello")).status == 200
         await api.put("pod-1", "decode", d.url, ready=False)
@@ -84,7 +85,7 @@ async def test_pods_are_listed_again_after_a_version_expires(
     api: FakeKubernetes, cluster: Cluster, tmp_path: Path
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering())
+    other = FakeWorker("decode", answering())
     async with following(api, cluster, tmp_path, p, d, other) as client:
         await until(lambda: watched(api, 2))
         await api.put("pod-1", "decode", d.url)  # then versions are no longer those of the list
@@ -107,7 +108,7 @@ async def test_a_broken_watch_continues_at_the_last_version(
     api: FakeKubernetes, cluster: Cluster, tmp_path: Path
 ) -> None:
     p, d = workers()
-    others = [FakeEngine("decode", answering()) for _ in range(2)]
+    others = [FakeWorker("decode", answering()) for _ in range(2)]
     async with following(api, cluster, tmp_path, p, d) as client, AsyncExitStack() as stack:
         for number, engine in enumerate(others):
             await stack.enter_async_context(engine.serving())
@@ -215,7 +216,7 @@ async def test_a_pod_without_the_port_is_logged_once(
     api: FakeKubernetes, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering())
+    other = FakeWorker("decode", answering())
     async with following(api, cluster, tmp_path, p, d) as client, other.serving():
         for _ in range(3):
             await api.put("odd", "decode", "http://127.0.0.1:1", port="api")

@@ -14,9 +14,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from eval.fake_worker.worker import FakeWorker
+
 from ..conftest import Client, Cluster
-from ..fake_engine import FakeEngine, answering
 from ..scene import until
+from ..scripts import answering
 
 TOKENS = 96  # of the prompt, cached whole
 
@@ -93,13 +95,13 @@ def removed(*blocks: int) -> dict[str, Any]:
 BLOCKS = (-5, 2**62, 3, 4, 5, 6)
 
 
-def workers(port: int, **others: object) -> tuple[FakeEngine, FakeEngine]:
+def workers(port: int, **others: object) -> tuple[FakeWorker, FakeWorker]:
     events = kv_events_info(port, **others)
-    decode = FakeEngine("decode", answering(prompt=100, cached=TOKENS), kv_events=events)
-    return FakeEngine("prefill", answering()), decode
+    decode = FakeWorker("decode", answering(prompt=100, cached=TOKENS), kv_events=events)
+    return FakeWorker("prefill", answering()), decode
 
 
-Scene = tuple[FakePublisher, Client, FakeEngine, FakeEngine, str]
+Scene = tuple[FakePublisher, Client, FakeWorker, FakeWorker, str]
 
 
 @asynccontextmanager
@@ -115,7 +117,7 @@ async def first_turn_served(cluster: Cluster) -> AsyncIterator[Scene]:
             yield events, client, p, d, session
 
 
-async def connected_is(client: Client, worker: FakeEngine, connected: bool = True) -> None:
+async def connected_is(client: Client, worker: FakeWorker, connected: bool = True) -> None:
     labels = {"role": worker.role, "worker": worker.url}
 
     async def holds() -> bool:
@@ -124,7 +126,7 @@ async def connected_is(client: Client, worker: FakeEngine, connected: bool = Tru
     await until(holds)
 
 
-async def counter_is(client: Client, name: str, worker: FakeEngine, value: float) -> None:
+async def counter_is(client: Client, name: str, worker: FakeWorker, value: float) -> None:
     labels = {"role": worker.role, "worker": worker.url}
 
     async def holds() -> bool:
@@ -295,7 +297,7 @@ def _open_eventfds() -> int:
     return sum("eventfd" in kind(descriptor) for descriptor in Path("/proc/self/fd").iterdir())
 
 
-async def alive_is(client: Client, worker: FakeEngine, *, alive: bool) -> None:
+async def alive_is(client: Client, worker: FakeWorker, *, alive: bool) -> None:
     async def holds() -> bool:
         return bool((await client.workers())[worker.url]["alive"]) == alive
 
@@ -335,7 +337,7 @@ async def test_workers_that_keep_sessions_and_beam_search_get_no_session_id(
     async with publisher() as events:
         p, d = workers(events.port)
         p.keeps_sessions = True
-        r = FakeEngine("null", answering(), kv_events=kv_events_info(events.port))
+        r = FakeWorker("null", answering(), kv_events=kv_events_info(events.port))
         async with cluster(p, d) as client:
             await events.subscribed()
             await client.chat("hello")

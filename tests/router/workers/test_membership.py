@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from eval.cluster import free_port
+from eval.fake_worker.worker import FakeWorker
 from ppd.announcement import PATH, Announcement
 from ppd.contract import Role
 from router.admin.app import answer_errors
@@ -24,13 +25,13 @@ from router.workers.membership import Membership
 from router.workers.registry import WorkerRegistry
 
 from ..conftest import Client, Cluster, Reply
-from ..fake_engine import FakeEngine, answering
 from ..scene import until, workers
+from ..scripts import answering
 
 TOKEN = {"Authorization": "Bearer s3cret"}
 
 
-def announcement_fields(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
+def announcement_fields(engine: FakeWorker, **fields: Any) -> dict[str, Any]:
     load = {"running": 3, "kv_used_tokens": 100, "kv_total_tokens": 1000}
     return {
         "url": engine.url,
@@ -42,7 +43,7 @@ def announcement_fields(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
 
 
 async def announce(
-    client: Client, engine: FakeEngine, headers: Any = TOKEN, **fields: Any
+    client: Client, engine: FakeWorker, headers: Any = TOKEN, **fields: Any
 ) -> Reply:
     return await client.post(PATH, announcement_fields(engine, **fields), headers)
 
@@ -87,7 +88,7 @@ async def test_a_flushed_cache_has_no_sessions_after_the_next_heartbeat(
     cluster: Cluster, announced: bool
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    other = FakeWorker("decode", answering(prompt=100, cached=96))
     async with cluster(p, d, **OPEN) as client, other.serving():
         if announced:
             assert (await announce(client, other, flushes=3)).status == 200
@@ -121,7 +122,7 @@ async def test_a_worker_that_joins_gets_work_and_one_that_leaves_gets_none(
     cluster: Cluster,
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(prompt=100, cached=96))
+    other = FakeWorker("decode", answering(prompt=100, cached=96))
     async with cluster(p, d, **OPEN) as client, other.serving():
         assert (await announce(client, other)).json == {"workers": 3}
         assert (await announce(client, other)).json == {"workers": 3}, "it has joined already"
@@ -158,7 +159,7 @@ async def test_another_process_at_its_url_has_no_kv(cluster: Cluster) -> None:
 
 async def test_a_late_leave_of_an_earlier_process_is_ignored(cluster: Cluster) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(), boot_id="new")
+    other = FakeWorker("decode", answering(), boot_id="new")
     async with cluster(p, d, **OPEN) as client, other.serving():
         await announce(client, other)
         await announce(client, other, boot_id="old", leaving=True)
@@ -178,7 +179,7 @@ async def test_a_worker_that_changes_its_role_leaves(
     cluster: Cluster,
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering(), boot_id="7")
+    other = FakeWorker("decode", answering(), boot_id="7")
     async with cluster(p, d, **OPEN) as client, other.serving():
         await announce(client, other)
         other.role, other.boot_id = "prefill", "8"
@@ -207,7 +208,7 @@ async def test_a_worker_that_cannot_join_gets_the_reason(
     cluster: Cluster, headers: dict[str, str], change: dict[str, Any], status: int, named: str
 ) -> None:
     p, d = workers()
-    other = FakeEngine("decode", answering())
+    other = FakeWorker("decode", answering())
     async with cluster(p, d, **OPEN) as client, other.serving():
         reply = await announce(client, other, headers, **change)
         assert (reply.status, len(await listed(client))) == (status, 2), reply.body
@@ -215,7 +216,7 @@ async def test_a_worker_that_cannot_join_gets_the_reason(
 
 
 async def test_a_worker_with_another_model_is_refused(cluster: Cluster) -> None:
-    other = FakeEngine("decode", answering(), model="other")
+    other = FakeWorker("decode", answering(), model="other")
     async with cluster(*workers(), **OPEN) as client, other.serving():
         reply = await announce(client, other)
         assert reply.status == 409
@@ -238,8 +239,8 @@ async def test_malformed_json_is_refused(cluster: Cluster) -> None:
 
 async def test_silent_announced_workers_are_dropped_and_no_others() -> None:
     now_s = 0.0
-    announced = FakeEngine("decode", answering())
-    given = FakeEngine("prefill", answering())
+    announced = FakeWorker("decode", answering())
+    given = FakeWorker("prefill", answering())
     async with (
         announced.serving(),
         given.serving(),
@@ -268,7 +269,7 @@ async def test_silent_announced_workers_are_dropped_and_no_others() -> None:
         assert [worker.url for worker in registry.workers] == [given.url]
 
 
-def announcement_of(engine: FakeEngine) -> Announcement:
+def announcement_of(engine: FakeWorker) -> Announcement:
     return msgspec.json.decode(orjson.dumps(announcement_fields(engine)), type=Announcement)
 
 
@@ -296,7 +297,7 @@ async def test_without_a_token_only_workers_of_this_host_join(
     sender: str, secret: str, token: str, status: int
 ) -> None:
     """A peer with the right secret names the sender of the announcement."""
-    newcomer = FakeEngine("decode", answering())
+    newcomer = FakeWorker("decode", answering())
     async with newcomer.serving(), aiohttp.ClientSession() as http:
         app, registry = web.Application(middlewares=[answer_errors]), WorkerRegistry(http)
         members_of(registry, token=token, peers=Peers(0, {}, "theirs")).add_routes(app)
