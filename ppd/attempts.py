@@ -40,6 +40,8 @@ from ppd.headroom import Headroom
 from ppd.outcome import Outcome
 from ppd.placement import Placement, Plan, PlannedTurn, WorkerView
 
+# No structure of this file refers back to what holds it, so none needs the garbage collector.
+
 # -- failures -----------------------------------------------------------------------------
 
 
@@ -53,7 +55,7 @@ class Cause(StrEnum):
     TRANSFER = "transfer"  # the KV did not get from the prefill worker to the decode worker
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """Why a leg gave no answer.
 
     Attributes:
@@ -97,33 +99,33 @@ _NO_STREAM = Failure(
 # -- events -------------------------------------------------------------------------------
 
 
-class Answered(msgspec.Struct, frozen=True):
+class Answered(msgspec.Struct, frozen=True, gc=False):
     """The worker that decodes has begun to answer, or has answered as a whole."""
 
     streams: bool
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True, gc=False):
     """The leg to the worker that decodes failed before anything of it was relayed."""
 
     failure: Failure
 
 
-class Prefilled(msgspec.Struct, frozen=True):
+class Prefilled(msgspec.Struct, frozen=True, gc=False):
     """The leg to the prefill worker of a remote turn has ended well."""
 
 
-class PrefillFailed(msgspec.Struct, frozen=True):
+class PrefillFailed(msgspec.Struct, frozen=True, gc=False):
     """The leg to the prefill worker of a remote turn failed."""
 
     failure: Failure
 
 
-class Settled(msgspec.Struct, frozen=True):
+class Settled(msgspec.Struct, frozen=True, gc=False):
     """``Abandon`` is carried out."""
 
 
-class StreamEnded(msgspec.Struct, frozen=True):
+class StreamEnded(msgspec.Struct, frozen=True, gc=False):
     """The relayed answer has reached its end; of a stream, ``[DONE]``.
 
     Attributes:
@@ -134,11 +136,11 @@ class StreamEnded(msgspec.Struct, frozen=True):
     well: bool = True
 
 
-class StreamFailed(msgspec.Struct, frozen=True):
+class StreamFailed(msgspec.Struct, frozen=True, gc=False):
     """The engine wrote an error event, and the stream broke off after it. The worker is blamed."""
 
 
-class StreamBroke(msgspec.Struct, frozen=True):
+class StreamBroke(msgspec.Struct, frozen=True, gc=False):
     """The stream broke off without an error event. The worker is blamed.
 
     Attributes:
@@ -148,23 +150,23 @@ class StreamBroke(msgspec.Struct, frozen=True):
     resumable: bool
 
 
-class PassageFound(msgspec.Struct, frozen=True):
+class PassageFound(msgspec.Struct, frozen=True, gc=False):
     """Retrieval has found a passage for the reply that is being relayed."""
 
 
-class Primed(msgspec.Struct, frozen=True):
+class Primed(msgspec.Struct, frozen=True, gc=False):
     """The stream's worker has prefilled the passage; the stream stands still."""
 
 
-class ClientGone(msgspec.Struct, frozen=True):
+class ClientGone(msgspec.Struct, frozen=True, gc=False):
     """The client has closed its connection."""
 
 
-class Stopping(msgspec.Struct, frozen=True):
+class Stopping(msgspec.Struct, frozen=True, gc=False):
     """The router stops and waits no longer."""
 
 
-class Crashed(msgspec.Struct, frozen=True):
+class Crashed(msgspec.Struct, frozen=True, gc=False):
     """An effect could not be carried out for a bug of the router."""
 
 
@@ -188,13 +190,13 @@ Event = (
 # -- effects ------------------------------------------------------------------------------
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Open the legs of a plan; ``Answered`` or ``Failed`` follows."""
 
     plan: Plan
 
 
-class Append(msgspec.Struct, frozen=True):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """Open a leg for the rest of a stream behind a passage; ``Answered`` or ``Failed`` follows.
 
     Attributes:
@@ -207,7 +209,7 @@ class Append(msgspec.Struct, frozen=True):
     reason: PpdError | None = None
 
 
-class Abandon(msgspec.Struct, frozen=True):
+class Abandon(msgspec.Struct, frozen=True, gc=False):
     """Close the legs of the attempt; ``Settled`` follows.
 
     Attributes:
@@ -227,7 +229,7 @@ class Abandon(msgspec.Struct, frozen=True):
     local: bool = False
 
 
-class Relay(msgspec.Struct, frozen=True):
+class Relay(msgspec.Struct, frozen=True, gc=False):
     """Pass the answer on to the client; ``StreamEnded`` or one of its like follows.
 
     Attributes:
@@ -238,7 +240,7 @@ class Relay(msgspec.Struct, frozen=True):
     credited: WorkerView | None
 
 
-class Prime(msgspec.Struct, frozen=True):
+class Prime(msgspec.Struct, frozen=True, gc=False):
     """Have the stream's worker prefill the passage beside the stream; ``Primed`` follows.
 
     A prime that fails is no event: the stream goes on without the passage.
@@ -251,7 +253,7 @@ class Prime(msgspec.Struct, frozen=True):
     min_cached_tokens: int
 
 
-class Note(msgspec.Struct, frozen=True):
+class Note(msgspec.Struct, frozen=True, gc=False):
     """Note a worker's success or failure; nothing else is to be done.
 
     Attributes:
@@ -266,7 +268,7 @@ class Note(msgspec.Struct, frozen=True):
     blamed: bool = False
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(msgspec.Struct, frozen=True, gc=False):
     """The request has ended; nothing follows.
 
     Attributes:
@@ -323,6 +325,30 @@ class Attempts:
         answered_at_s: when the first answer began; None before.
         outcome: None until the request has ended.
     """
+
+    __slots__ = (
+        "_backlog",
+        "_failure",
+        "_headroom",
+        "_number",
+        "_part",
+        "_phase",
+        "_placement",
+        "_prefilled",
+        "_queued",
+        "_resumptions",
+        "_stream_worker",
+        "_turn",
+        "_wanted",
+        "_worker",
+        "answered_at_s",
+        "decision",
+        "failed",
+        "outcome",
+        "plan",
+        "prefill",
+        "retried",
+    )
 
     def __init__(
         self,

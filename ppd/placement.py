@@ -189,7 +189,7 @@ def opening_side(
     return Route.REPLICA if at < share else Route.REMOTE
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """One attempt: a route and the workers that serve it. What was priced is what is sent to.
 
     Attributes:
@@ -223,7 +223,7 @@ class Plan(msgspec.Struct, frozen=True):
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
 
-class PlannedTurn(msgspec.Struct, frozen=True):
+class PlannedTurn(msgspec.Struct, frozen=True, gc=False):
     """A turn whose route is decided, and its first plan.
 
     Attributes:

@@ -47,6 +47,28 @@ class RequestContext:
         legs: open ones.
     """
 
+    __slots__ = (
+        "_clock",
+        "_effects",
+        "_note",
+        "_waiter",
+        "answer",
+        "arrived_s",
+        "attempts",
+        "client_waits_s",
+        "clients_key",
+        "headers",
+        "inbound",
+        "legs",
+        "number",
+        "outcome",
+        "planned",
+        "recorded",
+        "session",
+        "tenant",
+        "usage",
+    )
+
     def __init__(
         self,
         *,
