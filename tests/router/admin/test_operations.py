@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from itertools import count
 from typing import Any
@@ -203,12 +204,19 @@ def test_whose_address_is_the_routers_own(address: str | None, ours: bool) -> No
 async def test_a_rolling_restart_fails_nobody(cluster: Cluster) -> None:
     """Drain, wait, stop, start, one worker after the other of each role, under steady load."""
 
-    async def decoding(request: Request) -> None:
-        # Otherwise it answers before a leg to a restarted prefill worker has a new connection.
-        await asyncio.sleep(0.001)
+    arrived: defaultdict[object, asyncio.Event] = defaultdict(asyncio.Event)  # by room
+
+    async def prefilling(request: Request) -> None:
+        arrived[request.body["bootstrap_room"]].set()
         await answering()(request)
 
-    scripts = {"prefill": answering(), "decode": decoding}
+    async def decoding(request: Request) -> None:
+        """Answer when the KV can have come: the prefill worker has the request."""
+        if (room := request.body.get("bootstrap_room")) is not None:
+            await arrived[room].wait()
+        await answering()(request)
+
+    scripts = {"prefill": prefilling, "decode": decoding}
     workers = [FakeWorker(role, script) for role, script in scripts.items() for _ in range(2)]
     running = [AsyncExitStack() for _ in workers]
     for engine, stack in zip(workers, running, strict=True):
