@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import assert_never
+from typing import assert_never, final
 
 import msgspec
 
@@ -41,6 +41,10 @@ from ppd.outcome import Outcome
 from ppd.placement import Placement, Plan, PlannedTurn, WorkerView
 
 # No structure of this file refers back to what holds it, so none needs the garbage collector.
+
+# Members that every request passes have names of their own: an enum's attribute is slow to look
+# up (Python 3.11).
+_OK = Outcome.OK
 
 # -- failures -----------------------------------------------------------------------------
 
@@ -99,32 +103,38 @@ _NO_STREAM = Failure(
 # -- events -------------------------------------------------------------------------------
 
 
+@final
 class Answered(msgspec.Struct, frozen=True, gc=False):
     """The worker that decodes has begun to answer, or has answered as a whole."""
 
     streams: bool
 
 
+@final
 class Failed(msgspec.Struct, frozen=True, gc=False):
     """The leg to the worker that decodes failed before anything of it was relayed."""
 
     failure: Failure
 
 
+@final
 class Prefilled(msgspec.Struct, frozen=True, gc=False):
     """The leg to the prefill worker of a remote turn has ended well."""
 
 
+@final
 class PrefillFailed(msgspec.Struct, frozen=True, gc=False):
     """The leg to the prefill worker of a remote turn failed."""
 
     failure: Failure
 
 
+@final
 class Settled(msgspec.Struct, frozen=True, gc=False):
     """``Abandon`` is carried out."""
 
 
+@final
 class StreamEnded(msgspec.Struct, frozen=True, gc=False):
     """The relayed answer has reached its end; of a stream, ``[DONE]``.
 
@@ -136,10 +146,12 @@ class StreamEnded(msgspec.Struct, frozen=True, gc=False):
     well: bool = True
 
 
+@final
 class StreamFailed(msgspec.Struct, frozen=True, gc=False):
     """The engine wrote an error event, and the stream broke off after it. The worker is blamed."""
 
 
+@final
 class StreamBroke(msgspec.Struct, frozen=True, gc=False):
     """The stream broke off without an error event. The worker is blamed.
 
@@ -150,22 +162,27 @@ class StreamBroke(msgspec.Struct, frozen=True, gc=False):
     resumable: bool
 
 
+@final
 class PassageFound(msgspec.Struct, frozen=True, gc=False):
     """Retrieval has found a passage for the reply that is being relayed."""
 
 
+@final
 class Primed(msgspec.Struct, frozen=True, gc=False):
     """The stream's worker has prefilled the passage; the stream stands still."""
 
 
+@final
 class ClientGone(msgspec.Struct, frozen=True, gc=False):
     """The client has closed its connection."""
 
 
+@final
 class Stopping(msgspec.Struct, frozen=True, gc=False):
     """The router stops and waits no longer."""
 
 
+@final
 class Crashed(msgspec.Struct, frozen=True, gc=False):
     """An effect could not be carried out for a bug of the router."""
 
@@ -190,12 +207,14 @@ Event = (
 # -- effects ------------------------------------------------------------------------------
 
 
+@final
 class Send(msgspec.Struct, frozen=True, gc=False):
     """Open the legs of a plan; ``Answered`` or ``Failed`` follows."""
 
     plan: Plan
 
 
+@final
 class Append(msgspec.Struct, frozen=True, gc=False):
     """Open a leg for the rest of a stream behind a passage; ``Answered`` or ``Failed`` follows.
 
@@ -209,6 +228,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     reason: PpdError | None = None
 
 
+@final
 class Abandon(msgspec.Struct, frozen=True, gc=False):
     """Close the legs of the attempt; ``Settled`` follows.
 
@@ -229,6 +249,7 @@ class Abandon(msgspec.Struct, frozen=True, gc=False):
     local: bool = False
 
 
+@final
 class Relay(msgspec.Struct, frozen=True, gc=False):
     """Pass the answer on to the client; ``StreamEnded`` or one of its like follows.
 
@@ -240,6 +261,7 @@ class Relay(msgspec.Struct, frozen=True, gc=False):
     credited: WorkerView | None
 
 
+@final
 class Prime(msgspec.Struct, frozen=True, gc=False):
     """Have the stream's worker prefill the passage beside the stream; ``Primed`` follows.
 
@@ -253,6 +275,7 @@ class Prime(msgspec.Struct, frozen=True, gc=False):
     min_cached_tokens: int
 
 
+@final
 class Note(msgspec.Struct, frozen=True, gc=False):
     """Note a worker's success or failure; nothing else is to be done.
 
@@ -268,6 +291,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     blamed: bool = False
 
 
+@final
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """The request has ended; nothing follows.
 
@@ -300,6 +324,9 @@ class _Phase(StrEnum):
     ENDED = "ended"
 
 
+_IDLE, _WAITING, _ABANDONING, _RELAYING, _ENDED = _Phase
+
+
 class _Part(StrEnum):
     """What of the reply is asked for."""
 
@@ -307,6 +334,9 @@ class _Part(StrEnum):
     REST = "rest"  # of a stream whose worker was lost
     WITH_PASSAGE = "with_passage"  # the rest, behind a passage
     WITHOUT_PASSAGE = "without_passage"  # the rest, the passage given up
+
+
+_WHOLE = _Part.WHOLE
 
 
 class Attempts:
@@ -372,8 +402,8 @@ class Attempts:
         self.retried = False
         self.answered_at_s: float | None = None
         self.outcome: Outcome | None = None
-        self._phase = _Phase.IDLE
-        self._part = _Part.WHOLE
+        self._phase = _IDLE
+        self._part = _WHOLE
         self._prefilled = False
         self._failure: Failure | None = None
         self._worker: WorkerView | None = None  # that failed
@@ -383,7 +413,7 @@ class Attempts:
 
     def start(self) -> Effect:
         """The first effect."""
-        assert self._phase is _Phase.IDLE, "a request starts once"
+        assert self._phase is _IDLE, "a request starts once"
         if self._turn.plan is not None:
             return self._send(self._turn.plan)
         return self._next()
@@ -399,41 +429,41 @@ class Attempts:
             event: what has happened.
             now_s: when, by a monotonic clock.
         """
-        if self._phase is _Phase.ENDED:
+        if self._phase is _ENDED:
             return _NO_EFFECT
-        match event:
-            case Answered():
-                return self._answered(event.streams, now_s)
-            case Failed():
-                return self._leg_failed(event.failure)
-            case Prefilled():
-                self._prefilled = True
-                self._leave_queue()
-                return Note(credited=self._prefill_worker)
-            case PrefillFailed():
-                return self._prefill_failed(event.failure)
-            case Settled():
-                return self._settled()
-            case StreamEnded():
-                outcome = Outcome.OK if event.well else Outcome.WORKER_ERROR
-                return self._finish(outcome, credited=self._decode if event.well else None)
-            case StreamFailed():
-                return self._finish(Outcome.WORKER_ERROR, blamed=self._decode)
-            case StreamBroke():
-                return self._broke(event.resumable)
-            case PassageFound():
-                relaying = self._phase is _Phase.RELAYING
-                return Prime(self._decode, self._min_cached_tokens) if relaying else _NO_EFFECT
-            case Primed():
-                return self._append(_Part.WITH_PASSAGE)
-            case ClientGone():
-                return self._finish(Outcome.DISCONNECTED)
-            case Stopping():
-                return self._finish(Outcome.STOPPED)
-            case Crashed():
-                return self._finish(Outcome.INTERNAL_ERROR)
-            case _:
-                assert_never(event)
+        # Not ``match``: a class pattern asks the class's metaclass, which every event would pay.
+        if type(event) is Answered:
+            return self._answered(event.streams, now_s)
+        if type(event) is StreamEnded:
+            if event.well:
+                return self._finish(_OK, credited=self._decode)
+            return self._finish(Outcome.WORKER_ERROR)
+        if type(event) is Prefilled:
+            self._prefilled = True
+            self._leave_queue()
+            return Note(self._prefill_worker)
+        if type(event) is Failed:
+            return self._leg_failed(event.failure)
+        if type(event) is PrefillFailed:
+            return self._prefill_failed(event.failure)
+        if type(event) is Settled:
+            return self._settled()
+        if type(event) is StreamFailed:
+            return self._finish(Outcome.WORKER_ERROR, blamed=self._decode)
+        if type(event) is StreamBroke:
+            return self._broke(event.resumable)
+        if type(event) is PassageFound:
+            relaying = self._phase is _RELAYING
+            return Prime(self._decode, self._min_cached_tokens) if relaying else _NO_EFFECT
+        if type(event) is Primed:
+            return self._append(_Part.WITH_PASSAGE)
+        if type(event) is ClientGone:
+            return self._finish(Outcome.DISCONNECTED)
+        if type(event) is Stopping:
+            return self._finish(Outcome.STOPPED)
+        if type(event) is Crashed:
+            return self._finish(Outcome.INTERNAL_ERROR)
+        assert_never(event)
 
     # -- one attempt -----------------------------------------------------------------------
 
@@ -444,7 +474,7 @@ class Attempts:
     def _take(self, plan: Plan) -> None:
         """Begin an attempt: reserve what it needs, in the step in which it is decided."""
         self.plan, self.decision = plan, plan.decision
-        self._phase, self._prefilled, self._failure = _Phase.WAITING, False, None
+        self._phase, self._prefilled, self._failure = _WAITING, False, None
         if plan.prefill_tokens:
             worker = plan.decode if plan.prefill is None else plan.prefill
             self._queued = worker.identity, plan.prefill_tokens
@@ -454,10 +484,10 @@ class Attempts:
 
     def _answered(self, streams: bool, now_s: float) -> Effect:
         credited = None if streams else self._decode  # a stream is judged by its end
-        if self._phase is not _Phase.WAITING:  # the other leg has failed in the same moment
+        if self._phase is not _WAITING:  # the other leg has failed in the same moment
             return Note(credited=credited)
         assert self.plan is not None
-        if self._part is not _Part.WHOLE and not streams:
+        if self._part is not _WHOLE and not streams:
             return self._abandon(_NO_STREAM, self._decode)
         if self.plan.prefill is None:
             self._leave_queue()
@@ -467,7 +497,7 @@ class Attempts:
             self._headroom.answered(self._number)
         if self.answered_at_s is None:
             self.answered_at_s = now_s
-        self._phase = _Phase.RELAYING
+        self._phase = _RELAYING
         return Relay(self.plan, credited)
 
     def _prefill_failed(self, failure: Failure) -> Effect:
@@ -476,7 +506,7 @@ class Attempts:
             return _NO_EFFECT  # it is silent only because the other leg has failed
         self._prefilled = True
         worker = self._prefill_worker
-        if self._phase is _Phase.WAITING:
+        if self._phase is _WAITING:
             return self._abandon(failure, worker)
         return Note(None, worker, failure, failure.blames_worker)
 
@@ -487,7 +517,7 @@ class Attempts:
             return _NO_EFFECT
         if silent and self.plan.prefill is not None and not self._prefilled:
             return self._prefill_failed(_NO_KV)  # it waits for KV that never came
-        if self._phase is _Phase.WAITING:
+        if self._phase is _WAITING:
             return self._abandon(failure, self._decode)
         return Note(None, self._decode, failure, failure.blames_worker)
 
@@ -497,7 +527,7 @@ class Attempts:
         """Give the attempt up. What follows is chosen when the worker's state has been noted."""
         assert self.plan is not None
         self._release()
-        self._phase, self._failure, self._worker = _Phase.ABANDONING, failure, worker
+        self._phase, self._failure, self._worker = _ABANDONING, failure, worker
         probe: Sequence[WorkerView] = ()
         if self._has_retry(failure) and not self._is_appended:
             if failure.cause is Cause.LOST:
@@ -515,7 +545,7 @@ class Attempts:
         )
 
     def _settled(self) -> Effect:
-        assert self._phase is _Phase.ABANDONING
+        assert self._phase is _ABANDONING
         failure = self._failure
         if failure is None:  # of a stream that broke off
             return self._resume()
@@ -600,7 +630,7 @@ class Attempts:
             return self._finish(Outcome.TRUNCATED, blamed=worker)
         self._resumptions -= 1
         self._release()
-        self._part, self._phase, self._failure = _Part.REST, _Phase.ABANDONING, None
+        self._part, self._phase, self._failure = _Part.REST, _ABANDONING, None
         return Abandon(worker, None, blamed=True)
 
     def _resume(self) -> Effect:
@@ -613,7 +643,7 @@ class Attempts:
     def _append(self, part: _Part, reason: PpdError | None = None) -> Effect:
         """Go on with a stream that stands still, on the worker that has it."""
         if part is _Part.WITH_PASSAGE:
-            if self._phase is not _Phase.RELAYING:
+            if self._phase is not _RELAYING:
                 return _NO_EFFECT  # it has ended, or broke off, meanwhile
             self._stream_worker = self._decode
         worker, passage = self._stream_worker, part is _Part.WITH_PASSAGE
@@ -639,7 +669,7 @@ class Attempts:
         blamed: WorkerView | None = None,
     ) -> Finish:
         self._release()
-        self._phase, self.outcome = _Phase.ENDED, outcome
+        self._phase, self.outcome = _ENDED, outcome
         return Finish(outcome, error, credited, blamed)
 
     def _release(self) -> None:

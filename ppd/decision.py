@@ -226,6 +226,9 @@ class Policy(ABC):
         return
 
 
+_FIRST_TURN = Reason.FIRST_TURN  # an enum's attribute is slow to look up (Python 3.11)
+
+
 def decide(
     features: Features | None, policy: Policy, objective: Objective, opening: Route | None = None
 ) -> Decision:
@@ -240,7 +243,7 @@ def decide(
     """
     opening = opening or policy.opening
     if features is None:
-        return Decision(opening, Reason.FIRST_TURN)
+        return Decision(opening, _FIRST_TURN)
     match features.home:
         case HomeState.GONE:
             return Decision(opening, Reason.HOME_GONE)

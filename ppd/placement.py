@@ -19,6 +19,12 @@ from ppd.headroom import Headroom
 from ppd.sessions import Hit
 
 MAX_LOAD = 1.25  # of a worker, against the mean: busier ones get no new conversations
+
+# An enum's attribute is slow to look up (Python 3.11), and every request would.
+_PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
+_LOCAL, _REMOTE, _VIA_REPLICA = Route.LOCAL, Route.REMOTE, Route.REPLICA
+_HOME_FULL = Reason.HOME_FULL
+
 _SIDE_SEED = 1  # of the hash that divides conversations between replicas and P/D workers
 
 
@@ -223,7 +229,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
 
-class PlannedTurn(msgspec.Struct, frozen=True, gc=False):
+class PlannedTurn(msgspec.Struct, gc=False):
     """A turn whose route is decided, and its first plan.
 
     Attributes:
@@ -276,12 +282,12 @@ class Placement:
         Raises:
             WorkerError: no worker of a role that is needed may be given work.
         """
-        if decision.route is Route.LOCAL:
+        if decision.route is _LOCAL:
             return self._local(turn, decision)
         if self._takes_replica(decision.route, failed):
             return self._replica(turn, decision, failed)
         if (decode := self.fallback(turn, failed)) is not None:
-            whole = Decision(Route.LOCAL, Reason.NO_PREFILL)
+            whole = Decision(_LOCAL, Reason.NO_PREFILL)
             return Plan(whole, decode, prefill_tokens=turn.remote_tokens)
         return self._remote(turn, decision, failed)
 
@@ -291,17 +297,17 @@ class Placement:
         """Whether other workers can do what ``worker`` did not."""
         if self._any(worker.role, failed) or self.fallback(turn, failed) is not None:
             return True
-        if worker.role is Role.REPLICA:
-            return self._any(Role.PREFILL, failed) and self._any(Role.DECODE, failed)
-        return self._any(Role.REPLICA, failed)
+        if worker.role is _REPLICA:
+            return self._any(_PREFILL, failed) and self._any(_DECODE, failed)
+        return self._any(_REPLICA, failed)
 
     def fallback(self, turn: PlannedTurn, failed: Collection[WorkerView]) -> WorkerView | None:
         """A decode worker that can prefill the whole prompt, where no prefill worker is left."""
-        if not self._decode_fallback or not turn.single or self._any(Role.PREFILL, failed):
+        if not self._decode_fallback or not turn.single or self._any(_PREFILL, failed):
             return None
-        ready = self.cluster.ready(Role.DECODE)
+        ready = self.cluster.ready(_DECODE)
         able = [w for w in ready if w.takes_appends and w not in failed]
-        home = self._home(turn, Role.DECODE)
+        home = self._home(turn, _DECODE)
         return min(able, key=lambda w: (w is not home, w.in_flight), default=None)
 
     def _local(self, turn: PlannedTurn, decision: Decision) -> Plan:
@@ -316,36 +322,37 @@ class Placement:
     def _replica(
         self, turn: PlannedTurn, decision: Decision, failed: Collection[WorkerView]
     ) -> Plan:
-        home = self._home(turn, Role.REPLICA)
-        worker = self._require(Role.REPLICA, home, failed, turn.kv_tokens, turn.root)
-        if decision.route is not Route.REPLICA:
-            decision = Decision(Route.REPLICA, decision.reason)
+        home = self._home(turn, _REPLICA)
+        worker = self._require(_REPLICA, home, failed, turn.kv_tokens, turn.root)
+        if decision.route is not _VIA_REPLICA:
+            decision = Decision(_VIA_REPLICA, decision.reason)
         return Plan(decision, worker)
 
     def _remote(
         self, turn: PlannedTurn, decision: Decision, failed: Collection[WorkerView]
     ) -> Plan:
         prefill = turn.prefill
-        if prefill is None or failed or prefill not in self.cluster.ready(Role.PREFILL):
-            before = turn.hit.turn.prefill_worker if turn.hit else None
-            seen_by = self.cluster.find(before)
-            prefill = self._require(Role.PREFILL, seen_by, failed, 0, turn.root)
-        home = self._home(turn, Role.DECODE)
+        if prefill is None or failed or prefill not in self.cluster.ready(_PREFILL):
+            seen_by = None
+            if turn.hit is not None:
+                seen_by = self.cluster.find(turn.hit.turn.prefill_worker)
+            prefill = self._require(_PREFILL, seen_by, failed, 0, turn.root)
+        home = self._home(turn, _DECODE)
         avoided = failed
-        if decision.reason is Reason.HOME_FULL and home is not None:
+        if decision.reason is _HOME_FULL and home is not None:
             avoided = [*failed, home]
-        decode = self._require(Role.DECODE, home, avoided, turn.kv_tokens, turn.root)
-        if decision.route is not Route.REMOTE:
-            decision = Decision(Route.REMOTE, decision.reason)
+        decode = self._require(_DECODE, home, avoided, turn.kv_tokens, turn.root)
+        if decision.route is not _REMOTE:
+            decision = Decision(_REMOTE, decision.reason)
         return Plan(decision, decode, prefill, prefill_tokens=turn.remote_tokens)
 
     def _takes_replica(self, route: Route, failed: Collection[WorkerView]) -> bool:
         """Whether a replica serves the attempt; as decided, unless only one side is left."""
-        decided = route is Route.REPLICA
-        if not self.cluster.has(Role.REPLICA):
+        decided = route is _VIA_REPLICA
+        if not self.cluster.has(_REPLICA):
             return decided
-        replicas = self._any(Role.REPLICA, failed)
-        apart = self._any(Role.PREFILL, failed) and self._any(Role.DECODE, failed)
+        replicas = self._any(_REPLICA, failed)
+        apart = self._any(_PREFILL, failed) and self._any(_DECODE, failed)
         return decided if replicas is apart else replicas
 
     def _home(self, turn: PlannedTurn, role: Role) -> WorkerView | None:
@@ -354,7 +361,8 @@ class Placement:
         return home if home is not None and home.role is role else None
 
     def _any(self, role: Role, failed: Collection[WorkerView]) -> bool:
-        return any(worker not in failed for worker in self.cluster.ready(role))
+        ready = self.cluster.ready(role)
+        return any(worker not in failed for worker in ready) if failed else bool(ready)
 
     def _require(
         self,

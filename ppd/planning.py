@@ -107,10 +107,10 @@ class Planner:
         """
         turn = self._decide(query, kv_tokens, now_s)
         try:
-            plan = self.placement.plan(turn, turn.decision)
+            turn.plan = self.placement.plan(turn, turn.decision)
         except WorkerError:  # it is raised again when the plan is to be carried out
-            return turn
-        return msgspec.structs.replace(turn, plan=plan)
+            turn.plan = None
+        return turn
 
     def _decide(self, query: Query, kv_tokens: int, now_s: float) -> PlannedTurn:
         chain = query.chain

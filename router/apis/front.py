@@ -94,17 +94,16 @@ class Front:
             return _messages_error(answer)
         return _openai_error(answer)
 
-    async def serve(self, request: ServerRequest) -> None:
+    def serve(self, request: ServerRequest) -> Awaitable[None]:
         """Serve one request; errors are answered in the format of its API."""
         match request.path:
             case messages.PATH:
-                await self._serve_translated(request, self._message, _messages_error)
+                return self._serve_translated(request, self._message, _messages_error)
             case responses.PATH:
-                await self._serve_translated(request, self._response, _openai_error)
-            case Endpoint.CHAT if not self._is_plain and request.method == "POST":
-                await self._serve_chat(request)
-            case _:
-                await self._handler.serve(request)
+                return self._serve_translated(request, self._response, _openai_error)
+        if not self._is_plain and request.path == Endpoint.CHAT and request.method == "POST":
+            return self._serve_chat(request)
+        return self._handler.serve(request)
 
     async def _serve_chat(self, request: ServerRequest) -> None:
         serve = self._handler.serve if self._retrieval is None else self._retrieval.serve

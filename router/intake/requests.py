@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import orjson
 
@@ -21,8 +21,10 @@ from .inbound import Endpoint, Inbound, Served
 from .schemas import FIELDS, CommonFields, SampledFields
 from .scrub import isolate, without_routing
 
+_CHAT: Final = Endpoint.CHAT  # an enum's attribute is slow to look up (Python 3.11)
 _DEPTH = 254  # orjson's limit in writing
 _MORE_DEPTH = 4  # of what is put around it
+_NESTS = (dict, list)
 
 # Fields that change the prompt in front of the messages.
 _PROMPT_FIELDS = {
@@ -68,7 +70,7 @@ def parse(
         stream, options = bool(fields.stream), fields.stream_options or {}
         if stream and endpoint is not Endpoint.GENERATE:
             body["stream_options"] = {**options, "include_usage": True}
-        opened = _opened(raw, given, body, "messages" if endpoint is Endpoint.CHAT else None)
+        opened = _opened(raw, given, body, "messages" if endpoint is _CHAT else None)
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         raise RequestError(f"the body cannot be forwarded: {error}") from error
     name = session or fields.prompt_cache_key or fields.user or ""
@@ -88,9 +90,9 @@ def parse(
 
 def _chain(endpoint: Endpoint, salt: bytes, body: dict[str, Any]) -> tuple[PrefixChain | None, int]:
     """Chain and count of a request's prompts; several have no chain."""
+    if endpoint is _CHAT:
+        return hash_messages(salt, body["messages"]), 1
     match endpoint:
-        case Endpoint.CHAT:
-            return hash_messages(salt, body["messages"]), 1
         case Endpoint.COMPLETIONS:
             return _prompt_chain(salt, body, "prompt")
         case Endpoint.GENERATE:
@@ -147,8 +149,9 @@ def _opened(
     """
     if not given.items() <= fields.items():  # what is untouched is the same object
         return orjson.dumps(fields)[:-1]
-    if _may_be_deep(raw):
-        orjson.dumps({name: value for name, value in given.items() if name != hashed})
+    nested = [v for name, v in given.items() if type(v) in _NESTS and name != hashed]
+    if nested and _may_be_deep(raw):
+        orjson.dumps(nested)
     opened = raw.rstrip()[:-1]
     gained = {name: value for name, value in fields.items() if name not in given}
     return b"%b,%b" % (opened, orjson.dumps(gained)[1:-1]) if gained else opened
@@ -156,16 +159,13 @@ def _opened(
 
 def _max_reply_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:
     """The limit on a reply; whether it is a sensible one the engine judges."""
-    match endpoint:
-        case Endpoint.CHAT:
-            given, default = body.get("max_completion_tokens") or body.get("max_tokens"), None
-        case Endpoint.COMPLETIONS:
-            given, default = body.get("max_tokens"), COMPLETION_MAX_TOKENS
-        case Endpoint.GENERATE:
-            given = sampling_of(body)[0].get("max_new_tokens")
-            default = GENERATE_MAX_TOKENS
-        case _:
-            assert_never(endpoint)
+    default: int | None = None
+    if endpoint is _CHAT:
+        given = body.get("max_completion_tokens") or body.get("max_tokens")
+    elif endpoint is Endpoint.COMPLETIONS:
+        given, default = body.get("max_tokens"), COMPLETION_MAX_TOKENS
+    else:
+        given, default = sampling_of(body)[0].get("max_new_tokens"), GENERATE_MAX_TOKENS
     return given if type(given) is int and given > 0 else default
 
 
@@ -264,17 +264,21 @@ def _integers(value: Any) -> list[int]:
 def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequence[str]) -> bytes:
     model = body.get("model")
     served = models[0] if model in (None, "default") else model
-    kind = "chat" if endpoint is Endpoint.CHAT else "prompt"
+    kind = "chat" if endpoint is _CHAT else "prompt"
     if _PROMPT_FIELDS.isdisjoint(body):
-        return _plain_salt(kind, tenant, str(served))
-    before = {name: body[name] for name in _PROMPT_FIELDS if body.get(name) is not None}
+        return _plain_salt(kind, tenant, str(served), None)
+    given = _PROMPT_FIELDS.intersection(body)
+    if len(given) == 1 and type(cache_salt := body.get("cache_salt")) is str:
+        return _plain_salt(kind, tenant, str(served), cache_salt)
+    before = {name: body[name] for name in given if body[name] is not None}
     return orjson.dumps([kind, tenant, served, before], option=orjson.OPT_SORT_KEYS)
 
 
 @lru_cache(maxsize=1024)
-def _plain_salt(kind: str, tenant: str, served: str) -> bytes:
+def _plain_salt(kind: str, tenant: str, served: str, cache_salt: str | None) -> bytes:
     """Of requests that put nothing before their messages, which are most."""
-    return orjson.dumps([kind, tenant, served, {}])
+    before = {} if cache_salt is None else {"cache_salt": cache_salt}
+    return orjson.dumps([kind, tenant, served, before])
 
 
 # -- JSON -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -60,7 +61,7 @@ def isolate(body: dict[str, Any], tenant: str) -> None:
     Names contain no slash, so no value of one tenant equals another's. SGLang aborts all requests
     whose id begins with the one that is aborted, so every id ends in a slash.
     """
-    name = quote(tenant or ANONYMOUS, safe="")
+    name = _quoted(tenant or ANONYMOUS)
     salt = body.get("cache_salt")
     if isinstance(salt, list):
         body["cache_salt"] = [f"{name}/{one or ''}" for one in salt]
@@ -71,3 +72,8 @@ def isolate(body: dict[str, Any], tenant: str) -> None:
         body["rid"] = [f"{name}/{one}/" for one in rid]
     elif rid is not None:
         body["rid"] = f"{name}/{rid}/"
+
+
+@lru_cache(maxsize=1024)
+def _quoted(tenant: str) -> str:
+    return quote(tenant, safe="")

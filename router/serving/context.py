@@ -124,9 +124,9 @@ class RequestContext:
         except Exception:
             logger.exception("%s could not be handled", event)
             effect = self.attempts.on(Crashed(), self._clock())
-        if isinstance(effect, Note):
+        if type(effect) is Note:
             return
-        if not isinstance(effect, Prime):
+        if type(effect) is not Prime:
             self._effects.clear()
         self._effects.append(effect)
         if self._waiter is not None and not self._waiter.done():

@@ -267,33 +267,28 @@ class RequestHandler:
         try:
             effect = attempts.start()
             while True:
-                match effect:
-                    case Send():
-                        self._sender.send(context, effect.plan)
-                        effect = await context.next_effect()
-                    case Relay():
-                        relay = self._relay(request, context, effect, hook, relay)
-                        effect = await context.next_effect()
-                    case Abandon():
-                        effect = await self._abandon(context, effect)
-                    case Append():
-                        assert relay is not None, "a stream stands still"
-                        if not effect.passage:
-                            logger.warning("no worker goes on behind a passage: %s", effect.reason)
-                            relay.give_passage_up()
-                        self._sender.send(context, effect.plan)
-                        effect = await context.next_effect()
-                    case Prime():
-                        assert relay is not None, "a passage is found while a stream is relayed"
-                        relay.prime(effect)
-                        effect = await context.next_effect()
-                    case Note():
-                        effect = await context.next_effect()
-                    case Finish():
-                        self._finish(request, context, effect, relay)
-                        return
-                    case _:
-                        assert_never(effect)
+                if type(effect) is Send:
+                    self._sender.send(context, effect.plan)
+                elif type(effect) is Relay:
+                    relay = self._relay(request, context, effect, hook, relay)
+                elif type(effect) is Finish:
+                    self._finish(request, context, effect, relay)
+                    return
+                elif type(effect) is Abandon:
+                    effect = await self._abandon(context, effect)
+                    continue
+                elif type(effect) is Append:
+                    assert relay is not None, "a stream stands still"
+                    if not effect.passage:
+                        logger.warning("no worker goes on behind a passage: %s", effect.reason)
+                        relay.give_passage_up()
+                    self._sender.send(context, effect.plan)
+                elif type(effect) is Prime:
+                    assert relay is not None, "a passage is found while a stream is relayed"
+                    relay.prime(effect)
+                elif type(effect) is not Note:
+                    assert_never(effect)
+                effect = await context.next_effect()
         except asyncio.CancelledError:
             gone = _gone(request)
             context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())

@@ -22,6 +22,7 @@ from .context import RequestContext
 _MAX_WAITING = 0.1  # share of decoding in which the client was waited for; above, TPOT is not used
 
 # Local, but not because a worker was expected to hold the prefix.
+_OK, _LOCAL = Outcome.OK, Route.LOCAL  # an enum's attribute is slow to look up (Python 3.11)
 _UNPREDICTED = (Reason.NO_PREFILL, Reason.APPENDED)
 
 logger = logging.getLogger("ppd.router.turns")
@@ -74,7 +75,7 @@ class RequestRecorder:
         if context.outcome is not None:
             return
         context.outcome = outcome
-        if outcome is Outcome.OK:
+        if outcome is _OK:
             self._metrics.e2e.of(*_kind(context)).observe(self._clock() - context.arrived_s)
         self._metrics.finished.add(context.inbound.endpoint, outcome)
 
@@ -115,7 +116,7 @@ class RequestRecorder:
         for worker in (home, context.prefill):
             if isinstance(worker, Worker) and worker.evictions is not None:
                 worker.evictions.served(turn.session)
-        if context.decision.route is Route.LOCAL and context.decision.reason not in _UNPREDICTED:
+        if context.decision.route is _LOCAL and context.decision.reason not in _UNPREDICTED:
             self._compare(context, turn, usage)
         self._count_transfer(context, home, usage)
         self._forecast.learn_prompt(
@@ -131,7 +132,7 @@ class RequestRecorder:
 
     def _count_transfer(self, context: RequestContext, home: Worker, usage: Usage) -> None:
         token_bytes = home.handshake.kv_token_bytes
-        if context.decision.route is Route.LOCAL:
+        if context.decision.route is _LOCAL:
             self._metrics.transfer_avoided.inc(usage.prompt_tokens)
             if token_bytes is not None:
                 self._metrics.bytes_avoided.add(more=usage.prompt_tokens * token_bytes)

@@ -31,15 +31,15 @@ class WorkerHealth:
 
     def note(self, effect: Effect) -> None:
         """Hold what an effect says for or against a worker."""
-        match effect:
-            case Relay() | Note() | Finish() if effect.credited is not None:
-                self.credit(effect.credited)
-            case Note() | Abandon() if effect.worker is not None:
-                self._note_failure(effect.worker, effect.reason, effect.blamed)
-            case Finish() if effect.blamed is not None:
-                self.blame(effect.blamed)
-            case _:
-                pass
+        credited = None
+        if type(effect) is Relay or type(effect) is Note or type(effect) is Finish:
+            credited = effect.credited
+        if credited is not None:
+            self.credit(credited)
+        elif type(effect) is Finish and effect.blamed is not None:
+            self.blame(effect.blamed)
+        elif (type(effect) is Note or type(effect) is Abandon) and effect.worker is not None:
+            self._note_failure(effect.worker, effect.reason, effect.blamed)
 
     def credit(self, view: WorkerView) -> None:
         """Note that a worker has done its part."""

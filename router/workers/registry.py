@@ -28,6 +28,9 @@ from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
+# An enum's attribute is slow to look up (Python 3.11), and every request would.
+_DECODE, _REPLICA = Role.DECODE, Role.REPLICA
+
 
 @dataclass(slots=True)
 class WorkerRegistry:
@@ -164,7 +167,7 @@ class WorkerRegistry:
 
     def opening(self, root: bytes | None) -> Route | None:
         """The side of a turn without a home; None without replicas, where there is no choice."""
-        if not self._by_role[Role.REPLICA]:
+        if not self._by_role[_REPLICA]:
             return None
         replicas, prefill, decode = map(self.ready, (Role.REPLICA, Role.PREFILL, Role.DECODE))
         return opening_side(replicas, prefill, decode, root)
@@ -172,7 +175,7 @@ class WorkerRegistry:
     def has_room(self, tokens: int) -> bool:
         """Whether a ready worker that decodes has KV for ``tokens`` tokens; True without any."""
         any_ready = False
-        for role in (Role.DECODE, Role.REPLICA):
+        for role in (_DECODE, _REPLICA):
             for worker in self._by_role[role]:
                 if worker.ready:
                     if worker.has_room(tokens):
