@@ -29,6 +29,8 @@ from typing import TypeVar
 import aiohttp
 import uvloop
 
+from ppd.errors import ConfigError
+
 from ..cluster import ClusterError, launching
 from ..http_stream import Reply, Tally, connect_many, http_request
 from ..options import Commands, add_logs, add_out
@@ -49,6 +51,9 @@ from .everything import KEY
 from .summary import paired, summarize
 
 _CHUNK = b'"content":" token"'
+
+STREAMS = 32  # of the closed loop
+SLICES = 8  # of the closed loop in a round
 
 T = TypeVar("T")
 
@@ -192,14 +197,15 @@ async def measure(
         bench = Bench(http, direct, model)
         for candidate in candidates:
             await until_ready(bench, candidate)
-            await bench.closed_loop(candidate, 32, 640)
+            await bench.closed_loop(candidate, STREAMS, 640)
             await bench.first_tokens(candidate, 20)
             candidate.errors.clear()
             candidate.idle_mb = candidate.mb()
         for number in range(rounds):
-            for candidate in in_round(candidates, number):
-                rows.append(await one_round(bench, candidate, number, requests, loads))
-                print(f"  {rows[-1]}", file=sys.stderr, flush=True)
+            order = in_round(candidates, number)
+            for row in await one_round(bench, order, number, requests, loads):
+                rows.append(row)
+                print(f"  {row}", file=sys.stderr, flush=True)
     return rows
 
 
@@ -211,23 +217,39 @@ def in_round(candidates: Sequence[T], number: int) -> list[T]:
 
 
 async def one_round(
-    bench: Bench, candidate: Candidate, number: int, requests: int, loads: Sequence[Load]
-) -> dict[str, object]:
-    """Measure one router once, and return its row."""
-    row: dict[str, object] = {"router": candidate.name, "round": number}
-    row["cpu_us_per_request"] = await bench.closed_loop(candidate, 32, requests)
-    added = await bench.first_tokens(candidate, 200)
-    row["added_ttft_p50_ms"], row["added_ttft_p99_ms"] = added
+    bench: Bench, order: Sequence[Candidate], number: int, requests: int, loads: Sequence[Load]
+) -> list[dict[str, object]]:
+    """Measure all routers once, and return their rows.
+
+    They take turns at each load, and the closed loop goes around several times: what else the
+    machine does meets all of them alike.
+    """
+    rows: list[dict[str, object]] = [{"router": c.name, "round": number} for c in order]
+    turns = list(zip(order, rows, strict=True))
+    spent_us = [0.0] * len(order)
+    for _ in range(SLICES):
+        for i, candidate in enumerate(order):
+            spent_us[i] += await bench.closed_loop(candidate, STREAMS, requests // SLICES)
+    for (_, row), us in zip(turns, spent_us, strict=True):
+        row["cpu_us_per_request"] = us / SLICES
+    for candidate, row in turns:
+        added = await bench.first_tokens(candidate, 200)
+        row["added_ttft_p50_ms"], row["added_ttft_p99_ms"] = added
     for load in loads:
-        us, mb = await bench.streams(candidate, load)
-        row[f"cpu_us_per_chunk_{load.name}"] = us
-        if load.streams >= 1000:
-            row["mb_per_1000_streams"] = 1e3 * (mb - candidate.idle_mb) / load.streams
-    row["errors"] = len(candidate.errors)
-    if candidate.errors:
-        row["errors_seen"] = sorted(set(candidate.errors))[:5]
-    candidate.errors = []
-    return {name: round(v, 3) if isinstance(v, float) else v for name, v in row.items()}
+        for candidate, row in turns:
+            us, mb = await bench.streams(candidate, load)
+            row[f"cpu_us_per_chunk_{load.name}"] = us
+            if load.streams >= 1000:
+                row["mb_per_1000_streams"] = 1e3 * (mb - candidate.idle_mb) / load.streams
+    for candidate, row in turns:
+        row["errors"] = len(candidate.errors)
+        if candidate.errors:
+            row["errors_seen"] = sorted(set(candidate.errors))[:5]
+        candidate.errors = []
+    return [
+        {name: round(v, 3) if isinstance(v, float) else v for name, v in row.items()}
+        for row in rows
+    ]
 
 
 async def until_ready(bench: Bench, candidate: Candidate) -> None:
@@ -292,8 +314,12 @@ def run(options: argparse.Namespace) -> int:
         The exit status: 1 if a request failed.
 
     Raises:
-        ConfigError: the baseline is no checkout, or is compared with no router of ours.
+        ConfigError: the baseline is no checkout, or is compared with no router of ours; or there
+            are too few requests for the closed loop.
     """
+    if options.requests < SLICES * STREAMS:
+        least = SLICES * STREAMS
+        raise ConfigError(f"--requests must be at least {least}, got {options.requests}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loads = [load for load in LOADS if load.name in options.loads]
