@@ -30,6 +30,7 @@ _ROOT_BYTES = 256  # length of a prompt's root
 _FIELDS = [
     (name, name.encode()) for name in ("role", "name", "tool_call_id", "content", "tool_calls")
 ]
+_PLAIN_FIELDS = [(field, name) for field, name in _FIELDS if field in ("role", "content")]
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -190,7 +191,8 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
         if opening is None and message.get("role") == "user":
             opening = i
         parts = []
-        for field, name in _FIELDS:
+        plain = len(message) == 2 and "role" in message and "content" in message
+        for field, name in _PLAIN_FIELDS if plain else _FIELDS:
             value = message.get(field)
             if value is None:
                 continue

@@ -63,6 +63,13 @@ class Admission:
         """How many requests wait."""
         return self._waiting
 
+    def enters(self, tokens: int) -> bool:
+        """Admit a request at once, if there is room and none waits; then ``leave`` must follow."""
+        if self._waiting or not self._may_enter(tokens):
+            return False
+        self._in_flight += 1
+        return True
+
     async def enter(self, tenant: str, tokens: int) -> None:
         """Wait until a request is admitted; ``leave`` must follow.
 
@@ -73,8 +80,7 @@ class Admission:
         Raises:
             Overloaded: too many requests wait, or this one has waited too long.
         """
-        if not self._waiting and self._may_enter(tokens):
-            self._in_flight += 1
+        if self.enters(tokens):
             return
         limits, now_s = self.limits, self._clock()
         if self._waiting >= limits.max_waiting and not self._displace(tenant):

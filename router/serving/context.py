@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from ppd.attempts import Attempts, Crashed, Effect, Event, Note, Prime
-from ppd.decision import Decision, Features
+from ppd.decision import Decision
 from ppd.outcome import Outcome
 from ppd.placement import PlannedTurn, WorkerView
-from ppd.sessions import Hit
 
 from ..intake.inbound import Inbound
 from ..workers.sglang import Usage
@@ -38,6 +36,10 @@ class RequestContext:
         clock: seconds, monotonic.
 
     Attributes:
+        hit: the earlier turn that it continues; None if none is known.
+        features: what its route was decided from; None without a hit.
+        kv_tokens: KV that it was expected to need.
+        turn: the number of the turn in its conversation, from 1.
         inbound: the request that workers are sent; the rest of it, once a stream is continued.
         answer: the latest answer of a worker.
         client_waits_s: time in which the client did not take what was there for it.
@@ -57,8 +59,11 @@ class RequestContext:
         "attempts",
         "client_waits_s",
         "clients_key",
+        "features",
         "headers",
+        "hit",
         "inbound",
+        "kv_tokens",
         "legs",
         "number",
         "outcome",
@@ -66,6 +71,7 @@ class RequestContext:
         "recorded",
         "session",
         "tenant",
+        "turn",
         "usage",
     )
 
@@ -92,6 +98,10 @@ class RequestContext:
         self.clients_key = clients_key
         self.arrived_s = arrived_s
         self.planned = planned
+        self.hit = planned.hit
+        self.features = planned.features
+        self.kv_tokens = planned.kv_tokens
+        self.turn = 1 if planned.hit is None else planned.hit.next_turn
         self.attempts = attempts
         self._note = note
         self._clock = clock
@@ -101,7 +111,7 @@ class RequestContext:
         self.outcome: Outcome | None = None
         self.recorded = False
         self.legs: list[Leg] = []
-        self._effects: deque[Effect] = deque()
+        self._effects: list[Effect] = []  # hardly ever more than one
         self._waiter: asyncio.Future[None] | None = None
 
     # -- events and effects ----------------------------------------------------------------
@@ -132,15 +142,19 @@ class RequestContext:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def ready_effect(self) -> Effect | None:
+        """The next effect, if an event has given one already."""
+        return self._effects.pop(0) if self._effects else None
+
     async def next_effect(self) -> Effect:
         """Wait until an event has given an effect."""
-        if not self._effects:
+        while not self._effects:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._effects.popleft()
+        return self._effects.pop(0)
 
     def close_legs(self) -> None:
         """Close all legs, which aborts what has not ended."""
@@ -154,16 +168,6 @@ class RequestContext:
     # -- what is recorded ------------------------------------------------------------------
 
     @property
-    def hit(self) -> Hit | None:
-        """The earlier turn that it continues."""
-        return self.planned.hit
-
-    @property
-    def features(self) -> Features | None:
-        """What its route was decided from."""
-        return self.planned.features
-
-    @property
     def decision(self) -> Decision:
         """The route as it was taken: a refused local turn has become a remote one."""
         return self.attempts.decision
@@ -172,16 +176,6 @@ class RequestContext:
     def prefill(self) -> WorkerView | None:
         """The prefill worker of the attempt that was answered; None if it had none."""
         return self.attempts.prefill
-
-    @property
-    def turn(self) -> int:
-        """The number of the turn in its conversation, from 1."""
-        return 1 if self.hit is None else self.hit.next_turn
-
-    @property
-    def kv_tokens(self) -> int:
-        """KV that it was expected to need."""
-        return self.planned.kv_tokens
 
     @property
     def ttft_s(self) -> float | None:

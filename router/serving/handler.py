@@ -62,6 +62,7 @@ from .sending import Sender
 
 logger = logging.getLogger("ppd.router.turns")
 
+_ENDED = StreamEnded()
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
@@ -191,7 +192,8 @@ class RequestHandler:
         self.rates.charge(tenant, kv_tokens)
         try:
             if hook is None:
-                await self._admission.enter(tenant, kv_tokens)
+                if not self._admission.enters(kv_tokens):
+                    await self._admission.enter(tenant, kv_tokens)
                 return parsed, kv_tokens
             estimate = self._estimate(parsed.query, kv_tokens)
             entering = self._admission.enter(tenant, kv_tokens)
@@ -288,7 +290,7 @@ class RequestHandler:
                     relay.prime(effect)
                 elif type(effect) is not Note:
                     assert_never(effect)
-                effect = await context.next_effect()
+                effect = context.ready_effect() or await context.next_effect()
         except asyncio.CancelledError:
             gone = _gone(request)
             context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())
@@ -323,7 +325,7 @@ class RequestHandler:
         self._recorder.answered(context)
         if not answer.streams:
             relay_body(request, context, answer, self._recorder)
-            context.deliver(StreamEnded())
+            context.deliver(_ENDED)
             return None
         observer = resumption = None
         if Resumption.possible(context.inbound):

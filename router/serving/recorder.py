@@ -61,11 +61,11 @@ class RequestRecorder:
 
     def answered(self, context: RequestContext) -> None:
         """A worker has begun to answer."""
-        decision = context.decision
+        decision, ttft_s = context.decision, context.ttft_s
         metrics = self._metrics
         metrics.turns.add(context.inbound.endpoint, decision.route, decision.reason)
-        assert context.ttft_s is not None
-        metrics.ttft.of(*_kind(context)).observe(context.ttft_s)
+        assert ttft_s is not None
+        metrics.ttft.of(*_kind(context)).observe(ttft_s)
 
     def finished(self, context: RequestContext, outcome: Outcome) -> None:
         """The request has ended; each further call does nothing.
@@ -106,7 +106,7 @@ class RequestRecorder:
 
     def record_answer(self, context: RequestContext, home: Worker, usage: Usage | None) -> None:
         """Record where the conversation now is, and compare prediction and usage."""
-        chain = context.inbound.chain
+        chain, decision = context.inbound.chain, context.decision
         context.usage = usage
         if usage is None or chain is None:
             return
@@ -116,7 +116,7 @@ class RequestRecorder:
         for worker in (home, context.prefill):
             if isinstance(worker, Worker) and worker.evictions is not None:
                 worker.evictions.served(turn.session)
-        if context.decision.route is _LOCAL and context.decision.reason not in _UNPREDICTED:
+        if decision.route is _LOCAL and decision.reason not in _UNPREDICTED:
             self._compare(context, turn, usage)
         self._count_transfer(context, home, usage)
         self._forecast.learn_prompt(
@@ -149,10 +149,11 @@ class RequestRecorder:
         The policy gets nothing of an answer that did not stream, came on another route than
         decided, or waited for its client.
         """
-        assert context.ttft_s is not None
-        ttft_ms = 1e3 * context.ttft_s
+        decision, ttft_s = context.decision, context.ttft_s
+        assert ttft_s is not None
+        ttft_ms = 1e3 * ttft_s
         tpot_ms = None
-        decoding_s = now_s - context.arrived_s - context.ttft_s
+        decoding_s = now_s - context.arrived_s - ttft_s
         if context.inbound.stream and usage.completion_tokens > 1:
             tpot_s = decoding_s / (usage.completion_tokens - 1)
             tpot_ms = 1e3 * tpot_s
@@ -161,19 +162,19 @@ class RequestRecorder:
         observed = False
         if context.features is not None and tpot_ms is not None:
             retried = context.attempts.retried
-            as_decided = context.decision is context.planned.decision and not retried
+            as_decided = decision is context.planned.decision and not retried
             in_time = context.client_waits_s <= _MAX_WAITING * decoding_s
             if as_decided and in_time:
                 observed = self._planner.observe(
-                    context.number, context.features, context.decision.route, ttft_ms, tpot_ms
+                    context.number, context.features, decision.route, ttft_ms, tpot_ms
                 )
         context.recorded = True
         self._journal.finished(
             Finished(
                 number=context.number,
                 at_s=now_s,
-                route=context.decision.route,
-                reason=context.decision.reason,
+                route=decision.route,
+                reason=decision.reason,
                 outcome="answered",
                 observed=observed,
                 prompt_tokens=usage.prompt_tokens,

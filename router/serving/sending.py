@@ -17,6 +17,9 @@ from .bodies import body_of, session_field, with_terms
 from .context import RequestContext
 from .legs import Answer, Leg
 
+# Events without details of their own.
+_STREAM, _BODY, _PREFILLED = Answered(streams=True), Answered(streams=False), Prefilled()
+
 
 class Sender:
     """Sends requests to workers.
@@ -105,7 +108,7 @@ class _Responses:
         context = self._context
         if isinstance(response, Answer):
             context.answer = response
-            context.deliver(Answered(response.streams))
+            context.deliver(_STREAM if response.streams else _BODY)
         else:
             context.deliver(Failed(response))
 
@@ -113,7 +116,7 @@ class _Responses:
         if isinstance(response, Failure):
             self._context.deliver(PrefillFailed(response))
         else:
-            self._context.deliver(Prefilled())
+            self._context.deliver(_PREFILLED)
 
 
 class _Response:

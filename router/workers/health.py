@@ -35,7 +35,7 @@ class WorkerHealth:
         if type(effect) is Relay or type(effect) is Note or type(effect) is Finish:
             credited = effect.credited
         if credited is not None:
-            self.credit(credited)
+            worker_of(credited).breaker.succeeded()
         elif type(effect) is Finish and effect.blamed is not None:
             self.blame(effect.blamed)
         elif (type(effect) is Note or type(effect) is Abandon) and effect.worker is not None:
