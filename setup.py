@@ -14,6 +14,7 @@ from pathlib import Path
 
 from setuptools import setup
 
+_CORE = ("arrivals", "attempts", "backlog", "forecast", "headroom")
 _COMPILED = {
     "apis": ("front",),
     "intake": (
@@ -35,7 +36,8 @@ def _compiled() -> list[object]:
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree("router", staged / "ppd_router")
     os.environ["MYPYPATH"] = str(staged)
-    sources = [
+    sources = [f"ppd/{name}.py" for name in _CORE]
+    sources += [
         str(staged / "ppd_router" / package / f"{name}.py")
         for package, names in _COMPILED.items()
         for name in names

@@ -14,10 +14,13 @@ from functools import partial
 from itertools import count
 
 from ppd.arrivals import ArrivalRate
-from ppd.attempts import (
+from ppd.attempts import Attempts
+from ppd.backlog import Backlog
+from ppd.contract import Refusal, RefusalReason
+from ppd.decision import Policy
+from ppd.effects import (
     Abandon,
     Answered,
-    Attempts,
     Cause,
     Failed,
     Failure,
@@ -26,9 +29,6 @@ from ppd.attempts import (
     Settled,
     StreamEnded,
 )
-from ppd.backlog import Backlog
-from ppd.contract import Refusal, RefusalReason
-from ppd.decision import Policy
 from ppd.errors import EngineError
 from ppd.forecast import Forecast, blend
 from ppd.placement import Placement as WorkerPlacement

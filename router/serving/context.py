@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ppd.attempts import Attempts, Crashed, Effect, Event, Note, Prime
+from ppd.attempts import Attempts
 from ppd.decision import Decision
+from ppd.effects import Crashed, Effect, Event, Note, Prime
 from ppd.outcome import Outcome
 from ppd.placement import PlannedTurn, WorkerView
 

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from typing import assert_never
 
 from ppd.arrivals import ArrivalRate
-from ppd.attempts import (
+from ppd.attempts import Attempts
+from ppd.backlog import Backlog
+from ppd.decision import Route
+from ppd.effects import (
     Abandon,
     Append,
-    Attempts,
     ClientGone,
     Crashed,
     Effect,
@@ -30,8 +32,6 @@ from ppd.attempts import (
     Stopping,
     StreamEnded,
 )
-from ppd.backlog import Backlog
-from ppd.decision import Route
 from ppd.errors import RequestError
 from ppd.journal import Decided
 from ppd.outcome import Outcome

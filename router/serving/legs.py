@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from ppd.attempts import Cause, Failure
 from ppd.contract import parse_refusal
+from ppd.effects import Cause, Failure
 from ppd.errors import EngineError
 
 from ..wire.client import Exchange, Upstreams

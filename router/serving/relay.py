@@ -8,7 +8,7 @@ import time
 
 import orjson
 
-from ppd.attempts import (
+from ppd.effects import (
     Crashed,
     PassageFound,
     Prime,

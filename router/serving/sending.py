@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ppd.attempts import Answered, Failed, Failure, Prefilled, PrefillFailed, Prime
+from ppd.attempts import blames_worker
 from ppd.contract import LocalTerms
+from ppd.effects import Answered, Failed, Failure, Prefilled, PrefillFailed, Prime
 from ppd.placement import Plan
 
 from ..intake.inbound import Inbound
@@ -76,7 +77,7 @@ class Sender:
         if isinstance(answer, Answer):
             self._health.credit(worker)
             return None
-        if answer.blames_worker:
+        if blames_worker(answer):
             self._health.blame(worker)
         return answer
 

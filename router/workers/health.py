@@ -6,8 +6,8 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from ppd.attempts import Abandon, Effect, Failure, Finish, Note, Relay
 from ppd.contract import Role
+from ppd.effects import Abandon, Effect, Failure, Finish, Note, Relay
 from ppd.placement import WorkerView
 
 from ..observability.metrics import Metrics

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 
 from eval.fake_worker.request import Request
-from ppd.attempts import (
+from ppd.attempts import Attempts
+from ppd.backlog import Backlog
+from ppd.decision import Decision, Reason, Route
+from ppd.effects import (
     Abandon,
     Answered,
-    Attempts,
     ClientGone,
     Effect,
     Failed,
@@ -20,8 +22,6 @@ from ppd.attempts import (
     Relay,
     StreamBroke,
 )
-from ppd.backlog import Backlog
-from ppd.decision import Decision, Reason, Route
 from ppd.outcome import Outcome
 from ppd.placement import Placement, PlannedTurn
 from router.intake.inbound import Endpoint, Served

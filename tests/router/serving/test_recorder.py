@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ppd.arrivals import ArrivalRate
-from ppd.attempts import Answered, Attempts, ClientGone, StreamEnded
+from ppd.attempts import Attempts
 from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.decision import Decision, Reason, Route
+from ppd.effects import Answered, ClientGone, StreamEnded
 from ppd.forecast import Forecast
 from ppd.outcome import Outcome
 from ppd.placement import Placement, PlannedTurn
