@@ -5,10 +5,11 @@ It does no I/O: replies go in, outcomes and differences come out.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 from ppd.outcome import Outcome
 
@@ -214,20 +215,46 @@ def parse_router_counts(text: str) -> RouterCounts:
 
 
 def reconciled(clients: ClientCounts, router: RouterCounts) -> tuple[Counts, int]:
-    """Move uncertain requests to the outcome that the router has counted.
+    """Move uncertain requests to the outcomes that the router has counted.
+
+    A request that is moved may take the place of another one, which is moved on: one was counted
+    as disconnected and not as answered, another one as truncated and not as disconnected.
 
     Returns:
         The clients' finished requests, and how many were moved.
     """
-    mine, theirs, moved = clients.finished.copy(), router.finished, 0
-    for (path, seen, other), count in clients.uncertain.items():
-        too_many = mine[path, seen] - theirs[path, seen]
-        too_few = theirs[path, other] - mine[path, other]
-        here = max(0, min(count, too_many, too_few))
-        mine[path, seen] -= here
-        mine[path, other] += here
-        moved += here
+    mine, free = clients.finished.copy(), Counter(clients.uncertain)
+    moved = 0
+    for path, outcome in sorted(mine):
+        while mine[path, outcome] > router.finished[path, outcome]:
+            steps = _way_to_too_few(path, outcome, mine, router.finished, free)
+            if not steps:
+                break
+            for seen, other in pairwise((outcome, *steps)):
+                free[path, seen, other] -= 1
+                free[path, other, seen] += 1  # it may be moved back for another one
+            mine[path, outcome] -= 1
+            mine[path, steps[-1]] += 1
+            moved += len(steps)
     return mine, moved
+
+
+def _way_to_too_few(
+    path: str, outcome: str, mine: Counts, theirs: Counts, free: Counts
+) -> tuple[str, ...]:
+    """The moves to the nearest outcome that the clients have counted too seldom; () if none."""
+    ways: deque[tuple[str, ...]] = deque([()])
+    reached = {outcome}
+    while ways:
+        way = ways.popleft()
+        at = way[-1] if way else outcome
+        if mine[path, at] < theirs[path, at]:
+            return way
+        for (endpoint, seen, other), count in free.items():
+            if count > 0 and endpoint == path and seen == at and other not in reached:
+                reached.add(other)
+                ways.append((*way, other))
+    return ()
 
 
 def differences(clients: ClientCounts, router: RouterCounts) -> list[str]:

@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -53,14 +53,18 @@ from .summary import paired, summarize
 _CHUNK = b'"content":" token"'
 
 STREAMS = 32  # of the closed loop
-SLICES = 8  # of the closed loop in a round
+SLICES = 25  # of the closed loop in a round
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Streams that are open at once, each of ``chunks`` in bursts every ``interval_s``."""
+    """Streams that are open at once, each of ``chunks`` in bursts every ``interval_s``.
+
+    Attributes:
+        slices: a round measures the load so often, each time with as large a part of the chunks.
+    """
 
     name: str
     streams: int
@@ -68,13 +72,14 @@ class Load:
     interval_s: float
     burst: int = 1
     window: float = 0.6  # of all chunks: counted when all streams are open, and none has ended
+    slices: int = 1
 
 
 LOADS = (
-    Load("burst", 32, 512, 0.1, 32),
+    Load("burst", 32, 512, 0.1, 32, slices=4),
     Load("paced_1", 1, 150, 0.02),
     Load("paced_64", 64, 150, 0.02),
-    Load("paced", 512, 150, 0.02),
+    Load("paced", 512, 150, 0.02, slices=3),
     Load("open_4096", 4096, 16, 0.5),
 )
 
@@ -116,22 +121,21 @@ class Bench:
         Returns:
             The CPU microseconds of a chunk, and the memory then, in MiB.
         """
+        chunks = load.chunks // load.slices
         rhythm = {"interval_s": load.interval_s, "burst": load.burst}
         async with self._http.post(f"http://127.0.0.1:{self._direct}/rhythm", json=rhythm):
             pass
         tally = Tally()
         connections = await connect_many(candidate.port, load.streams, tally, _CHUNK)
-        asked = [
-            asyncio.create_task(link.ask(self._request(load.chunks, True))) for link in connections
-        ]
+        asked = [asyncio.create_task(link.ask(self._request(chunks, True))) for link in connections]
         every = asyncio.gather(*asked)
         await tally.reached(load.streams, 0, every)
         before_s, first = candidate.cpu_s(), tally.chunks
-        last = first + load.window * (load.streams * load.chunks - first)
+        last = first + load.window * (load.streams * chunks - first)
         await tally.reached(0, int(last), every)
         counted = tally.chunks - first
         spent_s, mb = candidate.cpu_s() - before_s, candidate.mb()
-        candidate.note(await every, load.chunks)
+        candidate.note(await every, chunks)
         for link in connections:
             link.close()
         return 1e6 * spent_s / max(1, counted), mb
@@ -221,26 +225,33 @@ async def one_round(
 ) -> list[dict[str, object]]:
     """Measure all routers once, and return their rows.
 
-    They take turns at each load, and the closed loop goes around several times: what else the
-    machine does meets all of them alike.
+    They take turns in slices of each load, there and back: what else the machine does meets all of
+    them alike.
     """
     rows: list[dict[str, object]] = [{"router": c.name, "round": number} for c in order]
     turns = list(zip(order, rows, strict=True))
-    spent_us = [0.0] * len(order)
-    for _ in range(SLICES):
-        for i, candidate in enumerate(order):
-            spent_us[i] += await bench.closed_loop(candidate, STREAMS, requests // SLICES)
-    for (_, row), us in zip(turns, spent_us, strict=True):
-        row["cpu_us_per_request"] = us / SLICES
+
+    def slices(count: int) -> Iterator[tuple[Candidate, dict[str, object]]]:
+        for i in range(count):
+            yield from turns[::-1] if i % 2 else turns
+
+    spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for candidate, _ in slices(SLICES):
+        us = await bench.closed_loop(candidate, STREAMS, requests // SLICES)
+        spent[candidate.name, "cpu_us_per_request"].append(us)
     for candidate, row in turns:
         added = await bench.first_tokens(candidate, 200)
         row["added_ttft_p50_ms"], row["added_ttft_p99_ms"] = added
     for load in loads:
-        for candidate, row in turns:
+        for candidate, row in slices(load.slices):
             us, mb = await bench.streams(candidate, load)
-            row[f"cpu_us_per_chunk_{load.name}"] = us
+            spent[candidate.name, f"cpu_us_per_chunk_{load.name}"].append(us)
             if load.streams >= 1000:
                 row["mb_per_1000_streams"] = 1e3 * (mb - candidate.idle_mb) / load.streams
+    for candidate, row in turns:
+        for (name, cost), parts in spent.items():
+            if name == candidate.name:
+                row[cost] = statistics.fmean(parts)
     for candidate, row in turns:
         row["errors"] = len(candidate.errors)
         if candidate.errors:

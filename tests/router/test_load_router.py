@@ -163,3 +163,24 @@ def test_who_hangs_up_in_the_last_moment_may_be_counted_either_way() -> None:
     assert differences(counts, router_counts) == []
     router_counts.finished[path, "ok"], router_counts.finished[path, "disconnected"] = 0, 2
     assert len(differences(counts, router_counts)) == 2
+
+
+def test_one_uncertain_request_may_take_the_place_of_another_one() -> None:
+    counts, path = ClientCounts(), "/generate"
+    counts.finished.update({(path, "ok"): 2, (path, "disconnected"): 1})
+    counts.uncertain[path, "ok", "disconnected"] = 1
+    router_counts = RouterCounts(
+        finished=Counter({(path, "ok"): 1, (path, "disconnected"): 1, (path, "truncated"): 1}),
+        turns=Counter(),
+        answered=Counter(),
+        resumed=0,
+        in_flight=0,
+        backlog_tokens=0,
+    )
+    assert len(differences(counts, router_counts)) == 2  # none of them may have been truncated
+    counts.uncertain[path, "disconnected", "truncated"] = 1
+    assert differences(counts, router_counts) == []
+    other = "/v1/completions"  # what is uncertain on one endpoint excuses nothing on another one
+    counts.finished[other, "ok"] += 1
+    router_counts.finished[other, "truncated"] += 1
+    assert len(differences(counts, router_counts)) == 2
