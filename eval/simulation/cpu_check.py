@@ -27,7 +27,7 @@ from ..sweep.rows import read_runs
 from .cost_model import CostModel, Gpu, ModelSizes, Serving
 from .fit import fit
 from .simulator import Simulation
-from .traffic import Clients, Conversation, Exchange
+from .traffic import Clients, Conversation, TurnTokens
 from .workers import Chunking, Shape
 
 # ``eval.tiny_model``'s default. What it is made of only scales what is fitted.
@@ -169,7 +169,7 @@ def simulate(
                     session=len(conversations),
                     at_s=start_s + conversation.starts_at_s,
                     turns=tuple(
-                        Exchange(e.new_tokens, e.output_tokens) for e in conversation.turns
+                        TurnTokens(e.new_tokens, e.output_tokens) for e in conversation.turns
                     ),
                     think_s=tuple(e.think_s for e in conversation.turns[1:]),
                 )

@@ -111,6 +111,22 @@ class Engine:
         elif self._run is not None:
             self._cut(now_ms)
 
+    def stop(self, now_ms: float) -> dict[Job, int]:
+        """Stop for good, with all that is under way.
+
+        Returns:
+            The requests that decode, and how many tokens each has generated.
+        """
+        self._epoch += 1
+        steps = self._steps
+        if self._run is not None:
+            start_ms, planned = self._run
+            begun = self._costs.decode_steps(
+                now_ms - start_ms, self.sequences, self._context_tokens
+            )
+            steps += min(begun, planned) - 1
+        return {job: job.output_tokens - (job.ends_at_step - steps) for *_, job in self._ends}
+
     def _cut(self, now_ms: float) -> None:
         """End a run of decode steps with the step that is under way."""
         assert self._run is not None

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ppd.decision import Reason, Route
+from ppd.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One turn, as its client measured it; of a failed one only its names are meant."""
+    """One turn, as its client measured it; the times and tokens of a failed one mean nothing.
+
+    Attributes:
+        failed: its outcome is not ``ok``, or its client has not waited so long.
+    """
 
     session: int
     turn: int
@@ -24,11 +29,12 @@ class TurnRow:
     cached_tokens: int
     moved_tokens: int
     failed: bool
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one simulated turn took."""
+    """The turns of a simulation, and sums over its cluster."""
 
     rows: list[TurnRow]
     ended_s: float

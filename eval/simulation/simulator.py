@@ -1,14 +1,14 @@
 """A simulated cluster under load, routed by the real ``ppd.planning.Planner`` and its policies.
 
-Owns the clock, the clients, and what happens to a turn from its arrival to its record, as
-``router`` does it. What a step takes is ``cost_model``'s; what a worker does, ``sim_engine``'s.
+Owns the clients: which turn comes when, and what is recorded of it. A turn's attempts are
+``handler``'s, a worker's steps ``engine``'s, what a step takes ``cost_model``'s.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -16,23 +16,10 @@ from itertools import count
 from ppd.arrivals import ArrivalRate
 from ppd.attempts import Attempts
 from ppd.backlog import Backlog
-from ppd.contract import Refusal, RefusalReason
 from ppd.decision import Policy
-from ppd.effects import (
-    Abandon,
-    Answered,
-    Cause,
-    Failed,
-    Failure,
-    Prefilled,
-    Send,
-    Settled,
-    StreamEnded,
-)
-from ppd.errors import EngineError
 from ppd.forecast import Forecast, blend
-from ppd.placement import Placement as WorkerPlacement
-from ppd.placement import Plan, PlannedTurn, WorkerView
+from ppd.outcome import Outcome
+from ppd.placement import Placement
 from ppd.planning import Planner, Query
 from ppd.prefix import MessageChain
 from ppd.score import Objective, Weights
@@ -40,12 +27,13 @@ from ppd.sessions import SessionIndex, Turn
 
 from .clock import Clock
 from .cost_model import CostModel
-from .engine import Engine, Job
+from .handler import SimulatedHandler, SimulatedRequest
+from .outages import Outage, check
 from .rows import Result, TurnRow
 from .traffic import Clients, Conversation
-from .workers import Chunking, Cluster, Placement, Shape, SimulatedWorker
+from .workers import Chunking, Cluster, PlacementRule, Shape
 
-_BYTES_PER_TOKEN = 4  # the planner sees bytes, and tells tokens from them exactly
+_BYTES_PER_TOKEN = 4  # exactly: the planner estimates tokens from bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -56,25 +44,6 @@ class _Dialogue:
     root: bytes
     turn: int  # from 0
     prompt_tokens: int  # of the turn
-    home: SimulatedWorker | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A turn under way."""
-
-    dialogue: _Dialogue
-    planned: PlannedTurn
-    attempts: Attempts
-    at_ms: float  # its client's clock started
-    first_ms: float = 0.0
-    cached_tokens: int = 0
-    moved_tokens: int = 0
-
-    @property
-    def plan(self) -> Plan:
-        assert self.attempts.plan is not None
-        return self.attempts.plan
 
 
 class Simulation:
@@ -82,6 +51,11 @@ class Simulation:
 
     Args:
         delta: only the KV that the decode worker does not hold is transferred.
+        outages: of its workers.
+        max_resumptions: of a stream whose worker has died.
+
+    Raises:
+        ConfigError: an outage names no worker of the cluster, or two of one worker overlap.
     """
 
     def __init__(
@@ -95,7 +69,9 @@ class Simulation:
         objective: Objective | None = None,
         delta: bool = False,
         chunking: Chunking | None = None,
-        placement: Placement = Placement.CHANCE,
+        placement: PlacementRule = PlacementRule.CHANCE,
+        outages: Sequence[Outage] = (),
+        max_resumptions: int = 0,
     ) -> None:
         self.clock = Clock()
         source = random.Random(seed)
@@ -107,31 +83,42 @@ class Simulation:
         self._numbers = count(1)
         self.planner = Planner(
             policy=policy,
-            placement=WorkerPlacement(self.cluster, decode_fallback=False),
+            placement=Placement(self.cluster, decode_fallback=False),
             index=self._index,
             arrivals=self._arrivals,
             forecast=self._forecast,
             backlog=self.backlog,
         )
-        self._costs = costs
         self._clients = clients
         self._objective: Objective = objective or Weights()
-        self._delta = delta
+        self._max_resumptions = max_resumptions
+        self._handler = SimulatedHandler(
+            costs,
+            self.cluster,
+            self.clock,
+            delta=delta,
+            keeps_replies=not clients.replies_lost,
+            ended=self._end,
+        )
+        check(outages)
+        for outage in outages:
+            self._handler.schedule(outage)
         self._free = clients.connections
         self._queue: deque[tuple[_Dialogue, float]] = deque()
+        self._dialogues: dict[SimulatedRequest, _Dialogue] = {}  # under way
         self._rows: list[TurnRow] = []
+        self._ended_ms = 0.0
 
     def run(self, conversations: Iterable[Conversation]) -> Result:
         for plan in conversations:
             dialogue = _Dialogue(plan, b"%d" % plan.session, 0, plan.turns[0].new)
             self.clock.at(plan.at_s * 1e3, partial(self._arrive, dialogue))
         self.clock.run()
-        engines = [worker.engine for worker in self.cluster.workers.values()]
         return Result(
             rows=self._rows,
-            ended_s=self.clock.now_ms / 1e3,
+            ended_s=self._ended_ms / 1e3,
             moved_tokens=sum(link.moved_tokens for link in self.cluster.links.values()),
-            evicted_tokens=sum(engine.cache.evicted_tokens for engine in engines),
+            evicted_tokens=sum(one.all_evicted_tokens for one in self.cluster.workers.values()),
         )
 
     def _arrive(self, dialogue: _Dialogue, now_ms: float) -> None:
@@ -149,119 +136,76 @@ class Simulation:
         chain = _chain(plan, dialogue.turn)
         tokens = plan.turns[dialogue.turn].out
         query = Query("chat", chain, chain.total_bytes, "t", tokens, self._objective, root)
-        if dialogue.home is None:
-            dialogue.home = self.cluster.assign(root, plan.session)
+        self.cluster.assign(root, plan.session)
         planned = self.planner.plan(query, 0, now_s)
         attempts = Attempts(
-            planned, self.planner.placement, self.backlog, number=next(self._numbers)
+            planned,
+            self.planner.placement,
+            self.backlog,
+            number=next(self._numbers),
+            max_resumptions=self._max_resumptions,
         )
-        request = _Request(dialogue, planned, attempts, clock_ms)
-        dialogue.home.in_flight += 1
-        effect = attempts.start()
-        assert isinstance(effect, Send), "a simulated worker takes every turn, or refuses it later"
-        self._later(self._costs.serving.request_ms, partial(self._send, request))
+        request = SimulatedRequest(
+            plan.session, dialogue.prompt_tokens, tokens, planned, attempts, clock_ms
+        )
+        self._dialogues[request] = dialogue
+        self._handler.start(request, now_ms)
 
-    def _send(self, request: _Request, now_ms: float) -> None:
-        dialogue, plan = request.dialogue, request.plan
-        if plan.prefill is not None:
-            session, tokens = dialogue.plan.session, dialogue.prompt_tokens
-            job = Job(session, tokens, 0, False, lambda _: None)
-            job.done = partial(self._prefilled, request, job)
-            self._engine(plan.prefill).submit(job, now_ms)
-            return
-        job = self._decoding(request, has_kv=False)
-        job.min_cached_tokens = plan.min_cached_tokens
-        job.refused = partial(self._refused, request)
-        self._engine(plan.decode).submit(job, now_ms)
-
-    def _refused(self, request: _Request, now_ms: float) -> None:
-        """The home has lost the conversation: the attempts say what follows."""
-        now_s = now_ms / 1e3
-        refusal = Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS)
-        error = EngineError(refusal.to_message(), status=400)
-        effect = request.attempts.on(Failed(Failure(Cause.ANSWERED, error, refusal)), now_s)
-        assert isinstance(effect, Abandon)
-        effect = request.attempts.on(Settled(), now_s)
-        assert isinstance(effect, Send), "what the home refuses goes remote"
-        self._send(request, now_ms)
-
-    def _prefilled(self, request: _Request, job: Job, now_ms: float) -> None:
-        dialogue, prefill = request.dialogue, request.plan.prefill
-        assert prefill is not None
-        home = self._engine(request.plan.decode)
-        held = home.cache.cached_tokens(dialogue.plan.session) if self._delta else 0
-        request.cached_tokens = job.cached_tokens
-        request.moved_tokens = dialogue.prompt_tokens - held
-        arrived_ms = self.cluster.links[prefill.name].send(request.moved_tokens, now_ms)
-        self.clock.at(arrived_ms + self._costs.serving.handover_ms, partial(self._join, request))
-
-    def _join(self, request: _Request, now_ms: float) -> None:
-        self._engine(request.plan.decode).submit(self._decoding(request, has_kv=True), now_ms)
-
-    def _decoding(self, request: _Request, *, has_kv: bool) -> Job:
-        dialogue = request.dialogue
-        tokens = dialogue.plan.turns[dialogue.turn].out
-        job = Job(dialogue.plan.session, dialogue.prompt_tokens, tokens, has_kv, lambda _: None)
-        job.keeps_reply = not self._clients.replies_lost
-        job.first = partial(self._answered, request, job)
-        job.done = partial(self._ended, request)
-        return job
-
-    def _answered(self, request: _Request, job: Job, now_ms: float) -> None:
-        request.first_ms = now_ms
-        if request.plan.prefill is None:
-            request.cached_tokens = job.cached_tokens
-        else:
-            request.attempts.on(Prefilled(), now_ms / 1e3)
-        request.attempts.on(Answered(streams=True), now_ms / 1e3)
-
-    def _ended(self, request: _Request, now_ms: float) -> None:
-        dialogue = request.dialogue
+    def _end(self, request: SimulatedRequest, now_ms: float) -> None:
+        """A request has ended: record it, and begin the next turn."""
+        dialogue = self._dialogues.pop(request)
         plan, number = dialogue.plan, dialogue.turn + 1
-        output_tokens = plan.turns[dialogue.turn].out
-        request.attempts.on(StreamEnded(), now_ms / 1e3)
-        assert dialogue.home is not None
-        dialogue.home.in_flight -= 1
+        outcome = request.attempts.outcome
+        assert outcome is not None
         ttft_ms = request.first_ms - request.at_ms
         e2e_ms = now_ms - request.at_ms
-        tpot_ms = (now_ms - request.first_ms) / max(1, output_tokens - 1)
-        failed = e2e_ms > self._clients.timeout_s * 1e3
+        tpot_ms = (now_ms - request.first_ms) / max(1, request.output_tokens - 1)
+        failed = outcome is not Outcome.OK or e2e_ms > self._clients.timeout_s * 1e3
+        decision = request.attempts.decision
         self._rows.append(
             TurnRow(
                 plan.session,
                 number,
-                request.plan.route,
-                request.plan.reason,
+                decision.route,
+                decision.reason,
                 request.at_ms / 1e3,
                 ttft_ms,
                 tpot_ms,
                 e2e_ms,
-                dialogue.prompt_tokens,
-                output_tokens,
+                request.prompt_tokens,
+                request.output_tokens,
                 request.cached_tokens,
                 request.moved_tokens,
                 failed,
+                outcome,
             )
         )
-        self._learn(request, output_tokens, ttft_ms, tpot_ms, now_ms / 1e3)
+        self._ended_ms = now_ms
+        if outcome is Outcome.OK:
+            self._learn(dialogue, request, ttft_ms, tpot_ms, now_ms / 1e3)
         if failed or number == len(plan.turns):
             self._leave(now_ms)
             return
-        dialogue.prompt_tokens += output_tokens + plan.turns[number].new
+        dialogue.prompt_tokens += request.output_tokens + plan.turns[number].new
         dialogue.turn = number
         pause_ms = plan.think_s[number - 1] * 1e3
         if plan.since_arrival:
             pause_ms = max(0.0, pause_ms - e2e_ms)
         if pause_ms:
             self._leave(now_ms)
-            self._later(pause_ms, partial(self._arrive, dialogue))
+            self.clock.at(now_ms + pause_ms, partial(self._arrive, dialogue))
         else:
             self._start(dialogue, now_ms, now_ms)
 
     def _learn(
-        self, request: _Request, output_tokens: int, ttft_ms: float, tpot_ms: float, now_s: float
+        self,
+        dialogue: _Dialogue,
+        request: SimulatedRequest,
+        ttft_ms: float,
+        tpot_ms: float,
+        now_s: float,
     ) -> None:
-        dialogue, planned = request.dialogue, request.planned
+        planned, output_tokens = request.planned, request.output_tokens
         before = None if planned.hit is None else planned.hit.turn
         self._forecast.learn_reply("t", None, output_tokens)
         if request.plan.prefill is not None:
@@ -291,18 +235,12 @@ class Simulation:
             self.planner.policy.observe(planned.features, route, ttft_ms, tpot_ms)
 
     def _leave(self, now_ms: float) -> None:
-        """A connection is free: whoever waits longest takes it."""
+        """A connection is free: the turn that has waited longest takes it."""
         if self._queue:
             dialogue, since_ms = self._queue.popleft()
             self._start(dialogue, since_ms, now_ms)
         elif self._free is not None:
             self._free += 1
-
-    def _engine(self, view: WorkerView) -> Engine:
-        return self.cluster.workers[view.name].engine
-
-    def _later(self, ms: float, then: Callable[[float], None]) -> None:
-        self.clock.at(self.clock.now_ms + ms, then)
 
 
 def _chain(plan: Conversation, turn: int) -> MessageChain:

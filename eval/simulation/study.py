@@ -23,10 +23,11 @@ from ppd.table import Table
 from ppd.table_policy import TablePolicy
 
 from .cost_model import CostModel
+from .outages import Outage
 from .rows import TurnRow
 from .simulator import Simulation
 from .traffic import Clients, Conversation, Workload, mixed, traced
-from .workers import Chunking, Placement, Shape
+from .workers import Chunking, PlacementRule, Shape
 
 PACED_TOKENS = 2048  # ppd-worker's --chunked-prefill-size on GPUs
 
@@ -56,11 +57,15 @@ class Routing:
 
     Attributes:
         table: of the ``ppd`` policy.
+        outages: of workers.
+        max_resumptions: of a stream whose worker has died.
     """
 
     table: Table | None = None
     objective: Objective = field(default_factory=Weights)
-    placement: Placement = Placement.CHANCE
+    placement: PlacementRule = PlacementRule.CHANCE
+    outages: tuple[Outage, ...] = ()
+    max_resumptions: int = 0
 
     def policy(self, name: str) -> Policy:
         """Return a new policy: the table's adapts to its traffic.
@@ -81,6 +86,8 @@ class StudyRow:
 
     Attributes:
         qps: turns a second that arrived, per worker.
+        turns: those that failed included; times and shares are of the others.
+        failed_turns: turns whose outcome is not ``ok``.
         ok_share: turns that met the targets; None without targets.
         lost_share: later turns that found nothing cached where they were prefilled, or too little
             for a local turn.
@@ -94,6 +101,7 @@ class StudyRow:
     think_s: float | None
     workers: int
     turns: int
+    failed_turns: int
     qps: float
     t1_ttft_p50_ms: float
     t2_ttft_p50_ms: float
@@ -121,7 +129,7 @@ def study(
     """Simulate one cluster under some traffic.
 
     Raises:
-        ConfigError: there is no such shape or policy, or no table for it.
+        ConfigError: there is no such shape or policy, or no table for it; or every turn failed.
     """
     routing = routing or Routing()
     started_s = time.perf_counter()
@@ -136,11 +144,15 @@ def study(
         delta=True,
         chunking=Chunking(paced_tokens=PACED_TOKENS),
         placement=routing.placement,
+        outages=routing.outages,
+        max_resumptions=routing.max_resumptions,
     )
     result = simulation.run(traffic.conversations(seed))
-    rows = result.rows
+    rows = [row for row in result.rows if not row.failed]
+    if not rows:
+        raise ConfigError(f"shape {shape}: every turn failed; are its workers ever alive?")
     later = [row for row in rows if row.turn > 1]
-    arrived_s = max(row.at_s for row in rows) - min(row.at_s for row in rows)
+    arrived_s = max(row.at_s for row in result.rows) - min(row.at_s for row in result.rows)
     tokens = sum(row.output_tokens for row in rows)
     lost = sum(_lost(row) for row in later)
     tpots = [row.tpot_ms for row in rows if row.output_tokens > 1]
@@ -150,8 +162,9 @@ def study(
         placement=routing.placement,
         think_s=traffic.think_s,
         workers=parsed.workers,
-        turns=len(rows),
-        qps=round(len(rows) / max(1.0, arrived_s) / parsed.workers, 3),
+        turns=len(result.rows),
+        failed_turns=len(result.rows) - len(rows),
+        qps=round(len(result.rows) / max(1.0, arrived_s) / parsed.workers, 3),
         t1_ttft_p50_ms=_quantile([row.ttft_ms for row in rows if row.turn == 1], 0.5),
         t2_ttft_p50_ms=_quantile([row.ttft_ms for row in later], 0.5),
         t2_ttft_p99_ms=_quantile([row.ttft_ms for row in later], 0.99),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -19,9 +19,10 @@ from ..options import Commands, add_out
 from ..provenance import provenance
 from ..raw_rows import append_whole
 from .cost_model import paper_model
+from .outages import Outage
 from .study import Routing, StudyRow, Traffic, plan, study, weigh
 from .traffic import load
-from .workers import Placement, Shape
+from .workers import PlacementRule, Shape
 
 
 def add_to(commands: Commands) -> None:
@@ -46,11 +47,21 @@ def add_to(commands: Commands) -> None:
     cluster.add_argument(
         "--placement",
         nargs="+",
-        choices=[*Placement],
-        default=[Placement.CHANCE],
+        choices=[*PlacementRule],
+        default=[PlacementRule.CHANCE],
         help="of new conversations",
     )
     cluster.add_argument("--think-s", nargs="+", type=float, help="mean pauses between turns")
+    cluster.add_argument(
+        "--outages",
+        nargs="+",
+        default=[],
+        metavar="WORKER@AT_S+FOR_S",
+        help="a worker dies and comes back: a0@30+10; p0, d0, r0 are others",
+    )
+    cluster.add_argument(
+        "--resume-streams", type=int, default=0, help="as of ppd-router: of a stream, how often"
+    )
     cluster.add_argument("--scaled", action="store_true", help="--qps is for each worker")
     cluster.set_defaults(run=run_cluster)
     wanted = commands.add_parser("plan", parents=[given], help="the cheapest cluster that will do")
@@ -71,19 +82,23 @@ def run_cluster(options: argparse.Namespace) -> int:
     weights = Weights(options.w_ttft, options.w_tpot)
     if problem := weights.problem():
         raise ConfigError(problem)
+    if options.resume_streams < 0:
+        raise ConfigError(f"--resume-streams must be at least 0, got {options.resume_streams}")
     table = None if options.table is None else _table(options.table)
+    outages = tuple(Outage.parse(text) for text in options.outages)
     rows = []
     for shape, policy, placement, think_s in product(
         options.shapes, options.policies, options.placement, options.think_s or [None]
     ):
-        routing = Routing(table, weights, Placement(placement))
+        routing = Routing(table, weights, PlacementRule(placement), outages, options.resume_streams)
         traffic = replace(_traffic(options), think_s=think_s)
         if options.scaled:
             traffic = replace(traffic, qps=traffic.qps * Shape.parse(shape).workers)
         row = study(paper_model(), shape, policy, traffic, options.seed, routing=routing)
         rows.append(row)
-        print(json.dumps(asdict(rows[-1])), flush=True)
-    _write(options.out, rows, options.seed)
+        print(json.dumps(asdict(row)), flush=True)
+    about = {"outages": options.outages, "resume_streams": options.resume_streams}
+    _write(options.out, rows, options.seed, about if outages else None)
     return 0
 
 
@@ -127,7 +142,7 @@ def run_plan(options: argparse.Namespace) -> int:
         }
     asked = {"targets": msgspec.to_builtins(targets), "share": options.share}
     asked |= {"qps": options.qps, "traffic": (options.workloads or options.trace).name}
-    _write(options.out, tried, options.seed, [{"row": "plan", **asked, **summary}])
+    _write(options.out, tried, options.seed, more=[{"row": "plan", **asked, **summary}])
     print(json.dumps(summary))
     return 0
 
@@ -150,8 +165,14 @@ def _traffic(options: argparse.Namespace) -> Traffic:
 
 
 def _write(
-    out: Path | None, rows: list[StudyRow], seed: int, more: Sequence[dict[str, object]] = ()
+    out: Path | None,
+    rows: list[StudyRow],
+    seed: int,
+    about: Mapping[str, object] | None = None,
+    more: Sequence[dict[str, object]] = (),
 ) -> None:
     if out is not None:
-        made = [{"row": "study", **asdict(row), **provenance(seed)} for row in rows]
+        made = [
+            {"row": "study", **asdict(row), **(about or {}), **provenance(seed)} for row in rows
+        ]
         append_whole(out, [*made, *more])

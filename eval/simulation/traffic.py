@@ -15,7 +15,7 @@ from ppd.errors import ConfigError
 from ..traffic.kinds import PAPER_FIRST_TURNS, PAPER_LATER_TURNS, PAPER_QPS
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class TurnTokens(msgspec.Struct, frozen=True):
     """One turn: tokens that it adds, and those of its reply. Tokens are exact."""
 
     new: int
@@ -31,7 +31,7 @@ class Workload(msgspec.Struct, frozen=True):
     """
 
     name: str
-    turns: tuple[Exchange, ...]
+    turns: tuple[TurnTokens, ...]
     qps: tuple[float, ...]
     think_s: float = 0.0
 
@@ -64,7 +64,7 @@ class Conversation:
 
     session: int
     at_s: float
-    turns: tuple[Exchange, ...]
+    turns: tuple[TurnTokens, ...]
     think_s: tuple[float, ...]
     since_arrival: bool = False
 
@@ -72,7 +72,7 @@ class Conversation:
 def paper() -> tuple[Workload, ...]:
     """The 18 of arXiv 2603.13358: two turns each, without a pause, at ten rates."""
     return tuple(
-        Workload(f"{first}_{later}", (Exchange(*sizes), Exchange(*more)), PAPER_QPS)
+        Workload(f"{first}_{later}", (TurnTokens(*sizes), TurnTokens(*more)), PAPER_QPS)
         for first, sizes in PAPER_FIRST_TURNS.items()
         for later, more in PAPER_LATER_TURNS.items()
     )
@@ -104,7 +104,7 @@ def load(path: Path) -> tuple[Workload, ...]:
 
 def lengthened(workload: Workload, by: float) -> Workload:
     """The same with inputs ``by`` times as long; replies stay."""
-    turns = tuple(Exchange(max(1, round(turn.new * by)), turn.out) for turn in workload.turns)
+    turns = tuple(TurnTokens(max(1, round(turn.new * by)), turn.out) for turn in workload.turns)
     return msgspec.structs.replace(workload, turns=turns)
 
 
@@ -184,8 +184,8 @@ def traced(path: Path, copies: int) -> list[Conversation]:
     conversations: list[Conversation] = []
     for turns in sessions.values():
         turns.sort(key=lambda row: row.k)
-        exchanges = [Exchange(max(1, turns[0].ctx + turns[0].new), max(1, turns[0].out))]
-        exchanges += [Exchange(max(1, row.new), max(1, row.out)) for row in turns[1:]]
+        exchanges = [TurnTokens(max(1, turns[0].ctx + turns[0].new), max(1, turns[0].out))]
+        exchanges += [TurnTokens(max(1, row.new), max(1, row.out)) for row in turns[1:]]
         gaps = tuple(max(0.0, b.t - a.t) for a, b in pairwise(turns))
         for copy in range(copies):
             at_s = turns[0].t + copy / copies

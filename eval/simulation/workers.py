@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import assert_never
 
 from ppd.contract import Role
@@ -17,11 +18,11 @@ from ppd.pacing import Pacer
 from ppd.placement import WorkerView, place
 
 from .cost_model import CostModel
-from .engine import Engine, Timer
+from .engine import Engine, Job, Timer
 from .link import Link
 
 
-class Placement(StrEnum):
+class PlacementRule(StrEnum):
     """Where a new conversation gets its home.
 
     ``chance``: on any worker, each as likely. ``bounded-hash``: as our router does it, rendezvous
@@ -85,19 +86,60 @@ class Shape:
 class SimulatedWorker:
     """One worker; a ``ppd.placement.WorkerView``.
 
+    Args:
+        start: makes the engine of a new process.
+
     Attributes:
-        in_flight: turns whose home it is, under way.
+        in_flight: requests that it decodes, or shall decode.
+        alive: its process runs.
+        ready: the cluster gives it work; follows ``alive`` with the next probe.
     """
 
     page_size = 1
 
-    def __init__(self, name: str, role: Role, engine: Engine, *, takes_appends: bool) -> None:
+    def __init__(
+        self, name: str, role: Role, start: Callable[[], Engine], *, takes_appends: bool
+    ) -> None:
         self.name = self.identity = name
         self.role = role
-        self.engine = engine
+        self.engine = start()
         self.takes_appends = takes_appends
         self.in_flight = 0
         self.headroom = Headroom()
+        self.alive = self.ready = True
+        self._start = start
+        self._starts = 1
+        self._evicted_tokens = 0  # by processes that have died
+
+    def die(self, now_ms: float) -> dict[Job, int]:
+        """End the process.
+
+        Returns:
+            The requests that it decoded, and how many tokens of their replies had been generated.
+        """
+        self.alive = False
+        self._evicted_tokens += self.engine.cache.evicted_tokens
+        return self.engine.stop(now_ms)
+
+    def restart(self) -> None:
+        """Start another process, whose KV cache is empty."""
+        assert not self.alive, "outages of one worker do not overlap"
+        self.alive = True
+        self.engine = self._start()
+        self._starts += 1
+
+    def probe(self) -> None:
+        """Have the cluster see whether it runs, and whether it is another process."""
+        self.ready = self.alive
+        identity = self.name if self._starts == 1 else f"{self.name}/{self._starts}"
+        if self.alive and identity != self.identity:
+            self.identity, self.headroom = identity, Headroom()
+
+    @property
+    def all_evicted_tokens(self) -> int:
+        """Tokens evicted for want of room, by all its processes."""
+        current = self.engine.cache.evicted_tokens if self.alive else 0
+        return self._evicted_tokens + current
 
     @property
     def running(self) -> int:
@@ -133,19 +175,22 @@ class Cluster:
         timer: Timer,
         source: random.Random,
         chunking: Chunking,
-        placement: Placement = Placement.CHANCE,
+        placement: PlacementRule = PlacementRule.CHANCE,
     ) -> None:
         self._placement = placement
         self._source = source
         self._assigned: dict[bytes, SimulatedWorker] = {}  # home by root
+        self._sessions: dict[bytes, int] = {}  # by root
+
+        def start(paced: bool) -> Engine:
+            max_tokens, pacer = chunking.step_tokens, None
+            if chunking.paced_tokens is not None and paced:
+                max_tokens = chunking.paced_tokens
+                pacer = Pacer(full_chunk=max_tokens, page_size=1, mixed=True)
+            return Engine(costs, timer, max_tokens, pacer)
 
         def worker(name: str, role: Role, *, appends: bool, paced: bool = False) -> SimulatedWorker:
-            most, pacer = chunking.step_tokens, None
-            if chunking.paced_tokens is not None and paced:
-                most = chunking.paced_tokens
-                pacer = Pacer(full_chunk=most, page_size=1, mixed=True)
-            engine = Engine(costs, timer, most, pacer)
-            return SimulatedWorker(name, role, engine, takes_appends=appends)
+            return SimulatedWorker(name, role, partial(start, paced), takes_appends=appends)
 
         prefill = [worker(f"p{i}", Role.PREFILL, appends=False) for i in range(shape.prefill)]
         replicas = [worker(f"r{i}", Role.REPLICA, appends=True) for i in range(shape.replica)]
@@ -158,31 +203,52 @@ class Cluster:
         self.workers = {one.name: one for one in (*prefill, *self.homes)}
         self.links = {one.name: Link(costs.transfer_ms) for one in prefill}
 
-    def assign(self, root: bytes, session: int) -> SimulatedWorker:
-        """Give a new conversation its home."""
+    def assign(self, root: bytes, session: int) -> None:
+        """Give a conversation its home, if it has none or its home is gone."""
+        home = self._assigned.get(root)
+        if home is None or not home.ready:
+            self._sessions[root] = session
+            self._assigned[root] = self._choose(self._ready(self.homes) or self.homes, session)
+
+    def named(self, name: str) -> SimulatedWorker:
+        """Return the worker of a name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in self.workers:
+            raise ConfigError(f"no worker {name!r}; there are {', '.join(self.workers)}")
+        return self.workers[name]
+
+    def _choose(self, ready: Sequence[SimulatedWorker], session: int) -> SimulatedWorker:
         match self._placement:
-            case Placement.CHANCE:
-                home = self._source.choice(self.homes)
-            case Placement.LEAST_LOADED:
-                home = min(self.homes, key=lambda one: one.in_flight)
-            case Placement.BOUNDED_HASH:
-                found = place(self.homes, None, seed=session)
+            case PlacementRule.CHANCE:
+                return self._source.choice(ready)
+            case PlacementRule.LEAST_LOADED:
+                return min(ready, key=lambda one: one.in_flight)
+            case PlacementRule.BOUNDED_HASH:
+                found = place(ready, None, seed=session)
                 assert found is not None
-                home = found
+                return found
             case _:
                 assert_never(self._placement)
-        self._assigned[root] = home
-        return home
+
+    @staticmethod
+    def _ready(workers: Sequence[SimulatedWorker]) -> Sequence[SimulatedWorker]:
+        return [one for one in workers if one.ready]
 
     # -- ppd.placement.ClusterView -------------------------------------------------------
 
     def find(self, identity: str | None) -> SimulatedWorker | None:
-        """The worker of that name."""
-        return None if identity is None else self.workers.get(identity)
+        """The worker of that identity, if it may be given work."""
+        if identity is None:
+            return None
+        worker = self.workers.get(identity.partition("/")[0])
+        return worker if worker and worker.ready and worker.identity == identity else None
 
-    def ready(self, role: Role) -> list[SimulatedWorker]:
-        """All workers of a role: none of them dies."""
-        return self._of[role]
+    def ready(self, role: Role) -> Sequence[SimulatedWorker]:
+        """The workers of a role that may be given work."""
+        return self._ready(self._of[role])
 
     def has(self, role: Role) -> bool:
         """Whether there is any worker of that role."""
@@ -196,13 +262,21 @@ class Cluster:
         tokens: int = 0,
         root: bytes | None = None,
     ) -> WorkerView | None:
-        """The conversation's home; of prefill workers ``prefer``, else any, each as likely."""
-        if role is not Role.PREFILL:
-            assert root is not None, "a simulated conversation has a home before its first turn"
-            return self._assigned[root]
-        if prefer is not None or not self._of[role]:
-            return prefer
-        return self._source.choice(self._of[role])
+        """Of prefill workers ``prefer``, else any, each as likely; else the conversation's home.
+
+        Where that is gone or to be avoided, another one is chosen as for a new conversation.
+        """
+        ready = self.ready(role)
+        if role is Role.PREFILL:
+            if prefer is not None or not ready:
+                return prefer
+            return self._source.choice([one for one in ready if one not in avoid] or ready)
+        assert root is not None, "a simulated conversation has a home before its first turn"
+        for home in (prefer, self._assigned[root]):
+            if home in ready and home not in avoid:
+                return home
+        others = [one for one in ready if one not in avoid] or ready
+        return self._choose(others, self._sessions[root]) if others else None
 
     def opening(self, root: bytes | None) -> Route | None:
         """``REPLICA`` for a conversation whose home is one; else the policy's."""

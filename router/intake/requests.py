@@ -15,7 +15,13 @@ import orjson
 from ppd.errors import RequestError
 from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
 
-from ..workers.sglang import COMPLETION_MAX_TOKENS, GENERATE_MAX_TOKENS
+from ..workers.sglang import (
+    COMPLETION_MAX_TOKENS,
+    GENERATE_MAX_TOKENS,
+    NO_PARALLEL_SAMPLES,
+    RANK_FIELDS,
+    TOKEN_ID_FIELDS,
+)
 from .fields import checked, kind_of, sampling_of, typed
 from .inbound import Endpoint, Inbound, Served
 from .schemas import FIELDS, CommonFields, SampledFields
@@ -210,34 +216,32 @@ def _refuse_parallel(sampling: Mapping[str, Any]) -> None:
     value = typed(sampling, "n", int, 1)
     if value != 1:
         raise RequestError(
-            f"n must be 1, got {value}: SGLang 0.5.21 does not finish parallel samples between "
-            "prefill and decode workers; /v1/chat/completions and /v1/completions serve several",
+            f"n must be 1, got {value}: {NO_PARALLEL_SAMPLES}; /v1/chat/completions and "
+            "/v1/completions serve several",
             param="n",
         )
 
 
 # -- what lies outside the vocabulary -------------------------------------------------------
 
-_ID_FIELDS = ("prompt", "input_ids", "stop_token_ids", "token_ids_logprob")
-_RANK_FIELDS = ("top_logprobs", "top_logprobs_num", "logprobs")
-_LOOKED_UP = {*_ID_FIELDS, *_RANK_FIELDS, "logit_bias"}
+_LOOKED_UP = {*TOKEN_ID_FIELDS, *RANK_FIELDS, "logit_bias"}
 _MAY_LOOK_UP = {*_LOOKED_UP, "sampling_params"}
 
 
 def _check_vocabulary(body: Mapping[str, Any], vocab_size: int | None) -> None:
-    """Refuse what lies outside the vocabulary: SGLang 0.5.21 looks it up, and dies."""
+    """Refuse what lies outside the vocabulary."""
     if vocab_size is None or _MAY_LOOK_UP.isdisjoint(body):
         return
     for fields in (body, *sampling_of(body)):
         if _LOOKED_UP.isdisjoint(fields):
             continue
-        for name in _ID_FIELDS:
+        for name in TOKEN_ID_FIELDS:
             ids = _integers(fields.get(name))
             if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
                 raise RequestError(
                     f"{name} must hold token ids from 0 to {vocab_size - 1}", param=name
                 )
-        for name in _RANK_FIELDS:
+        for name in RANK_FIELDS:
             if max(_integers(fields.get(name)), default=0) > vocab_size:
                 raise RequestError(f"{name} must be at most {vocab_size}", param=name)
         biased = typed(fields, "logit_bias", dict, {})

@@ -1,7 +1,7 @@
 """``n`` > 1: so many requests of one sample each, side by side, answered as one.
 
-SGLang 0.5.21 does not finish parallel samples between a prefill and a decode worker. The later
-ones find the prompt in the caches that the first one fills.
+Why: ``NO_PARALLEL_SAMPLES`` in ``router/workers/sglang.py``. The later
+requests find the prompt in the caches that the first one fills.
 """
 
 from __future__ import annotations

@@ -31,6 +31,14 @@ LOADS_QUERY = {"include": "core"}
 COMPLETION_MAX_TOKENS = 16  # of /v1/completions without max_tokens (entrypoints/openai/protocol.py)
 GENERATE_MAX_TOKENS = 128  # of /generate without max_new_tokens (sampling/sampling_params.py)
 
+# SGLang looks these up in the vocabulary without a check, and dies of one that lies outside.
+TOKEN_ID_FIELDS = ("prompt", "input_ids", "stop_token_ids", "token_ids_logprob")
+RANK_FIELDS = ("top_logprobs", "top_logprobs_num", "logprobs")  # at most the vocabulary's size
+
+NO_PARALLEL_SAMPLES = (
+    "SGLang 0.5.21 does not finish parallel samples between prefill and decode workers"
+)
+
 # The values of --disaggregation-mode in /server_info.
 _MODES = {role: role.value for role in Role} | {Role.REPLICA: "null"}
 

@@ -48,7 +48,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert not descendants_with(tmp_path)
 
 
-def test_serve_says_how_to_chat_and_stops_when_told(tmp_path: Path) -> None:
+def test_serve_prints_how_to_chat_and_stops_on_a_signal(tmp_path: Path) -> None:
     with subprocess.Popen(
         [PPD_EVAL, "serve", "--logs", tmp_path], stdout=subprocess.PIPE, text=True
     ) as serving:

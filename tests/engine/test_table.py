@@ -18,7 +18,7 @@ from ppd.table import Table
 from ppd.table_policy import TablePolicy
 from router.config.options import RouterConfig
 from router.server.run import running
-from tests.unit.making import CostsOf, table_record
+from tests.unit.fixtures import CostsOf, table_record
 
 from .conversation import Conversation, Turn, user_messages
 from .workers import Workers
@@ -89,7 +89,7 @@ async def test_a_table_of_another_model_is_refused(workers: Workers, tmp_path: P
             pass
 
 
-async def test_what_a_worker_has_left_is_known(
+async def test_headroom_is_the_report_less_what_was_sent_since(
     workers: Workers, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     """``/v1/loads`` is polled: a turn longer than the whole KV is not sent there."""

@@ -20,7 +20,7 @@ from ppd.decision import Policy
 from router.config.options import RouterConfig
 from router.server.run import running
 
-from .scene import local_unless_long, write_table
+from .fixtures import local_unless_long, write_table
 
 CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 

@@ -12,7 +12,7 @@ from ppd.contract import Role
 from ppd.decision import Route
 
 from .conftest import Cluster
-from .scene import registry_of
+from .fixtures import registry_of
 from .scripts import answering, failing
 
 APART = ("remote", "first_turn")

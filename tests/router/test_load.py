@@ -11,7 +11,7 @@ from eval.fake_worker.worker import FakeWorker
 from ppd.table_policy import Correction
 
 from .conftest import Cluster
-from .scene import CHAT, LATER, chat, workers
+from .fixtures import CHAT, LATER, chat, workers
 from .scripts import answering
 
 

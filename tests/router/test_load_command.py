@@ -107,7 +107,7 @@ def rows_in(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-async def test_a_workload_is_held_and_told(
+async def test_a_workload_is_kept_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = FakeWorker("null", whole)
@@ -243,7 +243,7 @@ def test_a_wrong_command_ends_with_one_line(capsys: pytest.CaptureFixture[str]) 
     assert "\n" not in str(ended.value.code)
 
 
-async def test_prompts_are_what_the_plan_says() -> None:
+async def test_prompts_follow_the_plan() -> None:
     """A shared beginning, a cut history, and times that follow arrivals and thinking."""
     exchanges = (
         PlannedTurn(40, 4),

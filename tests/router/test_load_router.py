@@ -112,7 +112,7 @@ def reply(status: int, body: bytes, *, streams: bool = True, **fields: object) -
         (reply(503, b'{"error": {"message": "x"}}', streams=False), "worker_error"),
     ],
 )
-def test_an_outcome_is_told_from_what_the_client_got(one: Reply, outcome: str) -> None:
+def test_the_outcome_follows_from_what_the_client_got(one: Reply, outcome: str) -> None:
     assert outcome_of(one) == outcome
 
 

@@ -20,7 +20,7 @@ from router.config.options import RouterConfig
 from router.server.run import running
 
 from .conftest import CHAT_BODY, Cluster, new_certificate
-from .scene import until
+from .fixtures import until
 from .scripts import answering
 
 TOKEN = {"Authorization": "Bearer s3cret"}
@@ -195,9 +195,7 @@ async def test_operators_have_an_address_of_their_own_and_the_same_certificate(
             pass
 
 
-async def test_a_certificate_that_is_none_is_told_at_start(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_a_wrong_certificate_is_reported_at_start(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "x.pem"
     file.write_text("nothing")
     with pytest.raises(Exception, match=r"tls_certificate .*x\.pem"):

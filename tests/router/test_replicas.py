@@ -10,7 +10,7 @@ from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 
 from .conftest import Cluster
-from .scene import registry_of
+from .fixtures import registry_of
 from .scripts import answering
 
 

@@ -25,7 +25,7 @@ from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.snapshot import Precision, Shape, Snapshot
 from ppd.ann.space import Metric, Rows
 
-from .ann_making import clustered, made, recall, target_of, truth, whole_numbers
+from .ann_fixtures import clustered, made, recall, target_of, truth, whole_numbers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BACKEND = backend_on(DEVICE, 16)

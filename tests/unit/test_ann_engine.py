@@ -14,7 +14,7 @@ from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.snapshot import Snapshot
 from ppd.errors import IndexFileError
 
-from .ann_making import clustered, made, target_of, truth
+from .ann_fixtures import clustered, made, target_of, truth
 
 ROWS = clustered(3000, 32, 40, 0)
 QUERIES = ROWS[:600] + np.float32(0.1)

@@ -17,7 +17,7 @@ from ppd.ann.snapshot import Precision, Shape, build
 from ppd.ann.space import Metric
 from ppd.errors import ConfigError, IndexFileError
 
-from .ann_making import clustered, recall, target_of, truth
+from .ann_fixtures import clustered, recall, target_of, truth
 
 ROWS = clustered(9000, 16, 40, 0)  # too many to compare with all others
 
@@ -84,7 +84,7 @@ def test_faiss_is_taken_when_asked_for(card: Card) -> None:
     assert (found.shape, card.params) == ((9000, 8), {})
 
 
-def test_a_card_that_fails_is_told(card: Card) -> None:
+def test_a_failed_gpu_is_reported(card: Card) -> None:
     card.fails = "out of memory"
     with pytest.raises(IndexFileError, match="cuVS: out of memory; faiss finds"):
         nearest_neighbours(ROWS, 8, 2, Finder.CUVS)

@@ -13,7 +13,7 @@ from ppd.ann.snapshot import Precision, Shape, Snapshot
 from ppd.ann.space import Metric, Rows
 from ppd.errors import RequestError
 
-from .ann_making import clustered, made, recall, target_of, truth, whole_numbers
+from .ann_fixtures import clustered, made, recall, target_of, truth, whole_numbers
 
 ROWS = clustered(6000, 48, 60, 0)
 QUERIES = clustered(2000, 48, 60, 0) + np.float32(0.05)
@@ -142,7 +142,7 @@ def test_many_rows_of_no_topic_are_all_found() -> None:
     assert reachable(graph.neighbours[: growth.count], graph.seed_ids).all()
 
 
-def test_a_longer_row_than_an_inner_product_space_knows_is_refused() -> None:
+def test_a_row_longer_than_the_inner_product_space_allows_is_refused() -> None:
     growth = Growth(made(ROWS[:500], Metric.IP), np.zeros(500, np.uint8))
     with pytest.raises(RequestError, match="none longer"):
         growth.add(ROWS[:1] * np.float32(100), np.array([500]))

@@ -46,7 +46,7 @@ from ppd.placement import Placement, Plan, PlannedTurn, WorkerView
 from ppd.sessions import Hit, Turn
 
 from .cluster import FakeCluster, FakeWorker
-from .making import FEATURES
+from .fixtures import FEATURES
 
 KNOWN = Turn(1, 1, "d0", 900, 200, "p0", 900, 200.0)
 

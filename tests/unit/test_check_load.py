@@ -85,7 +85,7 @@ def test_records_of_aiperf_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "[]", json.dumps({"metadata": {}, "metrics": {}}), "7"])
-def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, line: str) -> None:
+def test_a_malformed_record_is_reported_with_its_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "profile_export.jsonl"
     file.write_text(json.dumps(record()) + "\n" + line + "\n")
     with pytest.raises(ClientError, match=r"profile_export\.jsonl:2: "):
@@ -152,7 +152,7 @@ def test_the_engines_means_are_of_what_came_between() -> None:
     assert engine_means(before, after) == {"time_to_first_token_ms": 100.0}
 
 
-def test_a_client_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_failed_client_is_reported_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "logs/client.log"
     with pytest.raises(ClientError, match="ended with 3; the end of"):
         run_to_end(["sh", "-c", "echo so it went; exit 3"], log)

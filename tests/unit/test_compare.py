@@ -208,7 +208,7 @@ def test_a_clear_difference_is_called_one(
     assert low <= trace["verdicts"][0]["difference"] <= high
 
 
-def test_replicas_are_told_of_but_are_no_rival(
+def test_replicas_are_listed_but_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(tmp_path, TOML.replace('"full"]', '"full", "replica"]'))

@@ -22,7 +22,7 @@ from ppd.errors import ConfigError
 from ppd.policies import static_policy
 from ppd.score import Weights
 
-from .making import FEATURES
+from .fixtures import FEATURES
 
 SPECS = ("replica", "pd", "full", "partial:0.5", "threshold", "threshold:uncached=100")
 

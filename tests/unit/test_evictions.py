@@ -50,7 +50,7 @@ def test_a_prefix_that_another_stored_is_not_its_own() -> None:
     assert (cache.lost(1), cache.lost(2)) == (3 * PAGE, PAGE)
 
 
-def test_who_is_not_known_does_not_count_nor_hide_others() -> None:
+def test_an_unmeasured_policy_neither_counts_nor_hides_others() -> None:
     cache = Evictions()
     cache.stored(1, None, [10, 11], PAGE)
     assert cache.removed([7, 8, 9]) == 0
@@ -153,7 +153,7 @@ BLOCK_NAMES = st.lists(st.integers(1, 5), max_size=4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), BLOCK_NAMES)))
-def test_whatever_is_said_nothing_breaks(events: list[tuple[int, int, list[int]]]) -> None:
+def test_no_message_breaks_the_reader(events: list[tuple[int, int, list[int]]]) -> None:
     cache = Evictions()
     for session, parent, blocks in events:
         if session:

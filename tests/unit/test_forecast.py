@@ -18,7 +18,7 @@ def test_a_conversation_is_expected_to_go_on_as_it_was() -> None:
     assert Forecast().reply_tokens("t", usual, 100) == 100, "capped by the request's own limit"
 
 
-def test_a_tenant_says_something_about_its_new_conversations() -> None:
+def test_a_tenants_replies_forecast_its_new_conversations() -> None:
     forecast = Forecast()
     before = forecast.reply_tokens("t", None, None)
     for _ in range(20):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from ppd.headroom import Headroom
 
 
-def test_a_request_counts_until_the_worker_has_told_of_it() -> None:
+def test_a_request_counts_until_the_worker_has_reported_it() -> None:
     room = Headroom()
     room.reserve(1, 100)
     before = room.left_tokens
@@ -18,7 +18,7 @@ def test_a_request_counts_until_the_worker_has_told_of_it() -> None:
     assert room.left_tokens == 850
 
 
-def test_what_ends_unheard_gives_its_share_back() -> None:
+def test_a_request_that_ends_unanswered_gives_its_share_back() -> None:
     room = Headroom()
     room.report(1000)
     for request in (1, 2, 3):

@@ -39,7 +39,7 @@ def test_what_a_newer_worker_adds_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"url": 3}', b"\xff"])
-def test_what_is_no_announcement_is_said_so(data: bytes) -> None:
+def test_a_malformed_announcement_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(ContractError, match="no announcement"):
         parse(data)
 

@@ -14,7 +14,7 @@ from ppd.ann.snapshot import Precision
 from ppd.ann.space import Metric
 from router.pool import index_file
 
-from .ann_making import clustered, made, target_of
+from .ann_fixtures import clustered, made, target_of
 
 ROOT = Path(__file__).parents[2]
 ROWS = clustered(900, 40, 20, 0)

@@ -15,7 +15,7 @@ from ppd.policies import static_policy
 from ppd.score import Objective, Weights
 from ppd.table_policy import Correction, TablePolicy
 
-from .making import FEATURES, TABLE, any_features, any_objectives
+from .fixtures import FEATURES, TABLE, any_features, any_objectives
 
 ALL = tuple(sorted(Correction))
 OPENED = Opened(VERSION, "2026-01-01T00:00:00+00:00", "ppd", ALL, 16384, "digest")

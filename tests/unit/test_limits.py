@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], named: str) -> None:
         ({"enable_lora": True, "enable_lmcache": True}, ["--enable-lora", "--enable-lmcache"]),
     ],
 )
-def test_what_was_never_tried_is_told(
+def test_what_was_never_tried_is_listed(
     given: dict[str, Any], told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

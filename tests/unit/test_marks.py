@@ -31,7 +31,7 @@ def test_no_mark_is_left(text: str) -> None:
         assert broken.replace("\u200b", "") == text, "and nothing else is changed"
 
 
-def test_only_tokens_that_are_not_broken_up_anyway_need_be_told() -> None:
+def test_only_tokens_that_are_not_split_anyway_are_listed() -> None:
     assert unusual([*SPECIAL, "  ", "<|im_end|>[OWN]"]) == ("§", "▁own")
 
 

@@ -168,7 +168,7 @@ def test_there_is_always_a_chunk_of_whole_pages(
     assert 0 <= chunk.decode_steps <= 16
 
 
-def test_the_cost_is_learned_and_its_change_too() -> None:
+def test_the_cost_estimate_follows_what_is_measured() -> None:
     cost, source = ChunkCost(), random.Random(0)
     for scale in (1.0, 3.0):
         for _ in range(400):

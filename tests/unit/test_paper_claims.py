@@ -13,12 +13,12 @@ from eval.simulation.cost_model import paper_model
 from eval.simulation.paper_claims import claims
 from eval.simulation.paper_grid import CATEGORIES, CONFIGURATIONS, Harness, measure, points
 from eval.simulation.paper_interference import Beside, slowdown
-from eval.simulation.traffic import Exchange, Workload
+from eval.simulation.traffic import TurnTokens, Workload
 from eval.simulation.workers import Shape
 
 COSTS = paper_model()
 FAILING = ("3P_1D", "3P_1pD", "2P_2D", "2P_2pD", "4R")
-SMALL = Workload("small_tiny", (Exchange(128, 16), Exchange(16, 8)), (1, 8))
+SMALL = Workload("small_tiny", (TurnTokens(128, 16), TurnTokens(16, 8)), (1, 8))
 
 
 def test_the_configurations_are_the_papers() -> None:

@@ -13,7 +13,7 @@ from ppd.ann import batch
 from ppd.ann.schedule import Stage
 from ppd.errors import ConfigError
 
-from .ann_making import clustered, made, target_of
+from .ann_fixtures import clustered, made, target_of
 
 ROWS = clustered(1500, 32, 20, 0)
 
@@ -72,7 +72,7 @@ def test_in_simulated_time_a_search_alone_takes_what_it_costs_and_a_batch_as_lon
     assert max(queueing.ours(full, costs)[Stage.PREFILL]) < waits  # they leave as they finish
 
 
-def test_in_simulated_time_all_are_answered_and_python_costs_what_it_is_said_to(
+def test_in_simulated_time_all_are_answered_at_the_given_cost_of_python(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert queueing.run([0.3], 1, tmp_path / "rows.jsonl", seconds=2.0) == 0

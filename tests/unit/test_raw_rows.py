@@ -34,7 +34,7 @@ def test_all_rows_or_none(tmp_path: Path) -> None:
     assert [one for _, one in read_rows(out)] == [{"n": 0}]
 
 
-def test_who_cannot_write_learns_it_before_he_measures(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_fails_before_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"), appending(tmp_path):
         pytest.fail("a folder is no file")
 

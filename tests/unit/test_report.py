@@ -81,7 +81,7 @@ def fill(folder: Path) -> None:
     write(folder / "simulate-paper.jsonl", [claim, {"row": "run", **ORIGIN}])
 
 
-def test_nothing_measured_is_told_and_nothing_is_drawn(tmp_path: Path) -> None:
+def test_an_empty_measurement_is_reported_and_nothing_is_drawn(tmp_path: Path) -> None:
     found = sections(tmp_path)
     assert all(isinstance(one.source, NotMeasured) for one in found)
     page, text = html(found), markdown(found, "figures")
@@ -108,7 +108,7 @@ def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path
     assert page.count("commit abc · 2 cores · seeds 0, 1, 2") == 4
 
 
-def test_real_traffic_says_who_is_better_and_leaves_out_seeds_that_some_lack(
+def test_real_traffic_names_the_better_policy_and_leaves_out_incomplete_seeds(
     tmp_path: Path,
 ) -> None:
     fill(tmp_path)
@@ -125,7 +125,7 @@ def test_real_traffic_says_who_is_better_and_leaves_out_seeds_that_some_lack(
     assert found.figure is not None
 
 
-def test_the_command_writes_both_and_says_what_is_missing(tmp_path: Path, capsys: Any) -> None:
+def test_the_command_writes_both_and_names_what_is_missing(tmp_path: Path, capsys: Any) -> None:
     raw = tmp_path / "results"
     raw.mkdir()
     fill(raw)
@@ -187,7 +187,7 @@ def test_points_that_some_have_not_met_have_no_winner() -> None:
     assert {cell.qps for cell in complete(summarize(rows))} == {1.0}
 
 
-def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+def test_a_busy_machine_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "policy-grid.jsonl", [grid_row("pd", load_average=n) for n in (2.1, 9.8)])
     source = read_source(tmp_path, "policy-grid.jsonl", GridRow, "")
     assert isinstance(source, Source)

@@ -20,7 +20,7 @@ def test_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_it_covers_real_traffic_and_says_where_it_comes_from(path: Path) -> None:
+def test_it_covers_real_traffic_and_names_its_origin(path: Path) -> None:
     record = Table.parse(path.read_bytes()).record
     assert record.axes.context_tokens[-1].high >= 131_072
     assert record.axes.new_tokens[-1].high >= 16_384

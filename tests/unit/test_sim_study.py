@@ -13,15 +13,15 @@ from eval import cli
 from eval.simulation.cost_model import VLLM_H100, CostModel, Serving, paper_model
 from eval.simulation.fit import fit
 from eval.simulation.study import Routing, StudyRow, Traffic, plan, study, weigh
-from eval.simulation.traffic import Exchange, Workload, load, mixed, traced
-from eval.simulation.workers import Placement
+from eval.simulation.traffic import TurnTokens, Workload, load, mixed, traced
+from eval.simulation.workers import PlacementRule
 from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 
-from .making import TABLE
+from .fixtures import TABLE
 
 COSTS = paper_model()
-CHAT = Workload("chat", (Exchange(2000, 100), Exchange(100, 100)), (1.0,))
+CHAT = Workload("chat", (TurnTokens(2000, 100), TurnTokens(100, 100)), (1.0,))
 
 
 def traffic(qps: float = 2.0, think_s: float | None = None) -> Traffic:
@@ -60,15 +60,15 @@ def test_the_tables_policy_weighs_as_on_a_router() -> None:
 
 
 def test_placement_evens_out_what_chance_does_not() -> None:
-    def slowest_tpot_ms(placement: Placement) -> float:
+    def slowest_tpot_ms(placement: PlacementRule) -> float:
         routing = Routing(placement=placement)
         row = study(COSTS, "8R", "replica", traffic(40.0), 0, routing=routing)
         assert row.placement == placement
         return row.tpot_p99_ms
 
-    by = {placement: slowest_tpot_ms(placement) for placement in Placement}
-    assert by[Placement.LEAST_LOADED] < by[Placement.CHANCE]
-    assert by[Placement.BOUNDED_HASH] < by[Placement.CHANCE]
+    by = {placement: slowest_tpot_ms(placement) for placement in PlacementRule}
+    assert by[PlacementRule.LEAST_LOADED] < by[PlacementRule.CHANCE]
+    assert by[PlacementRule.BOUNDED_HASH] < by[PlacementRule.CHANCE]
 
 
 def test_the_fewest_workers() -> None:
@@ -91,7 +91,7 @@ def test_of_clusters_that_all_meet_the_targets_the_one_with_most_room() -> None:
     assert best == by["1P_1pD"]
 
 
-def test_a_plan_says_what_to_tell_the_router() -> None:
+def test_a_plan_prints_the_routers_options() -> None:
     row = {shape: study(COSTS, shape, "full", traffic(1.0), 0) for shape in ("1P_1pD", "1P_1D")}
     local = weigh(COSTS, row["1P_1pD"], traffic(1.0), 0)
     assert local is not None
@@ -103,7 +103,7 @@ def test_a_plan_says_what_to_tell_the_router() -> None:
 
 
 def test_a_turn_that_no_worker_can_hold_is_named() -> None:
-    long = Workload("book", (Exchange(500_000, 100),), (1.0,))
+    long = Workload("book", (TurnTokens(500_000, 100),), (1.0,))
     with pytest.raises(ConfigError, match=r"conversation 0 has a turn of 500,100 tokens.* holds"):
         study(COSTS, "1R", "replica", Traffic((long,), 1.0, 10.0), 0)
 
@@ -118,7 +118,7 @@ def test_arrivals_of_a_mix() -> None:
 def test_the_papers_workloads_need_no_file() -> None:
     every = {one.name: one for one in load(Path("paper"))}
     assert len(every) == 18
-    assert every["large_big_paste"].turns == (Exchange(1024, 1024), Exchange(512, 64))
+    assert every["large_big_paste"].turns == (TurnTokens(1024, 1024), TurnTokens(512, 64))
     assert every["small_tiny"].qps == (0.5, 1, 2, 4, 6, 8, 10, 12, 16, 20)
 
 
@@ -131,7 +131,7 @@ def test_traces(tmp_path: Path) -> None:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     one, again, other, _ = traced(path, 2)
-    assert one.turns == again.turns == (Exchange(510, 5), Exchange(20, 1))
+    assert one.turns == again.turns == (TurnTokens(510, 5), TurnTokens(20, 1))
     assert (one.think_s, one.since_arrival) == ((30.0,), True)
     assert (one.at_s, again.at_s, other.at_s) == (20.0, 20.5, 21.0)
     path.write_text(path.read_text() + "{}\n")

@@ -18,7 +18,7 @@ from eval.simulation.simulator import Simulation
 from eval.simulation.traffic import (
     Clients,
     Conversation,
-    Exchange,
+    TurnTokens,
     Workload,
     lengthened,
     load,
@@ -30,7 +30,7 @@ from ppd.errors import ConfigError
 from ppd.policies import static_policy
 
 COSTS = paper_model()
-TALK = (Exchange(1000, 200), Exchange(50, 64), Exchange(300, 32))
+TALK = (TurnTokens(1000, 200), TurnTokens(50, 64), TurnTokens(300, 32))
 
 
 def held(
@@ -99,7 +99,7 @@ def test_with_little_memory_everything_still_ends(shape: str) -> None:
     assert all(worker.engine.cache.active_tokens == 0 for worker in workers)
 
 
-def test_alone_a_turn_takes_what_the_cost_model_says() -> None:
+def test_alone_a_turn_takes_what_the_cost_model_gives() -> None:
     alone = [Conversation(0, 1.0, TALK, (0.0, 0.0))]
     _, local = held("1P_1pD", alone)
     _, remote = held("1P_1D", alone)
@@ -125,14 +125,14 @@ def test_what_is_moved() -> None:
     assert [row.moved_tokens for row in held("1P_1D", alone, delta=True)[1].rows] == [1000, 51, 301]
 
 
-def test_replies_that_no_cache_knows_are_computed_again() -> None:
+def test_replies_that_no_cache_holds_are_computed_again() -> None:
     alone = [Conversation(0, 1.0, TALK, (0.0, 0.0))]
     _, result = held("1P_1pD", alone, clients=Clients(replies_lost=True))
     assert [row.cached_tokens for row in result.rows] == [0, 1000, 1250]
     assert result.rows[1].ttft_ms == pytest.approx(COSTS.local_ttft_ms(250, 1000))
 
 
-def test_the_seed_says_everything() -> None:
+def test_the_seed_determines_the_run() -> None:
     rows = [held("2P_2pD", busy(100, 10.0), seed=seed)[1].rows for seed in (1, 1, 2)]
     assert rows[0] == rows[1]
     assert rows[0] != rows[2]
@@ -165,8 +165,8 @@ def test_clients_wait_for_a_connection_with_their_clocks_running() -> None:
 def test_pacing_spares_decodes() -> None:
     """A decode worker that appends in chunks chosen by ``ppd.pacing`` keeps its longest TPOT
     lower than one that takes whatever fits a step."""
-    long = [Conversation(0, 0.0, (Exchange(200, 4000),), ())]
-    paste = (Exchange(200, 2), Exchange(8000, 2))
+    long = [Conversation(0, 0.0, (TurnTokens(200, 4000),), ())]
+    paste = (TurnTokens(200, 2), TurnTokens(8000, 2))
     pasted = [Conversation(1 + i, 1.0 + i, paste, (0.0,)) for i in range(20)]
     rows = {
         paced: {row.session: row for row in held("1P_1pD", long + pasted, paced=paced)[1].rows}
@@ -246,7 +246,7 @@ def test_workload_files(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     path.write_text('[{"name": "a", "turns": [{"new": 100, "out": 5}], "qps": [1], "think_s": 0}]')
     (workload,) = load(path)
-    assert lengthened(workload, 1.22).turns == (Exchange(122, 5),)
+    assert lengthened(workload, 1.22).turns == (TurnTokens(122, 5),)
     for wrong in ("[", '[{"name": "a", "turns": [{"new": 0, "out": 5}], "qps": [1]}]', "{}"):
         path.write_text(wrong)
         with pytest.raises(ConfigError, match=r"w\.json"):

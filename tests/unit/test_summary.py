@@ -25,7 +25,9 @@ def sample(conversation: int = 0, turn: int = 1, **fields: Any) -> Sample:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
-def test_a_percentile_was_seen_and_splits_as_it_says(values: list[float], share: float) -> None:
+def test_a_percentile_is_an_observed_value_and_splits_the_sample(
+    values: list[float], share: float
+) -> None:
     ordered = sorted(values)
     found = percentile(ordered, share)
     assert found in values
@@ -104,7 +106,7 @@ def test_goodput_counts_turns_that_met_all_targets(slo: Slo, good: int) -> None:
     assert told.latencies["all"].tpot_ms.n == 2, "one token has no TPOT"
 
 
-def test_a_late_client_says_so() -> None:
+def test_a_late_client_is_reported() -> None:
     on_time = summarize([sample(late_ms=1.0)] * 4, PLAN, 1.0, Slo())
     assert not any("fell behind" in note for note in on_time.notes)
     late = summarize([sample(late_ms=50.0)] * 4, PLAN, 1.0, Slo())
@@ -113,14 +115,14 @@ def test_a_late_client_says_so() -> None:
     assert any("sends were 50 ms late" in note for note in late.notes)
 
 
-def test_a_small_run_says_so_and_a_large_one_does_not() -> None:
+def test_a_small_run_is_marked_and_a_large_one_is_not() -> None:
     assert any("reported results take 200" in n for n in summarize([], PLAN, 1, Slo()).notes)
     many = [Conversation(0.0, (PlannedTurn(1, 1),))] * 200
     samples = [sample(number) for number in range(200)]
     assert summarize(samples, many, 60.0, Slo(ttft_ms=1000)).notes == ()
 
 
-def test_a_run_of_nothing_is_told_without_dividing_by_it() -> None:
+def test_an_empty_run_is_reported_without_a_division_by_zero() -> None:
     told = summarize([], [], 0.0, Slo(ttft_ms=1))
     assert told.success_rate == 0
     assert told.late_ms is None

@@ -13,7 +13,7 @@ from ppd.errors import TableError
 from ppd.table import Costs, Table
 from ppd.table_file import Bin, CellRecord, TableRecord
 
-from .making import AXES, table_record
+from .fixtures import AXES, table_record
 
 
 def numbered(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:

@@ -16,7 +16,7 @@ from ppd.score import Objective, Targets, Weights
 from ppd.table import Costs, Table
 from ppd.table_policy import Correction, TablePolicy
 
-from .making import (
+from .fixtures import (
     FEATURES,
     TABLE,
     any_corrections,
@@ -75,7 +75,7 @@ def test_targets_choose_by_the_same_cells() -> None:
 
 
 @pytest.mark.parametrize("corrections", [(), tuple(Correction)])
-def test_an_unknown_cell_is_said_and_falls_back_on_a_threshold(
+def test_an_unmeasured_cell_has_its_own_reason_and_falls_back_on_a_threshold(
     corrections: tuple[Correction, ...],
 ) -> None:
     far: dict[str, Any] = {"context_tokens": 200_000, "earlier_prompt_tokens": 200_000}
@@ -115,7 +115,7 @@ def test_load_counts_what_waits_now() -> None:
 
 
 @given(any_features)
-def test_load_says_nothing_where_nothing_waits(seen: Features) -> None:
+def test_load_has_no_effect_where_nothing_waits(seen: Features) -> None:
     idle = replace(seen, prefill_queue_tokens=0, home_append_tokens=0, home_running=0)
     idle = replace(idle, home_free_tokens=None)
     was, now = policy().choose(idle, Weights()), policy(Correction.LOAD).choose(idle, Weights())
@@ -152,7 +152,7 @@ def test_interpolation_looks_at_the_cells_around() -> None:
     assert choose(corrected, SHORT, weights, **near) == (Route.REMOTE, Reason.INTERPOLATION)
 
 
-def test_what_is_observed_moves_a_cell_and_can_be_forgotten() -> None:
+def test_observations_move_a_cell_and_can_be_reset() -> None:
     corrected = policy(Correction.SHRINKAGE)
     for _ in range(100):  # local turns take three times as long as the table says
         corrected.observe(SHORT, Route.LOCAL, 150.0, 11.0)
@@ -190,7 +190,7 @@ def test_what_waits_is_no_noise() -> None:
     assert choose(one, SHORT, home_append_tokens=200) == (Route.REMOTE, Reason.TABLE)  # 40 ms
 
 
-def test_shrinkage_off_learns_nothing() -> None:
+def test_with_shrinkage_off_observations_change_nothing() -> None:
     plain = policy()
     plain.observe(SHORT, Route.LOCAL, 1e6, 1e6)
     assert list(plain.observed.factors()) == []

@@ -144,7 +144,7 @@ def test_show_draws_what_is_chosen(tmp_path: Path, command: Command) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_show_tells_what_a_sweep_says_of_itself(tmp_path: Path, command: Command) -> None:
+def test_show_prints_the_provenance_of_a_sweep(tmp_path: Path, command: Command) -> None:
     told = record()
     noted = msgspec.structs.replace(told.provenance, sweep={"note": "short points"})
     for provenance, lines_more in ((told.provenance, []), (noted, ["note: short points"])):

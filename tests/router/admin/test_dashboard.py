@@ -16,7 +16,7 @@ from ppd.contract import Refusal, RefusalReason
 from ppd.decision import Reason, Route
 
 from ..conftest import Client, Cluster
-from ..scene import LATER, workers
+from ..fixtures import LATER, workers
 from ..scripts import answering, failing, hanging
 
 PAGE = Path(router.admin.dashboard.__file__).with_name("page")
@@ -85,7 +85,7 @@ async def test_requests_are_counted_by_reason_turn_and_route(cluster: Cluster) -
     assert state["decisions"][1]["decided"]["features"]["turn"] == 4
 
 
-async def test_a_decision_tells_what_the_table_said_and_nothing_of_the_request(
+async def test_a_decision_holds_the_tables_scores_and_nothing_of_the_request(
     cluster: Cluster, table: Path
 ) -> None:
     async with cluster(*workers(), policy="ppd", table=str(table)) as client:

@@ -15,7 +15,7 @@ from playwright.async_api import Browser, Error, Page, async_playwright, expect
 from eval.fake_worker.worker import FakeWorker
 
 from ..conftest import Client, Cluster
-from ..scene import LATER, local_unless_long, workers, write_table
+from ..fixtures import LATER, local_unless_long, workers, write_table
 from ..scripts import answering
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")

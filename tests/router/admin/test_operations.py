@@ -22,7 +22,7 @@ from router.server.run import running
 from router.wire.access import is_loopback
 
 from ..conftest import Client, Cluster
-from ..scene import serving
+from ..fixtures import serving
 from ..scripts import answering, token
 
 SECRET = {"Authorization": "Bearer s3cret"}
@@ -110,7 +110,7 @@ async def test_a_worker_is_added(cluster: Cluster) -> None:
         ({"url": "PREFILL", "role": "decode"}, 409, "known already, as a prefill worker"),
     ],
 )
-async def test_who_cannot_be_added_is_told_why(
+async def test_a_worker_that_cannot_be_added_is_answered_with_the_reason(
     cluster: Cluster, body: dict[str, str], status: int, named: str
 ) -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
@@ -138,7 +138,7 @@ async def test_only_operators_change_workers(cluster: Cluster) -> None:
         assert ident(d) in fields["error"]["message"]
 
 
-async def test_an_operator_is_told_which_process_was_not_told() -> None:
+async def test_the_answer_names_the_process_that_was_not_reached() -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     away = f"http://127.0.0.1:{free_port()}"
     async with serving(p, d), aiohttp.ClientSession() as http:
@@ -156,7 +156,7 @@ async def test_an_operator_is_told_which_process_was_not_told() -> None:
             assert (await operate(client, "POST", path, headers=by_nobody))[0] == 502
 
 
-async def test_what_one_process_was_not_told_is_told_again() -> None:
+async def test_a_change_that_missed_a_process_is_sent_again() -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     late = FakeWorker("decode", answering())
     port = free_port()

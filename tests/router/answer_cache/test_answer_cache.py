@@ -23,8 +23,8 @@ from router.config.limits import RateLimit, Tenant
 from router.config.retrieval import RetrievalConfig
 
 from ..conftest import Client, Cluster, Reply
+from ..fixtures import until
 from ..pool.pools import config_for, embedding, running
-from ..scene import until
 from ..scripts import failing, usage
 
 # One for each first letter, so that texts with the same first letter are near.

@@ -23,7 +23,7 @@ from router.peers import Peers
 from router.server.run import running
 
 from ..conftest import Client, Cluster
-from ..scene import serving, workers
+from ..fixtures import serving, workers
 from ..scripts import failing
 from .clients import TOOL_CALL, by_openai, replying, running_cluster
 

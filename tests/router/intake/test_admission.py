@@ -165,7 +165,7 @@ def test_requests_a_minute_leak_away_one_by_one() -> None:
     rates.charge("t", 10)
 
 
-def test_a_changed_limit_forgets_nothing_that_was_asked_for() -> None:
+def test_a_changed_limit_keeps_what_was_counted() -> None:
     rates, now = limited(RateLimit(requests_per_minute=60), t=Tenant())
     for _ in range(60):
         rates.charge("t", 1)
@@ -233,7 +233,7 @@ def test_a_key_tells_its_tenant_and_is_not_passed_on(headers: dict[str, str]) ->
         ({"authorization": "Bearer ", "x-api-key": "a-key"}, "needed"),
     ],
 )
-def test_without_a_known_key_nobody_is_served(headers: dict[str, str], told: str) -> None:
+def test_without_a_valid_key_no_request_is_served(headers: dict[str, str], told: str) -> None:
     with pytest.raises(RequestError, match=told) as refused:
         KeyRing(KEYS, worker_key="").tenant(headers)
     assert refused.value.status == 401
@@ -301,7 +301,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_counted(cluster: Cluster
         assert len(d.bodies) == 1
 
 
-async def test_requests_wait_for_kv_that_a_decode_worker_says_it_lacks(cluster: Cluster) -> None:
+async def test_requests_wait_for_kv_that_a_decode_worker_lacks(cluster: Cluster) -> None:
     gate = asyncio.Event()
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
     d.free_tokens = 1000

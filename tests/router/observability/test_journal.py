@@ -16,10 +16,10 @@ from ppd.errors import ConfigError
 from ppd.journal import Decided, Finished, read
 from ppd.score import Weights
 from ppd.table_policy import Correction
-from tests.unit.making import costs_of
+from tests.unit.fixtures import costs_of
 
 from ..conftest import Client, Cluster
-from ..scene import LATER, always_remote, workers, write_table
+from ..fixtures import LATER, always_remote, workers, write_table
 from ..scripts import answering, failing, hanging
 
 REFUSAL = Refusal(RefusalReason.TOO_FEW_CACHED_TOKENS, cached_tokens=0, min_cached_tokens=64)
@@ -141,7 +141,7 @@ async def test_a_log_goes_on_after_a_kill(cluster: Cluster, tmp_path: Path) -> N
     assert [type(event).__name__ for event in events] == ["Opened", "Decided"] * 2
 
 
-async def test_a_log_that_cannot_be_written_is_told(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_log_that_cannot_be_written_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the decision log cannot be written: .*directory"):
         async with cluster(*workers(), decision_log=str(tmp_path)):
             pass

@@ -37,7 +37,7 @@ def test_a_histogram_reads_as_prometheus_own() -> None:
     ]
 
 
-async def test_times_are_told_by_route_reason_and_turn(cluster: Cluster) -> None:
+async def test_times_are_labelled_by_route_reason_and_turn(cluster: Cluster) -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     async with cluster(p, d) as client:
         contents = ["hello"]
@@ -55,7 +55,7 @@ async def test_times_are_told_by_route_reason_and_turn(cluster: Cluster) -> None
         assert await client.metric("ppd_transfer_tokens_avoided_total") == 300
 
 
-async def test_kv_that_was_not_sent_is_told_in_bytes_where_the_worker_tells_how_much_it_is(
+async def test_kv_that_was_not_sent_is_counted_in_bytes_where_the_worker_reports_their_size(
     cluster: Cluster,
 ) -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
@@ -69,7 +69,7 @@ async def test_kv_that_was_not_sent_is_told_in_bytes_where_the_worker_tells_how_
         assert await dashboard(client) == 100 * 1536
 
 
-async def test_kv_bytes_that_nobody_knows_are_not_guessed(cluster: Cluster) -> None:
+async def test_kv_bytes_that_no_worker_reports_are_not_guessed(cluster: Cluster) -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     async with cluster(p, d) as client:
         await client.chat("hello")
@@ -109,7 +109,7 @@ class StoredResponse(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-async def test_every_request_is_a_span_and_the_workers_are_told_of_it(
+async def test_every_request_is_a_span_and_its_context_reaches_the_workers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = StoredResponse()

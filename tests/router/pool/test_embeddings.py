@@ -14,7 +14,7 @@ from ppd.ann.space import Rows
 from ppd.errors import ConfigError
 from router.pool.embeddings import LocalEmbeddings, OnFirstText
 
-from ..scene import until
+from ..fixtures import until
 
 
 class Slow:

@@ -21,7 +21,7 @@ from router.pool.build import build_collection
 from router.pool.collection import Collection
 
 from ...disks import disk_of
-from ..scene import until
+from ..fixtures import until
 from .pools import OPTIONS, ROWS, WIDTH, Client, config_for, running
 
 

@@ -79,7 +79,7 @@ async def test_a_deadline_that_passes_gives_what_there_is(data: Path) -> None:
         assert 'ppd_pool_searches_total{ending="deadline",stage="prefill"} 500.0' in metrics
 
 
-async def test_a_full_queue_says_when_to_come_again(data: Path) -> None:
+async def test_a_full_queue_answers_with_retry_after(data: Path) -> None:
     config = config_for(data, bounds=Bounds(prefill=10, decode=10), threads=1)
     async with running(config) as pool:
         vectors = [[0.0] * WIDTH] * 10
@@ -115,7 +115,7 @@ async def test_a_full_queue_says_when_to_come_again(data: Path) -> None:
         ({"vectors": [[0.0] * 24] * 2049}, 400, "2049 queries at once, 2048 may wait"),
     ],
 )
-async def test_a_wrong_search_is_told_what_is_wrong(
+async def test_a_wrong_search_is_answered_with_what_is_wrong(
     built: Path, body: dict[str, Any], status: int, says: str
 ) -> None:
     async with running(config_for(built)) as pool:
@@ -139,9 +139,7 @@ async def test_other_wrong_requests(built: Path) -> None:
         assert got == 400
 
 
-async def test_a_card_that_is_not_there_is_told_of(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_missing_gpu_is_reported(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = config_for(data, device=Device.CUDA)

@@ -129,7 +129,7 @@ def indexed(folder: Path) -> set[str]:
     return {name for (name,) in found}
 
 
-async def test_writes_that_are_too_many_are_told_to_come_again(
+async def test_too_many_writes_are_answered_with_retry_after(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, added = threading.Event(), Growth.add

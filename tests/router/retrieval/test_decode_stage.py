@@ -50,14 +50,16 @@ def endless(*words: str) -> Script:
 PRIMED = answering(words=1)
 
 
-def scene(*scripts: Script) -> tuple[tuple[FakeWorker, FakeWorker], InTurn]:
+def scripted_workers(*scripts: Script) -> tuple[tuple[FakeWorker, FakeWorker], InTurn]:
     """A prefill worker, and a decode worker that answers with one script after another."""
     decode = InTurn(*scripts)
     return (FakeWorker("prefill", answering()), FakeWorker("decode", decode)), decode
 
 
 async def test_a_passage_in_the_middle_of_a_reply(cluster: Cluster, pool: FakePool) -> None:
-    workers, _ = scene(endless("cats ", "do "), PRIMED, rest(2, "purr ", "loudly", cached=101))
+    workers, _ = scripted_workers(
+        endless("cats ", "do "), PRIMED, rest(2, "purr ", "loudly", cached=101)
+    )
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat(
             "what do cats do?",
@@ -131,7 +133,7 @@ async def test_the_stream_continues_while_the_passage_is_prefilled(
             await client.metric("ppd_finished_total")
         await PRIMED(request)
 
-    workers, _ = scene(continues, primed, rest(2, "purr"))
+    workers, _ = scripted_workers(continues, primed, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True, max_tokens=40)
         assert text_of(reply) == "cats do quite purr"
@@ -160,7 +162,7 @@ async def test_a_reply_that_ends_first_has_no_passage(cluster: Cluster, pool: Fa
         finally:
             cancelled.set()
 
-    workers, _ = scene(ends, never_primed, answering())
+    workers, _ = scripted_workers(ends, never_primed, answering())
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True)
         assert text_of(reply) == "cats do "
@@ -199,7 +201,7 @@ async def test_a_worker_is_lost_while_it_prefills_a_passage(
 
 async def test_no_passage_is_inserted_twice(cluster: Cluster, pool: FakePool) -> None:
     """The second search finds only the passage that the reply has."""
-    workers, _ = scene(endless("a ", "b "), PRIMED, rest(2, *("c " for _ in range(20))))
+    workers, _ = scripted_workers(endless("a ", "b "), PRIMED, rest(2, *("c " for _ in range(20))))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         options = {**OPTIONS, "max_additions": 5}
         reply = await client.chat("what?", retrieval=options, stream=True)
@@ -212,7 +214,7 @@ async def test_no_passage_is_inserted_twice(cluster: Cluster, pool: FakePool) ->
 async def test_without_a_passage_the_stream_is_unchanged(
     cluster: Cluster, pool: FakePool, trouble: str
 ) -> None:
-    workers, _ = scene(rest(1, *["a", "b", "c", "d", "e", "f"]))
+    workers, _ = scripted_workers(rest(1, *["a", "b", "c", "d", "e", "f"]))
     url = "http://127.0.0.1:9" if trouble == "down" else pool.url
     pool.hits = (lambda _: []) if trouble == "nothing" else (lambda _: [("low", 0.2, "dull")])
     async with cluster(*workers, retrieval=RetrievalConfig(url=url)) as client:
@@ -242,7 +244,7 @@ async def test_a_passage_that_the_worker_refuses_does_not_end_the_stream(
         refused.set()
         await REFUSED(request)
 
-    workers, _ = scene(continues, refuses)
+    workers, _ = scripted_workers(continues, refuses)
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True)
         assert text_of(reply) == "cats do purr "
@@ -254,7 +256,9 @@ async def test_a_reply_that_cannot_continue_behind_the_passage_continues_without
     cluster: Cluster, pool: FakePool
 ) -> None:
     """The worker prefills the passage, but refuses the rest of the reply."""
-    workers, _ = scene(endless("cats ", "do "), PRIMED, REFUSED, REFUSED, rest(2, "purr"))
+    workers, _ = scripted_workers(
+        endless("cats ", "do "), PRIMED, REFUSED, REFUSED, rest(2, "purr")
+    )
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True)
         assert text_of(reply) == "cats do purr"
@@ -270,7 +274,7 @@ async def test_a_reply_that_cannot_continue_behind_the_passage_continues_without
 async def test_without_the_plugin_the_reply_is_continued_by_a_transfer(
     cluster: Cluster, pool: FakePool
 ) -> None:
-    workers, _ = scene(endless("cats ", "do "), rest(2, "purr"))
+    workers, _ = scripted_workers(endless("cats ", "do "), rest(2, "purr"))
     workers[1].local_prefill = False
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True)
@@ -293,7 +297,7 @@ async def test_a_reply_without_tokens_left_is_not_continued(
         request.send(event({"choices": [], "usage": usage(9, 2, 0)}))
         request.send(DONE)
 
-    workers, _ = scene(stops)
+    workers, _ = scripted_workers(stops)
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True, max_tokens=2)
         assert text_of(reply) == "cats do "
@@ -308,7 +312,7 @@ async def test_a_token_of_low_confidence_starts_a_search(cluster: Cluster, pool:
             request.send(event({"id": "id1", "choices": [choice]}))
         await asyncio.Event().wait()
 
-    workers, _ = scene(unsure, PRIMED, rest(2, "purr"))
+    workers, _ = scripted_workers(unsure, PRIMED, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         options = {**OPTIONS, "every_tokens": 1000, "confidence": 0.3}
         reply = await client.chat("what?", retrieval=options, stream=True, logprobs=True)
@@ -318,7 +322,7 @@ async def test_a_token_of_low_confidence_starts_a_search(cluster: Cluster, pool:
 
 async def test_both_stages(cluster: Cluster, pool: FakePool) -> None:
     pool.hits = lambda body: [(body["stage"], 0.9, f"found at {body['stage']}")]
-    workers, _ = scene(endless("cats ", "do "), PRIMED, rest(2, "purr"))
+    workers, _ = scripted_workers(endless("cats ", "do "), PRIMED, rest(2, "purr"))
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         options = {**OPTIONS, "stages": ["prefill", "decode"]}
         reply = await client.chat("what do cats do?", retrieval=options, stream=True)
@@ -350,7 +354,7 @@ async def test_a_prime_that_fails_counts_against_the_worker_and_ends_nothing(
         opened.append(await client.metric("ppd_worker_breaker_open", **labels))
         request.send(chunk(1, content="sleep") + DONE)
 
-    workers, _ = scene(patient, failing_prime)
+    workers, _ = scripted_workers(patient, failing_prime)
     opened: list[float] = []
     retrieval = RetrievalConfig(url=pool.url)
     async with cluster(*workers, retrieval=retrieval, breaker_failures=1) as client:
@@ -364,7 +368,7 @@ async def test_retrieval_before_a_turn_keeps_nothing_of_its_stream(
     cluster: Cluster, pool: FakePool
 ) -> None:
     """Only a stream that can be continued is kept, and only such a one can fail to be."""
-    workers, _ = scene(LOST)
+    workers, _ = scripted_workers(LOST)
     options = {"collection": "docs", "stages": ["prefill"]}
     async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
         await client.chat("what do cats do?", retrieval=options, stream=True, max_tokens=40)

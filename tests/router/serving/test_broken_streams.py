@@ -30,14 +30,14 @@ from router.serving.context import RequestContext
 from tests.unit.test_attempts import BROKEN
 
 from ..conftest import Cluster
-from ..scene import registry_of
-from .test_resume import LOST, chunk, cut_off, scene
+from ..fixtures import registry_of
+from .test_resume import LOST, chunk, cut_off, scripted_workers
 
 
 async def test_content_that_is_no_text_ends_the_stream(cluster: Cluster) -> None:
     """What a client was sent cannot be put into a prompt: a bug of the engine, not a hang."""
     odd = cut_off(1, chunk(1, role="assistant", content=""), chunk(1, content=5))
-    workers, _ = scene(odd, odd)
+    workers, _ = scripted_workers(odd, odd)
     async with cluster(*workers, resume_streams=1) as client:
         with pytest.raises(Exception, match=r"payload|closed|disconnected"):
             await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
@@ -50,7 +50,7 @@ async def test_a_rest_that_does_not_stream_is_no_rest(cluster: Cluster) -> None:
         choice = {"index": 0, "message": {"role": "assistant", "content": "x"}}
         request.answer({"id": "x", "choices": [choice]})
 
-    workers, _ = scene(LOST, whole)
+    workers, _ = scripted_workers(LOST, whole)
     async with cluster(*workers, resume_streams=1) as client:
         reply = await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
         assert [("error" in event) for event in reply.events].count(True) == 1

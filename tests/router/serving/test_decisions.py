@@ -15,7 +15,7 @@ from ppd.table_policy import Correction
 from router.config.limits import Tenant
 
 from ..conftest import Cluster
-from ..scene import CHAT, LATER, always_remote, chat, local_unless_long, workers, write_table
+from ..fixtures import CHAT, LATER, always_remote, chat, local_unless_long, workers, write_table
 from ..scripts import answering
 
 
@@ -57,7 +57,7 @@ async def test_a_table_that_is_none_is_refused(cluster: Cluster, tmp_path: Path)
                 pass
 
 
-async def test_without_a_table_a_threshold_decides_and_says_so(
+async def test_without_a_table_a_threshold_decides_and_is_logged(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster(*workers(), policy="ppd") as client:
@@ -66,7 +66,7 @@ async def test_without_a_table_a_threshold_decides_and_says_so(
     assert "no decision table for fake" in caplog.text
 
 
-async def test_a_cluster_of_another_shape_is_told(
+async def test_a_cluster_of_another_shape_is_reported(
     cluster: Cluster, table: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     p, d = workers()
@@ -75,7 +75,7 @@ async def test_a_cluster_of_another_shape_is_told(
     assert "measured on 1P1D, this cluster is 1P2D" in caplog.text
 
 
-async def test_a_table_that_is_for_show_says_so(
+async def test_a_table_for_show_is_marked(
     cluster: Cluster, table: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     noted = write_table(table, local_unless_long, sweep={"note": "short points"})
@@ -179,7 +179,7 @@ async def test_a_decision_is_explained_before_and_after(cluster: Cluster, table:
         assert shown["provenance"]["hardware"] == "a machine"
 
 
-async def test_what_is_observed_is_shown_and_forgotten(cluster: Cluster, table: Path) -> None:
+async def test_observations_are_shown_and_reset(cluster: Cluster, table: Path) -> None:
     corrections = frozenset({Correction.SHRINKAGE})
     options: dict[str, Any] = {"policy": "ppd", "table": str(table), "corrections": corrections}
     async with cluster(*workers(), **options) as client:

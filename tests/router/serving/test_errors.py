@@ -16,7 +16,7 @@ from ppd.score import Objective
 from router.serving.recorder import RequestRecorder
 
 from ..conftest import Cluster
-from ..scene import CHAT, chat
+from ..fixtures import CHAT, chat
 from ..scripts import answering, streaming_forever, token
 from .faulty import REMOTE, workers
 
@@ -36,7 +36,7 @@ async def test_an_error_inside_a_stream_is_no_success(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
 @pytest.mark.parametrize("resets", [False, True], ids=["ends", "resets"])
-async def test_an_error_inside_a_stream_is_told_once(
+async def test_an_error_inside_a_stream_is_reported_once(
     cluster: Cluster, path: str, resets: bool
 ) -> None:
     """Also where the worker says no ``[DONE]`` behind it."""
@@ -155,7 +155,7 @@ async def test_deep_nesting_is_refused(cluster: Cluster, levels: int) -> None:
         assert (await client.post("/v1/chat/completions", body)).status == 400
 
 
-async def test_a_body_that_is_not_what_it_says_is_refused(cluster: Cluster) -> None:
+async def test_a_body_that_differs_from_its_headers_is_refused(cluster: Cluster) -> None:
     p, d = workers(answering(), answering())
     async with cluster(p, d) as client:
         headers = {"Content-Encoding": "gzip"}

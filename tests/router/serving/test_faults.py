@@ -48,7 +48,7 @@ async def test_a_decode_stream_is_not_held_back_by_a_hanging_prefill(cluster: Cl
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, "InternalServerError"), (400, "invalid_request_error")]
 )
-async def test_a_failed_prefill_is_told_and_ends_the_decode_leg(
+async def test_a_failed_prefill_is_reported_and_ends_the_decode_leg(
     cluster: Cluster, stream: bool, status: int, kind: str
 ) -> None:
     p, d = workers(failing(status, "no prefill for you"), hanging)
@@ -61,7 +61,7 @@ async def test_a_failed_prefill_is_told_and_ends_the_decode_leg(
         assert await client.metric("ppd_prefill_errors_total") == (status >= 500)
 
 
-async def test_a_failed_decode_is_told_and_ends_the_prefill_leg(cluster: Cluster) -> None:
+async def test_a_failed_decode_is_reported_and_ends_the_prefill_leg(cluster: Cluster) -> None:
     p, d = workers(hanging, failing(500, "no room"))
     async with cluster(p, d) as client:
         reply = await asyncio.wait_for(client.chat("hello", stream=True), 5.0)

@@ -27,9 +27,9 @@ from router.serving.context import RequestContext
 from router.serving.recorder import RequestRecorder
 from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Usage
-from tests.unit.making import FEATURES
+from tests.unit.fixtures import FEATURES
 
-from ..scene import registry_of
+from ..fixtures import registry_of
 
 
 @pytest.mark.parametrize(("evicted", "learned"), [(0, True), (208, False)])

@@ -55,7 +55,7 @@ def text_of(reply: Reply) -> str:
     )
 
 
-def scene(*scripts: Script) -> tuple[tuple[FakeWorker, ...], InTurn]:
+def scripted_workers(*scripts: Script) -> tuple[tuple[FakeWorker, ...], InTurn]:
     """A prefill worker, and a decode worker for each script."""
     decode = InTurn(*scripts)
     decoders = [FakeWorker("decode", decode) for _ in scripts]
@@ -67,7 +67,7 @@ async def count(client: Client, outcome: str) -> float:
 
 
 async def test_the_client_sees_one_stream(cluster: Cluster) -> None:
-    workers, decode = scene(LOST, rest(2, "three ", "four"))
+    workers, decode = scripted_workers(LOST, rest(2, "three ", "four"))
     async with cluster(*workers, resume_streams=1) as client:
         options = {"stream_options": {"include_usage": True}, "max_tokens": 10, "min_tokens": 1}
         reply = await client.chat("hello", stream=True, **options)
@@ -99,7 +99,7 @@ async def test_a_completion_goes_on_behind_its_prompt(cluster: Cluster) -> None:
     async def going_on(request: Request) -> None:
         request.send(piece(2, "three") + DONE)
 
-    workers, decode = scene(cut_off(1, piece(1, "one "), piece(1, "two ")), going_on)
+    workers, decode = scripted_workers(cut_off(1, piece(1, "one "), piece(1, "two ")), going_on)
     async with cluster(*workers, resume_streams=1) as client:
         body = {"model": MODEL, "prompt": "count: ", "stream": True}
         reply = await client.post("/v1/completions", body)
@@ -110,7 +110,7 @@ async def test_a_completion_goes_on_behind_its_prompt(cluster: Cluster) -> None:
 
 async def test_a_second_loss_goes_on_from_all_that_was_sent(cluster: Cluster) -> None:
     lost_again = cut_off(2, chunk(2, role="assistant", content=""), chunk(2, content="three "))
-    workers, decode = scene(LOST, lost_again, rest(3, "four"))
+    workers, decode = scripted_workers(LOST, lost_again, rest(3, "four"))
     async with cluster(*workers, resume_streams=2) as client:
         reply = await client.chat("hello", stream=True)
         assert text_of(reply) == "one two three four"
@@ -119,7 +119,7 @@ async def test_a_second_loss_goes_on_from_all_that_was_sent(cluster: Cluster) ->
 
 async def test_what_was_lost_before_any_text_begins_anew(cluster: Cluster) -> None:
     nothing_yet = cut_off(1, chunk(1, role="assistant", content=""))
-    workers, decode = scene(nothing_yet, rest(2, "one"))
+    workers, decode = scripted_workers(nothing_yet, rest(2, "one"))
     async with cluster(*workers, resume_streams=1) as client:
         assert text_of(await client.chat("hello", stream=True)) == "one"
         assert decode.bodies[-1]["messages"][-1]["role"] == "user"
@@ -142,7 +142,7 @@ TOOL = chunk(1, tool_calls=[{"index": 0, "function": {"name": "f", "arguments": 
 async def test_what_would_not_be_the_same_reply_is_truncated(
     cluster: Cluster, lost: Script, fields: dict[str, Any]
 ) -> None:
-    workers, decode = scene(lost, rest(2, "no"))
+    workers, decode = scripted_workers(lost, rest(2, "no"))
     async with cluster(*workers, resume_streams=1) as client:
         reply = await client.chat("hello", stream=True, **fields)
         assert [("error" in one) for one in reply.events].count(True) == 1
@@ -150,7 +150,7 @@ async def test_what_would_not_be_the_same_reply_is_truncated(
 
 
 async def test_it_is_opt_in(cluster: Cluster) -> None:
-    workers, decode = scene(LOST, rest(2, "no"))
+    workers, decode = scripted_workers(LOST, rest(2, "no"))
     async with cluster(*workers) as client:
         reply = await client.chat("hello", stream=True)
         assert reply.events[-1]["error"]["code"] == 502
@@ -158,7 +158,7 @@ async def test_it_is_opt_in(cluster: Cluster) -> None:
 
 
 async def test_when_nobody_can_go_on_there_is_one_error_and_an_end(cluster: Cluster) -> None:
-    workers, _ = scene(resetting, resetting)
+    workers, _ = scripted_workers(resetting, resetting)
     async with cluster(*workers, resume_streams=1) as client:
         reply = await client.chat("hello", stream=True)
         assert [("error" in one) for one in reply.events].count(True) == 1
@@ -168,7 +168,7 @@ async def test_when_nobody_can_go_on_there_is_one_error_and_an_end(cluster: Clus
 
 async def test_a_worker_that_hangs_does_not_hold_up_the_rest(cluster: Cluster) -> None:
     """A probe takes up to five seconds, and the client waits in mid-stream."""
-    workers, _ = scene(LOST, rest(2, "three ", "four"), rest(2, "three ", "four"))
+    workers, _ = scripted_workers(LOST, rest(2, "three ", "four"), rest(2, "three ", "four"))
     async with cluster(*workers, resume_streams=1, probe_interval_s=60.0) as client:
         for engine in workers:
             engine.probes_hang = engine.role == "decode"

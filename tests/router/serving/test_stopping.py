@@ -22,7 +22,7 @@ from router.config.options import RouterConfig
 from router.server.run import running
 
 from ..conftest import CHAT_BODY
-from ..scene import CHAT, until
+from ..fixtures import CHAT, until
 from ..scripts import answering, hanging, resetting, streaming_forever
 
 STREAM = {**CHAT_BODY, "stream": True}
@@ -144,7 +144,7 @@ async def test_who_has_no_answer_yet_gets_one(tmp_path: Path) -> None:
     assert b'"outcome":"stopped"' in log.read_bytes()
 
 
-async def test_load_balancers_learn_of_it_while_requests_are_still_served() -> None:
+async def test_load_balancers_see_it_while_requests_are_still_served() -> None:
     decode = FakeWorker("decode", answering())
     async with (
         aiohttp.ClientSession() as http,

@@ -131,7 +131,7 @@ async def test_what_is_sent() -> None:
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", 2),
     ],
 )
-async def test_a_connection_is_kept_if_nothing_speaks_against_it(
+async def test_a_connection_is_kept_unless_something_forbids_it(
     answer: bytes, connections: int
 ) -> None:
     for pieces in ((answer,), [answer[i : i + 1] for i in range(len(answer))]):
@@ -232,7 +232,7 @@ async def test_who_is_held_back_reads_no_further() -> None:
     assert len(collected.data) == size
 
 
-async def test_a_connection_that_was_held_to_the_end_of_an_answer_is_heard_again() -> None:
+async def test_a_connection_paused_to_the_end_of_an_answer_is_read_again() -> None:
     class Slow(Collected):
         def body(self, data: bytes) -> None:
             super().body(data)

@@ -64,7 +64,7 @@ async def test_a_request_may_come_in_any_pieces() -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100000", CHUNKED])
-async def test_a_large_body_is_not_read_before_its_sender_is_known(framing: bytes) -> None:
+async def test_a_large_body_is_not_read_before_its_sender_is_authenticated(framing: bytes) -> None:
     def screen(path: str, headers: Mapping[str, str]) -> Refusal | None:
         assert path == "/echo"
         return None if headers.get("authorization") == "Bearer k" else Refusal(401, "who are you?")

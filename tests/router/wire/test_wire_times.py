@@ -207,7 +207,7 @@ async def test_other_paths_are_the_applications() -> None:
     assert (first, second) == (b"one", b"POST b y body")
 
 
-async def test_one_connection_too_many_is_told_and_closed() -> None:
+async def test_one_connection_too_many_is_answered_and_closed() -> None:
     async with serving(limits=Limits(connections=1)) as (port, server):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post(b"first"))

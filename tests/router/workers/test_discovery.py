@@ -18,7 +18,7 @@ from router.config.options import RouterConfig
 from router.server.run import running
 
 from ..conftest import Client, Cluster
-from ..scene import serving, until, workers
+from ..fixtures import serving, until, workers
 from ..scripts import answering, token
 
 P, D = "http://127.0.0.1:1", "http://127.0.0.1:2"

@@ -15,7 +15,7 @@ from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Handshake, handshake_of
 
 from ..conftest import Cluster
-from ..scene import workers
+from ..fixtures import workers
 from ..scripts import answering
 
 DESCRIPTION = {

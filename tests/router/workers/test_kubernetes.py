@@ -24,7 +24,7 @@ from router.workers.kubernetes import Pods, access
 from router.workers.pods import Pod
 
 from ..conftest import Client, Cluster
-from ..scene import until, workers
+from ..fixtures import until, workers
 from ..scripts import answering
 from .fake_kubernetes import FakeKubernetes, pod_object
 

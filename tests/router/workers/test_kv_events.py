@@ -17,7 +17,7 @@ import zmq.asyncio
 from eval.fake_worker.worker import FakeWorker
 
 from ..conftest import Client, Cluster
-from ..scene import until
+from ..fixtures import until
 from ..scripts import answering
 
 TOKENS = 96  # of the prompt, cached whole
@@ -101,11 +101,11 @@ def workers(port: int, **others: object) -> tuple[FakeWorker, FakeWorker]:
     return FakeWorker("prefill", answering()), decode
 
 
-Scene = tuple[FakePublisher, Client, FakeWorker, FakeWorker, str]
+FirstTurn = tuple[FakePublisher, Client, FakeWorker, FakeWorker, str]
 
 
 @asynccontextmanager
-async def first_turn_served(cluster: Cluster) -> AsyncIterator[Scene]:
+async def first_turn_served(cluster: Cluster) -> AsyncIterator[FirstTurn]:
     """A router with a subscription to a decode worker, after one turn of a conversation."""
     async with publisher() as events:
         p, d = workers(events.port)

@@ -25,7 +25,7 @@ from router.workers.membership import Membership
 from router.workers.registry import WorkerRegistry
 
 from ..conftest import Client, Cluster, Reply
-from ..scene import until, workers
+from ..fixtures import until, workers
 from ..scripts import answering
 
 TOKEN = {"Authorization": "Bearer s3cret"}

@@ -11,7 +11,7 @@ import pytest
 from router.workers.registry import WorkerRegistry
 from router.workers.worker import Worker
 
-from ..scene import registry_of
+from ..fixtures import registry_of
 
 
 class FaultyRegistry(WorkerRegistry):

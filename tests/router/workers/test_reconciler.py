@@ -16,7 +16,7 @@ from router.workers.handshake import connect_worker
 from router.workers.membership import Membership
 from router.workers.registry import WorkerRegistry
 
-from ..scene import serving, workers
+from ..fixtures import serving, workers
 
 D = "http://127.0.0.1:2"
 

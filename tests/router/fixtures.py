@@ -16,7 +16,7 @@ from ppd.contract import Role
 from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Handshake
 from router.workers.worker import Worker
-from tests.unit.making import table_record
+from tests.unit.fixtures import table_record
 
 from .scripts import answering
 
