@@ -231,27 +231,30 @@ async def one_round(
     rows: list[dict[str, object]] = [{"router": c.name, "round": number} for c in order]
     turns = list(zip(order, rows, strict=True))
 
-    def slices(count: int) -> Iterator[tuple[Candidate, dict[str, object]]]:
+    def taking_turns(count: int) -> Iterator[tuple[Candidate, dict[str, object]]]:
         for i in range(count):
             yield from turns[::-1] if i % 2 else turns
 
     spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for candidate, _ in slices(SLICES):
+    for candidate, _ in taking_turns(SLICES):
         us = await bench.closed_loop(candidate, STREAMS, requests // SLICES)
         spent[candidate.name, "cpu_us_per_request"].append(us)
     for candidate, row in turns:
         added = await bench.first_tokens(candidate, 200)
         row["added_ttft_p50_ms"], row["added_ttft_p99_ms"] = added
     for load in loads:
-        for candidate, row in slices(load.slices):
+        for candidate, row in taking_turns(load.slices):
             us, mb = await bench.streams(candidate, load)
             spent[candidate.name, f"cpu_us_per_chunk_{load.name}"].append(us)
             if load.streams >= 1000:
                 row["mb_per_1000_streams"] = 1e3 * (mb - candidate.idle_mb) / load.streams
     for candidate, row in turns:
+        slices: dict[str, list[float]] = {}
         for (name, cost), parts in spent.items():
             if name == candidate.name:
                 row[cost] = statistics.fmean(parts)
+                slices[cost] = [round(part, 3) for part in parts]
+        row["slices"] = slices
     for candidate, row in turns:
         row["errors"] = len(candidate.errors)
         if candidate.errors:

@@ -1,10 +1,10 @@
-"""Medians of a router bench, and paired ratios of two routers in the same rounds."""
+"""Medians of a router bench, and paired ratios of two routers in the same slices."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .candidates import BASELINES
@@ -49,15 +49,18 @@ def paired(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, Any]]:
 def paired_ratios(
     rows: Sequence[dict[str, object]], ours: str, baseline: str
 ) -> dict[str, dict[str, Any]]:
-    """Divide one router's costs by another's, round by round.
+    """Divide one router's costs by another's, slice by slice.
+
+    A slice of one router is measured right beside the other's, so that what else the machine does
+    meets both.
 
     Args:
         rows: one for each router and round.
         ours, baseline: names of the two routers.
 
     Returns:
-        For each metric that both have: ``ratios`` (one per round), their ``median`` and
-        ``interval`` (95 %, of the geometric mean; None with fewer than two rounds). A ratio
+        For each metric that both have: the number of ``pairs``, the ``median`` of their ratios and
+        the ``interval`` (95 %, of the geometric mean; None with fewer than two pairs). A ratio
         below 1 means that ``ours`` is cheaper.
     """
     by_router = {
@@ -68,14 +71,18 @@ def paired_ratios(
     compared: dict[str, dict[str, Any]] = {}
     for metric in METRICS:
         ratios = [
-            _value(by_router[ours][number], metric) / _value(by_router[baseline][number], metric)
+            cost / other
             for number in shared
-            if metric in by_router[ours][number] and metric in by_router[baseline][number]
+            for cost, other in zip(
+                _costs(by_router[ours][number], metric),
+                _costs(by_router[baseline][number], metric),
+                strict=True,
+            )
         ]
         if ratios:
             interval = geometric_interval(ratios)
             compared[metric] = {
-                "ratios": [round(ratio, 4) for ratio in ratios],
+                "pairs": len(ratios),
                 "median": round(statistics.median(ratios), 4),
                 "interval": interval and [round(bound, 4) for bound in interval],
             }
@@ -106,5 +113,9 @@ def _t_quantile(freedom: int) -> float:
     return z + first / freedom + second / freedom**2
 
 
-def _value(row: dict[str, object], metric: str) -> float:
-    return float(str(row[metric]))
+def _costs(row: Mapping[str, Any], metric: str) -> list[float]:
+    """The costs of a round's slices; of an older row the mean of the round alone."""
+    slices: dict[str, list[float]] = row.get("slices", {})
+    if metric in slices:
+        return slices[metric]
+    return [float(row[metric])] if metric in row else []

@@ -134,6 +134,7 @@ class RequestContext:
             self._note(effect)
         except Exception:
             logger.exception("%s could not be handled", event)
+            self.close_legs()  # no block follows the end
             effect = self.attempts.on(Crashed(), self._clock())
         if type(effect) is Note:
             return

@@ -115,8 +115,6 @@ class StreamRelay:
 
     def block(self, block: bytes) -> None:
         """Pass on whole events."""
-        if self._context.attempts.outcome is not None:
-            return  # the client has the end already
         now_s = time.perf_counter()
         self._times.observe(now_s - self._last_s)
         self._last_s = now_s
@@ -281,6 +279,7 @@ class StreamRelay:
 
     def _crash(self) -> None:
         logger.exception("a stream cannot be relayed")
+        self._leg.close()  # no block follows the end
         self._context.deliver(Crashed())
 
     def _decline(self, observer: StreamObserver, stalled_s: float) -> None:

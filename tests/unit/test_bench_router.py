@@ -13,24 +13,34 @@ from eval.routers.summary import geometric_interval, paired, paired_ratios
 from ppd.errors import ConfigError
 
 
-def row(router: str, number: int, **costs: float) -> dict[str, object]:
+def row(router: str, number: int, **costs: object) -> dict[str, object]:
     return {"router": router, "round": number, **costs}
 
 
-def test_ratios_are_paired_by_round() -> None:
+def test_ratios_are_paired_by_slice() -> None:
+    request, burst = "cpu_us_per_request", "cpu_us_per_chunk_burst"
     rows = [
-        row("ours", 0, cpu_us_per_request=100.0, cpu_us_per_chunk_burst=2.0),
-        row("baseline", 0, cpu_us_per_request=200.0, cpu_us_per_chunk_burst=2.0),
-        row("baseline", 1, cpu_us_per_request=100.0, cpu_us_per_chunk_burst=4.0),
-        row("ours", 1, cpu_us_per_request=100.0, cpu_us_per_chunk_burst=4.0),
+        row("ours", 0, slices={request: [100.0, 120.0], burst: [2.0]}),
+        row("baseline", 0, slices={request: [200.0, 100.0], burst: [2.0]}),
+        row("baseline", 1, slices={request: [100.0, 100.0], burst: [4.0]}),
+        row("ours", 1, slices={request: [100.0, 90.0], burst: [4.0]}),
     ]
     compared = paired_ratios(rows, "ours", "baseline")
-    assert set(compared) == {"cpu_us_per_request", "cpu_us_per_chunk_burst"}
-    assert compared["cpu_us_per_request"]["ratios"] == [0.5, 1.0]
-    assert compared["cpu_us_per_request"]["median"] == 0.75
-    assert compared["cpu_us_per_chunk_burst"]["interval"] == [1.0, 1.0]
+    assert set(compared) == {request, burst}
+    assert compared[request]["pairs"] == 4
+    assert compared[request]["median"] == 0.95  # of 0.5, 0.9, 1.0, 1.2
+    assert compared[burst]["interval"] == [1.0, 1.0]
     assert paired(rows) == {"ours/baseline": compared}
     assert paired(rows[:1]) == {}
+
+
+def test_rows_without_slices_are_paired_by_round() -> None:
+    rows = [
+        row("ours", 0, cpu_us_per_request=100.0),
+        row("baseline", 0, cpu_us_per_request=200.0),
+    ]
+    compared = paired_ratios(rows, "ours", "baseline")["cpu_us_per_request"]
+    assert compared == {"pairs": 1, "median": 0.5, "interval": None}
 
 
 def test_interval_is_students_over_logarithms() -> None:
