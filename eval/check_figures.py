@@ -38,7 +38,7 @@ class ObservedTurn:
 
     Attributes:
         sent_at_s: on the client's own clock.
-        late_ms: the send after it was due, as far as the client tells.
+        late_ms: the send after it was due, as far as the client reports.
         gaps: between chunks with tokens, see :func:`eval.samples.gap_bucket`.
     """
 

@@ -43,7 +43,7 @@ async def hold(
 
     Args:
         seed: of the prompts' content. Not one that the same router has seen: it would take them
-            for conversations it knows.
+            for conversations of its index.
         vocabulary: token ids to make prompts of.
         silence_s: of a turn without any event, before it is given up.
         timeout_s: of a turn from its send to its end.
@@ -209,7 +209,7 @@ def _measured(
         text = f"got {len(ids)} tokens of {sample.output_tokens}: finish_reason {reason}"
         return _failed(sample, Failure.SHORT, text), []
     if not times.first_s:
-        return _failed(sample, Failure.MALFORMED, "no event says that it brings a token"), []
+        return _failed(sample, Failure.MALFORMED, "no event brings a token"), []
     return replace(
         sample,
         cached_tokens=answer.cached_tokens,

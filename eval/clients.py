@@ -146,7 +146,7 @@ def by_openai(run_of: ClientRun) -> int:
                     reply += choice.delta.content or ""
                 if chunk.usage is not None:
                     counted = chunk.usage.completion_tokens
-            _require(0 < counted <= 16, f"usage says {counted} tokens")
+            _require(0 < counted <= 16, f"usage counts {counted} tokens")
             messages.append({"role": "assistant", "content": reply})
             response = await client.responses.create(
                 model="default",

@@ -55,7 +55,7 @@ def stream_events(
     """One event a word, with all that ends the stream behind the last.
 
     Args:
-        worker: names who answers, in the first event.
+        worker: its name, in the first event.
         start: the first word; those before it stand in the prompt.
     """
     words = counts.completion

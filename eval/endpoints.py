@@ -54,7 +54,7 @@ async def max_context_of(http: aiohttp.ClientSession, url: str) -> int | None:
     """Ask how many tokens the model at ``url`` can hold of one conversation; None: unknown.
 
     Raises:
-        aiohttp.ClientError, TimeoutError: nobody answers there.
+        aiohttp.ClientError, TimeoutError: there is no answer.
     """
     async with http.get(f"{url}/v1/models"):
         pass

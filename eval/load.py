@@ -160,7 +160,7 @@ async def _ask(target: Target, conversations: Sequence[Conversation], scale: flo
             most = await max_context_of(http, target.url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             problem = str(error) or type(error).__name__
-            raise WorkerError(f"{target.url}: nobody answers: {problem}") from error
+            raise WorkerError(f"{target.url}: no answer: {problem}") from error
         vocabulary = await find_vocabulary(http, target.url)
     number, longest = max(
         (

@@ -32,7 +32,7 @@ class Sample:
         conversation, turn: which one; turns count from 1.
         sent_at_s: since the start of the run; ``late_ms`` after it was due.
         context_tokens: of the history that it was sent with, prompts and replies.
-        output_tokens: asked for and, unless ``error`` says otherwise, received.
+        output_tokens: asked for and, unless ``error`` is set, received.
         cached_tokens: of the prompt, as the engine reports them.
         route, reason: as the router's headers say.
         ttft_ms: from the send to the first event with a token.

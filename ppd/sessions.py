@@ -1,7 +1,7 @@
 """The session index: known conversations, where their KV is, and how much of it.
 
 One entry for each finished request, found by prefix digest. The index owns lookup,
-expiry and size; it knows nothing of workers beyond the names it is given, and takes the
+expiry and size; of workers it holds only the names, and takes the
 time from its caller.
 """
 

@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else not _has_gpu()
     )
     if any(flag.partition("=")[0] == "--disaggregation-mode" for flag in passed):
-        parser.error("--role says what --disaggregation-mode would; give only --role")
+        parser.error("--role sets --disaggregation-mode; give only --role")
     given = {
         variable: value
         for variable, _, _ in _OPTIONS.values()

@@ -147,7 +147,7 @@ class Soak:
         for worker in self.workers:
             used = (await plugin_state_of(self.http, worker.url))["kv_used_tokens"]
             if used:
-                raise SoakError(f"{worker.name}: {used} tokens of KV are held by nobody")
+                raise SoakError(f"{worker.name}: {used} tokens of KV are held by no request")
             process = psutil.Process(worker.popen.pid)
             family = [process, *process.children(recursive=True)]
             megabytes = sum(p.memory_info().rss for p in family) / 2**20

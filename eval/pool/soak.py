@@ -2,7 +2,7 @@
 
 Meanwhile rows come and go, indexes are swapped, and a shard is killed. There are two shards and a
 front before them, as processes. Rows come in crowds, one after the other, and are random directions
-within them. So a search for a row tells whether it is there: the row itself has a score of 1, and
+within them. So a search for a row shows whether it is there: the row itself has a score of 1, and
 nothing else comes near.
 """
 
@@ -38,7 +38,7 @@ _ROWS = 20_000  # of each shard
 _BATCH = 256
 _SEARCHERS = 4  # a shard
 _CROWD, _CLOSE = 3000, 1.2  # rows of each; what they have in common, against what they have not
-_KINDS = 3  # of rows, that filters tell apart
+_KINDS = 3  # of rows, that filters distinguish
 _WRITTEN = 200  # rows that come, and that go, at once
 _PAUSE_S = 2.0  # between two such writes
 _SWAP_S, _KILL_S = 30.0, 45.0
@@ -72,7 +72,7 @@ class Shard:
         unsure: of rows whose writing was not answered.
         found: numbers of rows, by the keys they were found under.
         up: it takes requests.
-        life: counts how often it was killed: who asked in another one may get no answer.
+        life: counts how often it was killed: a request of another one may get no answer.
     """
 
     process: Process

@@ -18,7 +18,7 @@ from ..policies.cells import THROUGHPUT, TPOT, TTFT, Cell
 INK = "#12ab34"  # stands for the text's colour until a page sets it
 _WIDTH = 7.6
 
-# Okabe and Ito's colours, which most colour-blind people tell apart; and markers for all.
+# Okabe and Ito's colours, which most colour-blind people can distinguish; and markers for all.
 LOOKS = {
     "replica": ("#8a8a8a", "s"),
     "pd": ("#d55e00", "v"),

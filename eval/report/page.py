@@ -38,7 +38,7 @@ summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 _TITLE = "sglang-ppd: what was measured"
 _LEAD = (
     "Made of raw files alone. Each section names its file, commit, hardware and seeds; what is not "
-    "measured says so."
+    "measured is marked."
 )
 
 

@@ -27,7 +27,7 @@ def real_traffic(folder: Path) -> Section:
         "TTFT_pd + w_tpot * TPOT / TPOT_pd of later turns. A line is what ppd costs more or less "
         "than the best of the other policies on the same cluster, with its 95 % interval "
         "(bootstrap over seeds and whole conversations): left of zero ppd is better, across it "
-        "nobody can tell. replica, two workers that do both, is another cluster, and told of only.",
+        "is a tie. replica, two workers that do both, is another cluster, shown for information.",
         read_source(folder, "compare.jsonl", CompareRow, _RUN),
         _content,
     )

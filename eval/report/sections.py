@@ -82,7 +82,7 @@ def _weights(folder: Path) -> Section:
         "What the weights move",
         "One cluster, one table, the same traffic; only the weights that requests bring differ. "
         "Each curve is a mix of workloads, named after the grid that it is drawn from. One run a "
-        "point: the share of local turns is what the table says, latencies carry noise.",
+        "point: the share of local turns is the table's, latencies carry noise.",
         source,
         make,
     )
@@ -171,8 +171,8 @@ def _paper_winners(folder: Path) -> Section:
         "paper-winners",
         "The paper's winner table, simulated",
         "Of 180 points (18 workloads, 10 rates) on four H100, how many each way of serving wins: "
-        "as the PPD paper states, and as the simulator says with the paper's load generator. "
-        "docs/SIMULATOR.md says what does not fit, and why.",
+        "as the PPD paper states, and as the simulator computes with the paper's load generator. "
+        "docs/SIMULATOR.md lists what does not fit, and why.",
         source,
         make,
     )

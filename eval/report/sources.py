@@ -204,7 +204,7 @@ def read_source(
     """Read and check a raw file.
 
     Args:
-        kind: what each row must be; if it tells no origin, rows of kind ``run`` must.
+        kind: what each row must be; if it has no origin, rows of kind ``run`` must.
         run: the command that makes the file.
         only: of ``row``, where a file has rows of several kinds.
 
@@ -232,7 +232,7 @@ def read_source(
     if not rows:
         return NotMeasured(label, run)
     if not origins:
-        raise ConfigError(f"{path}: no row says commit, hardware and seed")
+        raise ConfigError(f"{path}: no row has commit, hardware and seed")
     return Source(label, rows, origins)
 
 

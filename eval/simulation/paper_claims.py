@@ -16,7 +16,7 @@ from .paper_interference import Beside, slowdown
 Grid = dict[tuple[str, str, float], PointRow]
 
 PAIRS = {"1P3D": ("1P_3D", "1P_3pD"), "2P2D": ("2P_2D", "2P_2pD"), "3P1D": ("3P_1D", "3P_1pD")}
-# The paper says low, medium and high; which rates these are is our reading.
+# The paper has low, medium and high; which rates these are is our reading.
 BANDS = {"low": (0.5, 1, 2), "medium": (4, 6, 8), "high": (10, 12, 16, 20)}
 _TTFT = {
     "1P3D": (-57.8, -65.2, -73.3),
@@ -36,7 +36,7 @@ _FAILURES = {
     "2P_2pD": (0, 0, 6, 11),
     "4R": (0, 0, 0, 0),
 }
-_FAILED_BELOW = 0.95  # share of its turns that a point must serve; its own analysis says so
+_FAILED_BELOW = 0.95  # share of its turns that a point must serve; from its own analysis
 
 
 @dataclass(frozen=True, slots=True)

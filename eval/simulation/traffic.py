@@ -44,7 +44,7 @@ class Clients:
         connections: so many turns are under way at most, the others wait for one and their clocks
             run. A conversation that goes on without a pause keeps its own. None: no bound.
         replies_lost: replies are sent back as text that makes other tokens than were generated,
-            so that no cache knows them.
+            so that no cache holds them.
         timeout_s: of a turn, from when its clock starts; then its conversation has failed.
     """
 
@@ -59,7 +59,7 @@ class Conversation:
 
     Attributes:
         think_s: before each turn but the first, from the end of the reply before it.
-        since_arrival: ... from when that turn arrived, as traces tell it; never before its end.
+        since_arrival: ... from when that turn arrived, as traces have it; never before its end.
     """
 
     session: int

@@ -28,7 +28,7 @@ class PlacementRule(StrEnum):
     ``chance``: on any worker, each as likely. ``bounded-hash``: as our router does it, rendezvous
     hashing that passes over workers with more than 1.25 times the mean load. ``least-loaded``: on
     the worker with the fewest requests. Load is the turns under way, as the router counts them: a
-    worker knows only later.
+    worker has it only later.
     """
 
     CHANCE = "chance"
@@ -64,7 +64,7 @@ class Shape:
         """From the paper's notation: ``1P_2D_1pD``, ``4R``.
 
         Raises:
-            ConfigError: it is none, or a cluster that can serve nobody.
+            ConfigError: it is none, or a cluster that can serve no request.
         """
         counts: dict[str, int] = {}
         for part in text.split("_"):

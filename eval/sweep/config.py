@@ -73,8 +73,8 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         policies: what every cell is measured with; ``pd`` and ``full`` make the table. Of replicas
             alone ``replica``.
         clusters: to measure on, in parallel; none: ``clusters_here`` are started on this machine.
-        hardware: of ``clusters``, which nobody else can tell.
-        note: what whoever uses the table should know of how it was measured.
+        hardware: of ``clusters``, which is not found out by itself.
+        note: how it was measured, for the users of the table.
     """
 
     shape: str

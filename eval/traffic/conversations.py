@@ -19,7 +19,7 @@ class PlannedTurn:
     """One planned turn.
 
     It is due ``think_s`` after the end of the reply before, and not earlier than ``gap_s`` after
-    the turn before was due: a trace tells when turns arrived, not when replies ended.
+    the turn before was due: a trace has the times when turns arrived, not when replies ended.
 
     Attributes:
         keep_tokens: of the history, from its beginning; None: all of it. Traces have clients that
@@ -38,7 +38,7 @@ class Conversation:
     """One planned conversation.
 
     Attributes:
-        label: its kind, for who compares kinds within a run.
+        label: its kind, for comparisons within a run.
         shared_tokens: with which all conversations of a run begin: a system prompt.
     """
 

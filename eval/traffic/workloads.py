@@ -46,7 +46,7 @@ def plan(demand: Demand) -> list[Conversation]:
     """The conversations of a run, in order of their beginnings; the same for the same demand.
 
     Raises:
-        ConfigError: it cannot be met; the message says why, and what is allowed.
+        ConfigError: it cannot be met; the message names the reason and what is allowed.
     """
     _check(demand)
     source = random.Random(f"{demand.spec}/{demand.seed}")
@@ -96,7 +96,7 @@ def _starts(
         assert demand.arrivals is not None
         trace = load(demand.arrivals, demand.tokenizer)
         if not trace.timed:
-            raise ConfigError(f"--arrivals {demand.arrivals}: tells no times of arrival")
+            raise ConfigError(f"--arrivals {demand.arrivals}: has no times of arrival")
         if len(trace.kinds) < len(chosen):
             raise ConfigError(
                 f"--arrivals {demand.arrivals}: has {len(trace.kinds)} arrivals, "
@@ -106,7 +106,7 @@ def _starts(
     elif workload.timed and demand.arrivals is None:
         starts_s = [conversation.starts_at_s for conversation in chosen]
     elif demand.qps is None:
-        raise ConfigError(f"{demand.spec}: tells no arrivals: give --qps, conversations a second")
+        raise ConfigError(f"{demand.spec}: has no arrivals: give --qps, conversations a second")
     else:
         return poisson_starts(len(chosen), demand.qps, source)
     if demand.qps is not None:

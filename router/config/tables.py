@@ -67,7 +67,7 @@ def make_policy(
             len(record.cells),
         )
         if provenance.note:
-            logger.warning("%s says: %s", found.path, provenance.note)
+            logger.warning("note in %s: %s", found.path, provenance.note)
         if record.shape != shape:
             logger.warning("it was measured on %s, this cluster is %s", record.shape, shape)
     policy = TablePolicy(

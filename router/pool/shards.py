@@ -84,7 +84,7 @@ class ShardsServer:
         )
         if not any(accepted):
             raise WorkerError("no shard took the feedback")
-        return as_json({"shards": len(accepted), "told": sum(accepted)})
+        return as_json({"shards": len(accepted), "accepted": sum(accepted)})
 
     async def _search(self, request: web.Request) -> web.Response:
         if request.content_type != "application/json":

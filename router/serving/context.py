@@ -118,7 +118,7 @@ class RequestContext:
     # -- events and effects ----------------------------------------------------------------
 
     def take(self, event: Event) -> Effect:
-        """Hand an event to the attempts, and note what its effect says of a worker."""
+        """Hand an event to the attempts, and note the worker's success or failure that its effect names."""
         effect = self.attempts.on(event, self._clock())
         self._note(effect)
         return effect
@@ -186,7 +186,7 @@ class RequestContext:
         return None if answered_at_s is None else answered_at_s - self.arrived_s
 
     def answer_headers(self) -> dict[str, str]:
-        """Headers of the answer that tell its route."""
+        """Headers of the answer that name its route."""
         decision = self.decision
         return {
             "X-PPD-Route": decision.route,

@@ -30,7 +30,7 @@ class WorkerHealth:
         self._metrics = metrics
 
     def note(self, effect: Effect) -> None:
-        """Hold what an effect says for or against a worker."""
+        """Record the success or failure of a worker that an effect names."""
         credited = None
         if type(effect) is Relay or type(effect) is Note or type(effect) is Finish:
             credited = effect.credited

@@ -215,7 +215,7 @@ async def test_what_the_model_cannot_hold_is_refused_before_anything_is_sent(
 
 
 async def test_where_nobody_answers_nothing_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match="nobody answers"):
+    with pytest.raises(WorkerError, match="no answer"):
         await load("http://127.0.0.1:9", SMALL, tmp_path / "rows.jsonl")
 
 

@@ -161,7 +161,7 @@ def test_a_broken_file_is_an_error_with_its_line(tmp_path: Path, line: str, said
 def test_a_file_that_tells_no_origin_is_refused(tmp_path: Path) -> None:
     claim = {"row": "claim", "group": "wins by TTFT", "name": "4R", "paper": 1.0, "simulated": 2.0}
     write(tmp_path / "simulate-paper.jsonl", [claim])
-    with pytest.raises(ConfigError, match="no row says commit, hardware and seed"):
+    with pytest.raises(ConfigError, match="no row has commit, hardware and seed"):
         sections(tmp_path)
 
 

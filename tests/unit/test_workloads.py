@@ -146,7 +146,7 @@ def test_arrivals_are_the_traces_or_those_of_another(tmp_path: Path) -> None:
     [
         (Demand("paper:nix", qps=1), r"no such workload; allowed: all small_tiny .*large_huge"),
         (Demand("nix", qps=1), "no such kind; allowed: paper:NAME turns:N grid mooncake:FILE"),
-        (Demand("turns:8"), "tells no arrivals: give --qps"),
+        (Demand("turns:8"), "has no arrivals: give --qps"),
         (Demand("turns:0", qps=1), "turns must be 1 to 1000"),
         (
             Demand("turns:8?think=1", qps=1),
@@ -162,7 +162,7 @@ def test_arrivals_are_the_traces_or_those_of_another(tmp_path: Path) -> None:
         (Demand("paper:small_tiny", qps=0), "qps must be above 0, got 0"),
         (Demand("paper:small_tiny", qps=1, scale=0), "scale must be above 0 and at most 1"),
         (Demand("paper:small_tiny", qps=1, conversations=0), "conversations must be at least 1"),
-        (Demand("paper:small_tiny", arrivals="turns:2"), "turns:2: tells no times of arrival"),
+        (Demand("paper:small_tiny", arrivals="turns:2"), "turns:2: has no times of arrival"),
         (
             Demand("mooncake:/x?faster=0"),
             r"> 0.*faster.*; allowed: max_context, faster, block",

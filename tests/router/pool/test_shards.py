@@ -142,7 +142,7 @@ async def test_every_pool_hears_the_feedback(built: Path, data: Path) -> None:
     async with running(config_for(built)) as one, running(config_for(data)) as two:
         async with running(PoolConfig(shards=((one.url, dead), (two.url,)))) as front:
             body = {"kv_link_use": 1.0, "decode_stall": 0.0}
-            assert await front.post("/v1/feedback", body) == (200, {"shards": 2, "told": 2})
+            assert await front.post("/v1/feedback", body) == (200, {"shards": 2, "accepted": 2})
             for pool in (one, two):
                 _, metrics = await pool.get("/metrics")
                 assert "ppd_pool_reserved_share 0.5" not in metrics

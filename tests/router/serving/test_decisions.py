@@ -81,7 +81,7 @@ async def test_a_table_for_show_is_marked(
     noted = write_table(table, local_unless_long, sweep={"note": "short points"})
     async with cluster(*workers(), policy="ppd", table=str(noted)):
         pass
-    assert f"{noted} says: short points" in caplog.text
+    assert f"note in {noted}: short points" in caplog.text
 
 
 @pytest.mark.parametrize(
