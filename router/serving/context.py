@@ -118,7 +118,7 @@ class RequestContext:
     # -- events and effects ----------------------------------------------------------------
 
     def take(self, event: Event) -> Effect:
-        """Hand an event to the attempts, and note the worker's success or failure that its effect names."""
+        """Hand an event to the attempts, and note the success or failure in its effect."""
         effect = self.attempts.on(event, self._clock())
         self._note(effect)
         return effect
