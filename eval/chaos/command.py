@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {
     "connect_timeout_s": 2.0,
     "probe_interval_s": 0.25,
     "session_capacity": 20_000,
-    "breaker_rest_s": 1.0,
+    "breaker_open_s": 1.0,
     "resume_streams": 2,
     "decode_fallback": True,
 }

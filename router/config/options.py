@@ -102,8 +102,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             connections after 5 s.
         control_timeout_s: limit on a handshake, a probe, and a request to another router process.
         breaker_failures: failures in a row that open a worker's circuit breaker for
-            ``breaker_rest_s``; 0: it never opens.
-        breaker_rest_s: time that a circuit breaker stays open.
+            ``breaker_open_s``; 0: it never opens.
+        breaker_open_s: time that a circuit breaker stays open.
         resume_streams: maximum number of resumptions of a stream after the loss of its decode
             worker.
         kv_events: subscribe to the KV events of workers that publish them.
@@ -165,7 +165,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker_idle_timeout_s: Positive = 4.0
     control_timeout_s: Positive = 5.0
     breaker_failures: NonNegativeInt = 5
-    breaker_rest_s: Positive = 10.0
+    breaker_open_s: Positive = 10.0
     resume_streams: NonNegativeInt = 0
     kv_events: bool = True
     decode_fallback: bool = False

@@ -97,7 +97,7 @@ async def running(
             control,
             {role: changes.urls(role, getattr(config, role)) for role in Role},
             config.startup_timeout_s,
-            lambda: Breaker(config.breaker_failures, config.breaker_rest_s),
+            lambda: Breaker(config.breaker_failures, config.breaker_open_s),
             changes.drained,
         )
         membership = None

@@ -158,7 +158,7 @@ async def test_a_hung_prefill_worker_is_blamed_once_and_alone(cluster: Cluster) 
     """Both legs are silent at the same time, in no certain order."""
     for _ in range(6):
         p, d = FakeWorker("prefill", hanging), FakeWorker("decode", hanging)
-        limits = {"answer_timeout_s": 0.05, "breaker_failures": 1, "breaker_rest_s": 60.0}
+        limits = {"answer_timeout_s": 0.05, "breaker_failures": 1, "breaker_open_s": 60.0}
         async with cluster(p, d, **limits) as client:
             assert (await client.chat("hello")).status == 504
             opened = [

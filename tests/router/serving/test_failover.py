@@ -18,7 +18,7 @@ NO_TRANSFER = failing(500, "Decode transfer failed for request rank=0 decode_req
 
 def test_a_breaker_opens_rests_and_tries() -> None:
     now_s = 100.0
-    breaker = Breaker(failures=2, rest_s=10.0, clock=lambda: now_s)
+    breaker = Breaker(failures=2, open_s=10.0, clock=lambda: now_s)
 
     def state() -> tuple[bool, bool]:
         return breaker.open, breaker.admits
@@ -54,7 +54,7 @@ async def test_failures_of_decode_never_open_prefills_breaker(
     cluster: Cluster, fault: Script
 ) -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", fault)
-    async with cluster(p, d, breaker_failures=2, breaker_rest_s=60.0) as client:
+    async with cluster(p, d, breaker_failures=2, breaker_open_s=60.0) as client:
         for i in range(4):
             await client.chat(f"hello {i}", stream=True)
         open_of = {
@@ -72,7 +72,7 @@ async def test_failures_of_decode_never_open_prefills_breaker(
 async def test_a_worker_that_fails_again_and_again_is_left_alone(cluster: Cluster) -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     bad = FakeWorker("decode", failing(500, "broken card"))
-    async with cluster(bad, p, d, breaker_failures=2, breaker_rest_s=60.0) as client:
+    async with cluster(bad, p, d, breaker_failures=2, breaker_open_s=60.0) as client:
         for i in range(12):  # each that meets it is sent to the other one
             assert (await client.chat(f"hello {i}")).status == 200
         assert len(bad.bodies) == 2
@@ -118,7 +118,7 @@ async def test_a_hung_prefill_worker_is_blamed_not_the_decode_worker_that_waits(
     prefill = InTurn(hanging, answering())
     prefills = [FakeWorker("prefill", prefill) for _ in range(2)]
     d = FakeWorker("decode", InTurn(hanging, answering()))  # the first one waits for KV
-    limits = {"answer_timeout_s": 0.3, "breaker_failures": 1, "breaker_rest_s": 60.0}
+    limits = {"answer_timeout_s": 0.3, "breaker_failures": 1, "breaker_open_s": 60.0}
     async with cluster(*prefills, d, **limits) as client:
         reply = await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
         assert reply.status == 200
