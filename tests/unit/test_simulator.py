@@ -204,10 +204,10 @@ def test_what_a_step_costs() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60), st.booleans()), max_size=60))
-def test_the_cache_never_overflows(wishes: list[tuple[int, int, bool]]) -> None:
+def test_the_cache_never_overflows(requests: list[tuple[int, int, bool]]) -> None:
     cache = KvCache(100)
     running: list[tuple[int, int]] = []
-    for session, tokens, gives in wishes:
+    for session, tokens, gives in requests:
         if gives and running:
             cache.give(*(last := running.pop()), last[1] // 2)
         elif cache.can_take(tokens):

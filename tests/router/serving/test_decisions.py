@@ -1,4 +1,4 @@
-"""Decisions in a running router: tables, wishes, explanations, replicas."""
+"""Decisions in a running router: tables, objectives, explanations, replicas."""
 
 from __future__ import annotations
 
