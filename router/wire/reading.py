@@ -1,11 +1,14 @@
 """Strict parsing of a client's bytes into requests.
 
 llhttp refuses what request smuggling uses: both lengths, odd transfer codings, bare line ends,
-folded headers. This module also checks for one Host, no transfer codings in HTTP/1.0, and sizes.
+folded headers. This module also checks the request line's spaces, for one valid Host, for transfer
+codings, and sizes. An offered upgrade is ignored (RFC 9110, 7.8): the parser would skip the body
+then, so it reads the request again without the offer.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +19,7 @@ from .request import Connection, Refusal, Request
 _NO_PARSER = httptools.HttpRequestParser(object())
 _SINGLE_HEADERS = ("host", "authorization", "content-type", "content-encoding")
 _SMALL_BYTES = 64 * 1024  # maximum size of a body that is read before its sender is checked
-_BODY_HEADERS = {"content-length", "transfer-encoding"}
+_HOST = re.compile(r"[\w.\-~%!$&'()*+,;=:\[\]]*", re.ASCII)  # RFC 3986, 3.2.2, and a port
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Limits:
 
     Attributes:
         head_bytes: maximum size of a request's target and headers.
+        headers: maximum number of a request's headers.
         body_bytes: maximum size of a request's body, decoded.
         request_s: limit on the arrival of a head, and on a pause within a body.
         idle_s: limit on the time between two requests of a connection.
@@ -34,6 +38,7 @@ class Limits:
     """
 
     head_bytes: int = 64 * 1024
+    headers: int = 256
     body_bytes: int = 64 * 1024 * 1024
     request_s: float = 30.0
     idle_s: float = 75.0
@@ -79,6 +84,7 @@ class RequestReader:
         self._messages = 0
         self._now_s = 0.0
         self._body_bytes = 0
+        self._offers_upgrade = False
 
     def close(self) -> None:
         """Ignore further data, and break the reference cycle with the parser."""
@@ -97,10 +103,13 @@ class RequestReader:
         self._now_s = now_s
         in_body, messages, body_bytes = self._in_body, self._messages, self._body_bytes
         between = not self.reading
+        if between and b"  " in data[: data.find(b"\n") + 1]:
+            self.refuse(400, "the request line has two spaces in a row")
+            return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.closed = True  # the request is answered in HTTP/1.1; then the connection closes
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :], now_s)
         except httptools.HttpParserError as error:
             self.refuse(400, f"this is no valid HTTP request: {error}")
         begun = self._messages - messages
@@ -113,6 +122,25 @@ class RequestReader:
             self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
             if self._framing_bytes > self._limits.head_bytes + self._body_bytes:
                 self.refuse(400, "the body is nearly all chunk sizes or trailers")
+
+    def _ignore_upgrade(self, rest: bytes, now_s: float) -> None:
+        """Read a request that offers an upgrade as one that does not.
+
+        Args:
+            rest: what follows its head.
+            now_s: the time, by the loop's clock.
+        """
+        if self.closed:
+            return
+        method, version = self._parser.get_method(), self._parser.get_http_version()
+        names = (name for name in self._headers if name not in ("upgrade", "http2-settings"))
+        lines = "".join(
+            f"{name}: {self._headers[name]}\r\n" for name in names if name != "connection"
+        )
+        close = b"" if self._parser.should_keep_alive() else b"Connection: close\r\n"
+        head = b"%b %b HTTP/%b\r\n%b" % (method, self._target, version.encode(), close)
+        self._parser = httptools.HttpRequestParser(self)
+        self.feed(head + lines.encode(errors="surrogateescape") + b"\r\n" + rest, now_s)
 
     def refuse(self, status: int, message: str) -> None:
         """Report a refusal and ignore further data; does nothing after the first call."""
@@ -134,6 +162,8 @@ class RequestReader:
         self._head_bytes = self._open_bytes = self._body_bytes = self._framing_bytes = 0
         self._target = b""
         self._headers: dict[str, str] = {}
+        self._header_count = 0
+        self._offers_upgrade = False
         self._body: list[bytes] = []
 
     def on_url(self, target: bytes) -> None:
@@ -146,6 +176,7 @@ class RequestReader:
         if not self.in_head:
             return  # a trailer: none is used
         self._head_bytes += len(name) + len(value)
+        self._header_count += 1
         key, text = name.decode("latin-1").lower(), value.decode(errors="surrogateescape")
         before = self._headers.get(key)
         if before is None:
@@ -163,19 +194,25 @@ class RequestReader:
         """Check the head before the body is read (called by the parser)."""
         self.in_head = False
         self._check_head(self._head_bytes)
+        if self._header_count > self._limits.headers:
+            self.refuse(431, f"there are more than {self._limits.headers} headers")
         if self.closed:
             return
         version, headers = self._parser.get_http_version(), self._headers
         if self._parser.get_method() == b"CONNECT":
             self.refuse(400, "this is no proxy")
-        elif self._parser.should_upgrade() and headers.keys() & _BODY_HEADERS:
-            self.refuse(400, "no protocol is changed to here, and the parser skips the body")
+        elif self._parser.should_upgrade():
+            self._offers_upgrade = True  # the parser stops here
         elif version not in ("1.0", "1.1"):
             self.refuse(505, f"HTTP/{version} is not served, but HTTP/1.1 is")
         elif version == "1.1" and "host" not in headers:
             self.refuse(400, "the Host header is missing")
+        elif _HOST.fullmatch(headers.get("host", "")) is None:
+            self.refuse(400, f"Host {headers['host']!a} is no host")
         elif version == "1.0" and "transfer-encoding" in headers:
             self.refuse(400, "HTTP/1.0 has no Transfer-Encoding")
+        elif headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            self.refuse(501, f"Transfer-Encoding {headers['transfer-encoding']!a} is not read")
         elif headers.get("content-encoding", "identity") != "identity":
             self.refuse(415, f"Content-Encoding {headers['content-encoding']!a} is not read")
         elif int(headers.get("content-length", 0)) > self._limits.body_bytes:
@@ -209,6 +246,8 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         """Report the request (called by the parser)."""
+        if self._offers_upgrade:
+            return  # it is read again
         self.reading = False
         if self.closed:
             return
@@ -220,7 +259,7 @@ class RequestReader:
                 headers=self._headers,
                 body=body[0] if len(body) == 1 else b"".join(body),
                 connection=self._connection,
-                keep_alive=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
+                keep_alive=self._parser.should_keep_alive(),
                 http_1_0=self._parser.get_http_version() == "1.0",
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -21,8 +22,8 @@ from .bytewise import CHUNKED, HOST, LAST, TEXT, bodies, echo, post, say, servin
         (post(b"abc", b"Content-Length: 3"), 400),
         (post(b"abc", b"Content-Length: 4"), 400),
         (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked"), 400),  # both lengths
-        (b"POST /echo HTTP/1.1\r\n%bTransfer-Encoding: gzip\r\n\r\n" % HOST, 400),
-        (b"POST /echo HTTP/1.1\r\n%bTransfer-Encoding: xchunked\r\n\r\n" % HOST, 400),
+        (b"POST /echo HTTP/1.1\r\n%bTransfer-Encoding: gzip\r\n\r\n" % HOST, 501),
+        (b"POST /echo HTTP/1.1\r\n%bTransfer-Encoding: xchunked\r\n\r\n" % HOST, 501),
         (b"POST /echo HTTP/1.1\r\n%bTransfer-Encoding: chunked, identity\r\n\r\n" % HOST, 400),
         (b"POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST /echo HTTP/1.1\r\n%bContent-Length : 3\r\n\r\nabc" % HOST, 400),
@@ -33,7 +34,12 @@ from .bytewise import CHUNKED, HOST, LAST, TEXT, bodies, echo, post, say, servin
         (b"POST /echo HTTP/1.1\nHost: a\n\n", 400),
         (b"POST /echo HTTP/1.1\r\n%bX: a\r\n folded\r\n\r\n" % HOST, 400),
         (b"POST /echo HTTP/1.1\r\n%bX: a\0b\r\n\r\n" % HOST, 400),
-        (post(b"abc", b"Connection: upgrade", b"Upgrade: h2c"), 400),
+        (b"POST /echo HTTP/1.1\r\n%bTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" % HOST, 501),
+        (b"GET  /echo HTTP/1.1\r\n%b\r\n" % HOST, 400),
+        (b"GET /echo  HTTP/1.1\r\n%b\r\n" % HOST, 400),
+        (b"GET /echo HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+        (b"GET /echo HTTP/1.1\r\nHost: a/b\r\n\r\n", 400),
+        (b"GET /echo HTTP/1.1\r\n%b%b\r\n" % (HOST, b"X: y\r\n" * 256), 431),
         (b"CONNECT router:1 HTTP/1.1\r\n%b\r\n" % HOST, 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"GET /echo HTTP/2.0\r\n%b\r\n" % HOST, 505),
@@ -52,6 +58,7 @@ async def test_what_is_no_plain_request_is_refused_and_the_connection_closed(
     async with serving(never) as (port, _):
         answer = await say(port, raw)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    assert len(re.findall(rb"HTTP/1\.1 \d", answer)) == 1
     assert b"Connection: close" in answer
 
 
@@ -113,10 +120,28 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
     assert order == [b"one", b"two", b"three"]
 
 
-async def test_an_upgrade_is_not_taken_up_and_the_request_answered() -> None:
-    head = b"GET /echo HTTP/1.1\r\n%bConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" % HOST
+UPGRADE = (
+    b"Connection: Upgrade, HTTP2-Settings",
+    b"Upgrade: h2c",
+    b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+async def test_an_offered_upgrade_is_ignored(size: int) -> None:
+    """As ``curl --http2`` and Java's HttpClient offer it; the connection is used again."""
+    chunked = b"4\r\nbody\r\n0\r\n\r\n"
+    get = b"GET /echo HTTP/1.1\r\n%b%b\r\n\r\n" % (HOST, b"\r\n".join(UPGRADE))
+    raw = (
+        post(b"abc", *UPGRADE)
+        + b"POST /echo HTTP/1.1\r\n%b%b\r\n%b\r\n\r\n%b"
+        % (HOST, b"\r\n".join(UPGRADE), CHUNKED, chunked)
+        + get
+        + post(b"last", LAST)
+    )
+    pieces = [raw[i : i + size] for i in range(0, len(raw), size)]
     async with serving() as (port, _):
-        assert bodies(await say(port, head + post(b"HTTP/2 it is not"))) == [b"nothing"]
+        assert bodies(await say(port, *pieces)) == [b"abc", b"body", b"nothing", b"last"]
 
 
 async def test_what_follows_a_good_request_is_refused_after_its_answer() -> None:
