@@ -124,7 +124,7 @@ class Bench:
         turns = [(new, way) for new in news for way in WAYS]
         self.source.shuffle(turns)
         prompts = [self.tokens(64) for _ in range(background)]
-        async with client.decoding(prompts, most=8000) as decoding:
+        async with client.decoding(prompts, max_tokens=8000) as decoding:
             for new, way in turns:
                 quiet = await _quiet(decoding)
                 prompt = history + self.tokens(new)

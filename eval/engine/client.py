@@ -100,14 +100,16 @@ class EngineClient:
         return await _stream(self.http, self.decode_url, _local_body(ids, output, min_cached))
 
     @asynccontextmanager
-    async def decoding(self, prompts: list[list[int]], most: int) -> AsyncIterator[list[Reply]]:
+    async def decoding(
+        self, prompts: list[list[int]], max_tokens: int
+    ) -> AsyncIterator[list[Reply]]:
         """Let requests decode in the background while the context is open.
 
         All of them are past their first token when it opens. Their connections are closed when it
         ends.
 
         Args:
-            most: tokens of each reply.
+            max_tokens: tokens of each reply.
 
         Raises:
             WorkerError: one of them failed, or ended before the context did.
@@ -115,7 +117,7 @@ class EngineClient:
         replies = [Reply(0.0) for _ in prompts]
         streams = [
             asyncio.create_task(
-                _stream(self.http, self.decode_url, _local_body(ids, most, 0), reply)
+                _stream(self.http, self.decode_url, _local_body(ids, max_tokens, 0), reply)
             )
             for ids, reply in zip(prompts, replies, strict=True)
         ]

@@ -130,7 +130,7 @@ async def _cell(
     arms = list(_ARMS)
     source.shuffle(arms)
     found = []
-    async with client.decoding([tokens(64) for _ in range(batch)], most=30_000) as decoding:
+    async with client.decoding([tokens(64) for _ in range(batch)], max_tokens=30_000) as decoding:
         for prefills, kind in arms:
             begun = len(decoding[0].arrived_s)
             await decoding[0].reaches(begun + 8)  # the arm before has ended

@@ -234,7 +234,7 @@ async def test_decodes_go_on_beside_a_long_append(
         lines = await engine_metrics(http, workers.decode)
         return chunks, value_of(lines, "ppd_engine_decode_gap_seconds_count")
 
-    async with client.decoding(prompts, most=20_000) as decoding:
+    async with client.decoding(prompts, max_tokens=20_000) as decoding:
         for _ in range(3):  # the pacer's estimate of what chunks cost improves
             await decoding[0].reaches(len(decoding[0].arrived_s) + 20)
             chunks_before, gaps_before = await chunks_and_gaps()
@@ -267,7 +267,7 @@ async def test_the_waiting_timeout_and_the_load_see_the_local_queue(
     async def is_waiting() -> bool:
         return bool((await plugin_state(http, workers.decode))["waiting"])
 
-    async with client.decoding([source.choices(vocabulary, k=60)], most=20_000) as decoding:
+    async with client.decoding([source.choices(vocabulary, k=60)], max_tokens=20_000) as decoding:
         await decoding[0].reaches(20)
         first = asyncio.create_task(client.local(source.choices(vocabulary, k=8000), 1))
         await wait_until(is_prefilling, first)

@@ -38,7 +38,7 @@ async def test_each_token_has_a_time(client: EngineClient) -> None:
     local = await client.local([1, 2, 3], 7, min_cached=2)
     assert (len(local.ids), len(local.arrived_s)) == (7, 7)
     assert local.cached_tokens > 0
-    async with client.decoding([[1], [2]], most=2000) as replies:
+    async with client.decoding([[1], [2]], max_tokens=2000) as replies:
         assert all(len(reply.arrived_s) >= 3 for reply in replies)
 
 
