@@ -63,6 +63,26 @@ class Leg:
             is the first event of a stream. Once, and not after ``close``.
     """
 
+    __slots__ = (
+        "_body",
+        "_clients_key",
+        "_closed",
+        "_content_type",
+        "_cutter",
+        "_end",
+        "_exchange",
+        "_failed",
+        "_late",
+        "_left",
+        "_on_response",
+        "_retry_after",
+        "_sink",
+        "_status",
+        "_streams",
+        "_wanted",
+        "worker",
+    )
+
     def __init__(
         self,
         upstreams: Upstreams,

@@ -68,6 +68,31 @@ class StreamRelay:
         resuming: the stream broke off, and could be continued.
     """
 
+    __slots__ = (
+        "_client_waits_since_s",
+        "_context",
+        "_continues",
+        "_declined",
+        "_insertion",
+        "_last_s",
+        "_left_s",
+        "_leg",
+        "_loop",
+        "_observer",
+        "_paused",
+        "_primer",
+        "_priming",
+        "_recorder",
+        "_request",
+        "_resumption",
+        "_sender",
+        "_stopped",
+        "_tail",
+        "_times",
+        "_trouble",
+        "resuming",
+    )
+
     def __init__(
         self,
         request: ServerRequest,

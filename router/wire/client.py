@@ -196,6 +196,19 @@ class Upstreams:
 class Exchange:
     """One request to a worker and its response."""
 
+    __slots__ = (
+        "_answered",
+        "_began_s",
+        "_connecting",
+        "_data",
+        "_listener",
+        "_loop",
+        "_paused",
+        "_upstream",
+        "_upstreams",
+        "origin",
+    )
+
     def __init__(
         self, upstreams: Upstreams, origin: Origin, data: bytes, listener: ResponseListener
     ) -> None:

@@ -56,6 +56,25 @@ class ClientConnection(asyncio.Protocol):
         stopping: the server stops and waits no longer.
     """
 
+    __slots__ = (
+        "_full",
+        "_last_received_s",
+        "_last_sent_s",
+        "_limits",
+        "_listener",
+        "_lost",
+        "_paused",
+        "_reader",
+        "_ready",
+        "_ready_bytes",
+        "_sent",
+        "_server",
+        "_transport",
+        "_written",
+        "stopping",
+        "task",
+    )
+
     def __init__(self, server: Server) -> None:
         self.task: asyncio.Task[None] | None = None
         self.stopping = False

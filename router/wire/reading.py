@@ -65,6 +65,30 @@ class RequestReader:
         began_s: when it began.
     """
 
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_connection",
+        "_framing_bytes",
+        "_head_bytes",
+        "_header_count",
+        "_headers",
+        "_limits",
+        "_messages",
+        "_now_s",
+        "_offers_upgrade",
+        "_on_expect",
+        "_on_request",
+        "_open_bytes",
+        "_parser",
+        "_screen",
+        "_target",
+        "began_s",
+        "closed",
+        "in_head",
+        "reading",
+    )
+
     def __init__(
         self,
         limits: Limits,

@@ -45,6 +45,23 @@ class Upstream(asyncio.Protocol):
         last_received_s: when data last arrived, or when the exchange began; by the loop's clock.
     """
 
+    __slots__ = (
+        "_alive",
+        "_complete",
+        "_exchange",
+        "_head_bytes",
+        "_headers",
+        "_in_head",
+        "_keeps_alive",
+        "_loop",
+        "_parser",
+        "_parts",
+        "_transport",
+        "_unexpected",
+        "_until_close",
+        "last_received_s",
+    )
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.last_received_s = loop.time()
         self._loop = loop
