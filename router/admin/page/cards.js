@@ -14,13 +14,13 @@ export function drawFigures(state) {
   const perS = Object.values(rates.per_s).reduce((a, b) => a + b, 0);
   const figures = [
     ["requests", rate(perS), `a second, last ${duration(rates.over_s)}`],
-    ["under way", count(window.under_way), `now; ${count(state.waiting)} wait to be let in`],
+    ["in progress", count(window.under_way), `now; ${count(state.waiting)} wait for admission`],
     ["local turns", share(local, sum(later)), `of ${count(sum(later))} later turns`],
-    ["found cached", share(window.cached_tokens, window.prompt_tokens),
-      `of ${short(window.prompt_tokens)} prompt tokens`],
-    ["not answered", count(failed), `of ${count(ended)} ended, ${whole}`, failed > 0],
-    ["KV not sent", bytes(state.kv_bytes_avoided), "by local turns, since the start"],
-    ["known turns", count(state.known_turns), "can be continued"],
+    ["cached prompts", share(window.cached_tokens, window.prompt_tokens),
+      `of ${short(window.prompt_tokens)} tokens`],
+    ["failed", count(failed), `of ${count(ended)} ended, ${whole}`, failed > 0],
+    ["transfer avoided", bytes(state.kv_bytes_avoided), "of KV, since the start"],
+    ["sessions", count(state.known_turns), "turns in the index"],
   ];
   redraw(find("#figures"), figures, () =>
     figures.map(([name, value, more, bad]) =>
@@ -43,10 +43,10 @@ export function drawWorkers(state) {
 }
 
 const STATES = {
-  down: "it does not answer; it is asked again and again",
+  down: "it does not answer probes",
   draining: "it gets no new work",
-  failing: "it answers probes but fails its requests; one is tried now and then",
-  ready: "it may be given work",
+  failing: "it answers probes but fails requests: its circuit breaker is open",
+  ready: "it gets work",
 };
 
 function card(worker) {
@@ -68,7 +68,7 @@ function card(worker) {
       el("span", { class: "role" }, worker.role),
       el("span", { class: "id", title: worker.url }, worker.id),
       el("span", { class: "pill", title: STATES[state] }, state)),
-    el("dl", {}, ...terms([
+    el("dl", {}, ...terms(!worker.alive ? [["in flight", count(worker.in_flight)]] : [
       ["in flight", count(worker.in_flight)],
       [decode ? "reserved" : "to prefill", tokens(worker.backlog_tokens)],
       ["running", decode && running !== null ? count(running) : null],
@@ -79,7 +79,7 @@ function card(worker) {
         { class: worker.local_prefill ? null : "warn" }],
       ["last report", worker.announced_ago_s === null ? null : `${age(worker.announced_ago_s)} ago`],
     ])),
-    total ? memory(announced.kv_used_tokens, total) : null,
+    total && worker.alive ? memory(announced.kv_used_tokens, total) : null,
   );
 }
 

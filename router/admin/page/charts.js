@@ -14,7 +14,8 @@ export function drawCharts(state) {
   redraw(box, [box.clientWidth, step, groups], () =>
     TURNS.map(([turn, name]) => {
       const own = groups.filter((group) => group.turn === turn);
-      const width = Math.max(200, (box.clientWidth - 32) / TURNS.length);
+      const columns = box.clientWidth > 670 ? TURNS.length : 1;
+      const width = Math.max(200, (box.clientWidth - 16 * (columns - 1)) / columns);
       return el(
         "figure",
         {},

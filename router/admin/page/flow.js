@@ -14,7 +14,7 @@ export function drawFlow(state) {
   const { over_s: over, per_s: perS } = state.rates;
   say(find("#flow-over"), `requests a second, last ${duration(over)}`);
   const box = find("#flow .drawing");
-  const width = Math.max(460, box.clientWidth);
+  const width = Math.max(560, box.clientWidth); // a narrower page scales the drawing down
   const total = Object.values(perS).reduce((a, b) => a + b, 0);
   const names = new Set([...state.roles, ...state.workers.map((worker) => worker.role)]);
   const roles = Object.fromEntries(
@@ -25,7 +25,7 @@ export function drawFlow(state) {
   redraw(box, [width, perS, roles], () => [
     svg(
       "svg",
-      { viewBox: `0 0 ${width} ${height}`, width, height, role: "img" },
+      { viewBox: `0 0 ${width} ${height}`, role: "img" },
       svg("title", {}, `remote ${rate(perS.remote)}, local ${rate(perS.local)}, ` +
         `replica ${rate(perS.replica)} requests a second`),
       "decode" in roles ? apart(width, perS, total, roles) : alone(width, perS, total, roles),

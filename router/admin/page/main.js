@@ -1,5 +1,6 @@
 // Fetches the state once a second and draws it, or shows why it is not available.
 
+import { drawAlerts } from "./alerts.js";
 import { drawFigures, drawReasons, drawWorkers } from "./cards.js";
 import { drawCharts } from "./charts.js";
 import { closeAll, drawDecisions } from "./decisions.js";
@@ -76,7 +77,7 @@ function trouble(why) {
 
 function lock(refused) {
   sessionStorage.removeItem(KEY);
-  say(find("#token-problem"), refused ? "The router did not take that token." : "");
+  say(find("#token-problem"), refused ? "The router refused that token." : "");
   show("locked");
   find("#token").focus();
 }
@@ -90,6 +91,7 @@ function draw() {
     ["up", duration(Math.floor(last.up_s))],
   ];
   redraw(find("#facts"), facts, () => terms(facts));
+  drawAlerts(last);
   drawFigures(last);
   drawFlow(last);
   drawReasons(last);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -126,8 +127,13 @@ async def test_the_page_shows_real_traffic(
         await rows.nth(0).locator("button").press("Enter")
         await expect(detail).to_contain_text("No earlier request")
 
+        await expect(page.locator("#alerts .good")).to_have_count(1)
         d.ready = False
         await expect(page.locator(".card.down")).to_have_count(1)
+        alerts = page.locator("#alerts .bad")
+        await expect(alerts).to_have_count(2)
+        await expect(alerts.nth(0)).to_have_text("No decode worker is ready.")
+        await expect(alerts.nth(1)).to_contain_text("is down: it does not answer probes")
         assert await page.title() == "sglang-ppd router"
         assert recorded.hosts == {urlsplit(client.url).netloc}
         assert recorded.messages == []
@@ -143,7 +149,7 @@ async def test_the_page_requests_the_admin_token(cluster: Cluster, browser: Brow
         await page.locator("#token").fill("wrong")
         await page.locator("#token").press("Enter")
         await expect(page.locator("#token-problem")).to_have_text(
-            "The router did not take that token."
+            "The router refused that token."
         )
         await page.locator("#token").fill("s3cret")
         await page.locator("#token").press("Enter")
@@ -173,18 +179,19 @@ async def test_the_page_reports_a_stopped_router_and_reconnects(
     await page.close()
 
 
-async def test_nothing_overflows_from_800_pixels_on(cluster: Cluster, browser: Browser) -> None:
+async def test_nothing_overflows_from_400_pixels_on(cluster: Cluster, browser: Browser) -> None:
     p, d = workers()
     async with cluster(p, d) as client:
         await client.chat("hello")
         await client.chat(*LATER)
         recorded = await open_dashboard(browser, client)
         await recorded.page.locator("#decisions tr[data-number]").first.click()
-        for width in (800, 1180, 2200):
+        for width in (400, 800, 1180, 2200):
             await recorded.page.set_viewport_size({"width": width, "height": 900})
             drawing = recorded.page.locator("#flow .drawing")
             room = await drawing.evaluate("box => box.clientWidth")
-            await expect(drawing.locator("svg")).to_have_attribute("width", str(room))
+            view = f"0 0 {max(560, room)} "
+            await expect(drawing.locator("svg")).to_have_attribute("viewBox", re.compile(view))
             for box in ("html", "#flow .drawing", "#ttft figure", "#decisions .scroll"):
                 narrow = "box => box.scrollWidth <= box.clientWidth"
                 assert await recorded.page.locator(box).first.evaluate(narrow), (box, width)
