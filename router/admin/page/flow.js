@@ -14,7 +14,7 @@ export function drawFlow(state) {
   const { over_s: over, per_s: perS } = state.rates;
   say(find("#flow-over"), `requests a second, last ${duration(over)}`);
   const box = find("#flow .drawing");
-  const width = Math.max(560, box.clientWidth); // a narrower page scales the drawing down
+  const width = Math.max(640, box.clientWidth); // a narrower page scales the drawing down
   const total = Object.values(perS).reduce((a, b) => a + b, 0);
   const names = new Set([...state.roles, ...state.workers.map((worker) => worker.role)]);
   const roles = Object.fromEntries(
