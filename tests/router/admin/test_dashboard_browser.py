@@ -148,9 +148,7 @@ async def test_the_page_requests_the_admin_token(cluster: Cluster, browser: Brow
         await expect(page.locator("main")).to_be_hidden()
         await page.locator("#token").fill("wrong")
         await page.locator("#token").press("Enter")
-        await expect(page.locator("#token-problem")).to_have_text(
-            "The router refused that token."
-        )
+        await expect(page.locator("#token-problem")).to_have_text("The router refused that token.")
         await page.locator("#token").fill("s3cret")
         await page.locator("#token").press("Enter")
         await recorded.expect_state("live")
