@@ -19,7 +19,7 @@ SMALL := .run/sweep-small
 .PHONY: help setup browser demo serve test test-fast test-matrix check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
-	@echo "make demo         five turns of a chat on real SGLang workers, compared with one server"
+	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
 	@echo "make demo-rag     chats with passages from a vector-search pool: the project's own docs"
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
 	@echo "make test         checks and all tests, on the real engine"

@@ -11,6 +11,7 @@ from pathlib import Path
 from ppd.errors import PpdError
 
 from . import (
+    bench_cores,
     bench_decision,
     bench_hash,
     check_load,
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     bench = _group(commands, "bench", "what one part costs, ours and others'")
     bench_hash.add_to(bench)
     _add_bench_decision(bench)
+    bench_cores.add_to(bench)
     bench_engine.add_to(bench)
     interference.add_to(bench)
     bench_router.add_to(bench)

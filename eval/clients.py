@@ -24,7 +24,7 @@ from ppd.decision import Route
 from ppd.outcome import Outcome
 
 from . import tiny_model
-from .cluster import ClientError, environment, gpu_flags, launching, run_to_end, wait_all
+from .cluster import ClientError, environment, launching, run_to_end, share_flags, wait_all
 from .options import Commands, cluster_options
 from .prometheus import read_metrics
 from .provenance import provenance
@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
     path = tiny_model.resolve(options.model)
     results: dict[str, Any] = {}
     with launching(options.logs) as launch:
-        prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 2))
-        decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 2))
+        prefill = launch.worker(Role.PREFILL, path, *share_flags(0, 2))
+        decode = launch.worker(Role.DECODE, path, *share_flags(1, 2))
         wait_all([prefill, decode])
         router = launch.router([prefill], [decode], "--policy", "full")
         wait_all([router])

@@ -108,9 +108,9 @@ class Launcher:
         model: str | Path,
         *flags: str,
         name: str = "",
-        core: int | None = None,
+        core: int | Sequence[int] | None = None,
     ) -> Process:
-        """A worker, still starting; on one ``core`` alone, if given."""
+        """A worker, still starting; on one ``core`` alone, or on some, if given."""
         port = free_port()
         argv = [
             *(script("ppd-worker"), "--role", role.value, "--model-path", str(model)),
@@ -127,6 +127,7 @@ class Launcher:
         *flags: str,
         replica: Sequence[Process | str] = (),
         port: int | None = None,
+        name: str = "router",
     ) -> Process:
         """A router, still starting; it waits for its workers itself. Workers may be URLs."""
         port = port or free_port()
@@ -135,9 +136,11 @@ class Launcher:
         for role, workers in roles.items():
             if workers:
                 argv += [f"--{role.value}", *map(_url, workers)]
-        return self.start("router", port, [*argv, *flags])
+        return self.start(name, port, [*argv, *flags])
 
-    def start(self, name: str, port: int, argv: Sequence[str], core: int | None = None) -> Process:
+    def start(
+        self, name: str, port: int, argv: Sequence[str], core: int | Sequence[int] | None = None
+    ) -> Process:
         """Start any process that will listen on ``port``."""
         log = self.logs / f"{name}-{port}.log"
         log.unlink(missing_ok=True)
@@ -148,7 +151,7 @@ class Launcher:
         return process
 
     def spawn(
-        self, log: Path, argv: Sequence[str], core: int | None = None
+        self, log: Path, argv: Sequence[str], core: int | Sequence[int] | None = None
     ) -> subprocess.Popen[bytes]:
         """A process that its caller stops; it dies with us, whatever happens."""
         with log.open("ab") as output:
@@ -216,7 +219,7 @@ def wait_all(processes: Sequence[Process], timeout_s: float = 240.0) -> None:
     """
     deadline_s = time.monotonic() + timeout_s
     for process in processes:
-        path = "/health" if process.name in ("router", "pool") else "/ready"
+        path = "/health" if process.name.endswith(("router", "pool")) else "/ready"
         process.wait_ready(path, deadline_s)
 
 
@@ -265,6 +268,24 @@ def gpu_flags(index: int, workers: int) -> list[str]:
     return ["--base-gpu-id", str(index % gpus), "--mem-fraction-static", fraction]
 
 
+def share_flags(index: int, workers: int, busy: int | None = None) -> list[str]:
+    """Return ``ppd-worker`` flags that share this machine among ``workers`` of them.
+
+    They share the GPUs; on a machine without GPU, the cores. Where all workers together have more
+    OpenMP threads than there are cores, threads that spin hold up those that compute. A worker
+    that is pinned to one core needs no flag: it takes one thread.
+
+    Args:
+        busy: how many workers compute at a time at most, if not all.
+    """
+    return gpu_flags(index, workers) or ["--cpu-threads", str(core_share(busy or workers))]
+
+
+def core_share(workers: int) -> int:
+    """Return how many cores each of ``workers`` gets of those that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
 def _url(worker: Process | str) -> str:
     return worker if isinstance(worker, str) else worker.url
 
@@ -274,12 +295,13 @@ def script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def _in_child(core: int | None) -> Callable[[], None]:
+def _in_child(core: int | Sequence[int] | None) -> Callable[[], None]:
+    own = [core] if isinstance(core, int) else core
     libc = ctypes.CDLL(None)  # loaded here: the child must not import between fork and exec
 
     def settle_in() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # it dies with us
-        if core is not None:
-            os.sched_setaffinity(0, {core})
+        if own is not None:
+            os.sched_setaffinity(0, own)
 
     return settle_in

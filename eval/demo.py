@@ -1,26 +1,45 @@
-"""``ppd-eval demo``: five turns of a chat through prefill worker, decode worker and router.
+"""``ppd-eval demo``: five questions about a pasted text, on real SGLang workers.
 
-It prints what the engine itself reports. Then it repeats the conversation on one monolithic server:
-the token ids must be the same.
+A conversation through prefill worker, decode worker and router; then the same one again in three
+other ways. Replies are greedy, so each pass has the same text. The TTFT of a turn is measured in
+three ways, each from empty caches, so that no way profits from the KV that another one has left:
+
+- **local**: the conversation as the router serves it. Turn 1 is remote, each later turn is an
+  append-prefill on the decode worker.
+- **remote, delta**: the conversation from its beginning again on the same workers, through a
+  router that sends every turn to the prefill worker (policy ``pd``). Each worker keeps the KV of
+  this pass: the prefill worker computes the last reply and the new question, and the decode worker
+  takes what it does not hold.
+- **remote, full**: each turn once more, with both workers' caches emptied before it. The prefill
+  worker computes the whole conversation, and all of its KV is transferred. One token of the
+  reply is enough for its TTFT.
+
+The last pass is on one monolithic server: the token ids must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import aiohttp
 
 from ppd.contract import Role
 
-from . import tiny_model
-from .cluster import gpu_flags, launching, wait_all
+from . import real_model
+from .chat import Conversation, Message, Reply, ask, connected
+from .cluster import Launcher, Process, launching, share_flags, wait_all
+from .endpoints import empty_caches
 from .options import Commands, cluster_options
 from .provenance import provenance
 from .raw_rows import append_whole
+from .real_model import ServedModel
 
 DOCUMENT = """\
 Field notes, tide station on the north mole. The gauge was cleaned on Monday and has drifted
@@ -37,13 +56,14 @@ the month if the door is kept shut. Please order: one float, two litres of lamp 
 chart paper, and batteries of the flat kind. The gull with the bent wing is called Anton and
 is not to be fed."""
 
-TURNS = (
-    f"Please read these notes. When was the water highest?\n\n{DOCUMENT}",
+QUESTIONS = (
+    "When was the water highest?",
     "And when was it lowest?",
     "Which things have to be ordered?",
     "What should I do with readings if the line is down?",
     "Thank you. Who is Anton?",
 )
+TURNS = (f"Please read these notes. {QUESTIONS[0]}\n\n{DOCUMENT}", *QUESTIONS[1:])
 
 
 @dataclass(slots=True)
@@ -51,136 +71,210 @@ class Transcript:
     """The results of one pass through the conversation, a list entry for each turn."""
 
     routes: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
     context_tokens: list[int] = field(default_factory=list)
     new_tokens: list[int] = field(default_factory=list)
     cached_tokens: list[int] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
     output_ids: list[list[int]] = field(default_factory=list)
 
+    def add(self, context_tokens: int, reply: Reply) -> None:
+        """Add a turn that followed so many tokens of context."""
+        self.routes.append(reply.route)
+        self.context_tokens.append(context_tokens)
+        self.new_tokens.append(reply.prompt_tokens - context_tokens)
+        self.cached_tokens.append(reply.cached_tokens)
+        self.ttft_ms.append(round(reply.ttft_ms, 1))
+        self.answers.append(reply.text)
+        self.output_ids.append(reply.ids)
 
-def converse(url: str, turns: Sequence[str], max_tokens: int, *, show: bool) -> Transcript:
-    """Hold the conversation through the ``openai`` client, streaming, greedy."""
-    import openai
 
+async def converse(
+    url: str, turns: Sequence[str], max_tokens: int, on_turn: Callable[[int, Reply], None]
+) -> Transcript:
+    """Hold the conversation; ``on_turn`` gets the index and the reply of each turn.
+
+    Raises:
+        WorkerError: a turn failed.
+    """
     seen = Transcript()
-    messages: list[dict[str, str]] = []
-    context = 0
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client:
-        model = client.models.list().data[0].id
-        for number, text in enumerate(turns, 1):
-            messages.append({"role": "user", "content": text})
-            reply = _one_turn(client, model, messages, max_tokens)
-            messages.append({"role": "assistant", "content": reply.text})
-            seen.routes.append(reply.headers.get("x-ppd-route", "-"))
-            seen.reasons.append(reply.headers.get("x-ppd-reason", "-"))
-            seen.context_tokens.append(context)
-            seen.new_tokens.append(reply.prompt_tokens - context)
-            seen.cached_tokens.append(reply.cached_tokens)
-            seen.ttft_ms.append(round(reply.ttft_ms, 1))
-            seen.output_ids.append(reply.ids)
-            context = reply.prompt_tokens + len(reply.ids)
-            if show:
-                _print_row(number, seen)
+    async with connected(url) as client:
+        conversation = Conversation(client, max_tokens)
+        for index, text in enumerate(turns):
+            context_tokens = conversation.context_tokens
+            reply = await conversation.ask(text)
+            seen.add(context_tokens, reply)
+            on_turn(index, reply)
     return seen
 
 
-@dataclass(slots=True)
-class _Reply:
-    headers: Any
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    ttft_ms: float = 0.0
+@dataclass(frozen=True, slots=True)
+class DemoCluster:
+    """The processes of the demo.
+
+    Attributes:
+        router: with the policy ``full``.
+        remote_router: of the same workers, with the policy ``pd``.
+    """
+
+    prefill: Process
+    decode: Process
+    monolithic: Process
+    router: Process
+    remote_router: Process
 
 
-def _one_turn(client: Any, model: str, messages: list[dict[str, str]], max_tokens: int) -> _Reply:
-    sent_s = time.perf_counter()
-    with client.chat.completions.with_streaming_response.create(
-        model=model,
-        messages=messages,
-        max_tokens=max_tokens,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"return_output_ids_in_sglext": True},
-    ) as response:
-        reply = _Reply(response.headers)
-        for chunk in response.parse():
-            if chunk.choices and chunk.choices[0].delta.content:
-                reply.ttft_ms = reply.ttft_ms or 1e3 * (time.perf_counter() - sent_s)
-                reply.text += chunk.choices[0].delta.content
-            if extension := getattr(chunk, "sglext", None):
-                reply.ids = (extension.get("output_ids") or [[]])[0]
-            if chunk.usage:
-                reply.prompt_tokens = chunk.usage.prompt_tokens
-                details = chunk.usage.prompt_tokens_details
-                reply.cached_tokens = (details and details.cached_tokens) or 0
-    return reply
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The conversation in all ways; ``full_ttft_ms`` is by turn."""
+
+    local: Transcript
+    delta: Transcript
+    full_ttft_ms: list[float]
+    monolithic: Transcript
 
 
-_HEADER = ("turn", "route", "reason", "context", "new", "cached", "TTFT ms")
-_ROW = "{:>4}  {:<7} {:<14} {:>8} {:>6} {:>7} {:>9}"
+async def hold_all(
+    cluster: DemoCluster, max_tokens: int, on_turn: Callable[[int, Reply], None]
+) -> Passes:
+    """Hold the conversation in all ways; ``on_turn`` gets the turns of the first one.
+
+    Raises:
+        WorkerError: a turn failed.
+    """
+    workers = [cluster.prefill.url, cluster.decode.url]
+    ours, remote = cluster.router.url, cluster.remote_router.url
+    async with aiohttp.ClientSession() as http:
+        # The workers' first transfer opens their connection, which is no part of a turn.
+        await converse(ours, ["Hello."], 2, _ignore)
+        await empty_caches(http, workers)
+        local = await converse(ours, TURNS, max_tokens, on_turn)
+        print("\nthe same conversation again, in three other ways ...", flush=True)
+        await empty_caches(http, workers)
+        delta = await converse(remote, TURNS, max_tokens, _ignore)
+        full_ttft_ms = []
+        async with connected(remote) as client:
+            for messages in _histories(local.answers):
+                await empty_caches(http, workers)
+                reply = await ask(client, messages, 1)
+                full_ttft_ms.append(round(reply.ttft_ms, 1))
+    monolithic = await converse(cluster.monolithic.url, TURNS, max_tokens, _ignore)
+    return Passes(local, delta, full_ttft_ms, monolithic)
 
 
-def _print_row(number: int, seen: Transcript) -> None:
-    columns = (seen.routes, seen.reasons, seen.context_tokens, seen.new_tokens, seen.cached_tokens)
-    ttft = f"{seen.ttft_ms[-1]:.1f}"
-    print(_ROW.format(number, *(column[-1] for column in columns), ttft), flush=True)
+def _ignore(_index: int, _reply: Reply) -> None:
+    pass
+
+
+def _histories(answers: Sequence[str]) -> list[list[Message]]:
+    """The messages that each turn of the conversation sends."""
+    messages: list[Message] = []
+    histories = []
+    for text, answer in zip(TURNS, answers, strict=True):
+        messages.append({"role": "user", "content": text})
+        histories.append(list(messages))
+        messages.append({"role": "assistant", "content": answer})
+    return histories
+
+
+def _print_turn(index: int, reply: Reply) -> None:
+    answer = " ".join(reply.text.split())
+    print(f"\n{index + 1}  {QUESTIONS[index]}")
+    print(textwrap.fill(answer, 96, initial_indent="   ", subsequent_indent="   "))
+    print(
+        f"   [{reply.route}, {reply.reason}; first token after {reply.ttft_ms:.0f} ms]", flush=True
+    )
+
+
+_HEADER = """\
+
+                                                  TTFT in ms
+turn  route     context     new  cached      local  remote, delta  remote, full"""
+_ROW = "{:>4}  {:<8} {:>8} {:>7} {:>7} {:>10.0f} {:>14.0f} {:>13.0f}"
+
+
+def _print_table(passes: Passes) -> None:
+    ours = passes.local
+    columns = (ours.routes, ours.context_tokens, ours.new_tokens, ours.cached_tokens)
+    ttfts = (ours.ttft_ms, passes.delta.ttft_ms, passes.full_ttft_ms)
+    print(_HEADER)
+    for number, row in enumerate(zip(*columns, *ttfts, strict=True), 1):
+        print(_ROW.format(number, *row))
 
 
 def add_to(commands: Commands) -> None:
     """Declare ``demo``."""
     parser = commands.add_parser("demo", parents=[cluster_options()], help="five turns, compared")
-    parser.add_argument("--max-tokens", type=int, default=32, help="of each reply")
+    parser.add_argument("--max-tokens", type=int, default=48, help="of each reply, at most")
     parser.add_argument("--record", type=Path, help="append the result to this JSONL file")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Hold the conversation on both, and print what each turn did.
+    """Hold the conversation in all ways, and print what each turn did.
 
     The last line on stdout is one JSON object.
 
     Returns:
         The exit status: 1 if a route or a token differs from what is expected.
+
+    Raises:
+        ClusterError: a process did not start.
+        WorkerError: a turn failed.
     """
-    model, max_tokens, logs, record = (
-        options.model,
-        options.max_tokens,
-        options.logs,
-        options.record,
-    )
-    path = tiny_model.resolve(model)
-    print(f"model: {path}" + ("" if model else " (random weights: its words mean nothing)"))
-    print("starting a prefill worker, a decode worker, the router and a monolithic server ...")
-    started_s = time.monotonic()
-    with launching(logs) as launch:
-        prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 3))
-        decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 3))
-        monolithic = launch.worker(Role.REPLICA, path, *gpu_flags(2, 3))
-        wait_all([prefill, decode, monolithic])
-        router = launch.router([prefill], [decode], "--policy", "full")
-        wait_all([router])
-        print(f"ready after {time.monotonic() - started_s:.0f} s; logs in {logs}\n")
-        print(_ROW.format(*_HEADER))
-        ours = converse(router.url, TURNS, max_tokens, show=True)
-        alone = converse(monolithic.url, TURNS, max_tokens, show=False)
-        identical = ours.output_ids == alone.output_ids
+    began_s = time.monotonic()
+    served = real_model.choose(options.model)
+    print(f"model: {served.description}")
+    print("starting a prefill worker, a decode worker, a monolithic server and routers ...")
+    with launching(options.logs) as launch:
+        cluster = _start(launch, served)
+        print(f"ready after {time.monotonic() - began_s:.0f} s; logs in {options.logs}")
+        print(f"\nThe first message holds notes of {len(DOCUMENT.split())} words.")
+        passes = asyncio.run(hold_all(cluster, options.max_tokens, _print_turn))
+        _print_table(passes)
+        identical = passes.local.output_ids == passes.monolithic.output_ids
         print(f"\ntoken ids identical to the monolithic server's: {'yes' if identical else 'NO'}")
         print("stopping ...", flush=True)
-    result = {
-        "routes": ours.routes,
-        "cached_tokens": ours.cached_tokens,
-        "context_tokens": ours.context_tokens,
-        "new_tokens": ours.new_tokens,
-        "ttft_ms": ours.ttft_ms,
-        "identical_to_monolithic": identical,
+    result = _result(passes) | {
+        "model": Path(served.path).name,
+        "took_s": round(time.monotonic() - began_s, 1),
     }
-    if record is not None:
-        append_whole(record, [{**result, "model": Path(path).name, **provenance(0)}])
+    if options.record is not None:
+        append_whole(options.record, [{**result, **provenance(0)}])
     print(json.dumps(result))
     expected = ["remote"] + ["local"] * (len(TURNS) - 1)
     # A model of the caller's choice may well run in bf16, where remote and monolithic differ.
-    return 0 if ours.routes == expected and (identical or model is not None) else 1
+    good = identical or options.model is not None
+    return 0 if passes.local.routes == expected and good else 1
+
+
+def _start(launch: Launcher, served: ServedModel) -> DemoCluster:
+    def worker(index: int, role: Role) -> Process:
+        # The monolithic server computes only while the two others do not.
+        shared = share_flags(index, 3, busy=2)
+        return launch.worker(role, served.path, *served.worker_flags, *shared)
+
+    prefill, decode = worker(0, Role.PREFILL), worker(1, Role.DECODE)
+    monolithic = worker(2, Role.REPLICA)
+    wait_all([prefill, decode, monolithic])
+    router = launch.router([prefill], [decode], "--policy", "full")
+    remote_router = launch.router([prefill], [decode], "--policy", "pd", name="pd-router")
+    wait_all([router, remote_router])
+    return DemoCluster(prefill, decode, monolithic, router, remote_router)
+
+
+def _result(passes: Passes) -> dict[str, object]:
+    local, delta, alone = passes.local, passes.delta, passes.monolithic
+    return {
+        "routes": local.routes,
+        "cached_tokens": local.cached_tokens,
+        "context_tokens": local.context_tokens,
+        "new_tokens": local.new_tokens,
+        "ttft_ms": local.ttft_ms,
+        "delta_ttft_ms": delta.ttft_ms,
+        "delta_cached_tokens": delta.cached_tokens,
+        "full_ttft_ms": passes.full_ttft_ms,
+        "identical_to_monolithic": local.output_ids == alone.output_ids,
+        "delta_identical_to_monolithic": delta.output_ids == alone.output_ids,
+        "answers": local.answers,
+    }

@@ -9,8 +9,8 @@ from types import FrameType
 
 from ppd.contract import Role
 
-from . import tiny_model
-from .cluster import ClusterError, gpu_flags, launching, require_free, wait_all
+from . import real_model
+from .cluster import ClusterError, launching, require_free, share_flags, wait_all
 from .options import Commands, cluster_options
 
 _HOW_TO = """
@@ -43,15 +43,17 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ClusterError: a process did not start, or died while serving.
     """
-    path = tiny_model.resolve(options.model)
+    served = real_model.choose(options.model)
     if options.port:
         require_free(options.port)
-    print(f"starting workers for {path} ...", flush=True)
+    print(f"model: {served.description}")
+    print("starting a prefill worker, a decode worker and a router ...", flush=True)
     signal.signal(signal.SIGTERM, _interrupt)
     with launching(options.logs) as launch:
         try:
-            prefill = launch.worker(Role.PREFILL, path, *gpu_flags(0, 2))
-            decode = launch.worker(Role.DECODE, path, *gpu_flags(1, 2))
+            flags = served.worker_flags
+            prefill = launch.worker(Role.PREFILL, served.path, *flags, *share_flags(0, 2))
+            decode = launch.worker(Role.DECODE, served.path, *flags, *share_flags(1, 2))
             wait_all([prefill, decode])
             router = launch.router(
                 [prefill], [decode], "--policy", options.policy, port=options.port or None

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import string
-import tempfile
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
 
 from ppd.errors import ConfigError
+
+from .model_cache import build_once, cache_folder
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>"
@@ -67,33 +66,10 @@ class ModelSpec:
         return f"tiny-{self.family}-{self.vocabulary}-{self.dtype}-{digest[:8]}"
 
 
-def cache_folder() -> Path:
-    """Return the models' folder in the user's cache (``XDG_CACHE_HOME``)."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "sglang-ppd" / "models"
-
-
 def ensure(spec: ModelSpec | None = None, root: Path | None = None) -> Path:
-    """The folder of ``spec``'s model, made now if it is not there yet.
-
-    Safe against a second process making the same model: the folder appears whole.
-    """
-    spec = spec or ModelSpec()
-    target = (root or cache_folder()) / spec.name
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{spec.name}-", dir=target.parent))
-    try:
-        _write(spec, scratch)
-        try:
-            scratch.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target
+    """The folder of ``spec``'s model, made now if it is not there yet."""
+    made = spec or ModelSpec()
+    return build_once((root or cache_folder()) / made.name, lambda folder: _write(made, folder))
 
 
 def resolve(model: str | None) -> str:

@@ -77,7 +77,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_field
         prompt_tokens: tokens of the prompt, as the worker counted them.
         cached_tokens: tokens of the prompt that were cached.
         completion_tokens: tokens of the reply.
-        ttft_ms: time to the first token; None without one.
+        ttft_ms: time to the first event of a stream; None without one, as for a whole answer.
         tpot_ms: time per output token; None unless more than one token was streamed.
     """
 

@@ -64,6 +64,7 @@ _OPTIONS = {
     ),
 }
 
+_THREADS = "OMP_NUM_THREADS"
 _MOONCAKE_TCP = {"MC_FORCE_TCP": "true", "MOONCAKE_PROTOCOL": "tcp"}
 
 
@@ -76,6 +77,7 @@ def plan_launch(
     float32: bool = False,
     alternate: bool = False,
     plain: bool = False,
+    cpu_threads: int | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Launch:
     """Choose the command and the environment of a server.
@@ -88,6 +90,8 @@ def plan_launch(
         float32: whether the model's weights are float32, which ``--dtype auto`` would halve.
         alternate: run chunks between decode steps, not in them.
         plain: run without the plugin; a decode worker keeps no KV between turns.
+        cpu_threads: of each forward on a CPU, which wins over the caller's variables; None for
+            OpenMP's own number, all cores of the process.
         options: variables of the plugin, which win over the caller's.
     """
     flags: dict[str, str | None] = {"--enable-cache-report": None}
@@ -143,6 +147,7 @@ def plan_launch(
         argv=(sys.executable, "-m", module, *passed, *defaults),
         environment={
             **{k: v for k, v in added.items() if k not in environment},
+            **({} if cpu_threads is None else {_THREADS: str(cpu_threads)}),
             **(options or {}),
         },
     )
@@ -156,6 +161,16 @@ def _is_float32(model_path: str) -> bool:
     except (OSError, ValueError):
         return False  # SGLang reads the file too, and reports what is wrong with it
     return "float32" in (fields.get("dtype"), fields.get("torch_dtype"))
+
+
+def _taken(threads: int | None) -> str:
+    """What a worker on a CPU takes of the machine, and the reason, in one line."""
+    cores = len(os.sched_getaffinity(0))
+    if threads is not None:
+        return f"{threads} OpenMP thread(s) on {cores} core(s) (--cpu-threads)"
+    if variable := os.environ.get(_THREADS):
+        return f"{variable} OpenMP thread(s) on {cores} core(s) (${_THREADS})"
+    return f"{cores} OpenMP thread(s) on {cores} core(s) (all of them; --cpu-threads sets a share)"
 
 
 def _has_gpu() -> bool:
@@ -192,6 +207,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="SGLang as it comes, to compare with: without this plugin, and a decode worker "
         "keeps no KV between turns",
     )
+    parser.add_argument(
+        "--cpu-threads",
+        type=int,
+        metavar="N",
+        help="threads of a forward on a CPU, its share of the machine's cores (default: "
+        f"${_THREADS}, else all cores; workers that share cores need less each)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     for flag, (variable, metavar, help_text) in _OPTIONS.items():
         parser.add_argument(flag, dest=variable, metavar=metavar, help=help_text)
@@ -204,6 +226,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if any(flag.partition("=")[0] == "--disaggregation-mode" for flag in passed):
         parser.error("--role sets --disaggregation-mode; give only --role")
+    threads = options.cpu_threads
+    if threads is not None and not cpu:
+        parser.error("--cpu-threads is for workers on a CPU")
+    if threads is not None and threads < 1:
+        parser.error(f"--cpu-threads must be 1 or more, got {threads}")
     given = {
         variable: value
         for variable, _, _ in _OPTIONS.values()
@@ -226,9 +253,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         float32=_is_float32(options.model_path),
         alternate=options.ppd_alternate,
         plain=options.ppd_plain,
+        cpu_threads=threads,
         options=given,
     )
     print(f"ppd-worker: {launch}", file=sys.stderr, flush=True)
+    if cpu:
+        print(f"ppd-worker: {_taken(threads)}", file=sys.stderr, flush=True)
     if not options.dry_run:
         os.execvpe(launch.argv[0], launch.argv, {**os.environ, **launch.environment})
 

@@ -96,6 +96,7 @@ class ClientCounts:
     Attributes:
         finished: requests, by endpoint and outcome.
         turns: answered turns, by endpoint, route and reason.
+        streams: of these, those whose answer streamed, by route.
         uncertain: requests of ``finished`` that the router may have counted otherwise: by
             endpoint, outcome and other outcome.
         explained: errors, by the disruption that caused them.
@@ -107,6 +108,7 @@ class ClientCounts:
     finished: Counts = field(default_factory=Counter)
     uncertain: Counts = field(default_factory=Counter)
     turns: Counts = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
     explained: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
     seen_back_after_s: float = 0.0
@@ -175,14 +177,14 @@ class RouterCounts:
 
     Attributes:
         finished, turns: as :class:`ClientCounts` has them.
-        answered: turns by route, as the histogram of TTFT counts them.
+        streams: as :class:`ClientCounts` has them, by the histogram of TTFT.
         resumed: streams that went on at another worker.
         in_flight, backlog_tokens: of all workers together.
     """
 
     finished: Counts
     turns: Counts
-    answered: Counter[str]
+    streams: Counter[str]
     resumed: int
     in_flight: float
     backlog_tokens: float
@@ -191,7 +193,7 @@ class RouterCounts:
 def parse_router_counts(text: str) -> RouterCounts:
     """Read the counts out of a router's metrics."""
     finished, turns = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
-    answered, sums = Counter[str](), Counter[str]()
+    streams, sums = Counter[str](), Counter[str]()
     for name, labels, value in parse_metrics(text):
         match name:
             case "ppd_finished_total":
@@ -199,7 +201,7 @@ def parse_router_counts(text: str) -> RouterCounts:
             case "ppd_turns_total":
                 turns[labels["endpoint"], labels["route"], labels["reason"]] = int(value)
             case "ppd_ttft_seconds_count":
-                answered[labels["route"]] += int(value)
+                streams[labels["route"]] += int(value)
             case "ppd_streams_resumed_total" if labels["outcome"] == Outcome.OK:
                 sums[name] = int(value)
             case "ppd_worker_in_flight" | "ppd_worker_backlog_tokens":
@@ -207,7 +209,7 @@ def parse_router_counts(text: str) -> RouterCounts:
     return RouterCounts(
         finished,
         turns,
-        answered,
+        streams,
         sums["ppd_streams_resumed_total"],
         sums["ppd_worker_in_flight"],
         sums["ppd_worker_backlog_tokens"],
@@ -269,12 +271,9 @@ def differences(clients: ClientCounts, router: RouterCounts) -> list[str]:
         for key in sorted(mine.keys() | theirs.keys())
         if mine[key] != theirs[key]
     ]
-    by_route = Counter[str]()
-    for (_, route, _), count in clients.turns.items():
-        by_route[route] += count
     found += [
-        f"answered {route}: client {by_route[route]}, router {router.answered[route]}"
-        for route in sorted(by_route.keys() | router.answered.keys())
-        if by_route[route] != router.answered[route]
+        f"streams {route}: client {clients.streams[route]}, router {router.streams[route]}"
+        for route in sorted(clients.streams.keys() | router.streams.keys())
+        if clients.streams[route] != router.streams[route]
     ]
     return found

@@ -164,6 +164,7 @@ class ConversationClient:
             self._shared.hung_up.append(turn)
         if (route := reply.headers.get("x-ppd-route")) is not None:
             counts.turns[turn.path, route, reply.headers["x-ppd-reason"]] += 1
+            counts.streams[route] += reply.streams
         if problem is not None:
             counts.unexplained.append(f"{turn.kind}: {problem}")
         if turn.outcome not in turn.allowed:

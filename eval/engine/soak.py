@@ -27,7 +27,7 @@ from ppd.contract import Role
 from ppd.errors import PpdError
 
 from .. import tiny_model
-from ..cluster import Launcher, Process, gpu_flags, launching, wait_all
+from ..cluster import Launcher, Process, launching, share_flags, wait_all
 from ..endpoints import empty_caches, vocabulary_of
 from ..generate import EventStream, generate
 from ..options import Commands, cluster_options
@@ -174,7 +174,7 @@ class Soak:
 
 def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
     launch.environment |= {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
-    prefill = launch.worker(Role.PREFILL, model, *gpu_flags(0, 2))
+    prefill = launch.worker(Role.PREFILL, model, *share_flags(0, 2))
     launch.environment |= _RETRACT
     decode = launch.worker(
         Role.DECODE,
@@ -182,7 +182,7 @@ def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
         *("--max-total-tokens", _KV, "--chunked-prefill-size", "256"),
         *("--num-reserved-decode-tokens", "16"),  # so that decodes do run out of KV
         *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
-        *gpu_flags(1, 2),
+        *share_flags(1, 2),
     )
     for name in _RETRACT:
         del launch.environment[name]

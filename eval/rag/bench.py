@@ -20,11 +20,12 @@ from typing import Any
 import aiohttp
 
 from .. import tiny_model
+from ..chat import Message, ask, connected
 from ..cluster import launching
 from ..endpoints import empty_caches
 from ..provenance import provenance
 from ..raw_rows import append_whole
-from .chat import ask
+from ..real_model import ServedModel
 from .cluster import COLLECTION, Passage, RagCluster, build_collection, passages, start
 
 WAYS = ("off", "tail", "system")
@@ -65,7 +66,7 @@ def run(
     data = logs / "rag"
     build_collection(found, data, cache)
     with launching(logs) as launch:
-        cluster = start(launch, path, data, cache, "full")
+        cluster = start(launch, ServedModel(path, path), data, cache, "full")
         turns = asyncio.run(_measure(cluster, found, rounds))
     if out is not None:
         origin = {"part": "rag", "model": Path(path).name, **provenance(0)}
@@ -110,37 +111,30 @@ async def _hold(
 ) -> list[RagTurn]:
     """One conversation. Its questions are beginnings of passages, so that there is something to
     find; those of a round are the same for all ways."""
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     turns: list[RagTurn] = []
     context = 0
-    for turn in range(1, _TURNS + 1):
-        about = found[(number * _TURNS + turn * 7) % len(found)]
-        question = f"({way} {number}) What about this: {about.text[:90]}"
-        messages.append({"role": "user", "content": question})
-        body: dict[str, Any] = {"messages": messages, "max_tokens": _REPLY_TOKENS}
-        sent_s = time.perf_counter()
-        if way == "tail":
-            body["retrieval"] = {"collection": COLLECTION, "k": _K}
-        elif way == "system":
-            prompt = await _system_prompt(http, cluster, question)
-            body["messages"] = [{"role": "system", "content": prompt}, *messages]
-        reply = await ask(http, cluster.router.url, body)
-        usage = reply.usage
-        details = usage.get("prompt_tokens_details") or {}
-        turns.append(
-            RagTurn(
-                number,
-                way,
-                turn,
-                reply.route,
-                context,
-                usage["prompt_tokens"],
-                details.get("cached_tokens") or 0,
-                1e3 * (reply.first_s - sent_s),  # with the search, the router's or the client's
+    async with connected(cluster.router.url) as client:
+        for turn in range(1, _TURNS + 1):
+            about = found[(number * _TURNS + turn * 7) % len(found)]
+            question = f"({way} {number}) What about this: {about.text[:90]}"
+            messages.append({"role": "user", "content": question})
+            began_s = time.perf_counter()
+            sent, extra = messages, dict[str, Any](ignore_eos=True)
+            if way == "tail":
+                extra["retrieval"] = {"collection": COLLECTION, "k": _K}
+            elif way == "system":
+                prompt = await _system_prompt(http, cluster, question)
+                sent = [{"role": "system", "content": prompt}, *messages]
+            reply = await ask(client, sent, _REPLY_TOKENS, **extra)
+            # With the search, the router's or the client's.
+            ttft_ms = 1e3 * (reply.first_s - began_s)
+            cached, prompt_tokens = reply.cached_tokens, reply.prompt_tokens
+            turns.append(
+                RagTurn(number, way, turn, reply.route, context, prompt_tokens, cached, ttft_ms)
             )
-        )
-        context = usage["prompt_tokens"] + usage["completion_tokens"]
-        messages.append({"role": "assistant", "content": reply.text})
+            context = reply.prompt_tokens + reply.completion_tokens
+            messages.append({"role": "assistant", "content": reply.text})
     return turns
 
 

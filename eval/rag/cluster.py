@@ -14,8 +14,9 @@ from pathlib import Path
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
-from ..cluster import Launcher, Process, free_port, gpu_flags, script, wait_all
+from ..cluster import Launcher, Process, free_port, script, share_flags, wait_all
 from ..pool import minilm
+from ..real_model import ServedModel
 
 COLLECTION = "docs"
 _LEAST, _MOST = 80, 420  # characters of a passage
@@ -105,7 +106,7 @@ class RagCluster:
         return [self.prefill.url, self.decode.url]
 
 
-def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) -> RagCluster:
+def start(launch: Launcher, model: ServedModel, data: Path, cache: Path, policy: str) -> RagCluster:
     """Start all processes, and wait for them; workers and pool share the cores.
 
     Raises:
@@ -118,8 +119,9 @@ def start(launch: Launcher, model: str, data: Path, cache: Path, policy: str) ->
     )
     pool_argv = [script("ppd-pool"), "serve", "--config", str(settings)]
     pool = launch.start("pool", pool_port, pool_argv)
-    prefill = launch.worker(Role.PREFILL, model, *gpu_flags(0, 2))
-    decode = launch.worker(Role.DECODE, model, *gpu_flags(1, 2))
+    flags = model.worker_flags
+    prefill = launch.worker(Role.PREFILL, model.path, *flags, *share_flags(0, 2))
+    decode = launch.worker(Role.DECODE, model.path, *flags, *share_flags(1, 2))
     wait_all([prefill, decode, pool])
     # Long time limits: on CPU a search shares its cores with two workers.
     options = data / f"router-{router_port}.toml"

@@ -212,7 +212,8 @@ def _rates(window: Sequence[DecisionRecord], now_s: float, over_s: float) -> dic
 def _ttft(window: Iterable[DecisionRecord], now_s: float, covered_s: float) -> dict[str, Any]:
     """Return TTFT by turn and route: over the whole window, and for each step of the chart.
 
-    A point has the number of steps ago, the number of requests, and their p50 and p90.
+    Answers that did not stream have no TTFT. A point has the number of steps ago, the number of
+    requests, and their p50 and p90.
     """
     step_s = next(step for step in _STEPS_S if step * _POINTS >= covered_s)
     newest = math.floor(now_s / step_s)

@@ -59,8 +59,7 @@ class Metrics:
         kinds = ("route", "reason", "turn")
         self.ttft = Histograms(
             "ppd_ttft_seconds",
-            "From the request's arrival to the first event (streaming) or the response; turn is 1, "
-            "2 or 3+",
+            "From the request's arrival to the first event of a stream; turn is 1, 2 or 3+",
             kinds,
             _SECONDS,
             self.registry,

@@ -71,6 +71,7 @@ class RequestContext:
         "planned",
         "recorded",
         "session",
+        "streams",
         "tenant",
         "turn",
         "usage",
@@ -107,6 +108,7 @@ class RequestContext:
         self._note = note
         self._clock = clock
         self.answer: Answer | None = None
+        self.streams = False
         self.client_waits_s = 0.0
         self.usage: Usage | None = None
         self.outcome: Outcome | None = None
@@ -181,9 +183,14 @@ class RequestContext:
 
     @property
     def ttft_s(self) -> float | None:
-        """From the request's arrival to the first answer; None before."""
+        """From the request's arrival to its stream's first event.
+
+        None before that event, and for a whole answer: its first token came at an unknown time.
+        """
         answered_at_s = self.attempts.answered_at_s
-        return None if answered_at_s is None else answered_at_s - self.arrived_s
+        if answered_at_s is None or not self.streams:
+            return None
+        return answered_at_s - self.arrived_s
 
     def answer_headers(self) -> dict[str, str]:
         """Headers of the answer that name its route."""

@@ -322,6 +322,7 @@ class RequestHandler:
                 self._recorder.resumed(True)
             relay.go_on(answer)
             return relay
+        context.streams = answer.streams
         self._recorder.answered(context)
         if not answer.streams:
             relay_body(request, context, answer, self._recorder)

@@ -64,8 +64,8 @@ class RequestRecorder:
         decision, ttft_s = context.decision, context.ttft_s
         metrics = self._metrics
         metrics.turns.add(context.inbound.endpoint, decision.route, decision.reason)
-        assert ttft_s is not None
-        metrics.ttft.of(*_kind(context)).observe(ttft_s)
+        if ttft_s is not None:
+            metrics.ttft.of(*_kind(context)).observe(ttft_s)
 
     def finished(self, context: RequestContext, outcome: Outcome) -> None:
         """The request has ended; each further call does nothing.
@@ -150,21 +150,19 @@ class RequestRecorder:
         decided, or waited for its client.
         """
         decision, ttft_s = context.decision, context.ttft_s
-        assert ttft_s is not None
-        ttft_ms = 1e3 * ttft_s
+        ttft_ms = None if ttft_s is None else 1e3 * ttft_s
         tpot_ms = None
-        decoding_s = now_s - context.arrived_s - ttft_s
-        if context.inbound.stream and usage.completion_tokens > 1:
+        observed = False
+        if ttft_s is not None and ttft_ms is not None and usage.completion_tokens > 1:
+            decoding_s = now_s - context.arrived_s - ttft_s
             tpot_s = decoding_s / (usage.completion_tokens - 1)
             tpot_ms = 1e3 * tpot_s
             self._metrics.tpot.of(*_kind(context)).observe(tpot_s)
             self._metrics.decoded_for(max(0.0, decoding_s))
-        observed = False
-        if context.features is not None and tpot_ms is not None:
             retried = context.attempts.retried
             as_decided = decision is context.planned.decision and not retried
             in_time = context.client_waits_s <= _MAX_WAITING * decoding_s
-            if as_decided and in_time:
+            if context.features is not None and as_decided and in_time:
                 observed = self._planner.observe(
                     context.number, context.features, decision.route, ttft_ms, tpot_ms
                 )
@@ -256,8 +254,9 @@ def _log(context: RequestContext, turn: Turn, usage: Usage) -> None:
         "prompt": usage.prompt_tokens,
         "cached": usage.cached_tokens,
         "completion": usage.completion_tokens,
-        "ttft_ms": 1e3 * (context.ttft_s or 0.0),
     }
+    if context.ttft_s is not None:
+        fields["ttft_ms"] = 1e3 * context.ttft_s
     seen = context.decision.assessment
     if seen is not None:  # costs of the table
         fields |= {

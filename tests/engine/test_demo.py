@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from eval import tiny_model
+
 PPD_EVAL = Path(sys.executable).with_name("ppd-eval")
 
 
@@ -30,7 +32,7 @@ def _writes_into(process: psutil.Process, folder: Path) -> bool:
 
 def test_the_demo(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [PPD_EVAL, "demo", "--logs", tmp_path],
+        [PPD_EVAL, "demo", "--model", tiny_model.ensure(), "--logs", tmp_path],
         capture_output=True,
         text=True,
         timeout=240,
@@ -44,13 +46,20 @@ def test_the_demo(tmp_path: Path) -> None:
     for cached, context in zip(result["cached_tokens"], result["context_tokens"], strict=True):
         assert max(0, context - 1) <= cached <= context
     assert all(new > 0 for new in result["new_tokens"])
-    assert len(result["ttft_ms"]) == 5
+    assert result["delta_identical_to_monolithic"] is True
+    for column in ("ttft_ms", "delta_ttft_ms", "full_ttft_ms"):
+        assert len(result[column]) == 5
+        assert min(result[column]) > 0
+    assert len(result["answers"]) == 5
+    assert all(answer in ran.stdout for answer in result["answers"][0].split())
     assert not descendants_with(tmp_path)
 
 
 def test_serve_prints_how_to_chat_and_stops_on_a_signal(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [PPD_EVAL, "serve", "--logs", tmp_path], stdout=subprocess.PIPE, text=True
+        [PPD_EVAL, "serve", "--model", tiny_model.ensure(), "--logs", tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as serving:
         assert serving.stdout is not None
         url = ""

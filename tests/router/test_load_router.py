@@ -138,7 +138,7 @@ def test_one_request_more_or_less_is_a_difference() -> None:
     router_counts = RouterCounts(
         finished=counts.finished.copy(),
         turns=counts.turns.copy(),
-        answered=counts.explained.copy(),
+        streams=counts.streams.copy(),
         resumed=0,
         in_flight=0,
         backlog_tokens=0,
@@ -155,7 +155,7 @@ def test_who_hangs_up_in_the_last_moment_may_be_counted_either_way() -> None:
     router_counts = RouterCounts(
         finished=Counter({(path, "ok"): 1, (path, "disconnected"): 1}),
         turns=Counter(),
-        answered=Counter(),
+        streams=Counter(),
         resumed=0,
         in_flight=0,
         backlog_tokens=0,
@@ -172,7 +172,7 @@ def test_one_uncertain_request_may_take_the_place_of_another_one() -> None:
     router_counts = RouterCounts(
         finished=Counter({(path, "ok"): 1, (path, "disconnected"): 1, (path, "truncated"): 1}),
         turns=Counter(),
-        answered=Counter(),
+        streams=Counter(),
         resumed=0,
         in_flight=0,
         backlog_tokens=0,

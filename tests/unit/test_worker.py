@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,40 @@ def test_the_command_can_be_read_and_typed(capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr().err
     assert printed.startswith("ppd-worker: PPD_ENABLE=1 ")
     assert "--model-path '/m o' --device cpu --port 7" in printed
+
+
+def test_threads_on_a_cpu_are_a_share_of_its_cores(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--role", "decode", "--model", "m", "--device=cpu", "--dry-run"]
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    main(command)
+    launch, taken = capsys.readouterr().err.splitlines()
+    assert f"{cores} OpenMP thread(s) on {cores} core(s) (all of them" in taken
+    assert "OMP_NUM_THREADS" not in launch
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    main(command)
+    assert f"3 OpenMP thread(s) on {cores} core(s) ($OMP" in capsys.readouterr().err
+    main([*command, "--cpu-threads", "1"])  # the flag wins
+    launch, taken = capsys.readouterr().err.splitlines()
+    assert f"1 OpenMP thread(s) on {cores} core(s) (--cpu-threads)" in taken
+    assert " OMP_NUM_THREADS=1 " in launch
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device=cpu", "--cpu-threads", "0"], "must be 1 or more, got 0"),
+        (["--device=cpu", "--cpu-threads", "x"], "invalid int value"),
+    ],
+)
+def test_wrong_numbers_of_threads_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--role", "decode", "--model", "m", *flags])
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

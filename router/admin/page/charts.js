@@ -22,7 +22,7 @@ export function drawCharts(state) {
         el("figcaption", {}, name),
         own.length
           ? drawn(own, width, scale, points, step)
-          : el("p", { class: "empty" }, "none answered yet"),
+          : el("p", { class: "empty" }, "none streamed yet"),
         own.length ? numbers(own) : null,
       );
     }),

@@ -52,7 +52,7 @@ async def test_requests_are_counted_by_reason_turn_and_route(cluster: Cluster) -
         for _ in range(4):
             assert (await client.chat(*contents, stream=True)).status == 200
             contents += ["w0w1w2", "and on"]
-        await client.chat("another " * 40)
+        await client.chat("another " * 40, stream=True)
         state = await state_of(client)
     window = state["window"]
     assert (window["requests"], window["under_way"]) == (5, 0)
@@ -83,6 +83,21 @@ async def test_requests_are_counted_by_reason_turn_and_route(cluster: Cluster) -
     assert newest["decided"]["decision"]["reason"] == "first_turn"
     assert newest["finished"]["outcome"] == "answered"
     assert state["decisions"][1]["decided"]["features"]["turn"] == 4
+
+
+async def test_an_answer_that_does_not_stream_has_no_ttft(cluster: Cluster) -> None:
+    """Its first token came at an unknown time, and its whole time is none to the first token."""
+    kind = {"reason": "first_turn", "route": "remote", "turn": "1"}
+    async with cluster(*workers()) as client:
+        for number, stream in enumerate((False, True, False)):
+            assert (await client.chat(f"{number} " * 40, stream=stream)).status == 200
+        state = await state_of(client)
+        assert await client.metric("ppd_ttft_seconds_count", **kind) == 1
+        assert await client.metric("ppd_e2e_seconds_count", **kind) == 3
+    assert [(g["turn"], g["n"]) for g in state["ttft"]["groups"]] == [(1, 1)]
+    finished = [one["finished"] for one in state["decisions"]]
+    assert [one["completion_tokens"] for one in finished] == [3, 3, 3]
+    assert [one["ttft_ms"] is None for one in finished] == [True, False, True]
 
 
 async def test_a_decision_holds_the_tables_scores_and_nothing_of_the_request(

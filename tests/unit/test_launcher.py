@@ -1,0 +1,25 @@
+"""How workers share the cores of a machine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from eval.cluster import core_share, gpu_flags, share_flags
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "share"), [(2, 1, 2), (2, 2, 1), (2, 3, 1), (16, 3, 5), (1, 2, 1)]
+)
+def test_cores_are_divided_among_workers(
+    cores: int, workers: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)))
+    assert core_share(workers) == share
+
+
+@pytest.mark.skipif(bool(gpu_flags(0, 1)), reason="a machine with GPUs shares those")
+def test_workers_that_are_never_busy_together_share_no_cores() -> None:
+    assert share_flags(0, 3, busy=1) == share_flags(2, 1)
+    assert share_flags(1, 3) == ["--cpu-threads", str(core_share(3))]
