@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..compare.verdict import judged, measured
-from . import figures as report_figures
+from . import study_figures as report_figures
 from .parts import Content, Section, Table, percent, section, short
-from .sources import CompareRow, Source, read_source
+from .results import Results
+from .sources import CompareRow, read_source
 
 _RUN = "ppd-eval compare eval/compare/public.toml --out results/compare.jsonl --data ..."
 
 
-def real_traffic(folder: Path) -> Section:
+def real_traffic(results: Results) -> Section:
     """Return the section on every policy on real traffic.
 
     Raises:
@@ -28,20 +28,30 @@ def real_traffic(folder: Path) -> Section:
         "than the best of the other policies on the same cluster, with its 95 % interval "
         "(bootstrap over seeds and whole conversations): left of zero ppd is better, across it "
         "nobody can tell. replica, two workers that do both, is another cluster, and told of only.",
-        read_source(folder, "compare.jsonl", CompareRow, _RUN),
-        _content,
+        read_source(results.folder, "compare.jsonl", CompareRow, _RUN),
+        lambda _: _content(judgements(results)),
     )
 
 
-def _content(source: Source) -> Content:
-    config = measured([row for row in source.rows if row["row"] == "run"])
-    judgements = [judged(config, trace, source.rows) for trace in config.traces]
-    for judgement, trace in zip(judgements, config.traces, strict=True):
-        judgement["seeds"] = len(trace.seeds)
-    tables = [_ways(judgement) for judgement in judgements] + [
-        _verdicts(judgement) for judgement in judgements
+def judgements(results: Results) -> list[dict[str, Any]]:
+    """Return what each trace showed, of the seeds that every policy has.
+
+    Raises:
+        ConfigError: the raw file is missing or incomplete.
+    """
+    return results.once("judgements", lambda: _judged(results.rows("compare.jsonl").rows))
+
+
+def _judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    config = measured([row for row in rows if row["row"] == "run"])
+    return [judged(config, trace, rows) | {"seeds": len(trace.seeds)} for trace in config.traces]
+
+
+def _content(judged_traces: Sequence[Mapping[str, Any]]) -> Content:
+    tables = [_ways(judgement) for judgement in judged_traces] + [
+        _verdicts(judgement) for judgement in judged_traces
     ]
-    return report_figures.verdicts(judgements), tuple(tables)
+    return lambda: report_figures.verdicts(judged_traces), tuple(tables)
 
 
 def _ways(judgement: Mapping[str, Any]) -> Table:
@@ -66,11 +76,11 @@ def _verdicts(judgement: Mapping[str, Any]) -> Table:
         (
             verdict["weights"],
             verdict["at"],
-            short(_cost_of_ppd(verdict["costs"], verdict["weights"])),
+            short(cost_of_ppd(verdict["costs"], verdict["weights"])),
             verdict["best_static"],
             short(verdict["costs"][verdict["best_static"]]),
             f"{verdict['difference']:+.3g}",
-            _interval(verdict["interval"]),
+            interval(verdict["interval"]),
             verdict["verdict"],
         )
         for verdict in judgement["verdicts"]
@@ -78,10 +88,12 @@ def _verdicts(judgement: Mapping[str, Any]) -> Table:
     return Table(head, rows, f"{judgement['trace']}: costs, {judgement['seeds']} seeds")
 
 
-def _cost_of_ppd(costs: Mapping[str, float], weights: str) -> float:
+def cost_of_ppd(costs: Mapping[str, float], weights: str) -> float:
+    """Return what ``ppd`` costs at some weights."""
     return costs[f"ppd {weights}"]
 
 
-def _interval(bounds: Sequence[float]) -> str:
+def interval(bounds: Sequence[float]) -> str:
+    """Format both ends of an interval."""
     low, high = bounds
     return f"{low:+.3g} to {high:+.3g}"
