@@ -49,7 +49,7 @@ BLOCKS: Blocks = _merged(
     tables.BLOCKS,
     traffic.BLOCKS,
 )
-NUMBERS: Numbers = _merged(tables.NUMBERS, traffic.NUMBERS)
+NUMBERS: Numbers = _merged(routers.NUMBERS, tables.NUMBERS, traffic.NUMBERS)
 
 
 class Catalogue:

@@ -55,13 +55,23 @@ def _content(judged_traces: Sequence[Mapping[str, Any]]) -> Content:
 
 
 def _ways(judgement: Mapping[str, Any]) -> Table:
-    head = ("policy", "T2+ TTFT p50", "p90", "TPOT p50", "p90", "local", "KV sent, MB", "failed")
+    head: tuple[str, ...] = (
+        "policy",
+        "T2+ TTFT p50",
+        "p90",
+        "TPOT p50",
+        "p90",
+        "local",
+        "tokens cached",
+    )
+    head += ("KV sent, MB", "failed")
     rows = [
         (
             name,
             *(short(way[key]) for key in ("ttft_p50_ms", "ttft_p90_ms")),
             *(short(way[key]) for key in ("tpot_p50_ms", "tpot_p90_ms")),
             percent(way["local_share"]),
+            f"{way['cached_tokens']:,}",
             short(way["kv_mb_moved"]),
             f"{way['failed']}",
         )
@@ -80,7 +90,7 @@ def _verdicts(judgement: Mapping[str, Any]) -> Table:
             verdict["best_static"],
             short(verdict["costs"][verdict["best_static"]]),
             f"{verdict['difference']:+.3g}",
-            interval(verdict["interval"]),
+            _interval(verdict["interval"]),
             verdict["verdict"],
         )
         for verdict in judgement["verdicts"]
@@ -93,7 +103,6 @@ def cost_of_ppd(costs: Mapping[str, float], weights: str) -> float:
     return costs[f"ppd {weights}"]
 
 
-def interval(bounds: Sequence[float]) -> str:
-    """Format both ends of an interval."""
+def _interval(bounds: Sequence[float]) -> str:
     low, high = bounds
     return f"{low:+.3g} to {high:+.3g}"

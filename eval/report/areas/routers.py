@@ -205,6 +205,11 @@ def decision_cost(results: Results) -> Block:
     return block(Table(head, [cells]), made_of=[rows])
 
 
+def _session_bytes(results: Results) -> str:
+    return f"{results.rows('bench-decision.jsonl').newest().rows[-1]['bytes_per_session']:,}"
+
+
+NUMBERS = {"session-bytes": _session_bytes}
 BLOCKS = {
     "router-costs": costs,
     "router-against-smg": against_rival,

@@ -13,7 +13,7 @@ from ...compare.verdict import change as measured_change
 from ...compare.verdict import measured
 from ...policies import cells as grid_cells
 from ..parts import Block, Table, block, change, percent, short, spread
-from ..real_traffic import cost_of_ppd, interval, judgements
+from ..real_traffic import cost_of_ppd, judgements
 from ..results import Results, Row, Rows
 from ..scenarios import against_post
 
@@ -104,7 +104,7 @@ def verdicts(results: Results) -> Block:
                     verdict["at"],
                     f"{cost_of_ppd(costs, verdict['weights']):.2f}",
                     f"{costs[best]:.2f} (`{best}`)",
-                    f"{verdict['difference']:+.2f} [{interval(verdict['interval'])}]",
+                    f"{verdict['difference']:+.2f} [{', '.join(f'{end:+.2f}' for end in verdict['interval'])}]",
                     _VERDICTS[verdict["verdict"]],
                     f"{costs[REPLICA]:.2f}",
                 )
