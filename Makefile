@@ -25,7 +25,7 @@ help:
 	@echo "make test         checks and all tests, on the real engine"
 	@echo "make test-fast    checks and the tests that need no engine"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
-	@echo "make check        ruff, mypy, import-linter"
+	@echo "make check        ruff, mypy, import-linter; no number of a document differs from its rows"
 	@echo "make wheel        build dist/*.whl; COMPILE=1: with the router's token path in C (mypyc)"
 	@echo "make bench-hash   what recognising a conversation costs the router"
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
@@ -39,7 +39,7 @@ help:
 	@echo "make scenarios        six scenarios, monolithic against disaggregated (RECORD=FILE)"
 	@echo "make sweep-small      a decision table in a quarter of an hour, and a router that uses it"
 	@echo "make policy-grid      all policies side by side, over load and turns (RECORD=FILE, which is continued)"
-	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md"
+	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md, the documents' tables"
 	@echo "make bench-rag        later turns without retrieval, with passages at the tail, in the system prompt (RECORD=FILE)"
 	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
 	@echo "make soak-pool        10 million searches, rows that come and go, a shard that is killed (SEARCHES=10000000)"
@@ -70,6 +70,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
+	$(BIN)/ppd-eval report --check
 
 # The router's page is tested in the system's chromium; where there is none, that test says so.
 browser:

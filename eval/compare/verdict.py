@@ -78,6 +78,31 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
     }
 
 
+def change(
+    config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]], mine: str, base: str
+) -> dict[str, tuple[float, float, float]]:
+    """Divide one way's later turns by another's, at the median and the 90th percentile.
+
+    Returns:
+        By metric (``ttft_p50``, ``tpot_p90``, ...) the ratio and both ends of its 95 % interval.
+
+    Raises:
+        ConfigError: a way was not measured with all seeds.
+    """
+    seeds = config.seeds_of(trace)
+    found = {w.name: _turns(rows, trace.name, w, seeds) for w in ways(config)}
+    one, other = found[mine], found[base]
+    shared = sorted(set(one.by_place) & set(other.by_place))
+    point = _quantiles(one.draw(shared)) / _quantiles(other.draw(shared))
+    drawn = [_quantiles(one.draw(d)) / _quantiles(other.draw(d)) for d in _draws(shared)]
+    low, high = np.percentile(np.array(drawn), _INTERVAL, axis=0)
+    return {
+        f"{metric}_{quantile}": (float(point[q, m]), float(low[q, m]), float(high[q, m]))
+        for q, quantile in enumerate(_QUANTILES)
+        for m, metric in enumerate(("ttft", "tpot"))
+    }
+
+
 def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
     """Reconstruct a comparison from the runs of a raw file: the seeds that every way has.
 

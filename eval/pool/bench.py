@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,9 @@ from . import bursts as pool_bursts
 from . import ideal, minilm, over_http, sentences
 from . import rivals as pool_rivals
 from .bursts import Way
+from .recall import RECALL, qps_at
 from .rivals import LIMIT, Given, Ids, Index
 
-_RECALL = 0.95
 _WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _ENOUGH = 0.985  # recall after which a curve is not followed
 _LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
@@ -171,7 +170,7 @@ def _compare(
                     points[index.name, point.width, threads].append(point)
                     row = {"what": "curve", "set": name, "n": rows.shape[0], "round": number}
                     write(origin | row | asdict(point))
-    summary: dict[str, Any] = {"n": rows.shape[0], "recall": _RECALL}
+    summary: dict[str, Any] = {"n": rows.shape[0], "recall": RECALL}
     for index in indexes:
         for threads in (1, plan.threads):
             summary[f"{index.name}_qps_{threads}t"] = _qps_at(points, index.name, threads)
@@ -209,18 +208,14 @@ def _curve(index: Index, queries: Rows, truth: Ids, threads: int) -> list[Point]
 def _qps_at(
     points: dict[tuple[str, int, int], list[Point]], name: str, threads: int
 ) -> float | None:
-    """Of medians, between the two widths around the recall wanted; the logarithm is linear."""
-    curve = [
-        (statistics.median(p.recall for p in found), statistics.median(p.qps for p in found))
-        for (index, _, used), found in sorted(points.items())
-        if index == name and used == threads
-    ]
-    for (low, fast), (high, slow) in pairwise(curve):
-        if low <= _RECALL <= high and high > low:
-            share = (_RECALL - low) / (high - low)
-            return round(float(fast ** (1 - share) * slow**share), 1)
-    reached = [qps for recall, qps in curve if recall >= _RECALL]
-    return round(max(reached), 1) if reached else None
+    """Of medians over the rounds."""
+    return qps_at(
+        [
+            (statistics.median(p.recall for p in found), statistics.median(p.qps for p in found))
+            for (index, _, used), found in sorted(points.items())
+            if index == name and used == threads
+        ]
+    )
 
 
 def _width_at(points: dict[tuple[str, int, int], list[Point]], name: str) -> int:
@@ -229,7 +224,7 @@ def _width_at(points: dict[tuple[str, int, int], list[Point]], name: str) -> int
         (
             width
             for (index, width, _), found in points.items()
-            if index == name and statistics.median(p.recall for p in found) >= _RECALL
+            if index == name and statistics.median(p.recall for p in found) >= RECALL
         ),
         default=_WIDTHS[-1],
     )

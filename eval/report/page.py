@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from .figures import INK, LOOKS
+from .drawing import INK
+from .figures import LOOKS
 from .parts import Section, Table
 from .sources import NotMeasured
 
@@ -66,7 +67,7 @@ def _html_section(section: Section) -> Iterator[str]:
         return
     if section.figure is not None:
         label = f'<svg role="img" aria-label="{escape(section.title)}" '
-        drawn = _own_ids(section.figure.replace(INK, "currentColor"), section.name)
+        drawn = _own_ids(section.figure().replace(INK, "currentColor"), section.name)
         yield f"<figure>{drawn.replace('<svg ', label, 1)}</figure>"
     tables = "\n".join(_html_table(table) for table in section.tables)
     if section.figure is not None and tables:
@@ -131,15 +132,9 @@ def markdown(sections: Sequence[Section], figures: str) -> str:
             continue
         if section.figure is not None:
             parts.append(f"![{section.title}]({figures}/{section.name}.svg)")
-        parts += [_markdown_table(table) for table in section.tables]
+        parts += [table.markdown() for table in section.tables]
         parts.append(f"<sub>{section.source.origin()}</sub>")
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    lines = [table.head, tuple("---" for _ in table.head), *table.rows]
-    caption = f"{table.caption[:1].upper()}{table.caption[1:]}:\n\n" if table.caption else ""
-    return caption + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def figure_files(sections: Sequence[Section]) -> Iterator[tuple[str, str]]:
@@ -147,6 +142,6 @@ def figure_files(sections: Sequence[Section]) -> Iterator[tuple[str, str]]:
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
     for section in sections:
         if section.figure is not None:
-            drawn = section.figure.replace(INK, _MARKDOWN_INK)
+            drawn = section.figure().replace(INK, _MARKDOWN_INK)
             head, _, rest = drawn.partition(">")
             yield f"{section.name}.svg", f"{head}>{white}{rest}"

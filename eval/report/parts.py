@@ -1,11 +1,17 @@
-"""The parts of a report: sections with a figure, tables, and the file behind them."""
+"""The parts of a report and of documents: sections, tables, blocks, and how numbers are written."""
 
 from __future__ import annotations
 
+import functools
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from .results import Rows
 from .sources import NotMeasured, Source
+
+_LINE = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,44 @@ class Table:
     rows: Sequence[tuple[str, ...]]
     caption: str = ""
 
+    def markdown(self) -> str:
+        """Return the table in Markdown, below its caption."""
+        lines = [self.head, tuple("---" for _ in self.head), *self.rows]
+        caption = f"{self.caption[:1].upper()}{self.caption[1:]}:" if self.caption else ""
+        above = f"{_filled(caption, _LINE)}\n\n" if caption else ""
+        return above + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What stands between the markers of a document: text, and the rows that it is made of."""
+
+    text: str
+    made_of: tuple[Rows, ...]
+
+    def markdown(self) -> str:
+        """Return the text, with the origin of its rows under it."""
+        by_file: dict[str, Rows] = {}
+        for rows in self.made_of:
+            before = by_file.get(rows.file)
+            by_file[rows.file] = rows if before is None else before.and_also(rows)
+        origins = (_filled(f"Rows: {of.origin()}.", _LINE - 10) for of in by_file.values())
+        lines = "<br>\n".join(origins)
+        return f"{self.text}\n\n<sub>{lines}</sub>"
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+def block(*tables: Table, made_of: Sequence[Rows]) -> Block:
+    """Return a block of tables."""
+    return Block("\n\n".join(table.markdown() for table in tables), tuple(made_of))
+
+
+Draw = Callable[[], str]
+Content = tuple[Draw | None, tuple[Table, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -29,17 +73,15 @@ class Section:
         name: short, as files and links are called.
         reads: how to read it.
         source: the file, or what is to be run to get it.
+        figure: draws it, once.
     """
 
     name: str
     title: str
     reads: str
     source: Source | NotMeasured
-    figure: str | None = None
+    figure: Draw | None = None
     tables: tuple[Table, ...] = ()
-
-
-Content = tuple[str | None, tuple[Table, ...]]
 
 
 def section(
@@ -49,20 +91,33 @@ def section(
     source: Source | NotMeasured,
     make: Callable[[Source], Content],
 ) -> Section:
-    """A section, whose figure and tables are made if there is anything to make them of."""
+    """Return a section, whose figure and tables are made if there is anything to make them of."""
     if isinstance(source, NotMeasured):
         return Section(name, title, reads, source)
     figure, tables = make(source)
-    return Section(name, title, reads, source, figure, tables)
+    return Section(name, title, reads, source, figure and functools.cache(figure), tables)
 
 
 def short(value: float | None) -> str:
     """Format a number with few digits; None is a dash."""
     if value is None:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
     """Format a share as a percentage; None is a dash."""
     return "-" if value is None else f"{value:.0%}"
+
+
+def change(ratio: float) -> str:
+    """Format a ratio as what it adds or takes, in percent."""
+    return f"{100 * (ratio - 1):+.0f} %"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Format the median of some values, with the lowest and the highest; none are a dash."""
+    if not values:
+        return "-"
+    middle, low, high = (short(f(values)) for f in (median, min, max))
+    return middle if low == high else f"{middle} ({low} to {high})"

@@ -39,7 +39,11 @@ def grid_sections(folder: Path) -> list[Section]:
         return [cell for cell in found if getattr(cell, fixed) == arm]
 
     def figure(draw: Callable[[Sequence[Cell]], str], over: str) -> Callable[[Source], Content]:
-        return lambda of: (draw(cells(of, over)), (_numbers(cells(of, over)),))
+        def make(of: Source) -> Content:
+            found = cells(of, over)
+            return lambda: draw(found), (_numbers(found),)
+
+        return make
 
     whiskers = (
         "Points are medians over seeds, whiskers their least and most; the same seeds, and so the "

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..compare.verdict import judged, measured
-from . import figures as report_figures
+from . import study_figures as report_figures
 from .parts import Content, Section, Table, percent, section, short
-from .sources import CompareRow, Source, read_source
+from .results import Results
+from .sources import CompareRow, read_source
 
 _RUN = "ppd-eval compare eval/compare/public.toml --out results/compare.jsonl --data ..."
 
 
-def real_traffic(folder: Path) -> Section:
+def real_traffic(results: Results) -> Section:
     """Return the section on every policy on real traffic.
 
     Raises:
@@ -28,30 +28,50 @@ def real_traffic(folder: Path) -> Section:
         "than the best of the other policies on the same cluster, with its 95 % interval "
         "(bootstrap over seeds and whole conversations): left of zero ppd is better, across it "
         "is a tie. replica, two workers that do both, is another cluster, shown for information.",
-        read_source(folder, "compare.jsonl", CompareRow, _RUN),
-        _content,
+        read_source(results.folder, "compare.jsonl", CompareRow, _RUN),
+        lambda _: _content(judgements(results)),
     )
 
 
-def _content(source: Source) -> Content:
-    config = measured([row for row in source.rows if row["row"] == "run"])
-    judgements = [judged(config, trace, source.rows) for trace in config.traces]
-    for judgement, trace in zip(judgements, config.traces, strict=True):
-        judgement["seeds"] = len(trace.seeds)
-    tables = [_ways(judgement) for judgement in judgements] + [
-        _verdicts(judgement) for judgement in judgements
+def judgements(results: Results) -> list[dict[str, Any]]:
+    """Return what each trace showed, of the seeds that every policy has.
+
+    Raises:
+        ConfigError: the raw file is missing or incomplete.
+    """
+    return results.once("judgements", lambda: _judged(results.rows("compare.jsonl").rows))
+
+
+def _judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    config = measured([row for row in rows if row["row"] == "run"])
+    return [judged(config, trace, rows) | {"seeds": len(trace.seeds)} for trace in config.traces]
+
+
+def _content(judged_traces: Sequence[Mapping[str, Any]]) -> Content:
+    tables = [_ways(judgement) for judgement in judged_traces] + [
+        _verdicts(judgement) for judgement in judged_traces
     ]
-    return report_figures.verdicts(judgements), tuple(tables)
+    return lambda: report_figures.verdicts(judged_traces), tuple(tables)
 
 
 def _ways(judgement: Mapping[str, Any]) -> Table:
-    head = ("policy", "T2+ TTFT p50", "p90", "TPOT p50", "p90", "local", "KV sent, MB", "failed")
+    head: tuple[str, ...] = (
+        "policy",
+        "T2+ TTFT p50",
+        "p90",
+        "TPOT p50",
+        "p90",
+        "local",
+        "tokens cached",
+    )
+    head += ("KV sent, MB", "failed")
     rows = [
         (
             name,
             *(short(way[key]) for key in ("ttft_p50_ms", "ttft_p90_ms")),
             *(short(way[key]) for key in ("tpot_p50_ms", "tpot_p90_ms")),
             percent(way["local_share"]),
+            f"{way['cached_tokens']:,}",
             short(way["kv_mb_moved"]),
             f"{way['failed']}",
         )
@@ -66,7 +86,7 @@ def _verdicts(judgement: Mapping[str, Any]) -> Table:
         (
             verdict["weights"],
             verdict["at"],
-            short(_cost_of_ppd(verdict["costs"], verdict["weights"])),
+            short(cost_of_ppd(verdict["costs"], verdict["weights"])),
             verdict["best_static"],
             short(verdict["costs"][verdict["best_static"]]),
             f"{verdict['difference']:+.3g}",
@@ -78,7 +98,8 @@ def _verdicts(judgement: Mapping[str, Any]) -> Table:
     return Table(head, rows, f"{judgement['trace']}: costs, {judgement['seeds']} seeds")
 
 
-def _cost_of_ppd(costs: Mapping[str, float], weights: str) -> float:
+def cost_of_ppd(costs: Mapping[str, float], weights: str) -> float:
+    """Return what ``ppd`` costs at some weights."""
     return costs[f"ppd {weights}"]
 
 

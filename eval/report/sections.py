@@ -5,39 +5,39 @@ Each is made of one file. Its text explains the figure; the figure comes from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from .. import check_figures, scenarios
+from .. import check_figures
 from ..engine import interference
-from . import figures as report_figures
+from . import study_figures as report_figures
 from .parts import Content, Section, Table, section, short
 from .policies import grid_sections
 from .real_traffic import real_traffic
+from .results import Results
+from .scenarios import scenario_section
 from .sources import (
     CheckRow,
     ClaimRow,
     InterferenceRow,
-    ScenarioRow,
     Source,
     WeightsRow,
     read_source,
 )
 
 
-def sections(folder: Path) -> list[Section]:
+def sections(results: Results) -> list[Section]:
     """Return all sections of the report, from the raw files of a folder.
 
     Raises:
         ConfigError: a raw file is broken.
     """
+    folder = results.folder
     return [
-        real_traffic(folder),
+        real_traffic(results),
         *grid_sections(folder),
         _interference(folder),
         _weights(folder),
-        _scenarios(folder),
+        scenario_section(folder),
         _paper_winners(folder),
         _check(folder),
     ]
@@ -53,7 +53,7 @@ def _interference(folder: Path) -> Section:
             rounds.setdefault(row["context"], set()).add(row["round"])
         cells = interference.summarize([dict(row) for row in of.rows])
         counts = {context: len(some) for context, some in rounds.items()}
-        return report_figures.interference(cells, counts), ()
+        return lambda: report_figures.interference(cells, counts), ()
 
     return section(
         "interference",
@@ -75,7 +75,7 @@ def _weights(folder: Path) -> Section:
         for row in of.rows:  # a weight that was measured twice: the newer row
             mixes.setdefault(row["mix"]["grid"], {})[row["w_ttft"]] = dict(row)
         series = {name: [rows[x] for x in sorted(rows)] for name, rows in mixes.items()}
-        return report_figures.weights(series), ()
+        return lambda: report_figures.weights(series), ()
 
     return section(
         "weights",
@@ -86,67 +86,6 @@ def _weights(folder: Path) -> Section:
         source,
         make,
     )
-
-
-def _scenarios(folder: Path) -> Section:
-    run = "make scenarios RECORD=results/scenarios.jsonl"
-    source = read_source(folder, "scenarios.jsonl", ScenarioRow, run)
-
-    def make(of: Source) -> Content:
-        cells = scenarios.summarize(of.rows)
-        all_turns = sorted({cell["turns"] for cell in cells})
-        tables = []
-        for turns in all_turns:
-            later = turns > 1
-            head: tuple[str, ...] = ("scenario", "side", "wall s", "tokens/s", "TTFT", "p90")
-            head += (("T2+ TTFT",) if later else ()) + ("TPOT", "ITL p99", "E2E", "failed")
-            keys: tuple[str, ...] = ("wall_s", "tokens_per_s", "ttft_ms", "ttft_p90_ms")
-            keys += (("later_ttft_ms",) if later else ()) + ("tpot_ms", "itl_p99_ms", "e2e_ms")
-            rows = [
-                (
-                    cell["scenario"],
-                    cell["side"],
-                    *(short(cell[key]) for key in keys),
-                    f"{cell['failed']}",
-                )
-                for cell in cells
-                if cell["turns"] == turns
-            ]
-            caption = (
-                "single turns, as in the post" if turns == 1 else f"{turns} turns a conversation"
-            )
-            tables.append(Table(head, rows, f"{caption}; ms, means, medians over rounds"))
-        return None, (_against_post(cells), *tables)
-
-    return section(
-        "scenarios",
-        "Six scenarios, monolithic against disaggregated",
-        "The workloads of a post on NanoGPT, its token counts multiplied. 1R: one worker with "
-        "chunked prefill mixed into its decodes, on one core. 2R: two such, so the cores that pd "
-        "and ppd have for one prefill and one decode worker. The post compared on one device. "
-        "All requests come at once, except the staggered ones (0.1 s apart; in the post they "
-        "come at once, too).",
-        source,
-        make,
-    )
-
-
-def _against_post(cells: Sequence[Mapping[str, Any]]) -> Table:
-    """Of single turns: throughput, TTFT, latency as multiples of the monolithic side's."""
-    to_one, to_two = (
-        scenarios.ratios(cells, 1, scenarios.PD.name, base.name, scenarios.RATIOS)
-        for base in (scenarios.ONE, scenarios.TWO)
-    )
-
-    def as_text(of: tuple[float, ...] | None) -> str:
-        return "-" if of is None else " / ".join(f"{value:.2f}" for value in of)
-
-    rows = [
-        (name, as_text(scenarios.POST[name]), as_text(to_one.get(name)), as_text(to_two.get(name)))
-        for name in scenarios.NAMES
-    ]
-    head = ("scenario", "the post", "pd / 1R (twice the cores)", "pd / 2R (equal cores)")
-    return Table(head, rows, "disaggregated / monolithic: tokens/s, TTFT, latency")
 
 
 def _paper_winners(folder: Path) -> Section:

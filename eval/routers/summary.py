@@ -74,8 +74,8 @@ def paired_ratios(
             cost / other
             for number in shared
             for cost, other in zip(
-                _costs(by_router[ours][number], metric),
-                _costs(by_router[baseline][number], metric),
+                costs_of(by_router[ours][number], metric),
+                costs_of(by_router[baseline][number], metric),
                 strict=True,
             )
         ]
@@ -113,8 +113,8 @@ def _t_quantile(freedom: int) -> float:
     return z + first / freedom + second / freedom**2
 
 
-def _costs(row: Mapping[str, Any], metric: str) -> list[float]:
-    """The costs of a round's slices; of an older row the mean of the round alone."""
+def costs_of(row: Mapping[str, Any], metric: str) -> list[float]:
+    """Return the costs of a round's slices; of an older row the mean of the round alone."""
     slices: dict[str, list[float]] = row.get("slices", {})
     if metric in slices:
         return slices[metric]

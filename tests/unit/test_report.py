@@ -12,11 +12,14 @@ import pytest
 from eval import cli
 from eval.compare.config import Comparison, Trace
 from eval.policies.cells import TTFT, summarize
-from eval.report.figures import INK, LOOKS, line_of, over_qps, pareto, round_ticks, weights
+from eval.report.drawing import INK, round_ticks
+from eval.report.figures import LOOKS, line_of, over_qps, pareto
 from eval.report.page import figure_files, html, markdown
 from eval.report.policies import complete
+from eval.report.results import Results
 from eval.report.sections import sections
 from eval.report.sources import GridRow, NotMeasured, Source, newest, read_source
+from eval.report.study_figures import weights
 from ppd.errors import ConfigError
 from ppd.score import Weights
 from tests.unit.test_compare import rows as compare_rows
@@ -82,7 +85,7 @@ def fill(folder: Path) -> None:
 
 
 def test_an_empty_measurement_is_reported_and_nothing_is_drawn(tmp_path: Path) -> None:
-    found = sections(tmp_path)
+    found = sections(Results(tmp_path))
     assert all(isinstance(one.source, NotMeasured) for one in found)
     page, text = html(found), markdown(found, "figures")
     assert page.count("Not measured:") == text.count("Not measured:") == len(found)
@@ -94,7 +97,7 @@ def test_an_empty_measurement_is_reported_and_nothing_is_drawn(tmp_path: Path) -
 
 def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path) -> None:
     fill(tmp_path)
-    found = sections(tmp_path)
+    found = sections(Results(tmp_path))
     page = html(found)
     assert "Not measured" not in page
     assert page.count("<svg ") == 6
@@ -115,7 +118,7 @@ def test_real_traffic_names_the_better_policy_and_leaves_out_incomplete_seeds(
     rows = [json.loads(line) for line in (tmp_path / "compare.jsonl").read_text().splitlines()]
     rows = [row for row in rows if (row["way"], row["seed"]) != ("replica", 1)]
     write(tmp_path / "compare.jsonl", rows)
-    (found,) = (one for one in sections(tmp_path) if one.name == "real-traffic")
+    (found,) = (one for one in sections(Results(tmp_path)) if one.name == "real-traffic")
     ways, costs = found.tables
     assert [row[0] for row in ways.rows] == ["replica", "pd", "full", "ppd 1:1", "ppd 1:3"]
     assert costs.caption == "chat: costs, 1 seeds"
@@ -155,14 +158,14 @@ def test_a_broken_file_is_an_error_with_its_line(tmp_path: Path, line: str, said
     file = tmp_path / "policy-grid.jsonl"
     file.write_text(json.dumps(grid_row("pd")) + f"\n{line}\n" + json.dumps(grid_row("pd")) + "\n")
     with pytest.raises(ConfigError, match=rf"policy-grid\.jsonl:2: .*{said}"):
-        sections(tmp_path)
+        sections(Results(tmp_path))
 
 
 def test_a_file_that_tells_no_origin_is_refused(tmp_path: Path) -> None:
     claim = {"row": "claim", "group": "wins by TTFT", "name": "4R", "paper": 1.0, "simulated": 2.0}
     write(tmp_path / "simulate-paper.jsonl", [claim])
     with pytest.raises(ConfigError, match="no row has commit, hardware and seed"):
-        sections(tmp_path)
+        sections(Results(tmp_path))
 
 
 def test_an_empty_file_is_not_measured(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The tables and numbers of documents, by what was measured: functions from rows to text."""

@@ -1,0 +1,220 @@
+"""What a router costs: from ``bench-router`` rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppd.errors import ConfigError
+
+from ...routers.summary import costs_of
+from ..parts import Block, Table, block, short, spread
+from ..ratios import HOW, compared
+from ..results import Results, Row, Rows, commit_of
+
+_FILE = "bench-router.jsonl"
+_NAMES = {
+    "ours": "ours",
+    "ours_compiled": "ours, compiled",
+    "ours_everything": "ours, everything",
+    "smg": "SMG (Rust)",
+    "sglang_router": "sglang-router (Rust)",
+    "mini_lb": "mini_lb (Python)",
+    "floor": "floor: uvloop",
+    "floor_two_legs": "floor: uvloop, both legs",
+    "floor_kernel": "floor: C",
+    "floor_uring": "floor: C, io_uring",
+}
+_RIVAL = "smg"
+_REQUEST, _BURST, _PACED = (f"cpu_us_per_{x}" for x in ("request", "chunk_burst", "chunk_paced"))
+_TTFT, _MEMORY = "added_ttft_p50_ms", "mb_per_1000_streams"
+_CHUNKS = (
+    (_BURST, "chunk: burst"),
+    (f"{_PACED}_1", "1 stream"),
+    (f"{_PACED}_64", "64"),
+    (_PACED, "512"),
+    ("cpu_us_per_chunk_open_4096", "4,096"),
+)
+
+
+def runs_of(rows: Rows) -> list[Rows]:
+    """Return the runs of a file: in each a router has one row for each round."""
+    found: list[list[Row]] = []
+    last: tuple[str, str | None] | None = None
+    seen: set[tuple[str, int]] = set()
+    for row in rows:
+        of = commit_of(row), row.get("baseline_commit")
+        key = row["router"], row["round"]
+        if of != last or key in seen:
+            found.append([])
+            last, seen = of, set()
+        seen.add(key)
+        found[-1].append(row)
+    return [Rows(rows.file, tuple(run), rows.headers) for run in found]
+
+
+def _newest_run(results: Results, *routers: str) -> Rows:
+    """Return the newest run that has all of some routers."""
+    for run in reversed(runs_of(results.rows(_FILE))):
+        if set(routers) <= set(run.values("router")):
+            return run
+    raise ConfigError(f"{_FILE}: no run has {', '.join(routers)}")
+
+
+def _cost(run: Rows, router: str, metric: str) -> str:
+    return spread(run.where(router=router).values(metric))
+
+
+def ratios(runs: Sequence[Rows], one: str, other: str, metric: str) -> list[float]:
+    """Divide one router's costs by another's: in the same slice, or else in the same round."""
+    found: list[float] = []
+    for run in runs:
+        rows = {(row["router"], row["round"]): row for row in run}
+        for (router, number), row in rows.items():
+            beside = rows.get((other, number))
+            if router == one and beside is not None:
+                pairs = zip(costs_of(row, metric), costs_of(beside, metric), strict=True)
+                found += [cost / base for cost, base in pairs]
+    return found
+
+
+def costs(results: Results) -> Block:
+    """Return what each router costs, of the newest run that has all of them."""
+    run = _newest_run(results, "ours", _RIVAL, "sglang_router", "mini_lb")
+    rounds = len(run.where(router="ours"))
+    routers = [name for name in _NAMES if name in run.values("router")]
+    cpu = Table(
+        ("", "request", *dict(_CHUNKS).values()),
+        [
+            (
+                _NAMES[router],
+                *(_cost(run, router, metric) for metric in (_REQUEST, *dict(_CHUNKS))),
+            )
+            for router in routers
+        ],
+        f"CPU time in us; medians of {rounds} rounds (lowest to highest)",
+    )
+    beside = Table(
+        ("", "added TTFT p50, ms", "p99, ms", "MB for 1,000 open streams"),
+        [
+            (
+                _NAMES[router],
+                *(_cost(run, router, metric) for metric in (_TTFT, "added_ttft_p99_ms", _MEMORY)),
+            )
+            for router in routers
+        ],
+        "latency and memory of the same rounds",
+    )
+    return block(cpu, beside, made_of=[run])
+
+
+def against_rival(results: Results) -> Block:
+    """Return our builds against SMG, paired by round, on every commit that both were run on."""
+    runs = [run for run in runs_of(results.rows(_FILE)) if _RIVAL in run.values("router")]
+    metrics = (_REQUEST, _BURST, _PACED, _TTFT)
+    table = []
+    for commit in dict.fromkeys(commit_of(run.rows[0]) for run in reversed(runs)):
+        of = [run for run in runs if commit_of(run.rows[0]) == commit]
+        for build in ("ours", "ours_compiled", "ours_everything"):
+            if found := ratios(of, build, _RIVAL, _REQUEST):
+                values = (compared(ratios(of, build, _RIVAL, metric)) for metric in metrics)
+                table.append((commit[:7], _NAMES[build], f"{len(found)}", *values))
+    head = ("commit", "build", "pairs", "request", "chunk, burst", "chunk, 512 streams", "TTFT p50")
+    caption = f"multiples of SMG in the same round, newest commit first: {HOW}"
+    return block(Table(head, table, caption), made_of=runs)
+
+
+def summary(results: Results) -> Block:
+    """Return our costs beside SMG's: each figure of the newest commit that measured it."""
+    runs = runs_of(results.rows(_FILE))
+    metrics = {
+        _REQUEST: "request, us",
+        _PACED: "chunk, 512 streams, us",
+        _MEMORY: "1,000 open streams, MB",
+        _TTFT: "added TTFT p50, ms",
+    }
+    table, used = [], []
+    for metric, title in metrics.items():
+        both = [run for run in runs if _has(run, "ours", metric) and _has(run, _RIVAL, metric)]
+        newest = [r for r in both if commit_of(r.rows[0]) == commit_of(both[-1].rows[0])]
+        used += newest
+        pairs = ratios(newest, "ours", _RIVAL, metric)
+        sides = (
+            spread([v for run in newest for v in run.where(router=router).values(metric)])
+            for router in ("ours", _RIVAL)
+        )
+        commit = commit_of(newest[0].rows[0])[:7]
+        table.append((title, *sides, compared(pairs), f"{len(pairs)}", commit))
+    head = ("", "ours", "SMG", "ours / SMG", "rounds", "commit")
+    caption = f"medians (lowest to highest round); ratios by round: {HOW}"
+    return block(Table(head, table, caption), made_of=used)
+
+
+def _has(run: Rows, router: str, metric: str) -> bool:
+    return any(row["router"] == router and metric in row for row in run)
+
+
+def floors(results: Results) -> Block:
+    """Return what a chunk costs programs that only copy bytes."""
+    run = _newest_run(results, "floor_uring", "floor_kernel", "ours", _RIVAL)
+    table = []
+    for router in (name for name in _NAMES if name in run.values("router")):
+        cells = [_NAMES[router]]
+        for metric in (_BURST, _PACED):
+            of_rival = "1" if router == _RIVAL else compared(ratios([run], router, _RIVAL, metric))
+            cells += [_cost(run, router, metric), of_rival]
+        table.append(tuple(cells))
+    rounds = len(run.where(router="ours"))
+    head = ("", "chunk, burst, us", "of SMG's", "chunk, 512 streams, us", "of SMG's")
+    caption = f"{rounds} rounds: medians (lowest to highest); ratios by round: {HOW}"
+    return block(Table(head, table, caption), made_of=[run])
+
+
+def against_baseline(results: Results) -> Block:
+    """Return our router against an earlier commit of itself, round by round."""
+    table, used = [], []
+    by_commit: dict[tuple[str, str], list[Rows]] = {}
+    for run in runs_of(results.rows("bench-router-house.jsonl")):
+        key = commit_of(run.rows[0]), str(run.rows[0]["baseline_commit"])
+        by_commit.setdefault(key, []).append(run)
+    for (commit, base), runs in reversed(by_commit.items()):
+        used += runs
+        for build, other in (("ours", "baseline"), ("ours_compiled", "baseline_compiled")):
+            if pairs := ratios(runs, build, other, _REQUEST):
+                values = (
+                    compared(ratios(runs, build, other, m)) for m in (_REQUEST, _PACED, _BURST)
+                )
+                name = "pure" if build == "ours" else "compiled"
+                table.append((commit[:7], base[:7], name, f"{len(pairs)}", *values))
+    head = ("commit", "against", "build", "pairs", "request", "chunk, 512 streams", "chunk, burst")
+    caption = f"multiples of the earlier commit's CPU time: {HOW}"
+    return block(Table(head, table, caption), made_of=used)
+
+
+def decision_cost(results: Results) -> Block:
+    """Return what one decision costs, of the newest row."""
+    rows = results.rows("bench-decision.jsonl").newest()
+    row = rows.rows[-1]
+    cells = (
+        f"{row['sessions']:,}",
+        short(row["lookup_us_median"]),
+        short(row["decide_us_median"]),
+        short(row["decide_us_p99"]),
+        f"{row['bytes_per_session']:,}",
+    )
+    head = ("sessions", "look-up p50, us", "decision p50, us", "p99, us", "bytes a session")
+    return block(Table(head, [cells]), made_of=[rows])
+
+
+def _session_bytes(results: Results) -> str:
+    return f"{results.rows('bench-decision.jsonl').newest().rows[-1]['bytes_per_session']:,}"
+
+
+NUMBERS = {"session-bytes": _session_bytes}
+BLOCKS = {
+    "router-costs": costs,
+    "router-against-smg": against_rival,
+    "router-summary": summary,
+    "router-floors": floors,
+    "router-baseline": against_baseline,
+    "decision-cost": decision_cost,
+}

@@ -1,0 +1,148 @@
+"""The shipped decision table and the small one, from the raw rows of their sweeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ppd.decision import Route
+from ppd.score import Weights, score
+from ppd.table import Table as DecisionTable
+from ppd.table_file import CellRecord, Statistic
+
+from ...summary import percentile
+from ...sweep.config import LOCAL, REMOTE, Place, SweepConfig
+from ...sweep.rows import RunResult, read_runs
+from ...table.build import record_of
+from ...table.lint import noise_decided
+from ..parts import Block, Table, block, short
+from ..results import Results
+
+_SHIPPED, _SMALL = "sweep-cpu.jsonl", "sweep-small.jsonl"
+_EVEN = Weights()
+# Of the README: where local saves, where it costs, and where it cannot be told.
+_EXAMPLES = ((0, 0, 0, 0), (1, 0, 1, 0), (1, 1, 1, 1), (0, 2, 0, 1), (1, 2, 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A measured cell of a table, and what even weights make of it."""
+
+    record: CellRecord
+    choice: str
+    ttft_p90_ms: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    config: SweepConfig
+    cells: Sequence[_Cell]
+    runs: Sequence[RunResult]
+
+
+def _sweep(results: Results, name: str) -> _Sweep:
+    return results.once(f"sweep of {name}", lambda: _read(results, name))
+
+
+def _read(results: Results, name: str) -> _Sweep:
+    begun = results.rows(name).where(row="sweep").rows[-1]
+    config = msgspec.convert(begun["asked"], SweepConfig)
+    runs = list(read_runs(config, results.folder / name))
+    table = DecisionTable(record_of(config, runs, results.folder / name))
+    later: dict[tuple[Place, str], list[float]] = {}
+    for run in runs:
+        of_place = later.setdefault((run.run.place, run.run.policy), [])
+        of_place += [turn["ttft_ms"] for turn in run.later()]
+    cells = []
+    records = sorted(table.record.cells, key=lambda record: record.bins)
+    for record, cell in zip(records, table.cells, strict=True):
+        if not record.measured:
+            continue
+        place = Place(record.bins[:3], record.bins[3])
+        prefers = score(_EVEN, cell.remote, cell.local).prefers_local
+        choice = Route.LOCAL if prefers else Route.REMOTE
+        remote, local = (_p90(later[place, policy]) for policy in (REMOTE, LOCAL))
+        tie = noise_decided(cell, _EVEN)
+        cells.append(_Cell(record, "tie" if tie else choice.value, (remote, local)))
+    return _Sweep(config, cells, runs)
+
+
+def _p90(values: Sequence[float]) -> float:
+    return percentile(sorted(values), 0.9)
+
+
+def _line(sweep: _Sweep, cell: _Cell) -> tuple[str, ...]:
+    axes = sweep.config.axes
+    bins = (axes.context_tokens, axes.new_tokens, axes.output_tokens, axes.qps)
+    points = (of[bin_].at for of, bin_ in zip(bins, cell.record.bins, strict=True))
+    sides = (cell.record.remote, cell.record.local)
+    ttft = (
+        f"{short(side.ttft_ms.median)} / {short(p90)}"
+        for side, p90 in zip(sides, cell.ttft_p90_ms, strict=True)
+    )
+    tpot = (_with_spread(side.tpot_ms) for side in sides)
+    return (*(f"{point:,g}" for point in points), *ttft, *tpot, cell.choice)
+
+
+def _with_spread(of: Statistic) -> str:
+    return f"{short(of.median)} ± {of.spread / 2:.2g}"
+
+
+_HEAD = ("context", "new", "reply", "turns/s", "TTFT remote", "TTFT local", "TPOT remote")
+_COLUMNS = (*_HEAD, "TPOT local", "even weights")
+
+
+def _caption(sweep: _Sweep) -> str:
+    return (
+        "TTFT p50 / p90 and TPOT p50 of later turns, ms; ±: half of what the medians of "
+        f"{len(sweep.config.seeds)} seeds lie apart; tie: the score is within two standard errors "
+        "of 0"
+    )
+
+
+def cells(results: Results) -> Block:
+    """Return all cells of the shipped table."""
+    sweep = _sweep(results, _SHIPPED)
+    lines = [_line(sweep, cell) for cell in sweep.cells]
+    return block(Table(_COLUMNS, lines, _caption(sweep)), made_of=[results.rows(_SHIPPED)])
+
+
+def examples(results: Results) -> Block:
+    """Return some cells of the shipped table."""
+    sweep = _sweep(results, _SHIPPED)
+    by_bins = {cell.record.bins: cell for cell in sweep.cells}
+    lines = [_line(sweep, by_bins[bins]) for bins in _EXAMPLES]
+    return block(Table(_COLUMNS, lines, _caption(sweep)), made_of=[results.rows(_SHIPPED)])
+
+
+def small(results: Results) -> Block:
+    """Return what the small sweep took, and what its table says."""
+    sweep, rows = _sweep(results, _SMALL), results.rows(_SMALL)
+    runs = rows.where(row="run")
+    choices = Counter(cell.choice for cell in sweep.cells)
+    axes = sweep.config.axes
+    grid = len(axes.context_tokens) * len(axes.new_tokens) * len(axes.output_tokens) * len(axes.qps)
+    head = ("cells", "measured", "local", "remote", "tie", "runs", "time in runs, s")
+    counted = (choices[choice] for choice in ("local", "remote", "tie"))
+    line = (grid, len(sweep.cells), *counted, len(runs), round(sum(runs.values("wall_s"))))
+    caption = "the small sweep; choices of the measured cells at even weights"
+    return block(Table(head, [tuple(f"{n:,}" for n in line)], caption), made_of=[rows])
+
+
+def _tied(results: Results) -> str:
+    return f"{sum(cell.choice == 'tie' for cell in _sweep(results, _SHIPPED).cells)}"
+
+
+def _count(results: Results) -> str:
+    return f"{len(_sweep(results, _SHIPPED).cells)}"
+
+
+BLOCKS = {
+    "table-cells": cells,
+    "table-examples": examples,
+    "small-sweep": small,
+}
+NUMBERS = {"table-ties": _tied, "table-cells": _count}
