@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from eval.sweep.config import load_config
+from eval.sweep.rows import read_runs
+from eval.table.build import record_of
 from eval.tiny_model import ModelSpec
 from ppd.table import Table
 from router.config.options import RouterConfig
 from router.config.tables import make_policy
 
-TABLES = sorted((Path(__file__).parents[2] / "tables").glob("*.json"))
+ROOT = Path(__file__).parents[2]
+TABLES = sorted((ROOT / "tables").glob("*.json"))
 
 
 def test_there_is_one() -> None:
@@ -29,6 +33,14 @@ def test_it_covers_real_traffic_and_names_its_origin(path: Path) -> None:
     for cell in record.cells:
         assert min(cell.remote.ttft_ms.n, cell.local.ttft_ms.n) >= 20
         assert len(cell.seeds) >= 3
+
+
+def test_the_cpu_table_is_what_its_rows_give() -> None:
+    config, raw = load_config(ROOT / "eval/sweep/cpu.toml"), ROOT / "results/sweep-cpu.jsonl"
+    made = record_of(config, list(read_runs(config, raw)), raw)
+    shipped = Table.parse((ROOT / "tables/cpu-tiny-llama-1P1D.json").read_bytes()).record
+    assert made.cells == shipped.cells
+    assert made.provenance.commit == shipped.provenance.commit
 
 
 def test_the_demo_model_finds_its_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -97,6 +97,7 @@ def verdicts(results: Results) -> Block:
     for judgement in judgements(results):
         for verdict in judgement["verdicts"]:
             costs, best = verdict["costs"], verdict["best_static"]
+            low, high = verdict["interval"]
             table.append(
                 (
                     judgement["trace"],
@@ -104,7 +105,7 @@ def verdicts(results: Results) -> Block:
                     verdict["at"],
                     f"{cost_of_ppd(costs, verdict['weights']):.2f}",
                     f"{costs[best]:.2f} (`{best}`)",
-                    f"{verdict['difference']:+.2f} [{', '.join(f'{end:+.2f}' for end in verdict['interval'])}]",
+                    f"{verdict['difference']:+.2f} [{low:+.2f}, {high:+.2f}]",
                     _VERDICTS[verdict["verdict"]],
                     f"{costs[REPLICA]:.2f}",
                 )

@@ -1,0 +1,57 @@
+"""Every raw row and every shipped table was measured on a commit of this history."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eval.raw_rows import read_rows
+
+ROOT = Path(__file__).parents[2]
+
+# Measured on commits that are in no history any more, or that nobody wrote down: to be measured
+# again, and then to be taken off this list.
+TO_MEASURE_AGAIN = {
+    "results/bench-decision.jsonl": {"f631c2e80326"},
+    "results/bench-router.jsonl": {"a9d7b8686400"},
+    "results/layerwise-bound.jsonl": {"no commit"},
+    "results/rag-load-64.jsonl": {"a9d7b8686400"},
+    "results/search-placement.jsonl": {"84e8851af40f"},
+    "results/sweep-cpu.jsonl": {"dbd105abe3c8"},
+    "tables/cpu-tiny-llama-1P1D.json": {"dbd105abe3c8"},
+}
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def commits() -> Iterator[tuple[str, str]]:
+    """Yield file and commit of all rows; of rows without one, that of their run's header row."""
+    for path in sorted((ROOT / "results").glob("*.jsonl")):
+        told = {str(row["commit"]).rstrip("+") for _, row in read_rows(path) if "commit" in row}
+        for commit in told or {"no commit"}:
+            yield f"results/{path.name}", commit
+    for path in sorted((ROOT / "tables").glob("*.json")):
+        commit = json.loads(path.read_text())["provenance"]["commit"]
+        yield f"tables/{path.name}", str(commit).rstrip("+")
+
+
+def test_rows_and_tables_are_of_commits_in_this_history() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no git history here, as in a tarball")
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() == "true":
+        pytest.skip("a shallow clone has no history to look in")
+    known: dict[str, bool] = {}
+    missing: dict[str, set[str]] = {}
+    for file, commit in commits():
+        if commit not in known:
+            known[commit] = git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+        if not known[commit]:
+            missing.setdefault(file, set()).add(commit)
+    assert missing == TO_MEASURE_AGAIN

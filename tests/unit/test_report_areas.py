@@ -1,0 +1,183 @@
+"""Tables of documents: which rows they take, how sides are paired, when they say tie."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.pool.recall import qps_at
+from eval.report.areas import bursts, faults, pool, routers
+from eval.report.areas.traffic import _pauses
+from eval.report.parts import change, short, spread
+from eval.report.ratios import compared, paired
+from eval.report.results import Results, Rows
+
+ORIGIN = {"commit": "c0ffee123456", "hardware": "2 cores of it", "at": "2026-11-21T20:00:00+00:00"}
+NEWER = {"commit": "fedcba987654", "hardware": "2 cores of it", "at": "2026-11-22T20:00:00+00:00"}
+
+
+def rows(*made: dict[str, Any]) -> Rows:
+    return Rows("results/some.jsonl", made, ())
+
+
+def results(folder: Path, **files: list[dict[str, Any]]) -> Results:
+    for name, of in files.items():
+        file = folder / f"{name.replace('_', '-')}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in of))
+    return Results(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([], "-"),
+        ([2.0], "2"),
+        ([3.0, 1.0, 2.0], "2 (1 to 3)"),
+        ([1234.5, 999.7], "1,117 (1,000 to 1,234)"),
+    ],
+)
+def test_a_median_has_its_lowest_and_highest(values: list[float], text: str) -> None:
+    assert spread(values) == text
+
+
+def test_short_numbers() -> None:
+    assert [short(value) for value in (None, 0.01234, 999.4, 999.6)] == [
+        "-",
+        "0.0123",
+        "999",
+        "1,000",
+    ]
+    assert change(0.65) == "-35 %"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text"),
+    [
+        ([], "-"),
+        ([0.9], "0.90"),
+        ([0.8, 1.25, 1.0], "1.00 [0.57, 1.74], tie"),
+        ([0.5, 0.5, 0.5], "0.50 [0.50, 0.50]"),
+    ],
+)
+def test_a_ratio_whose_interval_holds_1_is_a_tie(ratios: list[float], text: str) -> None:
+    assert compared(ratios) == text
+
+
+def test_sides_are_paired_by_what_they_have_in_common() -> None:
+    one = rows({"round": 0, "ms": 2.0}, {"round": 1, "ms": 9.0}, {"round": 2, "ms": 1.0})
+    other = rows({"round": 1, "ms": 3.0}, {"round": 0, "ms": 4.0})
+    assert paired(one, other, "ms", "round") == [0.5, 3.0]
+
+
+def router_row(router: str, number: int, us: float, **more: Any) -> dict[str, Any]:
+    return {"router": router, "round": number, "cpu_us_per_request": us} | ORIGIN | more
+
+
+def test_runs_end_where_a_round_comes_again_or_the_commit_changes() -> None:
+    found = routers.runs_of(
+        rows(
+            router_row("ours", 0, 1.0),
+            router_row("smg", 0, 1.0, commit="c0ffee123456+"),
+            router_row("ours", 0, 1.0),
+            router_row("ours", 1, 1.0),
+            router_row("ours", 2, 1.0, **NEWER),
+        )
+    )
+    assert [len(run) for run in found] == [2, 2, 1]
+
+
+def test_routers_are_compared_in_the_same_round_or_slice() -> None:
+    whole = rows(
+        router_row("ours", 0, 2.0),
+        router_row("smg", 0, 4.0),
+        router_row("smg", 1, 9.0),
+    )
+    sliced = rows(
+        router_row("ours", 0, 2.5, slices={"cpu_us_per_request": [2.0, 3.0]}),
+        router_row("smg", 0, 3.5, slices={"cpu_us_per_request": [1.0, 6.0]}),
+    )
+    found = routers.ratios([whole, sliced], "ours", "smg", "cpu_us_per_request")
+    assert found == [0.5, 2.0, 0.5]
+
+
+def test_the_newest_cell_of_each_router_stands_in_the_fault_table(tmp_path: Path) -> None:
+    def cell(router: str, seen: str, right: bool = True, **more: Any) -> dict[str, Any]:
+        return {"fault": "it dies", "router": router, "seen": seen, "right": right} | ORIGIN | more
+
+    others = [cell("smg", "nothing", False), cell("sglang_router", "x"), cell("mini_lb", "y")]
+    made = faults.fault_table(
+        results(
+            tmp_path,
+            fault_table=[cell("ours, remote", "old"), cell("ours, local", "old"), *others],
+            fault_table_house=[
+                cell("ours, remote", "one error", **NEWER),
+                cell("ours, local", "no error", **NEWER),
+            ],
+        )
+    )
+    assert made.text.splitlines()[-1] == (
+        "| it dies | remote: one error; local: no error | **nothing** | x | y |"
+    )
+
+
+def burst_rows(*ways: str) -> list[dict[str, Any]]:
+    return [
+        {"what": "bursts", "load": 0.3, "way": way, "stage": stage, "round": number}
+        | {"p99_us": 1000.0 * (1 + place), "capacity": 500.0}
+        | ORIGIN
+        for place, way in enumerate(ways)
+        for stage in ("prefill", "decode")
+        for number in (0, 1)
+    ]
+
+
+def test_bursts_say_which_comparison_is_missing(tmp_path: Path) -> None:
+    made = bursts.bursts(results(tmp_path, bench_pool=burst_rows("ideal", "ours", "fifo")))
+    assert "Not measured yet: a loop that runs whole searches" in made.text
+    assert "| 0.3 | prefill | 2 | 3 | 1 | 0.67 [0.67, 0.67] |" in made.text
+    ways = ("ideal", "ours", "fifo", "prefill_first")
+    made = bursts.bursts(results(tmp_path, bench_pool=burst_rows(*ways)))
+    assert "Not measured" not in made.text
+    assert "ours / prefill first, whole searches" in made.text
+
+
+def test_a_rate_at_a_recall_lies_between_two_widths() -> None:
+    assert qps_at([(0.9, 400.0), (1.0, 100.0)], 0.95) == 200.0
+    assert qps_at([(0.97, 400.0), (0.99, 100.0)], 0.95) == 400.0
+    assert qps_at([(0.5, 400.0), (0.8, 100.0)], 0.95) is None
+
+
+def test_an_index_that_misses_the_recall_has_no_rate(tmp_path: Path) -> None:
+    def point(index: str, width: int, recall: float, number: int) -> dict[str, Any]:
+        place = {"what": "curve", "set": "small", "n": 9, "threads": 1, "round": number}
+        return place | {"index": index, "width": width, "recall": recall, "qps": 1e3} | ORIGIN
+
+    curves = [
+        point(index, width, recall, number)
+        for index, recalls in (("ours", (0.9, 0.99)), ("hnswlib", (0.9, 0.98)), ("usearch", (0.5,)))
+        for width, recall in enumerate(recalls, 10)
+        for number in (0, 1)
+    ]
+    built = [
+        {"what": "build", "set": "small", "index": index, "seconds": 2.0} | ORIGIN
+        for index in ("ours", "hnswlib", "usearch")
+    ]
+    single = {"what": "single", "set": "small", "index": "ours", "p50_us": 9.0, "p99_us": 19.0}
+    made = pool.small(results(tmp_path, bench_pool=[*curves, *built, single | ORIGIN]))
+    assert "| usearch, f32 | recall 0.50 at most | - | - | - | 2 |" in made.text
+    assert "| ours, int8 and fp32 | 1,000 | 1.00 [1.00, 1.00], tie |" in made.text
+
+
+@pytest.mark.parametrize(
+    ("workload", "text"),
+    [
+        ("sessions:{chat}?faster=120&max_context=40000", "the trace's / 120"),
+        ("tau-bench:{airline}?think_s=0.5", "drawn, mean 0.5 s"),
+        ("azure:{chat}", "the trace's"),
+    ],
+)
+def test_pauses_say_how_they_were_scaled(workload: str, text: str) -> None:
+    assert _pauses(workload) == text
