@@ -104,10 +104,10 @@ def test_routers_are_compared_in_the_same_round_or_slice() -> None:
 
 
 def test_the_newest_cell_of_each_router_stands_in_the_fault_table(tmp_path: Path) -> None:
-    def cell(router: str, seen: str, right: bool = True, **more: Any) -> dict[str, Any]:
-        return {"fault": "it dies", "router": router, "seen": seen, "right": right} | ORIGIN | more
+    def cell(router: str, seen: str, **more: Any) -> dict[str, Any]:
+        return {"fault": "it dies", "router": router, "seen": seen, "right": True} | ORIGIN | more
 
-    others = [cell("smg", "nothing", False), cell("sglang_router", "x"), cell("mini_lb", "y")]
+    others = [cell("smg", "nothing", right=False), cell("sglang_router", "x"), cell("mini_lb", "y")]
     made = faults.fault_table(
         results(
             tmp_path,
@@ -124,10 +124,9 @@ def test_the_newest_cell_of_each_router_stands_in_the_fault_table(tmp_path: Path
 
 
 def burst_rows(*ways: str) -> list[dict[str, Any]]:
+    fixed: dict[str, Any] = {"what": "bursts", "load": 0.3, "capacity": 500.0, **ORIGIN}
     return [
-        {"what": "bursts", "load": 0.3, "way": way, "stage": stage, "round": number}
-        | {"p99_us": 1000.0 * (1 + place), "capacity": 500.0}
-        | ORIGIN
+        fixed | {"way": way, "stage": stage, "round": number, "p99_us": 1000.0 * (1 + place)}
         for place, way in enumerate(ways)
         for stage in ("prefill", "decode")
         for number in (0, 1)
