@@ -160,12 +160,18 @@ def test_an_index_that_misses_the_recall_has_no_rate(tmp_path: Path) -> None:
         for width, recall in enumerate(recalls, 10)
         for number in (0, 1)
     ]
-    built = [
-        {"what": "build", "set": "small", "index": index, "seconds": 2.0} | ORIGIN
+    built: list[dict[str, Any]] = [
+        {**ORIGIN, "what": "build", "set": "small", "index": index, "seconds": 2.0}
         for index in ("ours", "hnswlib", "usearch")
     ]
-    single = {"what": "single", "set": "small", "index": "ours", "p50_us": 9.0, "p99_us": 19.0}
-    made = pool.small(results(tmp_path, bench_pool=[*curves, *built, single | ORIGIN]))
+    single: dict[str, Any] = {
+        "what": "single",
+        "set": "small",
+        "index": "ours",
+        "p50_us": 9.0,
+        "p99_us": 19.0,
+    }
+    made = pool.small(results(tmp_path, bench_pool=[*curves, *built, {**ORIGIN, **single}]))
     assert "| usearch, f32 | recall 0.50 at most | - | - | - | 2 |" in made.text
     assert "| ours, int8 and fp32 | 1,000 | 1.00 [1.00, 1.00], tie |" in made.text
 
