@@ -43,6 +43,16 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool = False
 
 
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """The router's answer to an announcement.
+
+    Attributes:
+        workers: how many workers the router has.
+    """
+
+    workers: int
+
+
 def announce(
     description: WorkerDescription,
     *,
