@@ -170,8 +170,8 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the ``ppd-worker`` command: parse its arguments and become the server."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; it leaves flags of SGLang to its caller."""
     parser = argparse.ArgumentParser(
         prog="ppd-worker",
         description="Start an SGLang worker for a PPD cluster. Flags not listed here go to "
@@ -195,6 +195,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     for flag, (variable, metavar, help_text) in _OPTIONS.items():
         parser.add_argument(flag, dest=variable, metavar=metavar, help=help_text)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the ``ppd-worker`` command: parse its arguments and become the server."""
+    parser = make_parser()
     options, passed = parser.parse_known_args(argv)
 
     cpu = "--device=cpu" in passed or (

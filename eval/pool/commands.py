@@ -29,7 +29,7 @@ def add_bench(commands: Commands) -> None:
     bench.add_argument("--queries", type=int, default=1000)
     bench.add_argument("--rounds", type=int, default=5)
     bench.add_argument("--burst-s", type=float, default=10.0, help="of each run of bursts")
-    bench.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    bench.add_argument("--threads", type=int, help="default: one a core, two at most")
     bench.add_argument("--seed", type=int, default=0)
     bench.add_argument(
         "--cache", type=Path, default=Path(".run/minilm"), help="of the model and embeddings"
@@ -81,7 +81,7 @@ def _bench(options: argparse.Namespace) -> int:
         queries=options.queries,
         rounds=options.rounds,
         burst_s=options.burst_s,
-        threads=options.threads,
+        threads=options.threads or min(2, len(os.sched_getaffinity(0))),
         seed=options.seed,
         cache=options.cache,
         logs=options.logs,

@@ -42,7 +42,7 @@ def add_to(commands: Commands) -> None:
     paper.add_argument("--connections", type=int, default=50, help="of the clients; 0: no bound")
     paper.add_argument("--replies-found", action="store_true", help="caches know replies, too")
     paper.add_argument("--same-arrivals", action="store_true", help="in every configuration")
-    paper.add_argument("--processes", type=int, default=os.cpu_count())
+    paper.add_argument("--processes", type=int, help="default: one a core")
     add_out(paper)
     paper.set_defaults(run=run_paper)
     cpu = commands.add_parser("cpu", help="against a real cluster, by what a sweep measured")
@@ -78,7 +78,8 @@ def run_paper(options: argparse.Namespace) -> int:
         ConfigError: the workloads cannot be read, or an option is wrong.
     """
     workloads = load(options.workloads)
-    if options.duration_s <= 0 or options.connections < 0 or options.processes < 1:
+    processes = os.cpu_count() or 1 if options.processes is None else options.processes
+    if options.duration_s <= 0 or options.connections < 0 or processes < 1:
         raise ConfigError("--duration-s and --processes must be above 0, --connections at least 0")
     harness = replace(
         Harness(),
@@ -87,7 +88,7 @@ def run_paper(options: argparse.Namespace) -> int:
         replies_lost=not options.replies_found,
         same_arrivals=options.same_arrivals,
     )
-    return paper(workloads, harness, options.seed, options.processes, options.out)
+    return paper(workloads, harness, options.seed, processes, options.out)
 
 
 @dataclass(frozen=True, slots=True)
