@@ -132,8 +132,16 @@ def _print_row(number: int, seen: Transcript) -> None:
 
 def add_to(commands: Commands) -> None:
     """Declare ``demo``."""
-    parser = commands.add_parser("demo", parents=[cluster_options()], help="five turns, compared")
-    parser.add_argument("--max-tokens", type=int, default=32, help="of each reply")
+    parser = commands.add_parser(
+        "demo",
+        parents=[cluster_options()],
+        help="five turns, compared",
+        description=(
+            "Hold a chat of five turns on a prefill worker, a decode worker and a router. "
+            "Then hold it on one server and compare the token ids."
+        ),
+    )
+    parser.add_argument("--max-tokens", type=int, default=32, help="tokens of each reply")
     parser.add_argument("--record", type=Path, help="append the result to this JSONL file")
     parser.set_defaults(run=run)
 

@@ -62,7 +62,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--table", metavar="FILE", help="decision table (default: the shipped one of the model)")
     add("--host", help=f"address to listen on (default: {default.host})")
     add("--port", type=int, help=f"0: any free one (default: {default.port})")
-    add("--processes", type=int, help=f"that share the port (default: {default.processes})")
+    add(
+        "--processes",
+        type=int,
+        help=f"number of processes that share the port (default: {default.processes})",
+    )
     add("--log-level", choices=_LEVELS, help=f"default: {default.log_level}")
     add("--version", action="version", version=__version__)
     return parser

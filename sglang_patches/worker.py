@@ -179,7 +179,9 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--role", required=True, choices=[role.value for role in Role])
-    parser.add_argument("--model-path", "--model", required=True, help="as sglang.launch_server")
+    parser.add_argument(
+        "--model-path", "--model", required=True, help="model, as for sglang.launch_server"
+    )
     parser.add_argument(
         "--ppd-alternate",
         action="store_true",

@@ -171,11 +171,11 @@ class TableState(msgspec.Struct):
 
     Attributes:
         policy: name and options of the policy that decides.
-        corrections: that the policy applies.
-        path: of the table's file.
+        corrections: the corrections that the policy applies.
+        path: path of the table's file.
         digest: the first 16 hexadecimal digits of the file's SHA-256.
-        model: that the table was measured with.
-        shape: of the cluster that the table was measured on.
+        model: the model that the table was measured with.
+        shape: shape of the cluster that the table was measured on.
         provenance: the origin of the table.
         qps: turns per second and decode worker, as decisions use it.
         output_prediction_factor: typical ratio of a predicted and an actual reply length; null

@@ -24,7 +24,7 @@ class MessagesError(msgspec.Struct):
     """Anthropic's error object.
 
     Attributes:
-        type: of the error, by its status.
+        type: kind of the error, by its status.
         message: what is wrong, for people.
     """
 

@@ -41,7 +41,7 @@ class DeletedResponse(msgspec.Struct):
     """The answer to a deletion.
 
     Attributes:
-        id: of the response that was deleted.
+        id: id of the response that was deleted.
     """
 
     id: str

@@ -52,7 +52,7 @@ class MessageFields(msgspec.Struct, gc=False):
     """Fields of one message of a chat.
 
     Attributes:
-        role: of the author: ``user``, ``assistant``, ``system``, ``tool``.
+        role: role of the author: ``user``, ``assistant``, ``system``, ``tool``.
         content: a text, or a list of parts.
     """
 

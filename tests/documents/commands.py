@@ -109,7 +109,7 @@ def _choices(action: argparse.Action) -> str:
 
 def _default(action: argparse.Action) -> str:
     default = action.default
-    if default in (None, argparse.SUPPRESS, False, [], ()):
+    if default is None or default is False or default == argparse.SUPPRESS or default in ([], ()):
         return ""
     several = isinstance(default, Sequence) and not isinstance(default, str)
     return code(" ".join(map(_text, default)) if several else _text(default))

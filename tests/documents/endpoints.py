@@ -18,6 +18,13 @@ Any client may read it, as `/health` and `/metrics`, because it holds no state o
 With an `admin_port`, the public port lists the clients' endpoints only.
 
 """
+_ERRORS = """\
+## Errors
+
+An error has the body [ErrorBody](#errorbody).
+An error of `/v1/messages` has the body [MessagesErrorBody](#messageserrorbody).
+A response of status 429 has `Retry-After`, in seconds.
+"""
 _REQUIREMENTS = {
     "key": "client's key",
     "adminToken": "admin token",
@@ -30,7 +37,7 @@ def page() -> str:
     """The page, in Markdown."""
     described = document(OPERATIONS)
     return _INTRODUCTION + "\n".join(
-        [*_groups(described), *_headers(described), *_errors(), *_structures(described)]
+        [*_groups(described), *_headers(described), _ERRORS, *_structures(described)]
     )
 
 
@@ -81,14 +88,6 @@ def _headers(described: Mapping[str, Any]) -> Iterator[str]:
     answered = chat["responses"]["200"]["headers"]
     yield table(
         ("header", "meaning"), ((code(name), h["description"]) for name, h in answered.items())
-    )
-
-
-def _errors() -> Iterator[str]:
-    yield (
-        "## Errors\n\nAn error has the body [`ErrorBody`](#errorbody); an error of `/v1/messages` has "
-        "[`MessagesErrorBody`](#messageserrorbody).\nA response of status 429 has `Retry-After`, "
-        "in seconds.\n"
     )
 
 

@@ -13,7 +13,7 @@ from router.pool.metrics import PoolMetrics
 from router.retrieval.metrics import RetrievalMetrics
 from sglang_patches.telemetry import Telemetry
 
-from .tables import code, table
+from .tables import code, sentence, table
 
 _INTRODUCTION = """\
 # Metrics
@@ -66,4 +66,4 @@ def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
         names = getattr(collector, "_labelnames", None) or getattr(collector, "_labels", ())
         labels = [name for name in names if name not in _SGLANG_LABELS]
         name = family.name + _SUFFIXES.get(family.type, "")
-        yield name, family.type, ", ".join(map(code, labels)), family.documentation
+        yield name, family.type, ", ".join(map(code, labels)), sentence(family.documentation)
