@@ -42,7 +42,7 @@ class Settings:
         append_chunk: tokens of each chunk beside running decodes, in place of a target.
         routers: base URLs of the routers to announce this worker to.
         advertise_url: base URL under which routers reach this worker; by default it is derived
-            from ``--host`` and ``--port``.
+            from ``--host`` and ``--port``, or from the address on the way to the router.
         worker_token: the routers' shared secret for announcements.
     """
 

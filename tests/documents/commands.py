@@ -13,6 +13,7 @@ from router.cli import make_parser as make_router_parser
 from router.pool.cli import make_parser as make_pool_parser
 from sglang_patches.worker import make_parser as make_worker_parser
 
+from .prose import sentences
 from .tables import code, sentence, table
 
 _INTRODUCTION = """\
@@ -48,7 +49,7 @@ def flags_by_name(parser: argparse.ArgumentParser, command: str = "") -> dict[st
 def _command(parser: argparse.ArgumentParser, level: int = 2, summary: str = "") -> Iterator[str]:
     yield f"{'#' * level} `{parser.prog}`\n"
     if text := parser.description or summary:
-        yield f"{sentence(text)}\n"
+        yield "\n".join(sentences(sentence(text))) + "\n"
     arguments = [action for action in parser._actions if _is_shown(action)]
     if arguments:
         yield table(("argument", "default", "meaning"), map(_row, arguments))

@@ -60,7 +60,7 @@ def _table(registry: CollectorRegistry) -> str:
 
 def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
     # A collector without samples has no public way to its labels.
-    collectors: dict[Any, None] = dict.fromkeys(registry._collector_to_names)
+    collectors: list[Any] = list(registry._collector_to_names)
     for collector in collectors:
         (family,) = collector.collect()
         names = getattr(collector, "_labelnames", None) or getattr(collector, "_labels", ())

@@ -35,5 +35,10 @@ def read_settings(root: Path) -> Settings:
 def documents(root: Path) -> list[Path]:
     """All documents of a checkout, by name."""
     return sorted(
-        {*root.glob("*.md"), *(root / "docs").rglob("*.md"), *root.glob(".github/**/*.md")}
+        {
+            *root.glob("*.md"),
+            *root.glob("tables/*.md"),
+            *(root / "docs").rglob("*.md"),
+            *root.glob(".github/**/*.md"),
+        }
     )

@@ -22,7 +22,6 @@ _PLAIN: dict[Any, str] = {
     Any: "any",
 }
 _PLURALS: dict[Any, str] = {str: "strings", int: "integers", float: "numbers"}
-_REQUIRED = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +43,19 @@ class Option:
 def options_of(kind: type) -> Iterator[Option]:
     """Yield the fields of a msgspec structure or of a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields: Sequence[Any]
-    if issubclass(kind, msgspec.Struct):
-        fields = msgspec.structs.fields(kind)
-        missing: object = msgspec.NODEFAULT
-    else:
-        fields, missing = dataclasses.fields(kind), dataclasses.MISSING
-    for field in fields:
+    missing: tuple[object, ...] = (msgspec.NODEFAULT, dataclasses.MISSING)
+    for field in _fields(kind):
         default = field.default
-        if default is missing and field.default_factory is not missing:
+        if default in missing and field.default_factory not in missing:
             default = field.default_factory()
-        required = default is missing
+        required = default in missing
         yield Option(field.name, hints[field.name], None if required else default, required)
+
+
+def _fields(kind: Any) -> Sequence[Any]:
+    if issubclass(kind, msgspec.Struct):
+        return msgspec.structs.fields(kind)
+    return dataclasses.fields(kind)
 
 
 def structures(kind: Any) -> Iterator[tuple[str, type]]:
