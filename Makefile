@@ -16,7 +16,7 @@ SEARCHES ?= 10000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test test-fast test-matrix check wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup browser demo serve test test-fast test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
@@ -25,7 +25,9 @@ help:
 	@echo "make test         checks and all tests, on the real engine"
 	@echo "make test-fast    checks and the tests that need no engine"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
-	@echo "make check        ruff, mypy, import-linter; no number of a document differs from its rows"
+	@echo "make check        ruff, mypy, import-linter; documents: numbers, links, lengths, generated pages"
+	@echo "make reference    write the pages that are made from the code: docs/reference"
+	@echo "make docs         the site of the documents, in build/site; broken links and references fail"
 	@echo "make wheel        build dist/*.whl; COMPILE=1: with the router's token path in C (mypyc)"
 	@echo "make bench-hash   what recognising a conversation costs the router"
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
@@ -71,6 +73,20 @@ check: setup
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 	$(BIN)/ppd-eval report --check
+	PYTHONPATH=. $(BIN)/python -m tests.documents check
+
+reference: setup
+	PYTHONPATH=. $(BIN)/python -m tests.documents write
+
+docs: $(VENV)/docs-ready
+	PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+# Nothing that is installed moves: the engine's requirements are pinned.
+$(VENV)/docs-ready: $(VENV)/ppd-ready
+	@$(BIN)/python -m pip list --format=freeze --exclude-editable > $(VENV)/pins.txt
+	@$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt -e '.[docs]'
+	@touch $@
 
 # The router's page is tested in the system's chromium; where there is none, that test says so.
 browser:

@@ -19,7 +19,14 @@ from .provenance import provenance
 
 def add_to(commands: Commands) -> None:
     """Declare ``bench hash``."""
-    parser = commands.add_parser("hash", help="cost of recognising a conversation")
+    parser = commands.add_parser(
+        "hash",
+        help="cost of recognising a conversation",
+        description=(
+            "Measure what it costs the router to recognise a conversation. The last line is "
+            "one JSON object."
+        ),
+    )
     parser.add_argument("--history-kb", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)

@@ -104,7 +104,14 @@ def plan(shape: LoadShape, seed: int, prompts: Sequence[int]) -> list[Conversati
 def add_to(commands: Commands) -> None:
     """Declare ``traffic check-load``."""
     parser = commands.add_parser(
-        "check-load", parents=[cluster_options()], help="our load generator against AIPerf"
+        "check-load",
+        parents=[cluster_options()],
+        help="our load generator against AIPerf",
+        description=(
+            "Hold the same conversations on one server with this load generator and with "
+            "AIPerf, in turn. Their figures are compared with each other and with the "
+            "engine's. The last line is one JSON object."
+        ),
     )
     parser.set_defaults(run=run)
     parser.add_argument("--kinds", nargs="+", choices=LOAD_SHAPES, default=[*LOAD_SHAPES])

@@ -102,7 +102,14 @@ def _group(commands: Commands, name: str, description: str) -> Commands:
 
 
 def _add_bench_decision(commands: Commands) -> None:
-    decision = commands.add_parser("decision", help="cost of one decision")
+    decision = commands.add_parser(
+        "decision",
+        help="cost of one decision",
+        description=(
+            "Measure what one decision costs the router, with many known sessions. The last "
+            "line is one JSON object."
+        ),
+    )
     decision.add_argument("--table", type=Path, required=True)
     decision.add_argument("--sessions", type=int, default=1_000_000)
     decision.add_argument("--rounds", type=int, default=5000)

@@ -54,7 +54,13 @@ class ClientRun:
 def add_to(commands: Commands) -> None:
     """Declare ``traffic clients``."""
     parser = commands.add_parser(
-        "clients", parents=[cluster_options()], help="load clients that others wrote"
+        "clients",
+        parents=[cluster_options()],
+        help="load clients that others wrote",
+        description=(
+            "Send requests of `openai`, `anthropic`, `sglang.benchmark.serving` and AIPerf "
+            "through the router to real workers. The last line is one JSON object."
+        ),
     )
     parser.add_argument(
         "--aiperf",

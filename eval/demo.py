@@ -204,8 +204,16 @@ def _print_table(passes: Passes) -> None:
 
 def add_to(commands: Commands) -> None:
     """Declare ``demo``."""
-    parser = commands.add_parser("demo", parents=[cluster_options()], help="five turns, compared")
-    parser.add_argument("--max-tokens", type=int, default=48, help="of each reply, at most")
+    parser = commands.add_parser(
+        "demo",
+        parents=[cluster_options()],
+        help="five questions, answered in three ways",
+        description=(
+            "Ask five questions about a text: local, remote with delta transfer, and remote after "
+            "a flush. Then ask one server and compare the token ids."
+        ),
+    )
+    parser.add_argument("--max-tokens", type=int, default=48, help="maximum tokens of each reply")
     parser.add_argument("--record", type=Path, help="append the result to this JSONL file")
     parser.set_defaults(run=run)
 

@@ -50,17 +50,41 @@ class Target:
 
 def add_to(commands: Commands) -> None:
     """Declare ``load``."""
-    load = commands.add_parser("load", help="any workload against any /generate")
-    load.add_argument("--url", required=True, help="of a router or of an SGLang server")
+    load = commands.add_parser(
+        "load",
+        help="any workload against any /generate",
+        description=(
+            "Send a workload to a router or to a plain SGLang server, and print a summary. "
+            "The last line is one JSON object. Failed turns are results: the status is 0. A "
+            "wrong option, a conversation that is too long for the model, or a server that "
+            "does not answer ends the command with status 1."
+        ),
+    )
+    load.add_argument("--url", required=True, help="base URL of a router or of an SGLang server")
     load.add_argument("--workload", required=True, help="KIND:WHAT, see docs/WORKLOADS.md")
-    load.add_argument("--arrivals", help="'poisson', or a trace whose arrivals are taken")
-    load.add_argument("--conversations", type=int, help="default: 200, or all of a file")
+    load.add_argument(
+        "--arrivals", help="replaces the workload's arrivals: 'poisson', or KIND:FILE of a trace"
+    )
+    load.add_argument(
+        "--conversations", type=int, help="number of conversations; default: 200, or all of a file"
+    )
     load.add_argument("--qps", type=float, help="conversations a second, as the paper counts")
-    load.add_argument("--scale", type=float, default=1.0, help="of all token counts, up to 1")
-    load.add_argument("--tokenizer", type=Path, help="of the model; for workloads that are text")
+    load.add_argument(
+        "--scale", type=float, default=1.0, help="factor of all token counts, above 0 and at most 1"
+    )
+    load.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="tokenizer.json of the model, or its folder; for workloads that are text",
+    )
     load.add_argument("--slo-ttft-ms", type=float)
     load.add_argument("--slo-tpot-ms", type=float)
-    load.add_argument("--timeout-s", type=float, default=120.0, help="of a turn")
+    load.add_argument(
+        "--timeout-s",
+        type=float,
+        default=120.0,
+        help="time limit of a turn, from its request to its end",
+    )
     load.add_argument("--seed", type=int, default=0)
     add_out(load)
     load.set_defaults(run=run)

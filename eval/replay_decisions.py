@@ -35,14 +35,17 @@ class Changes:
 def add_to(commands: Commands) -> None:
     """Declare ``table replay-decisions``."""
     parser = commands.add_parser(
-        "replay-decisions", help="a decision log under another table, weights or policy"
+        "replay-decisions",
+        help="a decision log under another table, weights or policy",
+        description=(
+            "Replay a decision log under another table, other weights or another policy, "
+            "and print what would have changed. The last line is one JSON object."
+        ),
     )
     parser.add_argument("log", type=Path)
     parser.add_argument("--table", type=Path)
-    parser.add_argument("--policy", help="in place of the log's")
-    parser.add_argument(
-        "--corrections", nargs="*", choices=[*Correction], help="in place of the log's"
-    )
+    parser.add_argument("--policy", help="replaces the log's policy")
+    parser.add_argument("--corrections", nargs="*", choices=[*Correction], help="replace the log's")
     parser.add_argument("--show", type=int, default=20, help="changed decisions to print")
     add_weights(parser)
     add_targets(parser)

@@ -122,11 +122,17 @@ def add_to(commands: Commands) -> None:
         "scenarios",
         parents=[cluster_options()],
         help="a post's six, monolithic against disaggregated",
+        description=(
+            "Serve six small workloads on one monolithic worker, on two, and on a prefill "
+            "and a decode worker. The last line is one JSON object."
+        ),
     )
     parser.set_defaults(run=run)
     parser.add_argument("--scenarios", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=int, default=16, help="of the post's tokens")
+    parser.add_argument(
+        "--scale", type=int, default=16, help="divisor of the workloads' token counts"
+    )
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2])
     add_out(parser)
 

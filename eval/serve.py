@@ -31,9 +31,17 @@ Stop it: Ctrl-C here, or kill {pid}
 
 def add_to(commands: Commands) -> None:
     """Declare ``serve``."""
-    parser = commands.add_parser("serve", parents=[cluster_options()], help="leave a cluster up")
-    parser.add_argument("--policy", default="ppd", help="as of ppd-router")
-    parser.add_argument("--port", type=int, default=0, help="of the router; 0: any free one")
+    parser = commands.add_parser(
+        "serve",
+        parents=[cluster_options()],
+        help="leave a cluster up",
+        description=(
+            "Start a prefill worker, a decode worker and a router, and print how to chat "
+            "with them and how to stop them."
+        ),
+    )
+    parser.add_argument("--policy", default="ppd", help="policy of the router")
+    parser.add_argument("--port", type=int, default=0, help="port of the router; 0: any free one")
     parser.set_defaults(run=run)
 
 

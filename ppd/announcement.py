@@ -24,7 +24,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
         models: names of the models that it serves.
         bootstrap_port: port of a prefill worker's bootstrap server.
         page_size: tokens of a KV page.
-        versions: of ``sglang`` and ``sglang-ppd``.
+        versions: versions of ``sglang`` and ``sglang-ppd``.
         capabilities: ``local_prefill`` is the only one so far.
         flushes: how often the process has flushed its whole KV cache; None if not reported.
         leaving: the worker takes no more work.
@@ -41,6 +41,16 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     load: WorkerLoad = WorkerLoad()
     flushes: Count | None = None
     leaving: bool = False
+
+
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """The router's answer to an announcement.
+
+    Attributes:
+        workers: how many workers the router has.
+    """
+
+    workers: int
 
 
 def announce(

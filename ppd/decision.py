@@ -113,17 +113,18 @@ class Features:
 
     Attributes:
         session: names the conversation.
-        turn: from 1.
+        turn: number of the turn in its conversation, from 1.
         context_tokens: KV of the conversation that the home worker was left with.
         evicted_tokens: the part of it that the home is known to have dropped since.
         earlier_prompt_tokens: the part of it that was the last turn's prompt.
         new_tokens: estimate of the input that follows.
         output_tokens: forecast of the reply (``ppd.forecast``).
-        prefill_cached_tokens: of the conversation, on the prefill worker of a remote turn.
-        prefill_queue_tokens: that worker has been sent and not yet answered.
+        prefill_cached_tokens: tokens of the conversation that the prefill worker of a remote turn
+            has cached.
+        prefill_queue_tokens: tokens that this worker was sent and has not answered yet.
         qps: turns a second for each decode worker (``ppd.arrivals``).
         home: whether the worker that holds the KV can take the turn.
-        page_size: of the home worker's KV cache.
+        page_size: tokens of a page of the home worker's KV cache.
         home_running: requests decoding there.
         home_append_tokens: reserved there by local turns that wait or prefill.
         home_free_tokens: KV it has left, evictable cache counted as free; None: no report.

@@ -21,7 +21,12 @@ _Z99 = 2.3263478740408408  # of the normal distribution: where its 99th percenti
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="weights"):
-    """The weights ``w_ttft`` and ``w_tpot`` of Algorithm 1."""
+    """The weights ``w_ttft`` and ``w_tpot`` of Algorithm 1.
+
+    Attributes:
+        ttft: weight of the TTFT that a local turn saves.
+        tpot: weight of the TPOT that a local turn costs.
+    """
 
     ttft: float = 1.0
     tpot: float = 1.0
@@ -37,7 +42,12 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="weig
 
 
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="targets"):
-    """The service-level objectives of a turn; None for a quantity without a target."""
+    """The service-level objectives of a turn; None for a quantity without a target.
+
+    Attributes:
+        ttft_ms: target of TTFT.
+        tpot_ms: target of TPOT.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import orjson
+import msgspec
 
 from ppd.errors import EngineError, Overloaded, RequestError, WorkerError
 from ppd.outcome import Outcome
@@ -18,6 +18,30 @@ logger = logging.getLogger("ppd.router")
 
 INVALID = "invalid_request_error"  # OpenAI's type of a client's error
 _LATER = "rate_limit_error"
+
+
+class ErrorObject(msgspec.Struct):
+    """OpenAI's error object.
+
+    Attributes:
+        message: what is wrong, for people.
+        type: ``invalid_request_error`` (the client's), ``rate_limit_error`` (try again later),
+            ``worker_error`` (a worker is lost, missing or silent), ``router_error`` (the router
+            stops, or has a bug), or an engine's own.
+        param: the field at fault; null if the error is of no field.
+        code: machine-readable; null if there is none.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of an error."""
+
+    error: ErrorObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +64,14 @@ class ErrorAnswer:
     @property
     def body(self) -> bytes:
         """OpenAI's error object, as JSON."""
-        return orjson.dumps({"error": self._object()})
+        return msgspec.json.encode(
+            ErrorBody(ErrorObject(self.message, self.kind, self.param, self.code))
+        )
 
     @property
     def event(self) -> bytes:
         """As the last event but ``[DONE]`` of a stream."""
         return b"data: %b\n\n" % self.body
-
-    def _object(self) -> dict[str, str | int | None]:
-        return {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
 
 
 STOPPING_ANSWER = ErrorAnswer(503, STOPPING, "router_error", code=503)

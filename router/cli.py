@@ -30,15 +30,8 @@ from .server.supervisor import Supervisor, share_of
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
-    """Return the configuration of a command line, and whether it is only to be checked.
-
-    Args:
-        argv: the arguments; None: those of the process.
-
-    Raises:
-        ConfigError: the configuration file is wrong.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; an option that is not given is absent."""
     default = RouterConfig()
     parser = argparse.ArgumentParser(
         prog="ppd-router",
@@ -69,14 +62,32 @@ def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
     add("--table", metavar="FILE", help="decision table (default: the shipped one of the model)")
     add("--host", help=f"address to listen on (default: {default.host})")
     add("--port", type=int, help=f"0: any free one (default: {default.port})")
-    add("--processes", type=int, help=f"that share the port (default: {default.processes})")
+    add(
+        "--processes",
+        type=int,
+        help=f"number of processes that share the port (default: {default.processes})",
+    )
     add("--log-level", choices=_LEVELS, help=f"default: {default.log_level}")
     add("--version", action="version", version=__version__)
-    options = vars(parser.parse_args(argv))
+    return parser
+
+
+def parse_config(argv: Sequence[str] | None) -> tuple[RouterConfig, bool]:
+    """Return the configuration of a command line, and whether it is only to be checked.
+
+    Args:
+        argv: the arguments; None: those of the process.
+
+    Raises:
+        ConfigError: the configuration file is wrong.
+    """
+    options = vars(make_parser().parse_args(argv))
     check = bool(options.pop("check_config", False))
     path = options.pop("config", None)
     config = (
-        msgspec.structs.replace(default, **options) if path is None else read_config(path, options)
+        msgspec.structs.replace(RouterConfig(), **options)
+        if path is None
+        else read_config(path, options)
     )
     urls = {
         role: tuple(url.rstrip("/") for url in getattr(config, role))

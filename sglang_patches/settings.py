@@ -35,12 +35,14 @@ class Settings:
 
     Attributes:
         max_append_tokens: uncached tokens of local requests that may wait or be in prefill at a
-            time. A router has a smaller budget of its own; this one holds for all routers.
-        tpot_target_ms: the TPOT to keep for running decodes beside local prefill.
+            time. A request beyond them is refused before any work, and the router sends it remote.
+            A router has a smaller budget of its own; this one holds for all routers.
+        tpot_target_ms: the TPOT to keep for running decodes beside local prefill. None: half as
+            long again as they take without local prefill.
         append_chunk: tokens of each chunk beside running decodes, in place of a target.
         routers: base URLs of the routers to announce this worker to.
         advertise_url: base URL under which routers reach this worker; by default it is derived
-            from ``--host`` and ``--port``.
+            from ``--host`` and ``--port``, or from the address on the way to the router.
         worker_token: the routers' shared secret for announcements.
     """
 

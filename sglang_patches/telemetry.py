@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("ppd.engine")
 
@@ -52,24 +55,30 @@ class Progress:
 class _Metrics:
     """The plugin's Prometheus metrics; created only where SGLang collects metrics."""
 
-    def __init__(self, labels: Mapping[str, Any]) -> None:
+    def __init__(self, labels: Mapping[str, Any], registry: CollectorRegistry | None) -> None:
         # Imported late: SGLang sets PROMETHEUS_MULTIPROC_DIR first.
+        from prometheus_client import REGISTRY, Gauge, Histogram
         from prometheus_client import Counter as PromCounter
-        from prometheus_client import Gauge, Histogram
 
         names, values = list(labels), list(labels.values())
+        registry = REGISTRY if registry is None else registry
 
         def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Any:
-            return Histogram(name, help_text, names, buckets=buckets).labels(*values)
+            return Histogram(name, help_text, names, buckets=buckets, registry=registry).labels(
+                *values
+            )
 
         def gauge(name: str, help_text: str) -> Any:
-            return Gauge(name, help_text, names, multiprocess_mode="mostrecent").labels(*values)
+            return Gauge(
+                name, help_text, names, multiprocess_mode="mostrecent", registry=registry
+            ).labels(*values)
 
         self._values = values
         self._prefills = PromCounter(
             "ppd_engine_local_prefills",
             "Requests for a local append-prefill, by what became of them",
             [*names, "outcome"],
+            registry=registry,
         )
         for outcome in LocalPrefillOutcome:
             self._prefills.labels(*values, outcome)
@@ -77,6 +86,7 @@ class _Metrics:
             "ppd_engine_requeued",
             "Local requests that lost their KV and were prefilled again from their tokens",
             names,
+            registry=registry,
         ).labels(*values)
         self.uncached_tokens = histogram(
             "ppd_engine_uncached_tokens", "Tokens that a local prefill computed", _TOKENS
@@ -112,10 +122,14 @@ class Telemetry:
 
     Args:
         labels: the labels of SGLang's own metrics; None where SGLang collects none.
+        registry: that metrics are registered in; None: prometheus_client's own, which SGLang
+            collects.
     """
 
-    def __init__(self, labels: Mapping[str, Any] | None) -> None:
-        self._metrics = None if labels is None else _Metrics(labels)
+    def __init__(
+        self, labels: Mapping[str, Any] | None, registry: CollectorRegistry | None = None
+    ) -> None:
+        self._metrics = None if labels is None else _Metrics(labels, registry)
         self._outcomes: Counter[LocalPrefillOutcome] = Counter()
         self._accepted = self._requeued = self._chunks = 0
         self._cached_tokens = self._uncached_tokens = 0

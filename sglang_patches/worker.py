@@ -185,8 +185,8 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the ``ppd-worker`` command: parse its arguments and become the server."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; it leaves flags of SGLang to its caller."""
     parser = argparse.ArgumentParser(
         prog="ppd-worker",
         description="Start an SGLang worker for a PPD cluster. Flags not listed here go to "
@@ -194,7 +194,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--role", required=True, choices=[role.value for role in Role])
-    parser.add_argument("--model-path", "--model", required=True, help="as sglang.launch_server")
+    parser.add_argument(
+        "--model-path", "--model", required=True, help="model, as for sglang.launch_server"
+    )
     parser.add_argument(
         "--ppd-alternate",
         action="store_true",
@@ -217,6 +219,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     for flag, (variable, metavar, help_text) in _OPTIONS.items():
         parser.add_argument(flag, dest=variable, metavar=metavar, help=help_text)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the ``ppd-worker`` command: parse its arguments and become the server."""
+    parser = make_parser()
     options, passed = parser.parse_known_args(argv)
 
     cpu = "--device=cpu" in passed or (

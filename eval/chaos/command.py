@@ -47,7 +47,13 @@ _START_S = 60.0
 def add_to(commands: Commands) -> None:
     """Declare ``soak router``."""
     parser = commands.add_parser(
-        "router", help="our router under load while its workers die, hang and come back"
+        "router",
+        help="our router under load while its workers die, hang and come back",
+        description=(
+            "Send requests to the router while its workers are killed, stopped, cut off and "
+            "drained. Then the router's counts are compared with the clients'. The last "
+            "line is one JSON object."
+        ),
     )
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--clients", type=int, default=128)

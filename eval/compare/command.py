@@ -15,7 +15,13 @@ from .config import load_config
 def add_to(commands: Commands) -> None:
     """Declare ``compare``."""
     compare = commands.add_parser(
-        "compare", parents=[cluster_options()], help="every policy on the same real traffic"
+        "compare",
+        parents=[cluster_options()],
+        help="every policy on the same real traffic",
+        description=(
+            "Serve the same real traffic with every policy, and print which one was better. "
+            "The last line is one JSON object."
+        ),
     )
     compare.add_argument("config", type=Path, help="a TOML file, see eval/compare/cpu.toml")
     compare.add_argument(
@@ -25,8 +31,12 @@ def add_to(commands: Commands) -> None:
         metavar="NAME=FILE",
         help="a file that the configuration names; may come again",
     )
-    compare.add_argument("--tokenizer", type=Path, help="of the model; for traces that are text")
-    compare.add_argument("--table", type=Path, help="of ppd; default: the shipped one of the model")
+    compare.add_argument(
+        "--tokenizer", type=Path, help="tokenizer of the model; for traces that are text"
+    )
+    compare.add_argument(
+        "--table", type=Path, help="table of policy ppd; default: the shipped one of the model"
+    )
     compare.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
     compare.add_argument("--verdict-only", action="store_true", help="measure nothing")
     compare.set_defaults(run=run)

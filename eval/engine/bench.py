@@ -248,13 +248,19 @@ def add_to(commands: Commands) -> None:
         "engine",
         parents=[cluster_options()],
         help="full transfer, delta transfer and local append",
+        description=(
+            "Compare full transfer, delta transfer and local append: idle, beside decodes, "
+            "and under load. The last line is one JSON object."
+        ),
     )
-    parser.add_argument("--rounds", type=int, default=7, help="of every cell")
-    parser.add_argument("--tpot-target-ms", type=float, help="of the bounded worker")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of every cell")
+    parser.add_argument("--tpot-target-ms", type=float, help="TPOT target of the bounded worker")
     parser.add_argument(
-        "--seeds", type=int, nargs="*", default=[0, 1, 2], help="of the loaded part"
+        "--seeds", type=int, nargs="*", default=[0, 1, 2], help="seeds of the loaded part"
     )
-    parser.add_argument("--conversations", type=int, default=24, help="of each loaded run")
+    parser.add_argument(
+        "--conversations", type=int, default=24, help="conversations of each loaded run"
+    )
     add_out(parser)
     parser.set_defaults(run=run)
 

@@ -60,6 +60,10 @@ def add_to(commands: Commands) -> None:
         "interference",
         parents=[cluster_options()],
         help="decode TPOT beside full and append-prefills",
+        description=(
+            "Measure the TPOT of running decodes beside full prefills and append-prefills, "
+            "by batch and context."
+        ),
     )
     parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 4096, 8192])
     parser.add_argument("--rounds", type=int, default=5)

@@ -198,6 +198,10 @@ def add_to(commands: Commands) -> None:
         "engine",
         parents=[cluster_options()],
         help="random turns, aborts and retractions; looks for leaks",
+        description=(
+            "Send random turns, with hang-ups, retractions and exhaustion of KV. Then "
+            "nothing may be missing."
+        ),
     )
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--pauses", action="store_true", help="pause the decode worker, too")

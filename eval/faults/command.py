@@ -124,7 +124,12 @@ def show(records: Sequence[dict[str, object]], names: Sequence[str]) -> str:
 def add_to(commands: Commands) -> None:
     """Declare ``bench fault-table``."""
     parser = commands.add_parser(
-        "fault-table", help="the same faults done to our router and to others"
+        "fault-table",
+        help="the same faults done to our router and to others",
+        description=(
+            "Inject the same faults into this router and into others, and print what each "
+            "makes of them. The last line is one JSON object."
+        ),
     )
     parser.add_argument("--routers", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--rows", nargs="+", type=int, help="numbers of rows; default: all")

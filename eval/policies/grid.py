@@ -104,7 +104,13 @@ def add_to(commands: Commands) -> None:
     """Declare ``traffic policy-grid``."""
     default = Grid()
     parser = commands.add_parser(
-        "policy-grid", parents=[cluster_options()], help="all policies side by side, equal seeds"
+        "policy-grid",
+        parents=[cluster_options()],
+        help="all policies side by side, equal seeds",
+        description=(
+            "Measure all policies with equal seeds, over QPS and turns. It continues what "
+            "the file of raw rows holds. The last line is one JSON object."
+        ),
     )
     parser.set_defaults(run=run)
     names = [side.name for side in SIDES]
@@ -113,7 +119,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--turns", type=int, nargs="+", default=default.turns)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arrivals-s", type=float, default=default.arrivals_s)
-    parser.add_argument("--timeout-s", type=float, default=default.timeout_s, help="of a turn")
+    parser.add_argument(
+        "--timeout-s", type=float, default=default.timeout_s, help="time limit of a turn"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
 
 

@@ -59,9 +59,14 @@ def plan(config: SweepConfig, mix: Mix) -> list[Conversation]:
 def add_to(commands: Commands) -> None:
     """Declare ``table weights``."""
     parser = commands.add_parser(
-        "weights", parents=[cluster_options()], help="share of local turns as the weights move"
+        "weights",
+        parents=[cluster_options()],
+        help="share of local turns as the weights move",
+        description="Measure the share of local turns on a real cluster, as the weights move.",
     )
-    parser.add_argument("config", type=Path, help="of a sweep: the mix is drawn from its cells")
+    parser.add_argument(
+        "config", type=Path, help="configuration of a sweep: the mix is drawn from its cells"
+    )
     parser.add_argument("--table", type=Path, help="default: the shipped one of the model")
     parser.add_argument("--conversations", type=int, default=40)
     parser.add_argument("--qps", type=float, default=3.0, help="turns a second")

@@ -14,7 +14,15 @@ from ..options import Commands, add_out
 
 def add_bench(commands: Commands) -> None:
     """Declare ``bench pool``."""
-    bench = commands.add_parser("pool", help="vector search, ours and others'")
+    bench = commands.add_parser(
+        "pool",
+        help="vector search, ours and others'",
+        description=(
+            "Measure vector search with this pool and with other libraries at equal recall, "
+            "bursts served in three ways, and a pool over HTTP. The last line is one JSON "
+            "object."
+        ),
+    )
     bench.add_argument(
         "--sentences",
         type=Path,
@@ -24,15 +32,20 @@ def add_bench(commands: Commands) -> None:
         help="text, or JSONL with messages; what they lack comes from Python docstrings",
     )
     bench.add_argument("--count", type=int, default=50_000, help="sentences")
-    bench.add_argument("--shortest", type=int, help="of them, to embed; default: all")
+    bench.add_argument(
+        "--shortest", type=int, help="number of the shortest sentences to embed; default: all"
+    )
     bench.add_argument("--large", type=int, default=1_000_000, help="synthetic rows; 0: none")
     bench.add_argument("--queries", type=int, default=1000)
     bench.add_argument("--rounds", type=int, default=5)
-    bench.add_argument("--burst-s", type=float, default=10.0, help="of each run of bursts")
-    bench.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    bench.add_argument("--burst-s", type=float, default=10.0, help="duration of each run of bursts")
+    bench.add_argument("--threads", type=int, help="default: one a core, two at most")
     bench.add_argument("--seed", type=int, default=0)
     bench.add_argument(
-        "--cache", type=Path, default=Path(".run/minilm"), help="of the model and embeddings"
+        "--cache",
+        type=Path,
+        default=Path(".run/minilm"),
+        help="folder of the model and of embeddings",
     )
     bench.add_argument("--logs", type=Path, default=Path(".run"), help="folder for a pool's log")
     add_out(bench)
@@ -41,7 +54,14 @@ def add_bench(commands: Commands) -> None:
 
 def add_queueing(commands: Commands) -> None:
     """Declare ``pool queueing``."""
-    queueing = commands.add_parser("queueing", help="bursts of searches, in simulated time")
+    queueing = commands.add_parser(
+        "queueing",
+        help="bursts of searches, in simulated time",
+        description=(
+            "Serve bursts of searches in simulated time, with and without the time that "
+            "Python takes. The last line is one JSON object."
+        ),
+    )
     queueing.add_argument("--loads", type=float, nargs="+", default=[0.15, 0.2, 0.25, 0.3, 0.7])
     queueing.add_argument("--seeds", type=int, default=5, help="how many; the medians are printed")
     add_out(queueing)
@@ -50,7 +70,14 @@ def add_queueing(commands: Commands) -> None:
 
 def add_soak(commands: Commands) -> None:
     """Declare ``soak pool``."""
-    soak = commands.add_parser("pool", help="searches without end, and nothing may be wrong")
+    soak = commands.add_parser(
+        "pool",
+        help="searches without end, and nothing may be wrong",
+        description=(
+            "Search while rows come and go, indexes are swapped and a shard is killed. "
+            "Nothing may be wrong. The last line is one JSON object."
+        ),
+    )
     soak.add_argument("--searches", type=int, default=10_000_000)
     soak.add_argument("--seed", type=int, default=0)
     soak.add_argument("--out", type=Path, help="append the raw row to this JSONL file")
@@ -81,7 +108,7 @@ def _bench(options: argparse.Namespace) -> int:
         queries=options.queries,
         rounds=options.rounds,
         burst_s=options.burst_s,
-        threads=options.threads,
+        threads=options.threads or min(2, len(os.sched_getaffinity(0))),
         seed=options.seed,
         cache=options.cache,
         logs=options.logs,

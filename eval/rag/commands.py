@@ -15,13 +15,28 @@ def add_to(commands: Commands) -> None:
     pool = argparse.ArgumentParser(add_help=False, parents=[cluster_options()])
     pool.add_argument("--docs", type=Path, default=Path("docs"), help="Markdown to index")
     pool.add_argument(
-        "--cache", type=Path, default=Path(".run/minilm"), help="of the sentence model"
+        "--cache", type=Path, default=Path(".run/minilm"), help="folder of the sentence model"
     )
-    demo = commands.add_parser("demo", parents=[pool], help="chats with passages from a pool")
+    demo = commands.add_parser(
+        "demo",
+        parents=[pool],
+        help="chats with passages from a pool",
+        description=(
+            "Hold chats about Markdown files, with passages from a pool. The last line is "
+            "one JSON object."
+        ),
+    )
     demo.add_argument("--record", type=Path, help="append the result to this JSONL file")
     demo.set_defaults(run=_demo)
     bench = commands.add_parser(
-        "bench", parents=[pool], help="what retrieval costs, by where its passages go"
+        "bench",
+        parents=[pool],
+        help="what retrieval costs, by where its passages go",
+        description=(
+            "Hold chats of ten turns without retrieval, with passages at the tail, and with "
+            "passages in the system prompt. Cached tokens and TTFT of each are compared. "
+            "The last line is one JSON object."
+        ),
     )
     bench.add_argument("--rounds", type=int, default=5)
     add_out(bench)

@@ -25,7 +25,14 @@ _PAGE = "REPORT.md"
 
 def add_to(commands: Commands) -> None:
     """Declare ``report``."""
-    parser = commands.add_parser("report", help="plots and tables of all that was measured")
+    parser = commands.add_parser(
+        "report",
+        help="plots and tables of all that was measured",
+        description=(
+            "Make plots and tables of all raw files. What is not measured is named; a "
+            "broken file is an error. The last line is one JSON object."
+        ),
+    )
     parser.set_defaults(run=run)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of raw files")
     parser.add_argument("--html", type=Path, default=Path("report.html"))

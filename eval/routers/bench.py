@@ -290,9 +290,17 @@ async def until_ready(bench: Bench, candidate: Candidate) -> None:
 
 def add_to(commands: Commands) -> None:
     """Declare ``bench router``."""
-    parser = commands.add_parser("router", help="what a router costs, ours and others'")
+    parser = commands.add_parser(
+        "router",
+        help="what a router costs, ours and others'",
+        description=(
+            "Measure CPU time, added TTFT and memory of routers before the same fake "
+            "workers, and of a program that only copies bytes. The routers are this one, "
+            "SMG, sglang-router and mini_lb. The last line is one JSON object."
+        ),
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=3200, help="of the closed loop")
+    parser.add_argument("--requests", type=int, default=3200, help="requests of the closed loop")
     parser.add_argument("--routers", nargs="+", default=USUAL, choices=NAMES)
     parser.add_argument(
         "--rivals",

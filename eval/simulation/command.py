@@ -35,25 +35,47 @@ def add_to(commands: Commands) -> None:
         "--workloads", type=Path, default=Path("paper"), help="JSON, docs/SIMULATOR.md"
     )
     paper = commands.add_parser(
-        "paper", parents=[given], help="the PPD paper's grid, and every number that it states"
+        "paper",
+        parents=[given],
+        help="the PPD paper's grid, and every number that it states",
+        description=(
+            "Simulate the PPD paper's grid, and compare the points that it measured and "
+            "every number that it states. The last line is one JSON object."
+        ),
     )
     paper.add_argument("--seed", type=int, default=0)
-    paper.add_argument("--duration-s", type=float, default=10.0, help="of arrivals, at each point")
-    paper.add_argument("--connections", type=int, default=50, help="of the clients; 0: no bound")
+    paper.add_argument(
+        "--duration-s", type=float, default=10.0, help="duration of arrivals, at each point"
+    )
+    paper.add_argument(
+        "--connections", type=int, default=50, help="connections of the clients; 0: no bound"
+    )
     paper.add_argument("--replies-found", action="store_true", help="caches know replies, too")
-    paper.add_argument("--same-arrivals", action="store_true", help="in every configuration")
-    paper.add_argument("--processes", type=int, default=os.cpu_count())
+    paper.add_argument(
+        "--same-arrivals", action="store_true", help="the same arrivals in every configuration"
+    )
+    paper.add_argument("--processes", type=int, help="default: one a core")
     add_out(paper)
     paper.set_defaults(run=run_paper)
-    cpu = commands.add_parser("cpu", help="against a real cluster, by what a sweep measured")
-    cpu.add_argument("config", type=Path, help="of the sweep")
-    cpu.add_argument("raw", type=Path, help="what the sweep wrote")
+    cpu = commands.add_parser(
+        "cpu",
+        help="against a real cluster, by what a sweep measured",
+        description=(
+            "Compare the simulator with a sweep of a real cluster. The last line is one "
+            "JSON object."
+        ),
+    )
+    cpu.add_argument("config", type=Path, help="configuration of the sweep")
+    cpu.add_argument("raw", type=Path, help="raw rows of the sweep")
     cpu.add_argument("--paced", action="store_true", help="its decode workers bounded chunks")
     add_out(cpu)
     cpu.set_defaults(run=run_cpu_check)
     study_command.add_to(commands)
     fitting = commands.add_parser(
-        "calibrate", parents=[given], help="fit the cost model to measured points"
+        "calibrate",
+        parents=[given],
+        help="fit the cost model to measured points",
+        description="Fit the cost model to measured points. The last line is one JSON object.",
     )
     fitting.set_defaults(run=run_calibrate)
 
@@ -78,7 +100,8 @@ def run_paper(options: argparse.Namespace) -> int:
         ConfigError: the workloads cannot be read, or an option is wrong.
     """
     workloads = load(options.workloads)
-    if options.duration_s <= 0 or options.connections < 0 or options.processes < 1:
+    processes = os.cpu_count() or 1 if options.processes is None else options.processes
+    if options.duration_s <= 0 or options.connections < 0 or processes < 1:
         raise ConfigError("--duration-s and --processes must be above 0, --connections at least 0")
     harness = replace(
         Harness(),
@@ -87,7 +110,7 @@ def run_paper(options: argparse.Namespace) -> int:
         replies_lost=not options.replies_found,
         same_arrivals=options.same_arrivals,
     )
-    return paper(workloads, harness, options.seed, options.processes, options.out)
+    return paper(workloads, harness, options.seed, processes, options.out)
 
 
 @dataclass(frozen=True, slots=True)

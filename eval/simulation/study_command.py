@@ -33,15 +33,25 @@ def add_to(commands: Commands) -> None:
     )
     given.add_argument("--names", nargs="+", help="only these workloads")
     given.add_argument("--qps", type=float, default=1.0, help="conversations a second, in all")
-    given.add_argument("--duration-s", type=float, default=120.0, help="of arrivals")
+    given.add_argument("--duration-s", type=float, default=120.0, help="duration of arrivals")
     given.add_argument("--trace", type=Path, help="JSONL, in place of workloads")
-    given.add_argument("--copies", type=int, default=1, help="of each conversation of the trace")
+    given.add_argument(
+        "--copies", type=int, default=1, help="copies of each conversation of the trace"
+    )
     given.add_argument("--seed", type=int, default=0)
     add_out(given)
-    cluster = commands.add_parser("cluster", parents=[given], help="any cluster under any traffic")
-    cluster.add_argument("--shapes", nargs="+", required=True, help="as 1P_3pD")
-    cluster.add_argument("--policies", nargs="+", default=["full"], help="of ppd-router")
-    cluster.add_argument("--table", type=Path, help="of the policy ppd")
+    cluster = commands.add_parser(
+        "cluster",
+        parents=[given],
+        help="any cluster under any traffic",
+        description=(
+            "Simulate clusters of any shape under any traffic. The last line for each is "
+            "one JSON object."
+        ),
+    )
+    cluster.add_argument("--shapes", nargs="+", required=True, help="shapes of clusters, as 1P_3pD")
+    cluster.add_argument("--policies", nargs="+", default=["full"], help="policies of the router")
+    cluster.add_argument("--table", type=Path, help="table of policy ppd")
     cluster.add_argument("--w-ttft", type=float, default=1.0, help="its weight of TTFT")
     cluster.add_argument("--w-tpot", type=float, default=1.0, help="its weight of TPOT")
     cluster.add_argument(
@@ -49,7 +59,7 @@ def add_to(commands: Commands) -> None:
         nargs="+",
         choices=[*PlacementRule],
         default=[PlacementRule.CHANCE],
-        help="of new conversations",
+        help="placement of new conversations",
     )
     cluster.add_argument("--think-s", nargs="+", type=float, help="mean pauses between turns")
     cluster.add_argument(
@@ -60,15 +70,25 @@ def add_to(commands: Commands) -> None:
         help="a worker dies and comes back: a0@30+10; p0, d0, r0 are others",
     )
     cluster.add_argument(
-        "--resume-streams", type=int, default=0, help="as of ppd-router: of a stream, how often"
+        "--resume-streams", type=int, default=0, help="maximum number of resumptions of a stream"
     )
     cluster.add_argument("--scaled", action="store_true", help="--qps is for each worker")
     cluster.set_defaults(run=run_cluster)
-    wanted = commands.add_parser("plan", parents=[given], help="the cheapest cluster that will do")
+    wanted = commands.add_parser(
+        "plan",
+        parents=[given],
+        help="the cheapest cluster that will do",
+        description=(
+            "Find the fewest workers that meet the targets, their roles, and the weights "
+            "for the router. The last line is one JSON object."
+        ),
+    )
     wanted.add_argument("--think-s", type=float, help="mean pause between turns")
     wanted.add_argument("--slo-ttft-ms", type=float)
     wanted.add_argument("--slo-tpot-ms", type=float)
-    wanted.add_argument("--share", type=float, default=0.95, help="of turns that must meet them")
+    wanted.add_argument(
+        "--share", type=float, default=0.95, help="share of turns that must meet the targets"
+    )
     wanted.add_argument("--max-workers", type=int, default=8)
     wanted.set_defaults(run=run_plan)
 

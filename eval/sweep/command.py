@@ -14,7 +14,14 @@ from .config import load_config
 def add_to(commands: Commands) -> None:
     """Declare ``sweep``."""
     parser = commands.add_parser(
-        "sweep", parents=[cluster_options()], help="measure both routes in a grid"
+        "sweep",
+        parents=[cluster_options()],
+        help="measure both routes in a grid",
+        description=(
+            "Measure both routes over a grid, all of it or the part that decisions depend "
+            "on. It continues what the file of raw rows holds. With a table's path it "
+            "builds the table and tries it."
+        ),
     )
     parser.add_argument("config", type=Path, help="a TOML file, see eval/sweep/cpu.toml")
     parser.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")

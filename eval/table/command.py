@@ -19,23 +19,41 @@ from . import build, diff, lint, show
 
 def add_to(commands: Commands) -> None:
     """Declare ``table build``, ``show``, ``lint`` and ``diff``."""
-    build_parser = commands.add_parser("build", help="from a sweep's raw rows")
-    build_parser.add_argument("config", type=Path, help="of the sweep")
-    build_parser.add_argument("raw", type=Path, help="what the sweep wrote")
+    build_parser = commands.add_parser(
+        "build",
+        help="from a sweep's raw rows",
+        description="Build a decision table from a sweep's raw rows.",
+    )
+    build_parser.add_argument("config", type=Path, help="configuration of the sweep")
+    build_parser.add_argument("raw", type=Path, help="raw rows of the sweep")
     build_parser.add_argument("--out", type=Path, required=True)
     build_parser.set_defaults(run=_build)
 
     one_table = argparse.ArgumentParser(add_help=False)
     one_table.add_argument("file", type=Path)
     add_weights(one_table)
-    show_parser = commands.add_parser("show", parents=[one_table], help="a heat map of its choices")
+    show_parser = commands.add_parser(
+        "show",
+        parents=[one_table],
+        help="a heat map of its choices",
+        description="Print a heat map of a table's choices.",
+    )
     show_parser.add_argument("--cells", action="store_true", help="and what each cell holds")
     show_parser.add_argument("--png", type=Path, help="also as a picture")
     show_parser.set_defaults(run=_show)
-    lint_parser = commands.add_parser("lint", parents=[one_table], help="what is doubtful in it")
+    lint_parser = commands.add_parser(
+        "lint",
+        parents=[one_table],
+        help="what is doubtful in it",
+        description="Print what is doubtful in a table.",
+    )
     lint_parser.set_defaults(run=_lint)
 
-    diff_parser = commands.add_parser("diff", help="what changed between two")
+    diff_parser = commands.add_parser(
+        "diff",
+        help="what changed between two",
+        description="Print what changed between two tables.",
+    )
     diff_parser.add_argument("old", type=Path)
     diff_parser.add_argument("new", type=Path)
     add_weights(diff_parser)

@@ -47,7 +47,12 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The maximum number of searches that wait, per stage."""
+    """The maximum number of searches that wait, per stage.
+
+    Attributes:
+        prefill: searches of prefill.
+        decode: searches of decode.
+    """
 
     prefill: int = 2048
     decode: int = 4096

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -33,6 +31,17 @@ from ..serving.handler import RequestHandler
 from ..wire.access import carries_token
 from ..workers.registry import WorkerRegistry
 from .peer_state import PeerLoads
+from .responses import json_response
+from .schemas import (
+    Explanation,
+    Health,
+    ObservedFactor,
+    RecentDecisions,
+    ResetResult,
+    TableState,
+    WorkerHealth,
+    WorkerState,
+)
 
 _MAX_EXPLAINED = 1000
 
@@ -90,29 +99,30 @@ class Admin:
         workers = self.registry.workers
         alive_roles = {w.role for w in workers if w.alive}
         healthy = alive_roles >= self.roles or Role.REPLICA in alive_roles
-        states = [{"url": w.url, "role": w.role, "alive": w.alive} for w in workers]
-        status = "stopping" if self.stopping else "ok" if healthy else "degraded"
-        return web.json_response(
-            {"status": status, "workers": states}, status=200 if status == "ok" else 503
-        )
+        states = [WorkerHealth(w.url, w.role, w.alive) for w in workers]
+        if self.stopping:
+            return json_response(Health("stopping", states), 503)
+        if not healthy:
+            return json_response(Health("degraded", states), 503)
+        return json_response(Health("ok", states))
 
     async def workers(self, request: web.Request) -> web.Response:
         """Return the state of every worker and its last announcement."""
         peers = await self.peer_loads.in_flight(request)
-        return _json(
+        return json_response(
             [
-                {
-                    "id": worker.id,
-                    "url": worker.url,
-                    "role": worker.role,
-                    "alive": worker.alive,
-                    "draining": worker.draining,
-                    "breaker_open": worker.breaker.open,
-                    "in_flight": None if peers is None else worker.in_flight + peers[worker.url],
-                    "backlog_tokens": self.backlog.of(worker.identity),
-                    "handshake": worker.handshake,
-                    "announced": worker.announcement,
-                }
+                WorkerState(
+                    id=worker.id,
+                    url=worker.url,
+                    role=worker.role,
+                    alive=worker.alive,
+                    draining=worker.draining,
+                    breaker_open=worker.breaker.open,
+                    in_flight=None if peers is None else worker.in_flight + peers[worker.url],
+                    backlog_tokens=self.backlog.of(worker.identity),
+                    handshake=worker.handshake,
+                    announced=worker.announcement,
+                )
                 for worker in self.registry.workers
             ]
         )
@@ -137,8 +147,8 @@ class Admin:
         metrics.observed_factor.clear()
         for factor in self._factors():
             for value in ("ttft", "tpot"):
-                gauge = metrics.observed_factor.labels(factor["cell"], factor["route"], value)
-                gauge.set(factor[value])
+                gauge = metrics.observed_factor.labels(factor.cell, factor.route, value)
+                gauge.set(getattr(factor, value))
         return web.Response(
             body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
@@ -152,11 +162,8 @@ class Admin:
         text = request.query.get("limit", "20")
         if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _MAX_EXPLAINED):
             raise RequestError(f"limit must be 1..{_MAX_EXPLAINED}, got {text!r}", param="limit")
-        decisions = [
-            {"decided": record.decided, "finished": record.finished}
-            for record in self.journal.recent(int(text), request.query.get("session"))
-        ]
-        return _json({"policy": self.policy_spec, "decisions": decisions})
+        decisions = self.journal.recent(int(text), request.query.get("session"))
+        return json_response(RecentDecisions(self.policy_spec, decisions))
 
     def _explainer(
         self, endpoint: Endpoint
@@ -167,14 +174,14 @@ class Admin:
             if self.token and carries_token(headers.get("authorization"), self.token):
                 del headers["authorization"]  # it is the operator's, not the client's
             query, decided = self.handler.explain(endpoint, headers, await request.read())
-            return _json(
-                {
-                    "policy": self.policy_spec,
-                    "tenant": query.tenant,
-                    "objective": query.objective,
-                    "features": decided.features,
-                    "decision": decided.decision,
-                }
+            return json_response(
+                Explanation(
+                    policy=self.policy_spec,
+                    tenant=query.tenant,
+                    objective=query.objective,
+                    features=decided.features,
+                    decision=decided.decision,
+                )
             )
 
         return explain
@@ -184,19 +191,19 @@ class Admin:
         policy, file = self.planner.policy, self.table
         corrections = sorted(policy.corrections) if isinstance(policy, TablePolicy) else []
         record = file.table.record if file else None
-        return _json(
-            {
-                "policy": self.policy_spec,
-                "corrections": corrections,
-                "path": str(file.path) if file else None,
-                "digest": file.digest if file else None,
-                "model": record.model if record else None,
-                "shape": record.shape if record else None,
-                "provenance": record.provenance if record else None,
-                "qps": self._qps(),
-                "output_prediction_factor": self.forecast.typically_off,
-                "observed": self._factors(),
-            }
+        return json_response(
+            TableState(
+                policy=self.policy_spec,
+                corrections=corrections,
+                path=str(file.path) if file else None,
+                digest=file.digest if file else None,
+                model=record.model if record else None,
+                shape=record.shape if record else None,
+                provenance=record.provenance if record else None,
+                qps=self._qps(),
+                output_prediction_factor=self.forecast.typically_off,
+                observed=self._factors(),
+            )
         )
 
     async def reset(self, request: web.Request) -> web.Response:
@@ -210,21 +217,23 @@ class Admin:
         deleted = len(self._factors())
         self.planner.policy.observed.reset()
         self.journal.reset(Reset(at_s=self.clock()))
-        return _json({"forgotten": deleted})
+        return json_response(ResetResult(deleted))
 
     def _qps(self) -> float:
         return self.arrivals.per_second(self.clock()) / max(1, self.registry.decode_workers)
 
-    def _factors(self) -> list[dict[str, Any]]:
+    def _factors(self) -> list[ObservedFactor]:
         policy = self.planner.policy
         if not isinstance(policy, TablePolicy) or policy.table is None:
             return []
         cells = policy.table.cells
         return [
-            {**msgspec.structs.asdict(factor), "cell": cells[factor.cell].label}
+            ObservedFactor(
+                cell=cells[factor.cell].label,
+                route=factor.route,
+                turns=factor.turns,
+                ttft=factor.ttft,
+                tpot=factor.tpot,
+            )
             for factor in policy.observed.factors()
         ]
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -5,7 +5,7 @@ Their error responses have OpenAI's format too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from aiohttp import web
 
@@ -21,18 +21,21 @@ from ..workers.membership import Membership
 from ..workers.registry import WorkerRegistry
 from .admin import Admin
 from .dashboard import PAGE, Dashboard
+from .endpoints import OPENAPI_PATH
 from .guard import Guard
+from .models import Models
+from .openapi import OpenApi
 from .operations import Operations
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_REGISTRY = web.AppKey("pool", WorkerRegistry)
 _GUARD = web.AppKey("guard", Guard)
 
 # Announcements carry a token of their own, requests of peers a secret.
 _OPEN = (
     "GET /health",
     "GET /metrics",
+    f"GET {OPENAPI_PATH}",
     "GET /v1/models",
     "GET /v1/models/{model}",
     f"POST {ANNOUNCEMENTS}",
@@ -48,15 +51,18 @@ def public_app(
     passthrough: Passthrough,
     kept: StoredResponses,
     max_body_bytes: int,
+    token_paths: Collection[str] = PATHS,
 ) -> web.Application:
-    """Return the application for clients and load balancers."""
+    """Return the application for clients and load balancers.
+
+    On the same port the token path serves ``token_paths``.
+    """
     app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
-    app[_REGISTRY] = registry
     app.router.add_get("/health", admin.health)
     passthrough.add_routes(app)
     kept.add_routes(app)
-    app.router.add_get("/v1/models", _models)
-    app.router.add_get("/v1/models/{model:.+}", _model)
+    Models(registry).add_routes(app)
+    OpenApi(app, token_paths).add_routes()
     return app
 
 
@@ -70,9 +76,13 @@ def admin_app(
     admin_token: str,
     peers: Peers | None,
     max_body_bytes: int,
+    token_paths: Collection[str] = PATHS,
 ) -> web.Application:
-    """Return the application for clients, operators and workers."""
-    app = public_app(registry, admin, passthrough, kept, max_body_bytes)
+    """Return the application for clients, operators and workers.
+
+    On the same port the token path serves ``token_paths``.
+    """
+    app = public_app(registry, admin, passthrough, kept, max_body_bytes, token_paths)
     app[_GUARD] = Guard(admin_token, peers, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)
@@ -106,34 +116,6 @@ def startup_app(membership: Membership | None) -> web.Application:
 def refuse(refusal: Refusal) -> bytes:
     """Return the body of a refusal, an OpenAI error object."""
     return ErrorAnswer(refusal.status, refusal.message).body
-
-
-async def _models(request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": _cards(request)})
-
-
-async def _model(request: web.Request) -> web.Response:
-    model = request.match_info["model"]
-    for card in _cards(request):
-        if card["id"] == model:
-            return web.json_response(card)
-    known = ", ".join(str(card["id"]) for card in _cards(request))
-    message = f"the model {model!r} does not exist; available: {known}"
-    return _response(ErrorAnswer(404, message, param="model", code="model_not_found"))
-
-
-def _cards(request: web.Request) -> list[dict[str, object]]:
-    handshake = request.app[_REGISTRY].first
-    return [
-        {
-            "id": model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "sglang",
-            "max_model_len": handshake.max_model_tokens,
-        }
-        for model in handshake.models
-    ]
 
 
 @web.middleware

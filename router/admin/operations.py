@@ -22,13 +22,10 @@ from ..workers.handshake import connect_worker
 from ..workers.registry import WorkerRegistry
 from ..workers.worker import Worker
 from .peer_state import CHANGES_PATH, WorkerChanges
+from .responses import json_response
+from .schemas import AddedWorker, WorkerSummary
 
 logger = logging.getLogger("ppd.router.workers")
-
-
-class _Added(msgspec.Struct, forbid_unknown_fields=True):
-    url: str
-    role: Role
 
 
 class Operations:
@@ -58,13 +55,12 @@ class Operations:
 
     async def show_changes(self, request: web.Request) -> web.Response:
         """Return the changes, for a restarted process."""
-        body = msgspec.json.encode(self._changes.without_lost(self._registry))
-        return web.Response(body=body, content_type="application/json")
+        return json_response(self._changes.without_lost(self._registry))
 
     async def add(self, request: web.Request) -> web.Response:
         """Add a worker after a handshake with it; return it if it has been added before."""
         try:
-            added = msgspec.json.decode(await request.read(), type=_Added)
+            added = msgspec.json.decode(await request.read(), type=AddedWorker)
         except msgspec.DecodeError as error:
             raise RequestError(f"give url and role of the worker: {error}") from error
         url = added.url.rstrip("/")
@@ -142,12 +138,12 @@ class Operations:
 
 
 def _describe(worker: Worker) -> web.Response:
-    return web.json_response(
-        {
-            "id": worker.id,
-            "url": worker.url,
-            "role": worker.role,
-            "draining": worker.draining,
-            "in_flight": worker.in_flight,
-        }
+    return json_response(
+        WorkerSummary(
+            id=worker.id,
+            url=worker.url,
+            role=worker.role,
+            draining=worker.draining,
+            in_flight=worker.in_flight,
+        )
     )

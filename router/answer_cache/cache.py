@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from ppd.errors import RequestError, WorkerError
 
@@ -20,13 +20,13 @@ from ..intake.requests import json_bytes, json_object
 from ..serving.handler import RequestHandler
 from ..serving.internal import InternalRequest, ServerRequest
 from .answers import Answer, RecordingWriter, respond
+from .metrics import AnswerCacheMetrics
 from .question import FIELD, Question, read
 from .store import AnswerStore, StoredAnswer
 
 logger = logging.getLogger("ppd.router.answer_cache")
 
 _FIELD = f'"{FIELD}"'.encode()
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 Serve = Callable[[ServerRequest], Awaitable[None]]
 
 
@@ -58,16 +58,7 @@ class AnswerCache:
         self._wall_clock = wall_clock
         self._clock = clock
         self._store_tasks: set[asyncio.Task[None]] = set()
-        self._lookups = Counter(
-            "ppd_answer_cache",
-            "Questions by what the answer cache had: hit, miss, failed",
-            ["status"],
-            registry=registry,
-        )
-        self._stored = Counter("ppd_answer_cache_kept", "Answers kept", registry=registry)
-        self._seconds = Histogram(
-            "ppd_answer_cache_seconds", "Time of a look-up", buckets=_SECONDS, registry=registry
-        )
+        self._metrics = AnswerCacheMetrics(registry)
 
     async def run_forever(self) -> None:
         """Delete expired answers at an interval."""
@@ -126,12 +117,12 @@ class AnswerCache:
         try:
             stored = await self._store.find(question, self._wall_clock(), self._config.timeout_ms)
         except WorkerError as error:
-            self._lookups.labels("failed").inc()
+            self._metrics.lookups.labels("failed").inc()
             logger.warning("%s", error)
             return None
         finally:
-            self._seconds.observe(self._clock() - started_s)
-        self._lookups.labels("miss" if stored is None else "hit").inc()
+            self._metrics.seconds.observe(self._clock() - started_s)
+        self._metrics.lookups.labels("miss" if stored is None else "hit").inc()
         return stored
 
     async def _put(self, question: Question, answer: Answer) -> None:
@@ -140,4 +131,4 @@ class AnswerCache:
         except WorkerError as error:
             logger.warning("%s", error)
         else:
-            self._stored.inc()
+            self._metrics.stored.inc()

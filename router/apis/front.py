@@ -22,7 +22,7 @@ from ..serving.handler import RequestHandler
 from ..serving.internal import InternalRequest, ResponseWriter, ServerRequest
 from ..wire.access import carries_token
 from ..wire.request import Refusal
-from . import messages, responses
+from . import messages, messages_errors, responses
 from .messages import MessagesWriter
 from .response_answers import ResponsesWriter
 from .response_store import StoredResponses
@@ -178,4 +178,4 @@ def _openai_error(answer: ErrorAnswer) -> bytes:
 
 
 def _messages_error(answer: ErrorAnswer) -> bytes:
-    return messages.error_body(answer.status, answer.message)
+    return messages_errors.error_body(answer.status, answer.message)

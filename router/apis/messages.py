@@ -17,21 +17,13 @@ from ..intake.fields import kind_of, typed
 from ..serving.internal import ServerRequest, chunks_of, parsed
 from ..workers.sglang import Usage, stop_string_of, usage_of_openai
 from .extensions import extensions
+from .messages_errors import error_body, error_kind
 
 PATH = "/v1/messages"
 
 _COPIED_FIELDS = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "cache_salt")
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_ERROR_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
 def to_chat(given: dict[str, Any]) -> dict[str, Any]:
@@ -142,12 +134,6 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
     return chosen
 
 
-def error_body(status: int, message: str) -> bytes:
-    """The body of an error answer of the Messages API."""
-    kind = _ERROR_KINDS.get(status, "api_error")
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
-
-
 class MessagesWriter:
     """Translates the answer of a chat completion; a ``serving.internal.ResponseWriter``.
 
@@ -253,7 +239,7 @@ class MessagesWriter:
     def _fail(self, chunk: Mapping[str, Any]) -> None:
         error = chunk.get("error") or {}
         self._failed = True
-        kind = _ERROR_KINDS.get(error.get("code", 500), "api_error")
+        kind = error_kind(error.get("code", 500))
         self._write_event("error", error={"type": kind, "message": str(error.get("message", ""))})
 
     def _message(self, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
@@ -35,6 +35,18 @@ PEER_PATH = "/kept-responses"
 
 _NAME = re.compile(r"resp_([0-9a-f]{1,8})_[0-9a-f]{32}")
 _SPARE = 8  # 1/8 of the bytes is freed at once, because a search of all tenants is expensive
+
+
+class DeletedResponse(msgspec.Struct):
+    """The answer to a deletion.
+
+    Attributes:
+        id: id of the response that was deleted.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +270,7 @@ class StoredResponses:
     async def _delete(self, request: web.Request) -> web.Response:
         await self._requested(request)
         name = request.match_info["name"]
-        deleted: Mapping[str, object] = {"id": name, "object": "response", "deleted": True}
-        return _json(msgspec.json.encode(deleted))
+        return _json(msgspec.json.encode(DeletedResponse(name)))
 
     async def _requested(self, request: web.Request) -> bytes:
         """The response that a client requests; the request is charged and counted."""

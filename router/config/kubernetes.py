@@ -15,8 +15,10 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Which pods are workers.
 
     Attributes:
-        namespace: of the pods.
-        prefill, decode, replica: label selectors, as ``kubectl get pods -l`` takes them.
+        namespace: namespace of the pods.
+        prefill: label selector of prefill workers, as ``kubectl get pods -l`` takes it.
+        decode: label selector of decode workers.
+        replica: label selector of workers that do both.
         port: the port that workers listen on, or its name in the pod's specification.
         kubeconfig: path of a file. "" is the service account of the router's pod; outside a
             cluster, kubectl's file.

@@ -18,6 +18,10 @@ class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests and tokens that a tenant may use in a minute; 0 is no limit.
 
     A burst may use a whole minute's quota at once.
+
+    Attributes:
+        requests_per_minute: limit on requests.
+        tokens_per_minute: limit on tokens of prompts and replies.
     """
 
     requests_per_minute: NonNegative = 0.0
@@ -44,8 +48,8 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Objective, API keys and rate limit of one tenant.
 
     Attributes:
-        weights, targets: the tenant's objective; targets take precedence. With both None the
-            router's default applies.
+        weights: the tenant's weights. Without weights and targets, the router's default applies.
+        targets: the tenant's targets; they take precedence over weights.
         keys: SHA-256 digests of its API keys, in hexadecimal.
         rate: replaces the default rate limit.
     """

@@ -46,37 +46,44 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The options of a router process.
 
     Attributes:
-        prefill, decode, replica: base URLs of the workers, scheme and host only.
+        prefill: base URLs of the prefill workers, scheme and host only.
+        decode: base URLs of the decode workers.
+        replica: base URLs of workers that do both.
         embedding: base URLs of workers that serve an embedding model, for ``/v1/embeddings``.
         policy: ``ppd`` (the table policy), or one of ``ppd.policies``.
         table: path of a decision table; "": the shipped table of the served model, if any.
-        corrections: that the table policy applies.
-        append_budget_tokens: of the ``reservation`` correction, for each decode worker.
-        weights, targets: default objective of tenants; targets take precedence over weights.
-        tenants: by name. A tenant without ``keys`` has the name that ``/explain`` shows for it.
+        corrections: the corrections that the table policy applies.
+        append_budget_tokens: budget of the ``reservation`` correction, for each decode worker.
+        weights: default weights of tenants.
+        targets: default targets of tenants; they take precedence over weights.
+        tenants: objective, keys and rate of tenants, by name. A tenant without ``keys`` has the
+            name that ``/explain`` shows for it.
         rate: default rate limit of tenants.
         admission: limits on requests in flight and waiting.
         decision_log: path of the file that every decision and its outcome is appended to; "":
             none.
         accept_workers: workers may announce themselves; then none need be configured.
         worker_token: secret that announcements must carry; "": $PPD_WORKER_TOKEN, or none.
-        worker_networks: networks that announcements and the URLs in them must belong to;
-            (): any.
+        worker_networks: networks that announcements and the URLs in them must belong to; empty:
+            any.
         worker_api_key: SGLang's ``--api-key``; "": $PPD_WORKER_API_KEY, or none.
         admin_token: bearer token of operators; "": $PPD_ADMIN_TOKEN, or none.
         admin_port: port of everything but the API; None: ``port``. Of several processes each
             further one uses the next port.
         admin_host: address of ``admin_port``; "": ``host``.
-        tls_certificate, tls_key: PEM files, for https on ``port`` and ``admin_port``.
+        tls_certificate: PEM file of the certificate, for https on ``port`` and ``admin_port``.
+        tls_key: PEM file of the certificate's key.
         workers_file: path of a TOML file that lists workers; it is read periodically.
-        kubernetes: which pods are workers.
+        kubernetes: pods of a Kubernetes cluster that are workers.
         retrieval: passages from a vector pool that are added to chats' new turns.
         answer_cache: answers stored for questions with the same meaning.
         discovery_interval_s: interval of reading ``workers_file``, and of retrying workers that
             are to join or leave.
         heartbeat_budget_s: an announced worker is dropped after so long without an announcement.
-        host, port: address of the API; port 0 is any free port.
-        max_head_bytes, max_body_bytes: maximum size of a request's head and of its body.
+        host: address of the API.
+        port: port of the API; 0 is any free port.
+        max_head_bytes: maximum size of a request's head.
+        max_body_bytes: maximum size of a request's body.
         max_connections: maximum number of clients' connections.
         client_request_timeout_s: limit on the arrival of a request's head, and on each pause in
             the arrival of its body.
@@ -86,7 +93,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             closed.
         shutdown_delay_s: at a stop, time that requests are still accepted while ``/health`` is 503.
         shutdown_grace_s: time for requests in flight to end at a stop.
-        log_level, log_format: ``debug`` to ``error``; ``text`` or ``json``.
+        log_level: lowest level of log records that are written.
+        log_format: lines of text, or JSON objects.
         otlp_endpoint: URL for the spans of requests, as ``http://HOST:4318/v1/traces``; "": no
             tracing.
         processes: router processes that share the port, each with sessions of its own.
@@ -271,9 +279,9 @@ class Secrets(msgspec.Struct, frozen=True):
     """Secrets from the configuration, or else from the environment; they are never shown.
 
     Attributes:
-        worker_token: that announcements must carry; "": none.
-        worker_api_key: for requests to workers; "": none.
-        admin_token: that operators must carry; "": none.
+        worker_token: the secret that announcements must carry; "": none.
+        worker_api_key: the key of requests to workers; "": none.
+        admin_token: the token that operators must carry; "": none.
     """
 
     worker_token: str

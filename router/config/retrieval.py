@@ -40,7 +40,7 @@ class RetrievalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         collection: the collection that is searched.
         k: maximum number of passages, 1 to ``MAX_PASSAGES``.
         threshold: minimum score of a passage, by the collection's metric; None: no minimum.
-        filter: in the form of the pool's search.
+        filter: condition on the metadata of passages, in the form of the pool's search.
         on_failure: handling of a failed search.
         query: the text searched for. ``{question}`` stands for the text of the new turn.
         stages: the stages that search.
@@ -81,8 +81,8 @@ class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Retrieval options of one tenant.
 
     Attributes:
-        collections: that the tenant may search; None: all.
-        default: for requests without a ``retrieval`` object.
+        collections: the collections that the tenant may search; None: all.
+        default: options of requests without a ``retrieval`` object.
     """
 
     collections: tuple[str, ...] | None = None
@@ -93,11 +93,11 @@ class Milvus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Milvus server that replaces the pool.
 
     Attributes:
-        uri: of the server.
+        uri: address of the Milvus server.
         embeddings_url: base URL of a server of ``/v1/embeddings``.
         embeddings_model: the model that the embedding requests name.
         text_field: name of the field with a row's passage.
-        token: of the Milvus user; "": $PPD_MILVUS_TOKEN, or none.
+        token: token of the Milvus user; "": $PPD_MILVUS_TOKEN, or none.
     """
 
     uri: str
@@ -115,18 +115,20 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         milvus: the server that replaces the pool.
         ttft_budget_ms: TTFT of a turn with retrieval that has no TTFT target of its own. The
             predicted time of its prefill is reserved within it.
-        min_ms, max_ms: bounds of a search's time limit, whatever the budget leaves.
+        min_ms: shortest time limit of a search, whatever the budget leaves.
+        max_ms: longest time limit of a search.
         decode_max_ms: time limit of a search of the decode stage.
         room_timeout_s: limit on the wait for the stream's worker to prefill passages of the
             decode stage. A worker without a free slot may never do it.
-        defaults: by model, for requests without a ``retrieval`` object.
-        tenants: by name.
+        defaults: options of requests without a ``retrieval`` object, by model.
+        tenants: retrieval options of tenants, by name.
         feedback_interval_s: interval of reports to the pool. They contain the load of KV links
             and the time that streams stalled.
         link_bytes_per_s: capacity of the KV links of all prefill workers together; None: the
             links count as idle.
-        memory_bytes, memory_s: size and age limit of the stored passages of conversations. The
-            next turn of a conversation whose passages were evicted is routed remote.
+        memory_bytes: maximum size of the stored passages of conversations. The next turn of a
+            conversation whose passages were evicted is routed remote.
+        memory_s: maximum age of stored passages.
     """
 
     url: str = ""

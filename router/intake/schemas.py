@@ -15,7 +15,16 @@ MAX_SAMPLES = 128  # OpenAI's limit on ``n``
 
 
 class CommonFields(msgspec.Struct):
-    """Fields that all endpoints have."""
+    """Fields that all endpoints have.
+
+    Attributes:
+        model: a name that ``/v1/models`` lists, or ``default``. ``NAME:ADAPTER`` is a LoRA adapter.
+        stream: whether the answer is a stream of events.
+        user: names the conversation for the choice of a worker, if ``prompt_cache_key`` is absent.
+        prompt_cache_key: names the conversation for the choice of a worker.
+        stream_options: with ``include_usage``, a stream ends with an event that has the usage.
+        custom_params: forwarded to the engine, without the router's own markers.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -26,7 +35,13 @@ class CommonFields(msgspec.Struct):
 
 
 class SampledFields(CommonFields):
-    """Fields of the OpenAI endpoints."""
+    """Fields of the OpenAI endpoints.
+
+    Attributes:
+        n: how many replies are requested.
+        best_of: must equal ``n``.
+        logit_bias: biases by token id; each id must be in the vocabulary.
+    """
 
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)] | None = None
     best_of: int | None = None
@@ -34,14 +49,23 @@ class SampledFields(CommonFields):
 
 
 class MessageFields(msgspec.Struct, gc=False):
-    """Fields of one message of a chat."""
+    """Fields of one message of a chat.
+
+    Attributes:
+        role: role of the author: ``user``, ``assistant``, ``system``, ``tool``.
+        content: a text, or a list of parts.
+    """
 
     role: str
     content: str | list[Any] | None = None
 
 
 class ChatFields(SampledFields, kw_only=True):
-    """Fields of ``/v1/chat/completions``."""
+    """Fields of ``/v1/chat/completions``.
+
+    Attributes:
+        messages: the whole conversation so far.
+    """
 
     messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1)]
 
@@ -51,7 +75,11 @@ class CompletionFields(SampledFields):
 
 
 class GenerateFields(CommonFields):
-    """Fields of ``/generate``."""
+    """Fields of ``/generate``.
+
+    Attributes:
+        sampling_params: SGLang's sampling parameters; a list has one object for each prompt.
+    """
 
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
 

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: the arguments; None: those of the process.
     """
     try:
-        options = _parser().parse_args(argv)
+        options = make_parser().parse_args(argv)
         if options.command == "build":
             _build(options)
         else:
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     from ppd.ann.neighbours import Finder  # main reports a missing extra
 
     from .config import Device, PoolConfig
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FIELD",
         help="field of the metadata that filters use without a scan of all rows",
     )
-    build.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    build.add_argument("--threads", type=int, help="threads that build (default: one a core)")
     serve = commands.add_parser(
         "serve", help="serve collections over HTTP", argument_default=argparse.SUPPRESS
     )
@@ -101,7 +102,7 @@ def _build(options: argparse.Namespace) -> None:
         metric=Metric(options.metric),
         precision=Precision(options.precision),
         shape=shape,
-        threads=options.threads,
+        threads=options.threads or len(os.sched_getaffinity(0)),
         column=options.column,
         finder=options.neighbours,
         indexed=tuple(options.indexed),

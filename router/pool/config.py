@@ -49,22 +49,23 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         data: folder of the collections, each a folder made by ``ppd-pool build``.
         shards: other pools that hold the rows instead: for each shard the URLs of its replicas.
             Then ``data`` is not used.
-        host, port: address of the pool; port 0 is any free port.
-        device: that searches run on; ``cuda`` needs PyTorch.
-        threads: of searching, and of building an index; 0: one for each core.
+        host: address of the pool.
+        port: port of the pool; 0 is any free port.
+        device: the device that searches run on; ``cuda`` needs PyTorch.
+        threads: number of threads that search, or that build an index; 0: one for each core.
         step: capacity of one step; None: 8 slots and 768 expansions, on a GPU 1,024 and 16,384.
         bounds: maximum number of waiting searches.
         single_queue: searches of both kinds wait in one queue, for comparisons.
         controls: initial settings of the scheduler.
-        aims: of the control loop, which adjusts ``controls`` by ``POST /v1/feedback``.
+        aims: targets of the control loop, which adjusts ``controls`` by ``POST /v1/feedback``.
         control_interval_s: interval of the control loop's steps.
         default_itopk: candidates that a search keeps, if the search sets no number.
-        default_timeout_ms: of a search without a timeout.
+        default_timeout_ms: timeout of a search that has none of its own.
         max_body_bytes: maximum size of a request's body.
         embeddings_url: OpenAI-compatible server that embeds queries that are text; "":
             ``sentence_model`` does.
         embeddings_model: the model that requests to ``embeddings_url`` name.
-        embeddings_timeout_s: of such a request.
+        embeddings_timeout_s: timeout of a request to ``embeddings_url``.
         sentence_model: folder of all-MiniLM-L6-v2 (384 dimensions), loaded at the start and
             downloaded if it is missing. None: ``DEFAULT_SENTENCE_MODEL``, loaded with the first
             text. "": without ``embeddings_url``, queries that are text are refused.

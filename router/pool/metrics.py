@@ -39,7 +39,7 @@ class PoolMetrics:
         )
         self.writes = Counter(
             "ppd_pool_writes_total",
-            "Rows written, and rebuilds",
+            "Rows written and deleted, and rebuilds, by kind",
             ("collection", "kind"),
             registry=self.registry,
         )

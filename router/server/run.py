@@ -25,6 +25,7 @@ from ..admin.admin import Admin
 from ..admin.app import admin_app, public_app, startup_app
 from ..admin.peer_state import fetch_changes
 from ..apis import passthrough, response_store
+from ..apis.front import PATHS
 from ..config.options import RouterConfig, Secrets
 from ..config.tables import TableFile, make_policy
 from ..observability.journal import Journal, opened_by
@@ -186,6 +187,7 @@ async def running(
             secrets.admin_token,
             peers,
             limit,
+            token_paths=PATHS if admin_listener is None else (),
         )
         if peers is not None:
             local_paths = (*passthrough.PASSED_ON, response_store.BY_NAME, response_store.PEER_PATH)

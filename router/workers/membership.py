@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from ppd.announcement import PATH, Announcement, parse
+from ppd.announcement import PATH, Acknowledgement, Announcement, parse
 from ppd.contract import Role
 from ppd.errors import ContractError, RequestError, WorkerError
 
@@ -110,7 +110,8 @@ class Membership:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             message = f"{announcement.url} does not answer the router ({describe(error)})"
             raise RequestError(message, status=409) from error
-        return web.json_response({"workers": len(self._registry.workers)})
+        body = msgspec.json.encode(Acknowledgement(len(self._registry.workers)))
+        return web.Response(body=body, content_type="application/json")
 
     def _sender(self, request: web.Request) -> str | None:
         """The address of the worker, also if a peer has passed its announcement on."""
