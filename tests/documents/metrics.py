@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -63,9 +63,7 @@ def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
     collectors: list[Any] = list(registry._collector_to_names)
     for collector in collectors:
         (family,) = collector.collect()
-        names: Sequence[str] = getattr(collector, "_labelnames", None) or getattr(
-            collector, "_labels", ()
-        )
+        names: Any = getattr(collector, "_labelnames", ()) or getattr(collector, "_labels", ())
         labels = [name for name in names if name not in _SGLANG_LABELS]
         name = family.name + _SUFFIXES.get(family.type, "")
         yield name, family.type, ", ".join(map(code, labels)), sentence(family.documentation)
