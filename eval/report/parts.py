@@ -19,7 +19,7 @@ class Table:
     """A table of a section.
 
     Attributes:
-        caption: what it is, where there are several.
+        caption: what it is, and how to read it; parts with ``; `` between become sentences.
     """
 
     head: tuple[str, ...]
@@ -29,7 +29,9 @@ class Table:
     def markdown(self) -> str:
         """Return the table in Markdown, below its caption."""
         lines = [self.head, tuple("---" for _ in self.head), *self.rows]
-        caption = f"{self.caption[:1].upper()}{self.caption[1:]}:" if self.caption else ""
+        parts = self.caption.split("; ") if self.caption else []
+        caption = ". ".join(f"{part[:1].upper()}{part[1:]}" for part in parts)
+        caption = caption and f"{caption}:"
         above = f"{_filled(caption, _LINE)}\n\n" if caption else ""
         return above + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
