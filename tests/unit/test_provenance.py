@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 TO_MEASURE_AGAIN = {
     "results/bench-decision.jsonl": {"f631c2e80326"},
     "results/bench-router.jsonl": {"a9d7b8686400"},
-    "results/layerwise-bound.jsonl": {"no commit"},
     "results/rag-load-64.jsonl": {"a9d7b8686400"},
     "results/search-placement.jsonl": {"84e8851af40f"},
     "results/sweep-cpu.jsonl": {"dbd105abe3c8"},
