@@ -10,12 +10,13 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ppd.errors import WorkerError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletionMessageParam
 
 Message = dict[str, Any]
 
@@ -89,7 +90,7 @@ async def ask(client: AsyncOpenAI, messages: list[Message], max_tokens: int, **e
     try:
         async with client.chat.completions.with_streaming_response.create(
             model="default",
-            messages=messages,  # type: ignore[arg-type]
+            messages=cast("list[ChatCompletionMessageParam]", messages),
             max_tokens=max_tokens,
             temperature=0,
             stream=True,

@@ -126,7 +126,7 @@ def start(launch: Launcher, model: ServedModel, data: Path, cache: Path, policy:
     # Long time limits: on CPU a search shares its cores with two workers.
     options = data / f"router-{router_port}.toml"
     options.write_text(f'[retrieval]\nurl = "{pool.url}"\nttft_budget_ms = 5e3\nmax_ms = 5e3\n')
-    flags = ["--policy", policy, "--config", str(options)]
-    router = launch.router([prefill], [decode], *flags, port=router_port)
+    router_flags = ["--policy", policy, "--config", str(options)]
+    router = launch.router([prefill], [decode], *router_flags, port=router_port)
     wait_all([router])
     return RagCluster(prefill, decode, pool, router)
