@@ -41,29 +41,34 @@ from .provenance import provenance
 from .raw_rows import append_whole
 from .real_model import ServedModel
 
+# A text and questions that a model of 135 million parameters can answer.
 DOCUMENT = """\
-Field notes, tide station on the north mole. The gauge was cleaned on Monday and has drifted
-twice since: four millimetres low after the storm of the ninth, two high after the barge
-struck the fender on the fourteenth. Both times the drift went back within a day. The spare
-float is cracked and must not be used. Readings are taken at 06:00, 12:00, 18:00 and 24:00,
-local time without summer time, and sent to the harbour office before the next one is due. If
-the line is down, write them in the green book and send them together; do not estimate missing
-ones. The lowest water this month was 31 centimetres on the third, the highest 412 on the
-ninth at 18:00, with wind from the north-west at force nine. The lamp on the mole head burns
-steadily again since the cable was replaced. Visitors may enter the hut with the keeper only.
-The key hangs in the office, not under the stone. Coal for the stove lasts until the end of
-the month if the door is kept shut. Please order: one float, two litres of lamp oil, a ream of
-chart paper, and batteries of the flat kind. The gull with the bent wing is called Anton and
-is not to be fed."""
+The tide station stands on the north mole of the harbour. The keeper of the station is Maria
+Lund. She has worked there for eleven years. The key to the hut hangs in the harbour office.
+Visitors may enter the hut only together with the keeper.
+
+Readings are taken four times a day, at 06:00, 12:00, 18:00 and 24:00. They are sent to the
+harbour office by telephone. If the telephone line is down, the readings are written in the
+green book. Missing readings must never be estimated.
+
+The gauge was cleaned on Monday. The spare float is cracked and must not be used. The lamp on
+the mole was repaired on Friday, because its cable was broken. The stove burns coal, and the
+coal lasts until the end of the month.
+
+The highest water of this month was 412 centimetres, during the storm on the ninth. The lowest
+water of this month was 31 centimetres, on the third. The wind came from the north-west.
+
+A gull with a bent wing lives on the roof of the hut. The gull is called Anton. Anton must not
+be fed, because he steals the chart paper."""
 
 QUESTIONS = (
-    "When was the water highest?",
-    "And when was it lowest?",
-    "Which things have to be ordered?",
-    "What should I do with readings if the line is down?",
-    "Thank you. Who is Anton?",
+    "What is the name of the gull?",
+    "Where does the key to the hut hang?",
+    "At which times are readings taken?",
+    "What is done if the telephone line is down?",
+    "What was the highest water of this month?",
 )
-TURNS = (f"Please read these notes. {QUESTIONS[0]}\n\n{DOCUMENT}", *QUESTIONS[1:])
+TURNS = (f"{DOCUMENT}\n\n{QUESTIONS[0]}", *QUESTIONS[1:])
 
 
 @dataclass(slots=True)
