@@ -79,7 +79,7 @@ reference: setup
 	PYTHONPATH=. $(BIN)/python -m tests.documents write
 
 docs: $(VENV)/docs-ready
-	PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
 # Nothing that is installed moves: the engine's requirements are pinned.

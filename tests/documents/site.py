@@ -28,6 +28,11 @@ _TOP = {
 _PACKAGES = ("ppd", "router", "sglang_patches")
 _API = "reference/python"
 _NAV_TITLE = "Python API"
+_UNDER_OWN_HEADING = """\
+    options:
+      show_root_heading: false
+      show_root_toc_entry: false
+"""
 _LICENSE = """\
 # Licence
 
@@ -94,4 +99,4 @@ def _api_page(package: str) -> str:
 
 
 def _described(module: str) -> str:
-    return f"::: {module}\n    options:\n      show_root_heading: false"
+    return f"::: {module}\n{_UNDER_OWN_HEADING}"

@@ -21,7 +21,7 @@ def sentence(text: str) -> str:
     text = " ".join(text.split()).replace("``", "`")
     if not text:
         return ""
-    if text.partition(" ")[0].isalpha():  # a name in code keeps its letters
+    if text.partition(" ")[0].rstrip(",:;").isalpha():  # a name in code keeps its letters
         text = text[0].upper() + text[1:]
     return text if text[-1] in ".!?" else f"{text}."
 

@@ -40,6 +40,14 @@ def test_every_package_is_in_it(site: Path) -> None:
         assert {path.relative_to(folder).parent for path in folder.rglob("__init__.py")} == ours
 
 
+def test_the_licence_is_in_it(site: Path) -> None:
+    (metadata,) = site.glob("*.dist-info/METADATA")
+    assert "License-Expression: Apache-2.0" in metadata.read_text()
+    for name in ("LICENSE", "NOTICE"):
+        packed = metadata.parent / "licenses" / name
+        assert packed.read_text() == (ROOT / name).read_text()
+
+
 def test_names_that_would_collide_are_not_taken(site: Path) -> None:
     packages = {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")}
     assert packages == {"ppd", "sglang_patches", "ppd_router", "ppd_eval", "ppd_tables"}
