@@ -18,6 +18,7 @@ from .scenarios import scenario_section
 from .sources import (
     CheckRow,
     ClaimRow,
+    DemoRow,
     InterferenceRow,
     Source,
     WeightsRow,
@@ -33,6 +34,7 @@ def sections(results: Results) -> list[Section]:
     """
     folder = results.folder
     return [
+        _demo(folder),
         real_traffic(results),
         *grid_sections(folder),
         _interference(folder),
@@ -41,6 +43,26 @@ def sections(results: Results) -> list[Section]:
         _paper_winners(folder),
         _check(folder),
     ]
+
+
+def _demo(folder: Path) -> Section:
+    run = "make demo RECORD=results/demo.jsonl"
+    source = read_source(folder, "demo.jsonl", DemoRow, run)
+
+    def make(of: Source) -> Content:
+        runs = [row for row in of.rows if row["delta_ttft_ms"]]
+        if not runs:
+            return None, ()
+        return lambda: report_figures.before_and_after(runs[-1]), ()
+
+    return section(
+        "demo",
+        "A chat in three ways",
+        "TTFT of each turn of the newest demo: later turns local, remote with delta transfer on "
+        "the same workers, and remote after a flush, with a full prefill and a full transfer.",
+        source,
+        make,
+    )
 
 
 def _interference(folder: Path) -> Section:

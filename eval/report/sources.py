@@ -77,6 +77,14 @@ class CompareRow(msgspec.Struct, frozen=True):
     seed: int
 
 
+class DemoRow(_Origin, frozen=True, kw_only=True):
+    """A row of ``demo.jsonl``; the older ones have one way only."""
+
+    ttft_ms: list[float]
+    delta_ttft_ms: list[float] = []
+    full_ttft_ms: list[float] = []
+
+
 class InterferenceRow(_Origin, frozen=True, kw_only=True):
     """A row of ``interference.jsonl``."""
 

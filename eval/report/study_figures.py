@@ -49,6 +49,31 @@ def interference(cells: Sequence[Mapping[str, Any]], rounds: Mapping[int, int]) 
         return svg(pyplot, figure)
 
 
+_WAYS = {
+    "full_ttft_ms": ("remote, full prefill and transfer", "#d55e00"),
+    "delta_ttft_ms": ("remote, delta transfer", "#e69f00"),
+    "ttft_ms": ("local", "#0072b2"),
+}
+
+
+def before_and_after(run: Mapping[str, Any]) -> str:
+    """Draw the TTFT of each turn of a demo in its three ways. The first turn is always remote."""
+    with plotting() as pyplot:
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 2.9))
+        width = 0.27
+        for index, (way, (label, color)) in enumerate(_WAYS.items()):
+            turns = [turn + (index - 1) * width for turn in range(1, len(run[way]) + 1)]
+            bars = axes.bar(turns, run[way], width * 0.94, color=color, label=label)
+            axes.bar_label(bars, [f"{value:,.0f}" for value in run[way]], fontsize=7.5, padding=1)
+        axes.set_xticks(range(1, len(run["ttft_ms"]) + 1))
+        axes.set_xlabel("turn")
+        axes.set_ylabel("TTFT, ms")
+        axes.grid(axis="x", visible=False)
+        legend(figure, axes)
+        figure.tight_layout(rect=(0, 0, 1, 0.92))
+        return svg(pyplot, figure)
+
+
 _VERDICTS = {"beats": "#009e73", "ties": "#8a8a8a", "loses": "#d55e00"}
 
 

@@ -1,26 +1,33 @@
-"""The demo: five turns of a chat, as the engine reports them."""
+"""The demo: each turn in three ways, as the engine reports it."""
 
 from __future__ import annotations
 
-from ..parts import Block
+from ..parts import Block, Table, block
 from ..results import Results
 
-_HEAD = ("turn", "route", "context", "new", "cached", "TTFT ms")
-_LINE = "{:>4}  {:<7} {:>7} {:>6} {:>7} {:>9}"
+_HEAD = ("turn", "context", "new", "cached", "local", "remote, delta transfer", "remote, flushed")
+WAYS = ("ttft_ms", "delta_ttft_ms", "full_ttft_ms")
 
 
 def turns(results: Results) -> Block:
-    """Return the newest run, as ``make demo`` prints it, without reasons: rows hold none."""
-    rows = results.rows("demo.jsonl").newest()
+    """Return the turns of the newest run with the real model."""
+    rows = (
+        results.rows("demo.jsonl").pick(lambda row: WAYS[1] in row, "a run in three ways").newest()
+    )
     row = rows.rows[-1]
-    columns = ("routes", "context_tokens", "new_tokens", "cached_tokens", "ttft_ms")
-    lines = [_LINE.format(*_HEAD)]
-    for number, line in enumerate(zip(*(row[column] for column in columns), strict=True), 1):
-        *counts, ttft_ms = line
-        lines.append(_LINE.format(number, *counts, f"{ttft_ms:.1f}"))
-    same = "yes" if row["identical_to_monolithic"] else "NO"
-    lines += ["", f"token ids identical to the monolithic server's: {same}"]
-    return Block("\n".join(("```", *lines, "```")), (rows,))
+    counts = zip(row["context_tokens"], row["new_tokens"], row["cached_tokens"], strict=True)
+    lines = [
+        (f"{number}", *(f"{count:,}" for count in tokens), *(f"{one:,.0f}" for one in times))
+        for number, (tokens, times) in enumerate(
+            zip(counts, zip(*(row[way] for way in WAYS), strict=True), strict=True), 1
+        )
+    ]
+    same = "are" if row["identical_to_monolithic"] else "are NOT"
+    caption = (
+        f"TTFT of each turn in ms; `{row['model']}`; context, new and cached are tokens; "
+        f"the token ids of the local turns {same} those of one monolithic server"
+    )
+    return block(Table(_HEAD, lines, caption), made_of=[rows])
 
 
 BLOCKS = {"demo": turns}
