@@ -50,7 +50,7 @@ def _demo(folder: Path) -> Section:
     source = read_source(folder, "demo.jsonl", DemoRow, run)
 
     def make(of: Source) -> Content:
-        runs = [row for row in of.rows if row["delta_ttft_ms"]]
+        runs = [row for row in of.rows if row.get("delta_ttft_ms")]
         if not runs:
             return None, ()
         return lambda: report_figures.before_and_after(runs[-1]), ()
