@@ -44,6 +44,8 @@ def grid_rows() -> list[dict[str, Any]]:
 
 
 def fill(folder: Path) -> None:
+    ways = {"ttft_ms": [9.0, 2.0], "delta_ttft_ms": [9.0, 3.0], "full_ttft_ms": [9.0, 11.0]}
+    write(folder / "demo.jsonl", [ways | ORIGIN])
     write(folder / "policy-grid.jsonl", grid_rows())
     arms = ((0, "none"), (1, "full"), (1, "append"), (4, "full"), (4, "append"))
     cells = [(context, batch, *arm) for context in (2048, 4096) for batch in (1, 2) for arm in arms]
@@ -100,14 +102,14 @@ def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path
     found = sections(Results(tmp_path))
     page = html(found)
     assert "Not measured" not in page
-    assert page.count("<svg ") == 6
+    assert page.count("<svg ") == 7
     assert not re.search(r'(src|href)="(?!#)', page.replace('xlink:href="#', 'href="#'))
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page):
         assert "".join(target) in ids
     assert INK not in page
-    assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 5
+    assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 6
     assert page.count("commit abc · 2 cores · seeds 0, 1, 2") == 4
 
 
@@ -140,7 +142,7 @@ def test_the_command_writes_both_and_names_what_is_missing(tmp_path: Path, capsy
     told = json.loads(capsys.readouterr().out)
     assert told["not_measured"] == ["results/check-load.jsonl"]
     figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text.read_text())
-    assert len(figures) == 6
+    assert len(figures) == 7
     assert all((text.parent / figure).read_text().startswith("<svg") for figure in figures)
     assert page.read_text().startswith("<!doctype html>")
 

@@ -154,7 +154,11 @@ DEMO = {
     "new_tokens": [10],
     "cached_tokens": [0],
     "ttft_ms": [25.04],
+    "delta_ttft_ms": [31.0],
+    "full_ttft_ms": [99.0],
     "identical_to_monolithic": True,
+    "model": "m",
+    "seed": 0,
 }
 
 
@@ -172,20 +176,20 @@ def test_the_command_writes_documents_and_checks_them(results: Results, capsys: 
     readme.write_text("# It\n\n<!-- report:demo -->\n<!-- /report -->\n")
     assert report(results) == 0
     assert json.loads(capsys.readouterr().out)["changed"] == [str(readme)]
-    assert "1  remote        0     10       0      25.0" in readme.read_text()
+    assert "| 1 | 0 | 10 | 0 | 25 | 31 | 99 |" in readme.read_text()
     assert report(results, "--check") == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"part": "report", "markers": 1, "drifted": []}
 
-    readme.write_text(readme.read_text().replace("25.0", "24.0"))
+    readme.write_text(readme.read_text().replace("| 25 |", "| 24 |"))
     assert report(results, "--check") == 1
     said = capsys.readouterr()
     assert f"{readme}: report:demo is not what its rows give" in said.out
-    assert "-   1  remote        0     10       0      24.0" in said.out
-    assert "+   1  remote        0     10       0      25.0" in said.out
+    assert "-| 1 | 0 | 10 | 0 | 24 | 31 | 99 |" in said.out
+    assert "+| 1 | 0 | 10 | 0 | 25 | 31 | 99 |" in said.out
     assert json.loads(said.out.splitlines()[-1])["drifted"] == [f"{readme} report:demo"]
     assert "`make report` writes what the rows give" in said.err
-    assert "24.0" in readme.read_text(), "a check writes nothing"
+    assert "| 24 |" in readme.read_text(), "a check writes nothing"
 
 
 def test_a_drifted_page_fails_the_check(results: Results, capsys: Any) -> None:
