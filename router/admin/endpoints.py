@@ -64,7 +64,7 @@ class Tag(StrEnum):
 
 
 class Access(StrEnum):
-    """Who may send a request to an endpoint."""
+    """The senders that an endpoint accepts."""
 
     OPEN = "open"
     CLIENT = "client"

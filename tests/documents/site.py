@@ -21,6 +21,7 @@ from router.admin.openapi import document
 _ROOT = Path(__file__).parents[2]
 _TOP = {
     "README.md": "index.md",
+    "CITATION.cff": "CITATION.cff",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "SECURITY.md": "SECURITY.md",
