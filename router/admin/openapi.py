@@ -249,18 +249,32 @@ def _responses(route: str, operation: Operation, schemas: Mapping[Any, Json]) ->
 
 
 def _schemas(operations: Collection[Operation]) -> tuple[dict[Any, Json], Json]:
-    """Return the schema of every type of the operations, and the components that they name."""
+    """Return the schema of every type of the operations, and the components that they name.
+
+    A type of a compiled module has no annotations, so its schema is empty: anything.
+    """
     types = [
         kind
         for operation in operations
         for kind in (operation.body, operation.answer, operation.error, ErrorBody)
         if kind is not None
     ]
-    schemas, components = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
-    classes = {one.__name__: one for kind in types for one in _classes(kind)}
+    known = [kind for kind in types if _has_schema(kind)]
+    schemas, components = msgspec.json.schema_components(known, ref_template=_TEMPLATE)
+    classes = {one.__name__: one for kind in known for one in _classes(kind)}
     for name, component in components.items():
         _describe(component, classes[name])
-    return dict(zip(types, schemas, strict=True)), components
+    empty: dict[Any, Json] = {kind: {} for kind in types}
+    return empty | dict(zip(known, schemas, strict=True)), components
+
+
+def _has_schema(kind: Any) -> bool:
+    """Whether msgspec can describe a type; a field of a compiled class has the type ``type``."""
+    try:
+        msgspec.json.schema(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def _classes(kind: Any) -> Iterator[type]:
