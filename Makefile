@@ -1,7 +1,9 @@
 # make demo: the main job, end to end.  make test: everything that must hold.
 # make test-fast: the loop of daily work.  make test-matrix: the combinations that make test leaves out.
 PYTHON ?= python3
-VENV := .venv
+# The SGLang that the environment holds; another one than the default gets an environment of its own.
+ENGINE ?= 0.5.23
+VENV := $(if $(filter 0.5.23,$(ENGINE)),.venv,.venv-$(ENGINE))
 BIN := $(VENV)/bin
 MODEL ?=
 POLICY ?= ppd
@@ -22,7 +24,7 @@ help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
 	@echo "make demo-rag     chats with passages from a vector-search pool: the project's own docs"
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
-	@echo "make test         checks and all tests, on the real engine"
+	@echo "make test         checks and all tests, on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-fast    checks and the tests that need no engine"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
 	@echo "make check        ruff, mypy, import-linter; documents: numbers, links, lengths, generated pages"
@@ -50,13 +52,13 @@ help:
 # The stamp is newer than everything the environment is made from, or the environment is remade.
 setup: $(VENV)/ppd-ready
 
-$(VENV)/ppd-ready: pyproject.toml sglang_patches/cpu/install.py sglang_patches/cpu/requirements.txt
+$(VENV)/ppd-ready: pyproject.toml sglang_patches/cpu/install.py $(wildcard sglang_patches/cpu/requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit("sglang-ppd needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || { echo "first run: making $(VENV), a minute or two"; $(PYTHON) -m venv $(VENV); }
 	@if command -v nvidia-smi >/dev/null; then \
-	  $(BIN)/python -m pip install --quiet -e '.[engine,eval,dev]'; \
+	  $(BIN)/python -m pip install --quiet 'sglang==$(ENGINE)' -e '.[engine,eval,dev]'; \
 	else \
-	  $(BIN)/python sglang_patches/cpu/install.py && \
+	  $(BIN)/python sglang_patches/cpu/install.py $(ENGINE) && \
 	  $(BIN)/python -m pip install --quiet -e '.[eval,dev]'; \
 	fi
 	@touch $@
@@ -165,4 +167,4 @@ soak-pool: setup
 	@$(BIN)/ppd-eval soak pool --searches $(SEARCHES) $(if $(RECORD),--out $(RECORD))
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-* build dist *.egg-info .run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

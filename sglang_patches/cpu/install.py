@@ -1,6 +1,9 @@
 """Installs the CPU engine into the environment of the Python that runs this file.
 
-    python sglang_patches/cpu/install.py
+    python sglang_patches/cpu/install.py [VERSION]
+
+VERSION is that of SGLang; without it, the newest one that the plugin supports is installed. Each
+version needs an environment of its own, because two versions pin different packages.
 
 An extra cannot do it: SGLang's own requirements are CUDA packages. So SGLang is installed without
 them, and the packages that a CPU server imports are installed by name. The file uses the standard
@@ -16,8 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-SGLANG = "sglang==0.5.21"  # the version the hooks are checked against
+REQUIREMENTS = Path(__file__).with_name("requirements")  # common.txt, and a file for each version
+DEFAULT = "0.5.23"
 # On PyPI this is the CUDA build (several GB, works too); point pip at PyTorch's index of CPU
 # wheels (PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS) for the small one.
 TORCH = "torch==2.13.0"
@@ -32,16 +35,20 @@ LIBRARIES = {
 
 def main() -> None:
     """Install the missing system libraries, then the packages; the stamp records success."""
+    version = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
+    supported = sorted(path.stem for path in REQUIREMENTS.glob("[0-9]*.txt"))
+    if version not in supported:
+        sys.exit(f"SGLang {version} is not supported; supported: {', '.join(supported)}")
     _install_libraries()
-    digest = hashlib.sha256(
-        "\n".join([SGLANG, TORCH, TORCHVISION, REQUIREMENTS.read_text()]).encode()
-    ).hexdigest()
+    sglang, pins = f"sglang=={version}", REQUIREMENTS / f"{version}.txt"
+    files = [pins.read_text(), (REQUIREMENTS / "common.txt").read_text()]
+    digest = hashlib.sha256("\n".join([sglang, TORCH, TORCHVISION, *files]).encode()).hexdigest()
     stamp = Path(sys.prefix) / "ppd-cpu-engine"
     if stamp.exists() and stamp.read_text() == digest:
         return
     _pip(TORCH)
-    _pip("-r", str(REQUIREMENTS))
-    _pip("--no-deps", SGLANG, TORCHVISION)
+    _pip("-r", str(pins))
+    _pip("--no-deps", sglang, TORCHVISION)
     stamp.write_text(digest)
 
 

@@ -51,7 +51,7 @@ def test_the_licence_is_in_it(site: Path) -> None:
 def test_names_that_would_collide_are_not_taken(site: Path) -> None:
     packages = {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")}
     assert packages == {"ppd", "sglang_patches", "ppd_router", "ppd_eval", "ppd_tables"}
-    assert (site / "sglang_patches/cpu/requirements.txt").is_file()
+    assert (site / "sglang_patches/cpu/requirements/common.txt").is_file()
     page = {path.name for path in (ROOT / "router/admin/page").iterdir()}
     assert {path.name for path in (site / "ppd_router/admin/page").iterdir()} == page
 
