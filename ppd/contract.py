@@ -215,6 +215,8 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
         flushes: how often the process has flushed its whole KV cache; None if not counted.
         kv_token_bytes: bytes of one token's KV in a transfer, over all ranks; None if unknown.
         special_tokens: the model's special tokens of unusual form (``ppd.marks``).
+        cache_slack_tokens: tokens at the end of a conversation that its next turn may not find in
+            the cache, because of speculation.
         prefilling: requests in mid-prefill. This counter and those after it stand only in the
             description of a worker with the scheduling hooks. They count since the process began.
         accepted: local requests that were queued.
@@ -240,6 +242,7 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
     flushes: Count | None = None
     kv_token_bytes: Count | None = None
     special_tokens: tuple[str, ...] = ()
+    cache_slack_tokens: Count = 0
     prefilling: Count | UnsetType = UNSET
     accepted: Count | UnsetType = UNSET
     prefilled: Count | UnsetType = UNSET

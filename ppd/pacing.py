@@ -25,6 +25,8 @@ _MAX_DECODE_STEPS = 16  # between two chunks: append-prefill must not starve eit
 _FIRST_TOKENS = 32  # the first chunk beside decodes; later ones at most twice the largest so far
 _PROBE_EVERY = 16  # chunks, then two steps of decodes alone to measure their own time
 _DECODE_WEIGHT = 0.1  # weight of a new decode step in the moving average
+_TRY_EACH = 4  # chunks of each kind before the cheaper kind is chosen
+_TRY_OTHER_EVERY = 64  # chunks, then one of the other kind
 _FORGET = 0.98  # weight of the earlier chunks in the estimate, at each new chunk
 _RIDGE = 1e-3
 _FEW = 8  # chunks
@@ -38,10 +40,12 @@ class Chunk:
     Attributes:
         tokens: tokens to prefill.
         decode_steps: decode steps without prefill to run after it.
+        mixed: whether it runs in one forward with a decode step.
     """
 
     tokens: int
     decode_steps: int
+    mixed: bool
 
 
 class ChunkCost:
@@ -112,16 +116,22 @@ class ChunkCost:
 class Pacer:
     """Chooses the size of each chunk, and the number of decode steps after it.
 
+    With speculation a decode step gives several tokens, and a mixed chunk gives one. So the cost
+    of a chunk is the time that decodes lose by it: a mixed chunk's duration less the time of one
+    token, another chunk's whole duration. Then both kinds are measured, and the cheaper is chosen.
+
     Args:
         full_chunk: tokens of a chunk when nothing decodes; the largest chunk.
         page_size: tokens of a KV page; chunks are whole pages.
-        mixed: whether a chunk runs in one forward with a decode step, not between two of them.
+        mixed: whether a chunk may run in one forward with a decode step.
+        speculative: whether a decode step may give several tokens.
         target_ms: the TPOT to keep for running decodes; None for ``MIN_SLOWDOWN`` times their own.
         fixed_chunk: tokens of every chunk beside decodes; nothing is estimated then.
 
     Attributes:
-        decode_ms: moving average of a decode step without prefill; None before the first.
-        cost: the estimated cost of chunks.
+        costs: the estimated cost of chunks by whether they are mixed, for the kinds that may be
+            chosen.
+        tokens_per_step: moving average of a decode step's tokens for one request.
     """
 
     def __init__(
@@ -130,6 +140,7 @@ class Pacer:
         full_chunk: int,
         page_size: int,
         mixed: bool,
+        speculative: bool = False,
         target_ms: float | None = None,
         fixed_chunk: int | None = None,
     ) -> None:
@@ -138,50 +149,69 @@ class Pacer:
         self.mixed = mixed
         self.target_ms = target_ms
         self.fixed_chunk = fixed_chunk
-        self.decode_ms: float | None = None
-        self.cost = ChunkCost()
+        kinds = (True, False) if mixed and speculative else (mixed,)
+        self.costs = {kind: ChunkCost() for kind in kinds}
+        self.tokens_per_step = 1.0
+        self._step_ms: float | None = None
         self._largest_chunk = 0
         self._since_probe = 0
-        self._unsettled: tuple[int, float, float] | None = None
+        self._since_other = 0
+        self._unsettled: tuple[ChunkCost, int, float, float] | None = None
 
-    def decoded(self, ms: float) -> None:
+    @property
+    def decode_ms(self) -> float | None:
+        """Moving average of the time of a token without prefill; None before the first."""
+        return None if self._step_ms is None else self._step_ms / self.tokens_per_step
+
+    def decoded(self, ms: float, tokens: float = 1.0) -> None:
         """Record that a decode step without prefill took ``ms``.
 
         The delay of the first decode step after a chunk counts as a cost of the chunk.
+
+        Args:
+            ms: duration of the step.
+            tokens: mean number of tokens that it gave a request.
         """
         ms = max(ms, 0.01)
-        if self.decode_ms is None:
-            self.decode_ms = ms
+        if self._step_ms is None:
+            self._step_ms, self.tokens_per_step = ms, tokens
         elif self._unsettled is not None:
-            self._settle(max(0.0, ms - self.decode_ms))
+            self._settle(max(0.0, ms - self._step_ms))
         else:
             self._since_probe = 0
-            ms = min(ms, _OUTLIER * self.decode_ms)
-            self.decode_ms += _DECODE_WEIGHT * (ms - self.decode_ms)
+            ms = min(ms, _OUTLIER * self._step_ms)
+            self._step_ms += _DECODE_WEIGHT * (ms - self._step_ms)
+            self.tokens_per_step += _DECODE_WEIGHT * (tokens - self.tokens_per_step)
 
-    def chunked(self, tokens: int, context: float, ms: float) -> None:
+    def chunked(self, tokens: int, context: float, ms: float, *, mixed: bool | None = None) -> None:
         """Record that a chunk beside decodes took ``ms``.
 
         Args:
             tokens: size of the chunk.
             context: mean number of tokens that each of them attended to.
-            ms: duration of the forward; it includes the decode step if chunks are mixed.
+            ms: duration of the forward; it includes the decode step if the chunk is mixed.
+            mixed: whether it was; None if there is one kind. A kind that may not be chosen is
+                ignored.
         """
+        mixed = self.mixed if mixed is None else mixed
+        cost = self.costs.get(mixed)
+        if cost is None:
+            return
         self._settle(0.0)
         self._largest_chunk = max(self._largest_chunk, tokens)
         self._since_probe += 1
-        if self.decode_ms is not None:
-            if self.cost.chunks < _FEW:  # too few to recognise an outlier
-                ms = min(ms, _FEW * _OUTLIER * self.decode_ms)
-            ms = max(0.0, ms - self.decode_ms) if self.mixed else ms
-            self._unsettled = tokens, context, ms
+        if self._step_ms is not None and self.decode_ms is not None:
+            if cost.chunks < _FEW:  # too few to recognise an outlier
+                ms = min(ms, _FEW * _OUTLIER * self._step_ms)
+            ms = max(0.0, ms - self.decode_ms) if mixed else ms
+            self._unsettled = cost, tokens, context, ms
 
     def _settle(self, later_ms: float) -> None:
         """Record the cost of the last chunk, with the delay of the step after it."""
         if self._unsettled is not None:
-            tokens, context, ms = self._unsettled
+            cost, tokens, context, ms = self._unsettled
             self._unsettled = None
-            self.cost.observe(tokens, context, ms + later_ms)
+            cost.observe(tokens, context, ms + later_ms)
 
     def next_chunk(self, rest: int, context: float) -> Chunk:
         """Choose the next chunk beside running decodes.
@@ -191,23 +221,42 @@ class Pacer:
             context: tokens of the request before these.
         """
         if self.fixed_chunk is not None:
-            return Chunk(self._pages(self.fixed_chunk), 0 if self.mixed else 1)
-        if self.decode_ms is None:
-            return Chunk(self._pages(_FIRST_TOKENS), 0 if self.mixed else 1)
+            return Chunk(self._pages(self.fixed_chunk), 0 if self.mixed else 1, self.mixed)
+        if self._step_ms is None or self.decode_ms is None:
+            return Chunk(self._pages(_FIRST_TOKENS), 0 if self.mixed else 1, self.mixed)
+        mixed = self._kind(rest, context)
+        cost = self.costs[mixed]
         target_ms = max(self.target_ms or 0.0, MIN_SLOWDOWN * self.decode_ms)
-        budget_ms = target_ms - self.decode_ms
-        gap_ms = max(_MAX_GAP * target_ms - self.decode_ms, _MIN_USE * self.cost.fixed_ms(context))
+        token_slack_ms = target_ms - self.decode_ms
+        step_target_ms = target_ms * self.tokens_per_step
+        gap_ms = max(_MAX_GAP * step_target_ms - self._step_ms, _MIN_USE * cost.fixed_ms(context))
         limit = min(self.full_chunk, max(_FIRST_TOKENS, 2 * self._largest_chunk))
-        tokens = self._pages(self.cost.max_tokens(gap_ms, context, limit))
+        tokens = self._pages(cost.max_tokens(gap_ms, context, limit))
         if tokens < rest <= min(_LAST_CHUNK * tokens, limit):
             tokens = self._pages(rest + self.page_size - 1)
-        added_ms = self.cost.ms(min(tokens, rest), context)
-        steps = max(1, min(_MAX_DECODE_STEPS, math.ceil(added_ms / budget_ms - 0.01)))
-        if self.mixed:  # the chunk's own forward is one of them
-            steps -= 1
+        lost_ms = cost.ms(min(tokens, rest), context)
+        if mixed:  # its own forward gives a token
+            lost_ms -= token_slack_ms
+        steps = math.ceil(lost_ms / (token_slack_ms * self.tokens_per_step) - 0.01)
+        steps = max(1 - mixed, min(_MAX_DECODE_STEPS - mixed, steps))
         if self._since_probe >= _PROBE_EVERY:
             steps = max(2, steps)  # the first one still includes a delay by the chunk
-        return Chunk(tokens, steps)
+        return Chunk(tokens, steps, mixed)
+
+    def _kind(self, rest: int, context: float) -> bool:
+        """Whether the next chunk is mixed: the cheaper kind, and the other one now and then."""
+        if len(self.costs) == 1:
+            return self.mixed
+        mixed, alone = self.costs[True], self.costs[False]
+        if min(mixed.chunks, alone.chunks) < _TRY_EACH:
+            return mixed.chunks <= alone.chunks
+        tokens = min(rest, max(_FIRST_TOKENS, self._largest_chunk))
+        cheaper = mixed.ms(tokens, context) <= alone.ms(tokens, context)
+        self._since_other += 1
+        if self._since_other >= _TRY_OTHER_EVERY:
+            self._since_other = 0
+            return not cheaper
+        return cheaper
 
     def _pages(self, tokens: int) -> int:
         """Round down to whole pages, at least one and at most a full chunk."""

@@ -26,10 +26,13 @@ def register() -> None:
 
     try:
         if stand_ins.is_installed():
-            from sglang_patches.cpu import kernels, transfer
+            from sglang_patches.cpu import kernels, speculation, transfer
+            from sglang_patches.engines import engine
 
             kernels.install()
             transfer.install()
+            if engine().speculative_algorithms:
+                speculation.install()
         if read_settings(os.environ) is None:
             return
         from sglang_patches import hooks, native

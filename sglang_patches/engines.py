@@ -18,9 +18,11 @@ class Engine:
 
     Attributes:
         moved: hook targets that have another dotted path in this version.
+        speculative_algorithms: those with which a decode server may keep a radix cache.
     """
 
     moved: Mapping[str, str] = {}
+    speculative_algorithms: frozenset[str] = frozenset()
 
     def prefix_len(self, req: Any) -> int:
         """The number of tokens of ``req`` whose KV its next extend builds on."""
@@ -44,9 +46,21 @@ class Engine:
         """Send ``abort`` of ``req`` to the tokenizer manager."""
         scheduler.ipc_channels.send_to_tokenizer.send_output(abort, req)
 
+    def decode_reserve(self) -> int:
+        """The number of tokens beyond the committed ones for which a decoding row holds KV."""
+        return 0
+
+    def accepted(self, scheduler: Any) -> tuple[int, int]:
+        """Tokens that speculation has generated since start, and the row steps that it took."""
+        return 0, 0
+
 
 class Engine0523(Engine):
     """Access to engine objects by the names of SGLang 0.5.23."""
+
+    # Upstream refuses the others beside the radix cache (arg_groups/speculative_hook.py:161);
+    # NEXTN and MTP resolve to EAGLE. DSPARK is permitted there and was never tried here.
+    speculative_algorithms = frozenset({"EAGLE", "EAGLE3"})
 
     def prefix_len(self, req: Any) -> int:
         """See ``Engine``."""
@@ -69,6 +83,23 @@ class Engine0523(Engine):
     def send_abort(self, scheduler: Any, abort: Any, req: Any) -> None:
         """See ``Engine``."""
         scheduler.send_abort_output(abort, req)
+
+    def decode_reserve(self) -> int:
+        """See ``Engine``."""
+        from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+        from sglang.srt.runtime_context import get_spec
+
+        if get_spec().speculative_algorithm is None:
+            return 0
+        return int(get_alloc_reserve_per_decode())
+
+    def accepted(self, scheduler: Any) -> tuple[int, int]:
+        """See ``Engine``."""
+        report = scheduler.metrics_reporter
+        return (
+            report.spec_num_accept_tokens + report.spec_total_num_accept_tokens,
+            report.spec_num_forward_ct + report.spec_total_num_forward_ct,
+        )
 
 
 ENGINES: dict[str, type[Engine]] = {"0.5.21": Engine, "0.5.23": Engine0523}

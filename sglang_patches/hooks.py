@@ -8,7 +8,7 @@ from typing import Any
 
 from ppd import __version__
 from ppd.errors import ConfigError
-from sglang_patches.engines import SUPPORTED
+from sglang_patches.engines import SUPPORTED, engine
 from sglang_patches.http_hooks import HTTP_HOOKS
 from sglang_patches.limits import check_flags
 from sglang_patches.plugin import attach
@@ -48,7 +48,7 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
     try:
         check_applied(HOOKS)
         if is_decode(self):
-            check_flags(self.server_args)
+            check_flags(self.server_args, engine().speculative_algorithms)
             if self.require_mlp_sync:
                 raise ConfigError("steps synchronized over ranks are not supported")
     except ConfigError as error:

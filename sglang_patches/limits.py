@@ -19,7 +19,6 @@ _REFUSED: tuple[tuple[str, Any], ...] = (
     ("dp_size", 1),  # a turn must reach the rank that holds its KV
     ("attn_dp_size", 1),  # what 0.5.23 calls enable_dp_attention
     ("pp_size", 1),
-    ("speculative_algorithm", None),
     ("enable_hisparse", False),
     ("dllm_algorithm", None),
     ("enable_pd_role_switch", False),
@@ -33,11 +32,12 @@ _UNTRIED: tuple[tuple[str, Any], ...] = (
 )
 
 
-def check_flags(server_args: Any) -> None:
+def check_flags(server_args: Any, speculative_algorithms: frozenset[str] = frozenset()) -> None:
     """Refuse unsupported flags, and warn about untested ones.
 
     Args:
         server_args: SGLang's ``ServerArgs``.
+        speculative_algorithms: those that are supported on the installed SGLang.
 
     Raises:
         ConfigError: a flag is not supported, or a required one is missing. The message names all.
@@ -45,6 +45,13 @@ def check_flags(server_args: Any) -> None:
     wrong = [f"{flag} is not supported with PPD_ENABLE=1" for flag in _given(server_args, _REFUSED)]
     if not server_args.disaggregation_decode_enable_radix_cache:
         wrong.append("--disaggregation-decode-enable-radix-cache is missing: nothing to append to")
+    algorithm = getattr(server_args, "speculative_algorithm", None)
+    if algorithm is not None and algorithm not in speculative_algorithms:
+        supported = " and ".join(sorted(speculative_algorithms)) or "none"
+        wrong.append(
+            f"--speculative-algorithm {algorithm} is not supported with PPD_ENABLE=1 on this "
+            f"SGLang; supported: {supported}"
+        )
     if wrong:
         raise ConfigError("; ".join(wrong))
     for flag in _given(server_args, _UNTRIED):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ppd.pacing import Chunk, Pacer
@@ -43,7 +44,9 @@ class LocalStep:
         # With overlap, a step is scheduled while the previous forward still runs. On a CPU it
         # never does, because forwards run in the scheduler's own thread.
         lag = int(scheduler.enable_overlap and scheduler.device != "cpu")
-        self._times = StepTimes(queue, pacer, telemetry, lag)
+        self._speculates = scheduler.server_args.speculative_algorithm is not None
+        accepted = partial(engine().accepted, scheduler) if self._speculates else None
+        self._times = StepTimes(queue, pacer, telemetry, lag, accepted)
         self.just_merged: tuple[Any, ...] = ()
         self._decode_steps_left = 0  # before the next chunk, while decodes wait
         # Upstream's waiting_queue while the local queue stands in its place.
@@ -128,14 +131,14 @@ class LocalStep:
             not self._queue.requests or scheduler.disagg_decode_prealloc_queue.retracted_queue
         ):
             return None, running_batch  # memory is short: retracted requests come first
-        full = Chunk(self.pacer.full_chunk, 0)
+        full = Chunk(self.pacer.full_chunk, 0, self.pacer.mixed)
         chunk = self._agreed(self._next_chunk()) if decodes_wait else full
-        mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
-        if not self._fits(chunk.tokens, mixed):
+        mixed = len(running_batch.reqs) if chunk.mixed else 0
+        if not self._fits(chunk.tokens, running_batch if mixed else None):
             return None, running_batch  # decodes free some by ending, or by being retracted
         self._queue.refuse_evicted(chunk.tokens)
         running_batch.batch_is_full = False  # upstream's decode loop never clears it
-        with self._prefill_scheduled_by_upstream(chunk.tokens + mixed):
+        with self._prefill_scheduled_by_upstream(chunk.tokens + mixed, chunk.mixed):
             plan = scheduler.get_new_batch_prefill(running_batch)
         if plan.batch_to_run is not None:
             # Upstream does not mix a batch with logprobs: then decodes wait for its end.
@@ -171,23 +174,30 @@ class LocalStep:
         assert isinstance(first, Chunk)
         return first
 
-    def _fits(self, tokens: int, decodes: int) -> bool:
+    def _fits(self, tokens: int, decodes: Any) -> bool:
         """Whether KV is free for the next chunk and for the decodes in the same forward.
 
         The KV of a request in mid-prefill was free when it was admitted. Decode steps between its
         chunks take more than the share that admission expects of them. Upstream ends the process
         if the allocation of a chunk fails (mem_cache/allocation.py:169).
+
+        Args:
+            tokens: size of the chunk.
+            decodes: the batch of the decodes, or None. With speculation each holds a reserve.
         """
         scheduler = self._scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size()
         free += scheduler.disagg_decode_prealloc_queue._radix_full_evictable()
         if scheduler.chunked_req is not None:
             tokens = min(tokens, self._queue.chunk_rest_tokens())
-        elif decodes:
+        elif decodes is not None:
             tokens = min(tokens, self._queue.append_tokens())
         else:
             return True  # upstream's admission checks it
-        return bool(free >= tokens + (1 + decodes) * scheduler.page_size)
+        needed = tokens + scheduler.page_size
+        if decodes is not None:
+            needed += decodes.new_tokens_required_next_decode()
+        return bool(free >= needed)
 
     def give_way(self, running_batch: Any) -> None:
         """Free the KV of the request in mid-prefill if decodes have no room for a step.
@@ -239,22 +249,25 @@ class LocalStep:
         return running_batch
 
     @contextmanager
-    def _prefill_scheduled_by_upstream(self, chunk_tokens: int) -> Iterator[None]:
+    def _prefill_scheduled_by_upstream(self, chunk_tokens: int, mixed: bool) -> Iterator[None]:
         """Point upstream's prefill scheduling at the local queue and the chosen chunk.
 
         Preemption is off meanwhile: it would requeue a running request as a new one.
         """
         scheduler, queue = self._scheduler, self._queue
-        preemption, chunk_size = (
+        preemption, chunk_size, is_mixed = (
             scheduler.enable_priority_preemption,
             scheduler.chunked_prefill_size,
+            scheduler.is_mixed_chunk,
         )
         self._received, scheduler.waiting_queue = scheduler.waiting_queue, queue.requests
         scheduler.enable_priority_preemption = False
         scheduler.chunked_prefill_size = chunk_tokens
+        scheduler.is_mixed_chunk = mixed
         try:
             yield
         finally:
+            scheduler.is_mixed_chunk = is_mixed
             scheduler.chunked_prefill_size = chunk_size
             scheduler.enable_priority_preemption = preemption
             queue.requests, scheduler.waiting_queue = scheduler.waiting_queue, self._received

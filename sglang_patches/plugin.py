@@ -15,6 +15,10 @@ from sglang_patches.local_step import LocalStep
 from sglang_patches.settings import Settings
 from sglang_patches.telemetry import Telemetry
 
+# With EAGLE the radix cache's keys are pairs of tokens (mem_cache/radix_cache.py:60), and a reply's
+# last tokens are not in it yet: a later turn finds one to three tokens fewer.
+_BIGRAM_SLACK = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
@@ -36,6 +40,20 @@ class Plugin:
     def takes_appends(self) -> bool:
         """Whether the server takes local append-prefills, as every decode server does."""
         return bool(self.scheduler.disaggregation_mode.value == Role.DECODE)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the server decodes speculatively."""
+        return self.scheduler.server_args.speculative_algorithm is not None
+
+    def can_be_restored(self, req: Any) -> bool:
+        """Whether upstream can restore a retracted local request from a backup of its KV.
+
+        Such a backup is that of a transferred request. It has no hidden states for the draft model
+        (speculative/eagle_disaggregation.py:49 ends the process then), and no KV that a forward
+        may still be writing.
+        """
+        return bool(req.output_ids and not self.speculates and not self.step.is_being_written(req))
 
     @property
     def running(self) -> int:
@@ -75,6 +93,7 @@ class Plugin:
             vocab_size=scheduler.model_config.vocab_size,
             flushes=self.queue.flushes,
             kv_token_bytes=self.kv_token_bytes,
+            cache_slack_tokens=_BIGRAM_SLACK if self.speculates else 0,
             special_tokens=self.special_tokens,
             running=self.running,
             waiting=len(self.queue.requests),
@@ -96,6 +115,7 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
         full_chunk=scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
         page_size=scheduler.page_size,
         mixed=scheduler.is_mixed_chunk,
+        speculative=scheduler.server_args.speculative_algorithm is not None,
         target_ms=settings.tpot_target_ms,
         fixed_chunk=settings.append_chunk,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ppd.contract import is_marked
+from sglang_patches.engines import engine
 from sglang_patches.local_queue import LOCAL_ROOM, is_local
 from sglang_patches.plugin import Plugin
 
@@ -39,8 +40,7 @@ def add_request_to_queue(original: Any, self: Any, req: Any, is_retracted: bool 
     if not (is_decode(self) and is_local(req)):
         return original(self, req, is_retracted=is_retracted)
     if is_retracted:
-        if req.output_ids and not self.ppd.step.is_being_written(req):
-            # Backed up with its KV like a transferred request: upstream restores it.
+        if self.ppd.can_be_restored(req):
             return original(self, req, is_retracted=True)
         _drop_backup(self, req)
         self.ppd.queue.requeue(req)
@@ -111,8 +111,9 @@ def init_prefill_adder(_result: None, self: Any, *_args: Any, **_kwargs: Any) ->
     """Reserve KV for the decoding of requests whose transfer is under way or done."""
     plugin: Plugin | None = getattr(self.tree_cache, "ppd", None)
     if plugin is not None and plugin.takes_appends:
+        reserve = engine().decode_reserve()
         self.memory_budget.total_offset += sum(
-            self._get_running_request_total_token_offset(req)
+            self._get_running_request_total_token_offset(req) + reserve
             for req in plugin.step.about_to_decode()
         )
 
@@ -123,8 +124,9 @@ def active_req_count(original: Any, self: Any, extra_reserved_reqs: int = 0) -> 
 
 
 def allocatable_token_budgets(result: int, self: Any, *_args: Any, **_kwargs: Any) -> int:
-    """Reserve KV for the rest of the request in mid-prefill."""
-    return result - int(self.scheduler.ppd.queue.chunk_rest_tokens())
+    """Reserve KV for the rest of the request in mid-prefill, and for its first decode step."""
+    rest = self.scheduler.ppd.queue.chunk_rest_tokens()
+    return result - int(rest + engine().decode_reserve() if rest else 0)
 
 
 def hold_rebootstrap(original: Any, self: Any, req: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +50,23 @@ class StepTimes:
         pacer: receives the durations of decode steps and chunks.
         telemetry: receives chunks, decode gaps and completed prefills.
         lag: number of forwards that may still run when a step is scheduled.
+        accepted: returns the tokens that speculation has generated since start, and the row steps
+            that it took; None without speculation.
     """
 
-    def __init__(self, queue: LocalQueue, pacer: Pacer, telemetry: Telemetry, lag: int) -> None:
+    def __init__(
+        self,
+        queue: LocalQueue,
+        pacer: Pacer,
+        telemetry: Telemetry,
+        lag: int,
+        accepted: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
         self._queue = queue
         self._pacer = pacer
         self._telemetry = telemetry
+        self._accepted = accepted
+        self._counted = (0, 0)
         self._steps: deque[_Step] = deque(maxlen=1 + lag)  # without a pause between them
         self._entered_s = 0.0
         self._gap_ms = 0.0  # since the last token of the decodes that wait
@@ -109,15 +121,24 @@ class StepTimes:
 
     def _ended(self, step: _Step, ms: float) -> None:
         if step.tokens == 0:
-            self._pacer.decoded(ms)
-        elif step.mixed or not self._pacer.mixed:
-            self._pacer.chunked(step.tokens, step.context, ms)
+            self._pacer.decoded(ms, self._tokens_per_step())
+        else:
+            self._pacer.chunked(step.tokens, step.context, ms, mixed=step.mixed)
         if step.decodes_wait:
             self._gap_ms += ms
         else:
             if step.mixed or self._gap_ms:
                 self._telemetry.decode_gap(self._gap_ms + ms)
             self._gap_ms = 0.0
+
+    def _tokens_per_step(self) -> float:
+        """Mean number of tokens that a decode step has given a request since the last call."""
+        if self._accepted is None:
+            return 1.0
+        before, self._counted = self._counted, self._accepted()
+        tokens, steps = self._counted[0] - before[0], self._counted[1] - before[1]
+        # Upstream sets the counters back when the cache is flushed.
+        return tokens / steps if steps > 0 and tokens >= steps else self._pacer.tokens_per_step
 
     def _complete(self, step: _Step, now_s: float) -> None:
         for req in step.completes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppd.errors import ConfigError
-from sglang_patches.engines import VERSIONS, engine
+from sglang_patches.engines import VERSIONS, Engine, engine
 
 REPOSITORY = "https://github.com/sgl-project/sglang"
 
@@ -43,17 +43,26 @@ class Hook:
     @property
     def path(self) -> str:
         """The target's dotted path in the installed SGLang."""
-        return engine().moved.get(self.target, self.target)
+        return self.path_in(engine())
 
-    def problem(self) -> str | None:
-        """What is wrong with the target in the installed SGLang; None if nothing is."""
+    def path_in(self, version: Engine) -> str:
+        """The target's dotted path in a version of SGLang."""
+        return version.moved.get(self.target, self.target)
+
+    def problem(self, version: Engine) -> str | None:
+        """What is wrong with the target in the installed SGLang; None if nothing is.
+
+        Args:
+            version: the version that the installed one is read as.
+        """
+        path = self.path_in(version)
         try:
-            target = pkgutil.resolve_name(self.path)
+            target = pkgutil.resolve_name(path)
         except (ImportError, AttributeError) as error:
-            return f"{self.path} is missing ({error})"
+            return f"{path} is missing ({error})"
         found = parameter_names(target)
         if self.parameters is not None and found != self.parameters:
-            return f"{self.path} takes ({found}), expected ({self.parameters})"
+            return f"{path} takes ({found}), expected ({self.parameters})"
         return None
 
 
@@ -89,7 +98,7 @@ def register_all(hooks: Sequence[Hook]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.version import __version__ as installed
 
-    problems = [problem for hook in hooks if (problem := hook.problem())]
+    problems = [problem for hook in hooks if (problem := hook.problem(engine()))]
     if problems:
         raise ConfigError(
             f"the hooks fit SGLang {VERSIONS}, not the installed {installed}: "

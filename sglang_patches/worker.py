@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ppd.contract import Role
 from ppd.errors import ConfigError
@@ -185,6 +186,25 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+class _CheckEngine(argparse.Action):
+    """Prints the report of ``engine_check`` and ends; 1 if anything has moved."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **kwargs)
+
+    def __call__(self, *_: object) -> None:
+        _has_gpu()  # ends with the reason where SGLang is not installed
+        from sglang_patches.cpu import stand_ins
+
+        stand_ins.install()
+        from sglang_patches.engine_check import check_engine
+        from sglang_patches.hooks import HOOKS
+
+        lines, moved = check_engine(HOOKS)
+        print("\n".join(lines))
+        sys.exit(1 if moved else 0)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; it leaves flags of SGLang to its caller."""
     parser = argparse.ArgumentParser(
@@ -217,6 +237,11 @@ def make_parser() -> argparse.ArgumentParser:
         f"${_THREADS}, else all cores; workers that share cores need less each)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    parser.add_argument(
+        "--check-engine",
+        action=_CheckEngine,
+        help="print what the installed SGLang has moved of what the plugin uses, and stop",
+    )
     for flag, (variable, metavar, help_text) in _OPTIONS.items():
         parser.add_argument(flag, dest=variable, metavar=metavar, help=help_text)
     return parser

@@ -117,7 +117,7 @@ class RequestRecorder:
             if isinstance(worker, Worker) and worker.evictions is not None:
                 worker.evictions.served(turn.session)
         if decision.route is _LOCAL and decision.reason not in _UNPREDICTED:
-            self._compare(context, turn, usage)
+            self._compare(context, turn, home, usage)
         self._count_transfer(context, home, usage)
         self._forecast.learn_prompt(
             context.inbound.endpoint, chain.total_bytes, usage.prompt_tokens
@@ -206,11 +206,12 @@ class RequestRecorder:
             loses_replies=_loses_replies(context, home, usage),
         )
 
-    def _compare(self, context: RequestContext, turn: Turn, usage: Usage) -> None:
+    def _compare(self, context: RequestContext, turn: Turn, home: Worker, usage: Usage) -> None:
         assert context.features is not None
         # The last prompt token is always computed: its logits are the first new token.
         held = min(context.features.held_tokens, usage.prompt_tokens - 1)
-        predicted = predicted_cached_tokens(held, context.features.page_size)
+        found = max(0, held - home.handshake.cache_slack_tokens)
+        predicted = predicted_cached_tokens(found, context.features.page_size)
         self._metrics.cached_predicted.inc(predicted)
         self._metrics.cached_actual.inc(usage.cached_tokens)
         if usage.cached_tokens < predicted:
@@ -236,8 +237,9 @@ def _loses_replies(context: RequestContext, home: Worker, usage: Usage) -> bool:
     hit, seen = context.hit, context.features
     if hit is None or seen is None or hit.bytes_after == 0 or hit.turn.home != home.identity:
         return False
+    half = hit.turn.prompt_tokens + hit.turn.completion_tokens // 2
     least = predicted_cached_tokens(
-        hit.turn.prompt_tokens + hit.turn.completion_tokens // 2, seen.page_size
+        max(0, half - home.handshake.cache_slack_tokens), seen.page_size
     )
     evicted = seen.evicted_tokens or usage.cached_tokens < seen.min_cached_tokens
     if evicted:  # which is no evidence about replies

@@ -179,7 +179,7 @@ class Handshake:
     """A worker's properties, from ``/server_info`` and ``/v1/models``.
 
     The fields from ``local_prefill`` on describe a plain PD worker by default. The plugin's
-    ``ppd.contract.WorkerDescription`` gives ``local_prefill`` to ``special_tokens``.
+    ``ppd.contract.WorkerDescription`` gives ``local_prefill`` to ``cache_slack_tokens``.
 
     Attributes:
         role: the value of ``--disaggregation-mode``.
@@ -193,6 +193,7 @@ class Handshake:
         flushes: how often the process has flushed its whole KV cache.
         kv_token_bytes: bytes of one token's KV in a transfer; None if not reported.
         special_tokens: the model's special tokens of unusual form.
+        cache_slack_tokens: tokens at the end of a conversation that its next turn may not find.
         publisher: where the worker publishes KV events; None if it publishes none.
         keeps_sessions: whether its radix cache has sessions. The router must not name those.
         description_problem: why the plugin's description is not used; None if it is, and without
@@ -210,6 +211,7 @@ class Handshake:
     flushes: int = 0
     kv_token_bytes: int | None = None
     special_tokens: tuple[str, ...] = ()
+    cache_slack_tokens: int = 0
     publisher: Publisher | None = None
     keeps_sessions: bool = False
     description_problem: str | None = None
@@ -259,6 +261,7 @@ def _with_description(plain: Handshake, data: object) -> Handshake:
         flushes=description.flushes or 0,
         kv_token_bytes=description.kv_token_bytes,
         special_tokens=description.special_tokens,
+        cache_slack_tokens=description.cache_slack_tokens,
     )
 
 

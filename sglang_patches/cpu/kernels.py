@@ -70,7 +70,8 @@ def _extend_new_rows(
 
     start = 0
     for i in range(seq_lens.shape[0]):
-        new, context = int(extend_seq_lens[i]), int(seq_lens[i])
+        new = int(extend_seq_lens[i])
+        context = int(extend_prefix_lens[i]) + new  # seq_lens of a verify step leaves its own out
         first_slot = 0
         if encoder_lens is not None:
             if is_cross_attn:

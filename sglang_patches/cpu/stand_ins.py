@@ -1,9 +1,9 @@
-"""Stand-ins for names that SGLang imports at module level but never calls on a CPU.
+"""Stand-ins for two packages that SGLang imports at module level.
 
-SGLang 0.5.21 imports two packages that have no wheel for an x86 machine without
-AMX: the CPU build of ``sgl_kernel``, and a ``torchvision`` whose C++ operators
-load against a CPU build of torch. This module supplies only the names. It holds
-no numerics: a stand-in that is called raises.
+They have no wheel for an x86 machine without AMX: the CPU build of ``sgl_kernel``, and a
+``torchvision`` whose C++ operators load against a CPU build of torch. This module supplies the
+names. The kernels of speculative decoding are in ``speculation.py``; any other one raises when it
+is called.
 
 A stand-in never shadows the real package: if ``sgl_kernel`` is installed, or
 torchvision's own library loads, that part is not replaced.
@@ -17,17 +17,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-# The names SGLang 0.5.21 and 0.5.23 import from sgl_kernel when they run on a CPU
-# (mem_cache, speculative and kernels/ops modules, at import time).
-KERNEL_NAMES = (
-    "assign_draft_cache_locs_contiguous_cpu",
-    "assign_extend_cache_locs_cpu",
-    "assign_req_to_token_pool_cpu",
-    "build_tree_kernel_efficient_cpu",
+from sglang_patches.cpu.speculation import KERNELS
+
+# The names that SGLang 0.5.21 and 0.5.23 import from sgl_kernel when they run on a CPU
+# (mem_cache, speculative and kernels/ops modules, at import time), beside ``speculation.KERNELS``.
+# These serve trees of drafts, and EAGLE drafts of several layers.
+UNUSED_KERNELS = (
     "copy_all_layer_kv_cache_cpu",
     "fill_accept_out_cache_loc_cpu",
-    "fill_bonus_tokens_cpu",
-    "verify_tree_greedy_cpu",
+    "rotate_input_ids_cpu",
 )
 
 # Operators that torchvision 0.28's _meta_registrations describes and so needs declared.
@@ -67,8 +65,10 @@ def _kernel_module() -> ModuleType:
     # importlib.util.find_spec("sgl_kernel") raises on a module without a spec.
     module.__spec__ = importlib.util.spec_from_loader("sgl_kernel", loader=None)
     setattr(module, _MARK, True)
-    for name in KERNEL_NAMES:
+    for name in UNUSED_KERNELS:
         setattr(module, name, _absent(name))
+    for name, kernel in KERNELS.items():
+        setattr(module, name, kernel)
     return module
 
 

@@ -29,7 +29,7 @@ chosen = Pacer.next_chunk
 def next_chunk(self, rest, context):
     from torch.distributed import get_rank
     chunk = chosen(self, rest, context)
-    return Chunk(chunk.tokens + 16 * get_rank(), chunk.decode_steps + 2 * get_rank())
+    return Chunk(chunk.tokens + 16 * get_rank(), chunk.decode_steps + 2 * get_rank(), chunk.mixed)
 
 Pacer.next_chunk = next_chunk
 """

@@ -28,13 +28,20 @@ USUAL: dict[str, Any] = {
     [
         ({"dp_size": 2}, "--dp-size is not supported"),
         ({"attn_dp_size": 2}, "--attn-dp-size is not supported"),
-        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm is not supported"),
+        ({"speculative_algorithm": "NGRAM"}, "--speculative-algorithm NGRAM is not supported"),
         ({"disaggregation_decode_enable_radix_cache": False}, "radix-cache is missing"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
         check_flags(SimpleNamespace(**USUAL | given))
+
+
+def test_a_supported_speculation_is_accepted() -> None:
+    given = SimpleNamespace(**USUAL | {"speculative_algorithm": "EAGLE"})
+    check_flags(given, frozenset({"EAGLE", "EAGLE3"}))
+    with pytest.raises(ConfigError, match="supported: EAGLE3"):
+        check_flags(given, frozenset({"EAGLE3"}))
 
 
 @pytest.mark.parametrize(

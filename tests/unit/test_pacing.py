@@ -178,3 +178,51 @@ def test_the_cost_estimate_follows_what_is_measured() -> None:
         for tokens, context in ((32, 1000), (256, 8000), (1000, 15_000)):
             expected = scale * cost_ms(tokens, context)
             assert cost.ms(tokens, context) == pytest.approx(expected, rel=0.15, abs=5.0)
+
+
+def run_speculating(pacer: Pacer, steps: int, *, mixed_ms: float, alone_ms: float) -> list[bool]:
+    """Let a long append run beside decodes that get four tokens a step; gives each chunk's kind."""
+    kinds = []
+    for _ in range(steps):
+        chunk = pacer.next_chunk(100_000, 0)
+        kinds.append(chunk.mixed)
+        ms = (mixed_ms if chunk.mixed else alone_ms) + 0.1 * chunk.tokens
+        pacer.chunked(chunk.tokens, 0, ms, mixed=chunk.mixed)
+        for _ in range(max(1, chunk.decode_steps)):
+            pacer.decoded(20.0, 4.0)
+    return kinds
+
+
+def test_the_time_of_a_token_is_told_where_a_step_gives_several() -> None:
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=False, speculative=True)
+    for _ in range(100):
+        pacer.decoded(20.0, 4.0)
+    assert pacer.decode_ms == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(("mixed_ms", "mixed"), [(22.0, False), (6.0, True)])
+def test_the_cheaper_kind_of_chunk_is_chosen(mixed_ms: float, mixed: bool) -> None:
+    """Chunks alone have a fixed cost of 10 ms; mixed ones give a token, which takes 5 ms."""
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=True, speculative=True, target_ms=30.0)
+    kinds = run_speculating(pacer, 300, mixed_ms=mixed_ms, alone_ms=10.0)
+    assert {True, False} == set(kinds[:16]), "both kinds are measured"
+    later = kinds[100:]
+    assert later.count(mixed) >= 0.97 * len(later)
+    assert later.count(not mixed) >= 1, "the other kind is measured again"
+
+
+def test_decodes_that_speculate_keep_the_target() -> None:
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=False, speculative=True, target_ms=10.0)
+    for _ in range(20):
+        pacer.decoded(20.0, 4.0)
+    spent_ms = tokens = 0.0
+    for i in range(400):
+        chunk = pacer.next_chunk(100_000, 4000)
+        ms = cost_ms(chunk.tokens, 4000)
+        pacer.chunked(chunk.tokens, 4000, ms)
+        for _ in range(chunk.decode_steps):
+            pacer.decoded(20.0, 4.0)
+        if i >= 200:
+            spent_ms += ms + 20.0 * chunk.decode_steps
+            tokens += 4.0 * chunk.decode_steps
+    assert 8.0 < spent_ms / tokens <= 1.02 * 10.0
