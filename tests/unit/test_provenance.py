@@ -17,9 +17,6 @@ ROOT = Path(__file__).parents[2]
 # Measured on commits that are in no history any more, or that nobody wrote down: to be measured
 # again, and then to be taken off this list.
 TO_MEASURE_AGAIN = {
-    "results/bench-decision.jsonl": {"f631c2e80326"},
-    "results/bench-router.jsonl": {"a9d7b8686400"},
-    "results/rag-load-64.jsonl": {"a9d7b8686400"},
     "results/search-placement.jsonl": {"84e8851af40f"},
     "results/sweep-cpu.jsonl": {"dbd105abe3c8"},
     "tables/cpu-tiny-llama-1P1D.json": {"dbd105abe3c8"},
