@@ -107,7 +107,8 @@ def simulated(
     """Simulate measured points.
 
     Raises:
-        ConfigError: a workload of theirs is not among ``workloads``.
+        ConfigError: a workload of theirs is not among ``workloads``, or no turn of a point ended
+            in the simulated time.
     """
     by_name = {workload.name: workload for workload in workloads}
     if missing := {point.workload for point in points} - set(by_name):
@@ -121,14 +122,17 @@ def simulated(
                 measure(Point(point.configuration, one, point.qps, seed), harness, costs)
                 for seed in _SEEDS
             ]
-    return [
-        statistics.fmean(
-            value
-            for row in rows[point.configuration, point.workload, point.qps]
-            if (value := getattr(row, point.metric)) is not None
+    return [_mean(point, rows[point.configuration, point.workload, point.qps]) for point in points]
+
+
+def _mean(point: Measured, rows: Sequence[PointRow]) -> float:
+    values = [value for row in rows if (value := getattr(row, point.metric)) is not None]
+    if not values:
+        raise ConfigError(
+            f"no turn of {point.configuration} {point.workload} at QPS {point.qps:g} ended in the "
+            "simulated time; give a longer --duration-s"
         )
-        for point in points
-    ]
+    return statistics.fmean(values)
 
 
 def calibrate(start: Serving, workloads: Sequence[Workload]) -> Serving:

@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,8 @@ class Router:
 
 
 @asynccontextmanager
-async def router(*flags: str) -> AsyncIterator[Router]:
-    process = await asyncio.create_subprocess_exec(
-        PPD_ROUTER, *flags, stderr=asyncio.subprocess.PIPE
-    )
+async def router(*flags: str, command: Sequence[str] = (PPD_ROUTER,)) -> AsyncIterator[Router]:
+    process = await asyncio.create_subprocess_exec(*command, *flags, stderr=asyncio.subprocess.PIPE)
     try:
         yield Router(process)
         process.send_signal(signal.SIGTERM)
