@@ -27,6 +27,7 @@ from .compare import command as compare
 from .engine import bench as bench_engine
 from .engine import interference
 from .engine import soak as soak_engine
+from .engine import speculation as bench_speculation
 from .faults import command as fault_table
 from .options import Commands
 from .policies import grid as policy_grid
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     bench_cores.add_to(bench)
     bench_engine.add_to(bench)
     interference.add_to(bench)
+    bench_speculation.add_to(bench)
     bench_router.add_to(bench)
     fault_table.add_to(bench)
     pool.add_bench(bench)

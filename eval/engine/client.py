@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,10 +28,14 @@ from ..generate import EventStream, generate, greedy_body
 
 @dataclass(slots=True)
 class Reply:
-    """One answer; times are ``time.perf_counter`` seconds, one for each event with tokens."""
+    """One answer; times are ``time.perf_counter`` seconds, one for each event with tokens.
+
+    ``tokens`` has the number of tokens that had come with each event.
+    """
 
     sent_s: float
     arrived_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
@@ -39,9 +45,10 @@ class Reply:
         """The time to the first token."""
         return 1e3 * (self.arrived_s[0] - self.sent_s)
 
-    def arrived(self) -> None:
-        """One more event, now."""
+    def arrived(self, tokens: int) -> None:
+        """One more event, now, with which so many tokens have come."""
         self.arrived_s.append(time.perf_counter())
+        self.tokens.append(tokens)
         self._grown.set()
 
     async def reaches(self, events: int) -> None:
@@ -153,6 +160,21 @@ def gaps_ms(reply: Reply, from_s: float, to_s: float) -> list[float]:
     return [1e3 * (after - before) for before, after in pairs if after > from_s and before < to_s]
 
 
+def tpot_ms(replies: Sequence[Reply], from_s: float, to_s: float) -> float:
+    """Return the time of a token over all replies, in all gaps that overlap an interval.
+
+    With speculation an event brings several tokens, so that gaps are longer than tokens. Each reply
+    must have an event before the interval and one after it.
+    """
+    spent_ms = tokens = 0.0
+    for reply in replies:
+        first = bisect_right(reply.arrived_s, from_s) - 1
+        last = bisect_left(reply.arrived_s, to_s)
+        spent_ms += 1e3 * (reply.arrived_s[last] - reply.arrived_s[first])
+        tokens += reply.tokens[last] - reply.tokens[first]
+    return spent_ms / tokens
+
+
 def _local_body(ids: list[int], output: int, min_cached: int) -> dict[str, Any]:
     body = greedy_body(ids, output)
     body["sampling_params"]["custom_params"] = LocalTerms(min_cached).to_custom_params()
@@ -183,7 +205,8 @@ async def _stream(
     http: aiohttp.ClientSession, url: str, body: dict[str, Any], reply: Reply | None = None
 ) -> Reply:
     reply = reply or Reply(0.0)
-    stream = EventStream(reply.arrived)
+    stream = EventStream()
+    stream.on_tokens = partial(_note, stream, reply)
     reply.sent_s = time.perf_counter()
     await _generate(http, url, body, stream)
     message = stream.error_message()
@@ -195,6 +218,10 @@ async def _stream(
         raise WorkerError(f"{url}: {ending.get('message', 'aborted')}")
     reply.ids, reply.cached_tokens = answer.ids, answer.cached_tokens
     return reply
+
+
+def _note(stream: EventStream, reply: Reply) -> None:
+    reply.arrived(stream.tokens)
 
 
 async def _generate(

@@ -48,7 +48,10 @@ _WILDCARD_HOSTS = ("*", "0.0.0.0", "::", "[::]")  # a publisher of KV events bin
 
 # Parts of the messages when KV was not transferred (disaggregation/decode.py:2649,
 # prefill.py:1120, 1185, common/conn.py:91). They do not name the worker at fault.
-_TRANSFER_ERRORS = ("transfer failed", "bootstrap failed", "KVTransferError")
+_TRANSFER_ERRORS = (
+    *("transfer failed", "bootstrap failed", "KVTransferError"),
+    "KV checksum mismatch",  # --disaggregation-enable-kv-checksum
+)
 
 # 0.5.21's refusal of a request without a bootstrap room, by a worker without the plugin. It is
 # compared with the start of a message, because validation errors repeat a client's input.
