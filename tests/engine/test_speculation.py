@@ -271,9 +271,9 @@ async def test_samples_are_distributed_as_the_targets(
     gate = asyncio.Semaphore(16)
 
     async def sample() -> list[int]:
+        terms = LocalTerms(0).to_custom_params()
         params = {"temperature": 1.0, "max_new_tokens": 3, "ignore_eos": True}
-        params["custom_params"] = LocalTerms(0).to_custom_params()
-        body = {"input_ids": prompt, "sampling_params": params}
+        body = {"input_ids": prompt, "sampling_params": {**params, "custom_params": terms}}
         async with gate, http.post(f"{workers.decode.url}/generate", json=body) as response:
             ids: list[int] = (await response.json())["output_ids"]
         return ids
