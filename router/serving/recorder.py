@@ -119,8 +119,9 @@ class RequestRecorder:
         if decision.route is _LOCAL and decision.reason not in _UNPREDICTED:
             self._compare(context, turn, home, usage)
         self._count_transfer(context, home, usage)
+        inbound, prompt_tokens = context.inbound, usage.prompt_tokens
         self._forecast.learn_prompt(
-            context.inbound.endpoint, chain.total_bytes, usage.prompt_tokens
+            inbound.endpoint, chain.total_bytes, prompt_tokens, inbound.media
         )
         predicted = context.features.output_tokens if context.features else None
         off = self._forecast.learn_reply(context.tenant, predicted, usage.completion_tokens)
