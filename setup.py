@@ -21,7 +21,7 @@ _COMPILED = {
         *("admission", "fields", "keys", "objectives", "parser", "rates", "requests"),
         "scrub",
     ),
-    "observability": ("counting", "journal", "metrics"),
+    "observability": ("batch", "counting", "journal", "metrics"),
     "serving": ("bodies", "context", "handler", "recorder", "legs", "relay", "sending"),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
     "workers": ("breaker", "health", "registry", "worker"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import resource
 import secrets
 import signal
@@ -151,6 +152,8 @@ def _run_process(
         uvloop.run(serve(own_share(config), lambda: own_share(parse_config(argv)[0]), peers))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
+    finally:
+        logging.shutdown()  # the supervisor's child ends without the interpreter's own exit
 
 
 def _raise_file_limit() -> None:

@@ -145,8 +145,9 @@ async def running(
             reuse_s=config.worker_idle_timeout_s,
         )
         stack.push_async_callback(upstreams.close)
-        tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
-        if tracing is not None:
+        tracing = None
+        if config.otlp_endpoint:
+            tracing = Tracing(config.otlp_endpoint, config.trace_share)
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         times = aiohttp.ClientTimeout(
             total=config.answer_timeout_s, connect=config.connect_timeout_s

@@ -14,6 +14,7 @@ from ppd.sessions import Hit, SessionIndex, Turn
 
 from ..observability.counting import HistogramChild
 from ..observability.journal import Journal
+from ..observability.logs import log_fields
 from ..observability.metrics import Metrics, turn_label
 from ..workers.sglang import Usage
 from ..workers.worker import Worker
@@ -269,4 +270,4 @@ def _log(context: RequestContext, turn: Turn, usage: Usage) -> None:
             "score_remote": seen.score.remote,
             "score_local": seen.score.local,
         }
-    logger.info("turn", extra={"fields": fields})
+    log_fields(logger, "turn", fields)
