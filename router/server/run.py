@@ -169,6 +169,9 @@ async def running(
         )
         if config.kv_events:
             await stack.enter_async_context(kv_event_subscriptions(registry, parts.admin.metrics))
+        if config.decode_fallback:
+            watching = parts.admin.fallbacks.watch_forever(config.probe_interval_s)
+            await stack.enter_async_context(background_task(watching))
         if membership is not None:
             await stack.enter_async_context(background_task(membership.watch_forever()))
         if parts.retriever is not None:
