@@ -23,6 +23,7 @@ from .config.file import read_config
 from .config.options import TABLE_POLICY, RouterConfig
 from .observability.logs import log_to_stderr
 from .peers import Peers
+from .server.build import build
 from .server.check import check_everything
 from .server.listening import local, peer_tls
 from .server.run import serve
@@ -69,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"number of processes that share the port (default: {default.processes})",
     )
     add("--log-level", choices=_LEVELS, help=f"default: {default.log_level}")
-    add("--version", action="version", version=__version__)
+    add("--version", action="version", version=f"{__version__} ({build()})")
     return parser
 
 

@@ -37,6 +37,7 @@ from ..workers.discovery import Reconciler, first_of_each, open_sources
 from ..workers.kv_events import kv_event_subscriptions
 from ..workers.membership import Membership
 from ..workers.registry import connect
+from .build import build
 from .listening import bind, serving, tls_of, url_of
 from .parts import make_parts
 
@@ -52,7 +53,8 @@ async def serve(
         # Until here a signal ends the process at once, also while it waits for workers.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        logger.info("sglang-ppd %s: policy %s, listening on %s", __version__, config.policy, url)
+        version = f"{__version__} ({build()})"
+        logger.info("sglang-ppd %s: policy %s, listening on %s", version, config.policy, url)
         await stop.wait()
         logger.info("stopping")
 
