@@ -18,7 +18,7 @@ SEARCHES ?= 10000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test test-fast test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup browser demo serve test test-fast smoke test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
@@ -26,6 +26,7 @@ help:
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
 	@echo "make test         checks and all tests, on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-fast    checks and the tests that need no engine"
+	@echo "make smoke        one conversation on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
 	@echo "make check        ruff, mypy, import-linter; documents: numbers, links, lengths, generated pages"
 	@echo "make reference    write the pages that are made from the code: docs/reference"
@@ -103,6 +104,11 @@ test: check browser
 
 test-fast: check
 	$(BIN)/python -m pytest tests/unit tests/router
+
+# One conversation over both routes, with the ids of a monolithic server.
+smoke: setup
+	$(BIN)/ppd-worker --check-engine | tail -1
+	$(BIN)/python -m pytest tests/engine/test_identity.py -k 'coin and llama-page1'
 
 test-matrix: setup
 	$(BIN)/python -m pytest -m matrix

@@ -13,11 +13,12 @@ import string
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 from ppd.errors import ConfigError
 
 from .model_cache import build_once, cache_folder
+from .tiny_layers import Family, Projections, Shape, family_config, layer_tensors
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>"
@@ -27,15 +28,7 @@ CHAT_TEMPLATE = (
 )
 SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|unk|>")
 _CHARACTERS = [c for c in string.printable if c not in "\r\x0b\x0c"]
-_ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _FORMAT = 1  # raise when the same spec would give other files
-
-
-class Family(StrEnum):
-    """An architecture of small models."""
-
-    LLAMA = "llama"
-    QWEN3 = "qwen3"
 
 
 class Vocabulary(StrEnum):
@@ -139,18 +132,12 @@ def _write_weights(spec: ModelSpec, vocabulary_size: int, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    head_dim = spec.hidden // spec.heads
-    config: dict[str, Any] = {
-        "model_type": spec.family.value,
-        "architectures": [_ARCHITECTURE[spec.family]],
+    config = {
         "dtype": spec.dtype,
         "vocab_size": vocabulary_size,
         "hidden_size": spec.hidden,
-        "intermediate_size": spec.hidden * 3,
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
@@ -161,17 +148,11 @@ def _write_weights(spec: ModelSpec, vocabulary_size: int, folder: Path) -> None:
         "eos_token_id": 0,
         "pad_token_id": 0,
     }
-    _write_json(folder / "config.json", config)
+    shape = Shape(spec.hidden, spec.heads, spec.kv_heads, spec.layers, spec.max_context_tokens)
+    _write_json(folder / "config.json", config | family_config(spec.family, shape))
     _write_json(folder / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
 
-    generator = torch.Generator().manual_seed(spec.seed)
-
-    def projection(rows: int, columns: int, gain: float = 1.6) -> torch.Tensor:
-        # The usual std of 0.02 leaves logits so flat that greedy output repeats one token;
-        # layers of about unit gain make it depend on everything that came before.
-        return torch.randn(rows, columns, generator=generator) * (gain / columns**0.5)
-
-    query_rows, kv_rows = spec.heads * head_dim, spec.kv_heads * head_dim
+    projection = Projections(spec.seed)
     tensors = {
         "model.embed_tokens.weight": projection(vocabulary_size, spec.hidden, spec.hidden**0.5),
         "model.norm.weight": torch.ones(spec.hidden),
@@ -180,23 +161,8 @@ def _write_weights(spec: ModelSpec, vocabulary_size: int, folder: Path) -> None:
     # Special tokens are never the maximum: replies run to max_tokens and stay printable.
     tensors["lm_head.weight"][: len(SPECIAL_TOKENS)] = 0.0
     for i in range(spec.layers):
-        layer = {
-            "self_attn.q_proj": projection(query_rows, spec.hidden),
-            "self_attn.k_proj": projection(kv_rows, spec.hidden),
-            "self_attn.v_proj": projection(kv_rows, spec.hidden),
-            "self_attn.o_proj": projection(spec.hidden, query_rows),
-            "mlp.gate_proj": projection(spec.hidden * 3, spec.hidden),
-            "mlp.up_proj": projection(spec.hidden * 3, spec.hidden),
-            "mlp.down_proj": projection(spec.hidden, spec.hidden * 3),
-            "input_layernorm": torch.ones(spec.hidden),
-            "post_attention_layernorm": torch.ones(spec.hidden),
-        }
-        if spec.family is Family.QWEN3:
-            layer |= {
-                "self_attn.q_norm": torch.ones(head_dim),
-                "self_attn.k_norm": torch.ones(head_dim),
-            }
-        tensors |= {f"model.layers.{i}.{name}.weight": value for name, value in layer.items()}
+        layer = layer_tensors(spec.family, shape, i, projection)
+        tensors |= {f"model.layers.{i}.{name}": value for name, value in layer.items()}
     dtype = getattr(torch, spec.dtype)
     save_file(
         {name: value.to(dtype).contiguous() for name, value in tensors.items()},

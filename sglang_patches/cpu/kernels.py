@@ -1,4 +1,4 @@
-"""Replacements for three functions of SGLang 0.5.21 that cannot compute well on a CPU.
+"""Replacements for functions of SGLang that cannot compute well on a CPU.
 
 * ``torch_native`` attention pads the query to the whole context before an
   extend (torch_native_backend.py:128), so an append-prefill costs as much as a
@@ -6,6 +6,11 @@
 * The paged allocator launches Triton kernels (mem_cache/allocator/paged.py:206
   and :247). Here they run as tensor operations: upstream's own
   ``alloc_extend_naive``, and its decode twin.
+* ``torch_native`` has no entry in the table that chooses between the two forms
+  of multi-head latent attention (MLA). The entry of Triton is used in its place
+  (attention_backend_handler.py:53). It takes the form with expanded heads for an
+  extend without prefix, which then reads latents as keys and values. Here MLA
+  always takes the latent form, which ``torch_native`` computes rightly.
 
 The module holds numerics only. Disaggregation has no part in it.
 """
@@ -20,13 +25,17 @@ if TYPE_CHECKING:
 
 
 def install() -> None:
-    """Patch the two modules in this process.
+    """Patch the modules in this process.
 
     Raises:
         AttributeError: SGLang has moved one of the names.
     """
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.mem_cache.allocator import paged
+    from sglang.srt.models.deepseek_common.attention_backend_handler import (
+        AttentionBackendRegistry,
+        AttnForwardMethod,
+    )
 
     for owner, name in (
         (TorchNativeAttnBackend, "_run_sdpa_forward_extend"),
@@ -39,6 +48,7 @@ def install() -> None:
     TorchNativeAttnBackend._run_sdpa_forward_extend = _extend_new_rows
     paged.alloc_extend_kernel = _Launch(_alloc_extend)
     paged.alloc_decode_kernel = _Launch(_alloc_decode)
+    AttentionBackendRegistry.register("torch_native", lambda *_: AttnForwardMethod.MLA)
 
 
 def _extend_new_rows(

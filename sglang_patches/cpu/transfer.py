@@ -7,13 +7,15 @@
   1746) if the sender supports that, on any device. 0.5.21 has no such sender.
 * A TCP lane of Mooncake rejects blocks that would make its queue longer than 1,024. Upstream can
   bound the *indices* of a call. The number of blocks is a multiple of that by the model's buffers,
-  and less where blocks are contiguous. Here the blocks themselves are bounded.
+  and less where blocks are contiguous. Servers of different TP send one block for each token and
+  buffer (mooncake/conn.py:1756), from several threads. Here the blocks of all calls are bounded.
 * The checksum of ``--disaggregation-enable-kv-checksum`` is a CUDA kernel. Here it is zlib's.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,31 +23,42 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_MAX_BLOCKS = 512  # in a call; several rooms may be sent at a time
+_MAX_BLOCKS = 512  # under way at a time
+
+Addresses = Sequence[int]
 
 
 def install() -> None:
     """Patch the sender and the checksum in this process.
 
     Raises:
-        AttributeError: SGLang has moved ``_transfer_data`` or ``compute``.
+        AttributeError: SGLang has moved ``batch_transfer_sync`` or ``compute``.
     """
     import torch
     from sglang.srt.disaggregation.checksum import KvChecksumComputer
-    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager, MooncakeKVSender
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+    from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import (
+        MooncakeTransferEngine,
+    )
 
     setattr(torch.cuda, "Event", torch.cpu.Event)  # noqa: B010 (mypy: it is a type)
     MooncakeKVSender.supports_host_tensor_indices = False
-    send = MooncakeKVManager._transfer_data
+    transfer, turn = MooncakeTransferEngine.batch_transfer_sync, threading.Lock()
 
-    def send_in_slices(self: Any, mooncake_session_id: str, blocks: Sequence[Any]) -> int:
-        for begin in range(0, len(blocks), _MAX_BLOCKS):
-            failed: int = send(self, mooncake_session_id, blocks[begin : begin + _MAX_BLOCKS])
+    def transfer_in_parts(
+        self: Any, session_id: str, sources: Addresses, targets: Addresses, lengths: Addresses
+    ) -> int:
+        for begin in range(0, len(sources), _MAX_BLOCKS):
+            part = slice(begin, begin + _MAX_BLOCKS)
+            with turn:
+                failed: int = transfer(
+                    self, session_id, sources[part], targets[part], lengths[part]
+                )
             if failed:
                 return failed
         return 0
 
-    MooncakeKVManager._transfer_data = send_in_slices
+    MooncakeTransferEngine.batch_transfer_sync = transfer_in_parts
     getattr(KvChecksumComputer, "compute")  # noqa: B009 (it must exist)
     KvChecksumComputer.compute = _checksum
 

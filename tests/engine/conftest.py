@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from eval.cluster import Launcher, free_port
-from eval.tiny_model import Family, ModelSpec, Vocabulary
+from eval.tiny_layers import Family
+from eval.tiny_model import ModelSpec, Vocabulary
 
 from .workers import Workers, begin_stop, start_cluster, start_decode, worker_launcher
 

@@ -24,7 +24,9 @@ from sglang_patches.engines import ENGINES
 
 from .conversation import Conversation, RandomRoutes, user_messages
 from .generation import CONSTRAINTS, compare_constrained
-from .speculation import STEPS, Speculated, Speculator, draft_flags, start_speculating
+from .reference import greedy_ids, reference_model
+from .routes import RouteClient, random_ids
+from .speculation import STEPS, draft_flags, start_speculating
 from .test_trouble import decoding_on_d, post
 from .workers import (
     Workers,
@@ -95,29 +97,6 @@ def workers(
     yield from start_speculating(spec, logs, page_size, ("--chunked-prefill-size", "256", *flags))
 
 
-def opening(seed: int, tokens: int = 300) -> list[int]:
-    """Token ids of a first turn."""
-    source = random.Random(seed)
-    return [source.randint(10, 90) for _ in range(tokens)]
-
-
-async def converse(speculator: Speculator, seed: int, routes: tuple[str, ...]) -> list[Speculated]:
-    """Hold a conversation whose turns take the given routes; later turns require its KV."""
-    history, replies, held = opening(seed), list[Speculated](), 0
-    for number, route in enumerate(routes):
-        match route:
-            case "local":
-                reply = await speculator.local(history, 40, held)
-            case "remote":
-                reply = await speculator.remote(history, 40)
-            case _:
-                reply = await speculator.alone(history, 40)
-        replies.append(reply)
-        held = max(0, len(history) - 32)
-        history = [*history, *reply.ids, *opening(seed + 100 * number, 25)]
-    return replies
-
-
 def is_sharing(workers: Workers) -> bool:
     """Whether the workers' draft shares the target's layer."""
     return workers.model == ensure_pair(SHARING)[0]
@@ -126,18 +105,13 @@ def is_sharing(workers: Workers) -> bool:
 async def test_ids_are_those_of_the_target_alone(
     workers: Workers, http: aiohttp.ClientSession
 ) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
+    model = reference_model(workers.model)
+    prompts = [random_ids(seed, 200) for seed in range(3)]
+    expected = [greedy_ids(model, ids, 40) for ids in prompts]
     await workers.settle(http)
-    model = AutoModelForCausalLM.from_pretrained(workers.model, dtype=torch.float32)
-    speculator = Speculator(http, workers)
-    for seed in range(3):
-        ids = opening(seed, 200)
-        whole = model.generate(
-            torch.tensor([ids]), max_new_tokens=40, do_sample=False, eos_token_id=None
-        )
-        assert (await speculator.alone(ids, 40)).ids == whole[0, len(ids) :].tolist()
+    client = RouteClient(http, workers)
+    for ids, reply in zip(prompts, expected, strict=True):
+        assert (await client.alone(ids, 40)).ids == reply
     await workers.settle(http)
 
 
@@ -147,10 +121,10 @@ async def test_ids_and_acceptance_do_not_depend_on_the_route(
 ) -> None:
     """A mixed chunk gives decodes one token, so histograms of concurrent turns may differ."""
     await workers.settle(http)
-    speculator = Speculator(http, workers)
+    client = RouteClient(http, workers)
     routes = ("remote", "local", "local", "remote", "local")
-    got = await asyncio.gather(*(converse(speculator, seed, routes) for seed in range(at_once)))
-    expected = [await converse(speculator, seed, ("alone",) * 5) for seed in range(at_once)]
+    got = await asyncio.gather(*(client.converse(seed, routes) for seed in range(at_once)))
+    expected = [await client.converse(seed, ("alone",) * 5) for seed in range(at_once)]
     for replies, alone in zip(got, expected, strict=True):
         assert [r.ids for r in replies] == [r.ids for r in alone]
         if at_once == 1:
@@ -182,14 +156,14 @@ async def test_a_long_append_is_chunked_beside_decodes(
     workers: Workers, http: aiohttp.ClientSession
 ) -> None:
     await workers.settle(http)
-    speculator = Speculator(http, workers)
+    client = RouteClient(http, workers)
     before = await plugin_state(http, workers.decode)
-    decodes = [asyncio.create_task(speculator.local(opening(i), 200)) for i in range(3)]
+    decodes = [asyncio.create_task(client.local(random_ids(i, 300), 200)) for i in range(3)]
     await wait_until(partial(decoding_on_d, http, workers), *decodes)
-    appended = await speculator.local(opening(9, 2500), 40)
-    assert appended.ids == (await speculator.alone(opening(9, 2500), 40)).ids
+    appended = await client.local(random_ids(9, 2500), 40)
+    assert appended.ids == (await client.alone(random_ids(9, 2500), 40)).ids
     for i, decode in enumerate(decodes):
-        assert (await decode).ids == (await speculator.alone(opening(i), 200)).ids
+        assert (await decode).ids == (await client.alone(random_ids(i, 300), 200)).ids
     state = await plugin_state(http, workers.decode)
     assert state["chunks"] - before["chunks"] > 4 + 2500 // 256
     await workers.settle(http)
@@ -207,19 +181,19 @@ async def test_a_paused_turn_continues(
     workers: Workers, http: aiohttp.ClientSession, mode: str
 ) -> None:
     await workers.settle(http)
-    speculator = Speculator(http, workers)
-    turn = asyncio.create_task(speculator.local(opening(1), 400))
+    client = RouteClient(http, workers)
+    turn = asyncio.create_task(client.local(random_ids(1, 300), 400))
     await wait_until(partial(decoding_on_d, http, workers), turn)
     await post(http, workers.decode, "/pause_generation", {"mode": mode})
     await post(http, workers.decode, "/continue_generation", {})
-    assert (await turn).ids == (await speculator.alone(opening(1), 400)).ids
+    assert (await turn).ids == (await client.alone(random_ids(1, 300), 400)).ids
     await workers.settle(http)
 
 
 async def test_an_aborted_turn_frees_its_kv(workers: Workers, http: aiohttp.ClientSession) -> None:
     await workers.settle(http)
-    speculator = Speculator(http, workers)
-    turns = [asyncio.create_task(speculator.local(opening(i), 400)) for i in range(4)]
+    client = RouteClient(http, workers)
+    turns = [asyncio.create_task(client.local(random_ids(i, 300), 400)) for i in range(4)]
     await wait_until(partial(decoding_on_d, http, workers), *turns)
     for turn in turns:
         turn.cancel()
@@ -232,7 +206,7 @@ async def test_logprobs_are_those_of_a_monolithic_server(
 ) -> None:
     await workers.settle(http)
     assert workers.monolithic is not None
-    body = {"input_ids": opening(2), "return_logprob": True, "logprob_start_len": 0}
+    body = {"input_ids": random_ids(2, 300), "return_logprob": True, "logprob_start_len": 0}
     sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
     found = []
     for url, terms in (
@@ -257,17 +231,16 @@ async def test_samples_are_distributed_as_the_targets(
 ) -> None:
     """Of three sampled tokens the first comes from a prefill, the others from verify steps."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    await workers.settle(http)
-    count, prompt = 1500, opening(3, 40)
-    model = AutoModelForCausalLM.from_pretrained(workers.model, dtype=torch.float32)
+    count, prompt = 1500, random_ids(3, 40)
+    model = reference_model(workers.model)
     with torch.no_grad():
         first = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
         likely = first.topk(60).indices
         then = model(torch.tensor([[*prompt, int(i)] for i in likely])).logits[:, -1].softmax(-1)
     expected = (first[likely, None] * then).sum(0) / float(first[likely].sum())
 
+    await workers.settle(http)
     gate = asyncio.Semaphore(16)
 
     async def sample() -> list[int]:
@@ -309,11 +282,11 @@ async def test_retracted_requests_of_both_kinds_continue(
     retracting = replace(workers, decode=decode)
     try:
         await retracting.settle(http)
-        speculator = Speculator(http, retracting)
+        client = RouteClient(http, retracting)
         routes = ("remote", "local", "remote", "local")
-        got = await asyncio.gather(*(converse(speculator, seed, routes) for seed in range(5)))
+        got = await asyncio.gather(*(client.converse(seed, routes) for seed in range(5)))
         for seed, replies in enumerate(got):
-            alone = await converse(speculator, seed, ("alone",) * 4)
+            alone = await client.converse(seed, ("alone",) * 4)
             assert [r.ids for r in replies] == [r.ids for r in alone], f"conversation {seed}"
         assert (await plugin_state(http, decode))["requeued"] > 0
         await retracting.settle(http)
@@ -334,10 +307,10 @@ async def test_hidden_states_that_are_lost_are_seen(
         workers, launcher, "no-hidden", *_draft_flags(workers), environment={"PYTHONPATH": paths}
     )
     try:
-        speculator = Speculator(http, replace(workers, decode=decode))
+        client = RouteClient(http, replace(workers, decode=decode))
         routes = ("local",) * 4
-        got = [await converse(speculator, seed, routes) for seed in range(3)]
-        expected = [await converse(speculator, seed, ("alone",) * 4) for seed in range(3)]
+        got = [await client.converse(seed, routes) for seed in range(3)]
+        expected = [await client.converse(seed, ("alone",) * 4) for seed in range(3)]
         assert [[r.ids for r in turns] for turns in got] == [
             [r.ids for r in turns] for turns in expected
         ]

@@ -1,4 +1,4 @@
-"""A decode server of two ranks: both must prefill, chunk and refuse alike, or they would hang."""
+"""Servers of two ranks: both ranks must do alike, and KV must cross between unequal servers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import aiohttp
 import pytest
 
 from eval.cluster import Launcher
-from ppd.contract import LocalTerms
+from ppd.contract import LocalTerms, Role
 
 from .generation import Generated, generate
-from .workers import Workers, begin_stop, plugin_state, start_decode
+from .routes import RouteClient
+from .workers import (
+    Workers,
+    begin_stop,
+    extra_environment,
+    plugin_state,
+    start_decode,
+    wait_ready,
+)
 
 _CHUNK = 256  # tokens, at most
+# Else SGLang needs a NUMA node for each rank.
+_TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 # Python imports a module of this name when it starts. Ranks choose chunks after what they
 # themselves have timed, which differs now and then. With this module it differs always.
 _SITECUSTOMIZE = """
@@ -36,19 +45,31 @@ Pacer.next_chunk = next_chunk
 _PREFILLED = re.compile(r"local prefill: rid=(\S+) new=(\d+) cached=\d+ chunks=(\d+) ")
 
 
-@pytest.fixture
-def two_rank_workers(workers: Workers, launcher: Launcher, tmp_path: Path) -> Iterator[Workers]:
+@pytest.fixture(scope="module")
+def two_rank_workers(
+    workers: Workers, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Workers]:
     """The shared workers, but a decode worker of two ranks that would choose different chunks."""
-    (tmp_path / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+    folder = tmp_path_factory.mktemp("two-ranks")
+    (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     earlier = os.environ.get("PYTHONPATH")
-    environment = {
-        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # else SGLang needs a NUMA node for each rank
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), *([earlier] if earlier else [])]),
-    }
+    paths = os.pathsep.join([str(folder), *([earlier] if earlier else [])])
+    environment = {**_TWO_RANKS, "PYTHONPATH": paths}
     flags = ("--tp-size", "2", "--chunked-prefill-size", str(_CHUNK))
     decode = start_decode(workers, launcher, "two-ranks", *flags, environment=environment)
     yield replace(workers, decode=decode)
     begin_stop([decode])
+
+
+@pytest.fixture(scope="module")
+def two_rank_prefill_workers(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
+    """The shared workers, but a prefill worker of two ranks."""
+    flags = ("--page-size", str(workers.page_size), "--tp-size", "2")
+    with extra_environment(launcher, _TWO_RANKS):
+        prefill = launcher.worker(Role.PREFILL, workers.model, *flags, name="two-ranks-prefill")
+    wait_ready(prefill)
+    yield replace(workers, prefill=prefill)
+    begin_stop([prefill])
 
 
 def chunks_of_prefills(log: str) -> dict[str, list[tuple[int, int]]]:
@@ -94,4 +115,25 @@ async def test_local_turns_on_two_ranks(
         assert chunks >= -(-tokens // _CHUNK)
     assert sum(chunks for (_, chunks), _ in prefills.values()) > 18
     assert state["longest_decode_gap_ms"] > 0, "no chunk ran beside a decode"
+    await workers.settle(http)
+
+
+@pytest.mark.parametrize("first_tokens", [200, 2500])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_kv_crosses_between_servers_of_one_and_two_ranks(
+    request: pytest.FixtureRequest, http: aiohttp.ClientSession, side: str, first_tokens: int
+) -> None:
+    """First turns, local turns after them, and remote turns after those, one and three at once."""
+    fixture = "two_rank_prefill_workers" if side == "prefill" else "two_rank_workers"
+    workers: Workers = request.getfixturevalue(fixture)
+    await workers.settle(http)
+    client = RouteClient(http, workers)
+    routes = ("remote", "local", "remote", "remote", "local")
+    for seeds in ([1], [2, 3, 4]):
+        got = await asyncio.gather(
+            *(client.converse(seed, routes, first_tokens=first_tokens) for seed in seeds)
+        )
+        for seed, replies in zip(seeds, got, strict=True):
+            alone = await client.converse(seed, ("alone",) * len(routes), first_tokens=first_tokens)
+            assert [r.ids for r in replies] == [r.ids for r in alone], f"conversation {seed}"
     await workers.settle(http)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from eval.tiny_model import Family, ModelSpec, Vocabulary, ensure
+from eval.tiny_layers import Family
+from eval.tiny_model import ModelSpec, Vocabulary, ensure
 
 
 @pytest.mark.parametrize("family", list(Family))
