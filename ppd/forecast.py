@@ -55,7 +55,7 @@ class Forecast:
         self._tenants: OrderedDict[str, float] = OrderedDict()
         self._tokens_per_byte: dict[str, float] = {}
         self._tokens_per_unit = _TOKENS_PER_UNIT.copy()
-        self._seen: set[MediaKind] = set()  # kinds whose ratio is an estimate
+        self._seen: set[MediaKind] = set()  # kinds that made up most of a prompt
         self._off: float | None = None
 
     def prompt_tokens(self, kind: str, text_bytes: int, media: Sequence[Media] = ()) -> int:
@@ -107,7 +107,8 @@ class Forecast:
             share = min(1.0, of_kind * factor / max(1, tokens))
             weight = share * (0.1 if kind in self._seen else 1.0)
             self._tokens_per_unit[kind] *= 1 + weight * (factor - 1)
-            self._seen.add(kind)
+            if share > 0.5:
+                self._seen.add(kind)
 
     def reply_tokens(
         self, tenant: str, usual_tokens: float | None, max_reply_tokens: int | None

@@ -175,7 +175,10 @@ def _data_start(given: str) -> int:
 
 
 def _is_address(given: str) -> bool:
-    return "://" in given[:16] or given.startswith(("/", "data:")) or len(given) < 64
+    """Return whether ``given`` is a URL or a path, and not base64: JPEG files begin with ``/9j/``."""
+    if given.startswith("/"):
+        return not given.startswith("/9j/")
+    return "://" in given[:16] or given.startswith("data:") or len(given) < 64
 
 
 def _patches(given: str, start: int) -> float | None:

@@ -210,6 +210,11 @@ def test_native_requests_have_media_in_fields() -> None:
     assert len(ends) == 4
     assert [one.units for one in seen.media] == [100.0]
     assert made.media[0].kind is MediaKind.UNSIZED_IMAGE
+    photo = encoded(picture("JPEG", 280, 280))
+    assert photo.startswith("/9j/"), "which looks like a path"
+    assert read(Endpoint.GENERATE, {"text": "a", "image_data": photo}).media[0].units == 100.0
+    path = read(Endpoint.GENERATE, {"text": "a", "image_data": "/data/" + "a" * 80 + ".png"})
+    assert path.media[0].kind is MediaKind.UNSIZED_IMAGE
     batch = read(Endpoint.GENERATE, {"text": ["a", "b"], "image_data": [[image], [image]]})
     assert (batch.chain, len(batch.media)) == (None, 2)
 
