@@ -175,7 +175,7 @@ def _data_start(given: str) -> int:
 
 
 def _is_address(given: str) -> bool:
-    """Return whether ``given`` is a URL or a path, and not base64: JPEG files begin with ``/9j/``."""
+    """Return whether ``given`` is a URL or a path, not base64. A JPEG file begins with ``/9j/``."""
     if given.startswith("/"):
         return not given.startswith("/9j/")
     return "://" in given[:16] or given.startswith("data:") or len(given) < 64
