@@ -11,6 +11,7 @@ TABLE ?= tables/cpu-tiny-llama-1P1D.json
 PORT ?= 0
 RECORD ?=
 MINUTES ?= 20
+DRAFT ?=
 REQUESTS ?= 200000
 SENTENCES ?=
 LARGE ?= 1000000
@@ -46,7 +47,7 @@ help:
 	@echo "make policy-grid      all policies side by side, over load and turns (RECORD=FILE, which is continued)"
 	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md, the documents' tables"
 	@echo "make bench-rag        later turns without retrieval, with passages at the tail, in the system prompt (RECORD=FILE)"
-	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
+	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20 DRAFT=eagle|mtp)"
 	@echo "make soak-pool        10 million searches, rows that come and go, a shard that is killed (SEARCHES=10000000)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -166,7 +167,7 @@ bench-rag: setup
 	@$(BIN)/ppd-eval rag bench --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 soak-engine: setup
-	@$(BIN)/ppd-eval soak engine --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak engine --model '$(MODEL)' $(if $(DRAFT),--draft $(DRAFT)) --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
 
 soak-pool: setup
 	@$(BIN)/python -m pip install --quiet -e '.[pool]'
