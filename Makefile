@@ -32,7 +32,7 @@ help:
 	@echo "make check        ruff, mypy, import-linter; documents: numbers, links, lengths, generated pages"
 	@echo "make reference    write the pages that are made from the code: docs/reference"
 	@echo "make docs         the site of the documents, in build/site; broken links and references fail"
-	@echo "make wheel        build dist/*.whl; COMPILE=1: with the router's token path in C (mypyc)"
+	@echo "make wheel        build dist/*.whl; the router's token path is in C where there is a compiler (COMPILE=0: not)"
 	@echo "make bench-hash   what recognising a conversation costs the router"
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
 	@echo "make bench-engine     full transfer, delta transfer and local append, idle and under load (RECORD=FILE)"
@@ -116,7 +116,7 @@ test-matrix: setup
 
 wheel: setup
 	rm -rf build dist
-	PPD_COMPILE=$(COMPILE) $(BIN)/python -m pip wheel --quiet --no-deps $(if $(COMPILE),--no-build-isolation) --wheel-dir dist .
+	PPD_COMPILE=$(COMPILE) $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 bench-hash: setup
 	@$(BIN)/ppd-eval bench hash

@@ -1,8 +1,8 @@
-"""The wheel, and with ``PPD_COMPILE=1`` one whose token path is compiled by mypyc.
+"""The wheel. Its token path is compiled by mypyc where there is a C compiler (build_backend.py).
 
 The same source either way: modules that the compiler cannot take (structs of msgspec, an exception
 that is an ``OSError``) and all that is not on the path of every request stay Python, and every
-module is in the wheel as Python too. Needs mypy and a C compiler (``make wheel COMPILE=1``).
+module is in the wheel as Python too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 
 from setuptools import setup
 
+from build_backend import compiles
+
 _CORE = ("arrivals", "attempts", "backlog", "forecast", "headroom")
 _COMPILED = {
     "apis": ("front",),
@@ -21,7 +23,7 @@ _COMPILED = {
         *("admission", "fields", "keys", "objectives", "parser", "rates", "requests"),
         "scrub",
     ),
-    "observability": ("counting", "journal", "metrics"),
+    "observability": ("batch", "counting", "journal", "metrics"),
     "serving": ("bodies", "context", "handler", "recorder", "legs", "relay", "sending"),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
     "workers": ("breaker", "health", "registry", "worker"),
@@ -42,10 +44,10 @@ def _compiled() -> list[object]:
         for package, names in _COMPILED.items()
         for name in names
     ]
-    found: list[object] = mypycify(sources, opt_level="2")
+    # Extras, as OpenTelemetry, are not installed where a wheel is built.
+    found: list[object] = mypycify(["--ignore-missing-imports", *sources], opt_level="2")
     return found
 
 
 # Not for its metadata, which are asked for first.
-_compiles = os.environ.get("PPD_COMPILE") == "1" and "bdist_wheel" in sys.argv
-setup(ext_modules=_compiled() if _compiles else [])
+setup(ext_modules=_compiled() if "bdist_wheel" in sys.argv and compiles() else [])

@@ -2,18 +2,33 @@
 
 The length of a reply is predicted from the conversation's own replies and those of its tenant.
 Both are running means of logarithms, because lengths have long tails. Recent replies count more.
-The error of the predictions is measured. The tokens of a first prompt are predicted from its bytes.
+The error of the predictions is measured. The tokens of a first prompt are predicted from the bytes
+of its text and the sizes of its media. The ratio of each kind is estimated apart, from usage.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
+
+from ppd.media import Media, MediaKind
 
 _RECENT = 0.3  # weight of the newest reply in a mean
 _MAX_TENANTS = 10_000
 _UNKNOWN = 256.0  # predicted tokens of a reply before the first one
 _TOKENS_PER_BYTE = 0.25
+# Tokens of a unit before usage has shown them: of a patch, a second (Qwen2.5-Omni has 25), and
+# 64 KiB; then of an image of 900 x 900 pixels, half a minute of audio, and ten seconds of video.
+_TOKENS_PER_UNIT = {
+    MediaKind.IMAGE: 1.0,
+    MediaKind.AUDIO: 25.0,
+    MediaKind.VIDEO: 150.0,
+    MediaKind.UNSIZED_IMAGE: 1024.0,
+    MediaKind.UNSIZED_AUDIO: 750.0,
+    MediaKind.UNSIZED_VIDEO: 3000.0,
+}
+_MAX_STEP = 16.0  # by which one prompt may change a ratio of media
 
 
 def blend(usual_tokens: float | None, tokens: int) -> float:
@@ -30,25 +45,70 @@ def blend(usual_tokens: float | None, tokens: int) -> float:
 
 
 class Forecast:
-    """Predicts reply lengths by tenant, and tokens per byte by kind of prompt.
+    """Predicts reply lengths by tenant, and the tokens of prompts by what they hold.
 
-    The caller keeps the mean of each conversation, in its ``Turn``.
+    The ratios are of one model, as a router serves only one. The caller keeps the mean of each
+    conversation, in its ``Turn``.
     """
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, float] = OrderedDict()
         self._tokens_per_byte: dict[str, float] = {}
+        self._tokens_per_unit = _TOKENS_PER_UNIT.copy()
+        self._seen: set[MediaKind] = set()  # kinds that made up most of a prompt
         self._off: float | None = None
 
-    def prompt_tokens(self, kind: str, prompt_bytes: int) -> int:
-        """The predicted tokens of a prompt, from its bytes and the kind of prompt."""
-        return round(prompt_bytes * self._tokens_per_byte.get(kind, _TOKENS_PER_BYTE))
+    def prompt_tokens(self, kind: str, text_bytes: int, media: Sequence[Media] = ()) -> int:
+        """The predicted tokens of a prompt.
 
-    def learn_prompt(self, kind: str, prompt_bytes: int, tokens: int) -> None:
-        """Update the tokens per byte of a kind of prompt by one prompt."""
-        ratio = tokens / max(1, prompt_bytes)
+        Args:
+            kind: of the prompt.
+            text_bytes: bytes of its text.
+            media: of the prompt.
+        """
+        tokens = round(text_bytes * self._tokens_per_byte.get(kind, _TOKENS_PER_BYTE))
+        return tokens + self.media_tokens(media) if media else tokens
+
+    def media_tokens(self, media: Sequence[Media]) -> int:
+        """The predicted tokens of media."""
+        return round(sum(one.units * self._tokens_per_unit[one.kind] for one in media))
+
+    def learn_prompt(
+        self, kind: str, text_bytes: int, tokens: int, media: Sequence[Media] = ()
+    ) -> None:
+        """Update the ratios by one prompt: that of its text, or those of its media if it has any.
+
+        Args:
+            kind: of the prompt.
+            text_bytes: bytes of its text.
+            tokens: of the whole prompt, as the engine counted them.
+            media: of the prompt.
+        """
+        if media:
+            self._learn_media(media, tokens - self.prompt_tokens(kind, text_bytes), tokens)
+            return
+        ratio = tokens / max(1, text_bytes)
         old = self._tokens_per_byte.get(kind, ratio)
         self._tokens_per_byte[kind] = old + 0.1 * (ratio - old)
+
+    def _learn_media(self, media: Sequence[Media], media_tokens: int, tokens: int) -> None:
+        """Update the ratios of media by the tokens that the text does not explain.
+
+        The error of the text's prediction is in them. So a ratio moves in proportion to the share
+        that its kind has of the prompt. Several kinds in one prompt keep their proportion.
+        """
+        predicted: dict[MediaKind, float] = {}
+        for one in media:
+            units = one.units * self._tokens_per_unit[one.kind]
+            predicted[one.kind] = predicted.get(one.kind, 0.0) + units
+        total = sum(predicted.values())
+        factor = min(_MAX_STEP, max(1 / _MAX_STEP, media_tokens / total))
+        for kind, of_kind in predicted.items():
+            share = min(1.0, of_kind * factor / max(1, tokens))
+            weight = share * (0.1 if kind in self._seen else 1.0)
+            self._tokens_per_unit[kind] *= 1 + weight * (factor - 1)
+            if share > 0.5:
+                self._seen.add(kind)
 
     def reply_tokens(
         self, tenant: str, usual_tokens: float | None, max_reply_tokens: int | None

@@ -15,6 +15,7 @@ from ppd.contract import Role
 from ppd.decision import Decision, Features, HomeState, Policy, Reason, Route, decide
 from ppd.errors import WorkerError
 from ppd.forecast import Forecast
+from ppd.media import Media
 from ppd.placement import Placement, PlannedTurn, WorkerView
 from ppd.prefix import PrefixChain
 from ppd.score import Objective
@@ -31,10 +32,11 @@ class Query(msgspec.Struct, frozen=True):
     Attributes:
         kind: of the request; bytes make tokens differently in each.
         chain: prefixes of its input; None if it holds several prompts.
-        body_bytes: of the request as it came.
+        body_bytes: of the request as it came, without its media.
         max_reply_tokens: its own limit on the reply.
         root: names the conversation for placement; None for several prompts.
         prompts: how many prompts it holds.
+        media: of all of its prompts.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Query(msgspec.Struct, frozen=True):
     objective: Objective
     root: bytes | None = None
     prompts: int = 1
+    media: tuple[Media, ...] = ()
 
 
 class Planner:
@@ -95,7 +98,8 @@ class Planner:
         """Tokens of KV that a request will need on a decode worker, before any look-up."""
         prompt_bytes = query.body_bytes if query.chain is None else query.chain.total_bytes
         reply = self._forecast.reply_tokens(query.tenant, None, query.max_reply_tokens)
-        return self._forecast.prompt_tokens(query.kind, prompt_bytes) + reply * query.prompts
+        prompt = self._forecast.prompt_tokens(query.kind, prompt_bytes, query.media)
+        return prompt + reply * query.prompts
 
     def plan(self, query: Query, kv_tokens: int, now_s: float) -> PlannedTurn:
         """Decide a turn's route and name its workers.
@@ -116,13 +120,14 @@ class Planner:
         chain = query.chain
         if chain is None:
             route = self._cluster.opening(None) or self.policy.opening
-            tokens = self._forecast.prompt_tokens("batch", query.body_bytes)
+            tokens = self._forecast.prompt_tokens("batch", query.body_bytes, query.media)
             decision = Decision(route, Reason.BATCH)
             return PlannedTurn(None, None, decision, tokens, kv_tokens, None, False, None)
         hit = self._index.find(chain, now_s)
         features = prefill = None
         if hit is None:
-            remote_tokens = self._forecast.prompt_tokens(query.kind, chain.total_bytes)
+            total_bytes = chain.total_bytes
+            remote_tokens = self._forecast.prompt_tokens(query.kind, total_bytes, query.media)
         else:
             before = self._cluster.find(hit.turn.prefill_worker)
             prefill = self._cluster.place(Role.PREFILL, before, (), 0, query.root)
@@ -144,16 +149,21 @@ class Planner:
     ) -> Features:
         turn = hit.turn
         home = self._cluster.find(turn.home)
-        # The conversation's own tokens per byte; what follows its prefix is the reply, then the
-        # new turn.
-        known_bytes = max(1, chain.total_bytes - hit.bytes_after)
-        tokens_after = round(hit.bytes_after * turn.prompt_tokens / known_bytes)
+        # What follows the prefix is the reply, then the new turn. Text has the conversation's own
+        # tokens per byte, unless some of those tokens are of media.
+        if len(query.media) > len(hit.media_after):
+            tokens_after = self._forecast.prompt_tokens(query.kind, hit.bytes_after)
+        else:
+            known_bytes = max(1, chain.total_bytes - hit.bytes_after)
+            tokens_after = round(hit.bytes_after * turn.prompt_tokens / known_bytes)
+        media_after = self._forecast.media_tokens(hit.media_after) if hit.media_after else 0
         if hit.bytes_after == 0:  # the same input again: its last token is computed anew
             context_tokens, new_tokens = turn.prompt_tokens - 1, 1
         elif turn.loses_replies or tokens_after < _REPLY_IS_BACK * turn.completion_tokens:
             context_tokens, new_tokens = turn.prompt_tokens, tokens_after
         else:
             context_tokens, new_tokens = turn.kv_tokens, tokens_after - turn.completion_tokens
+        new_tokens = max(1, new_tokens) + media_after
         dropped_tokens = 0 if home is None else home.evicted_tokens(turn.session)
         held_tokens = max(0, turn.kv_tokens - dropped_tokens)
         prefill_cached = 0
@@ -165,7 +175,7 @@ class Planner:
             context_tokens=context_tokens,
             evicted_tokens=max(0, context_tokens - held_tokens),
             earlier_prompt_tokens=turn.prompt_tokens,
-            new_tokens=max(1, new_tokens),
+            new_tokens=new_tokens,
             output_tokens=self._forecast.reply_tokens(
                 query.tenant, turn.usual_reply_tokens, query.max_reply_tokens
             ),

@@ -4,6 +4,7 @@ A chat history is hashed message by message, a prompt block by block. Each bound
 digest of the input before it. An index keeps the digest of each request's whole input. A later
 request that contains that input has the same digest at one of its boundaries. After that
 boundary follow the reply that was generated and the new turn, so the reply is never compared.
+Images, audio and video are hashed by their bytes, and do not count as text (``ppd.media``).
 Forks, regenerations and edits need no special case: they share a shorter prefix.
 
 The digests are routing keys (xxh3-128), not proofs. The worker itself checks whether it still
@@ -14,11 +15,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
 import orjson
 import xxhash
+
+from ppd.media import Media, has_media, split
 
 Digest = bytes
 BLOCK_BYTES = 1024
@@ -38,11 +42,13 @@ class Candidate(msgspec.Struct, frozen=True):
 
     Attributes:
         digest: the digest of the prefix.
-        bytes_after: bytes of the input after the prefix.
+        bytes_after: bytes of the input's text after the prefix.
+        media_after: media of the input after the prefix.
     """
 
     digest: Digest
     bytes_after: int
+    media_after: tuple[Media, ...] = ()
 
 
 class Anchor(msgspec.Struct, frozen=True):
@@ -77,7 +83,7 @@ class PrefixChain(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of the input."""
+        """The bytes of the input's text."""
 
     def candidates(self, tails: Callable[[Digest], Iterable[int]]) -> Iterator[Candidate]:
         """Iterate over all prefixes, the longest first.
@@ -92,13 +98,17 @@ class MessageChain(msgspec.Struct, frozen=True):
 
     Attributes:
         digests: the digest at each boundary.
-        sizes: bytes up to each boundary.
+        sizes: bytes of text up to each boundary.
         opening: index of the first message of a user.
+        media: of all messages, in their order.
+        media_ends: number of media up to each boundary; () without media.
     """
 
     digests: tuple[Digest, ...]
     sizes: tuple[int, ...]
     opening: int
+    media: tuple[Media, ...] = ()
+    media_ends: tuple[int, ...] = ()
 
     @property
     def end(self) -> Digest:
@@ -117,12 +127,17 @@ class MessageChain(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of the chat."""
+        """The bytes of the chat's text."""
         return self.sizes[-1]
 
     def candidates(self, tails: Callable[[Digest], Iterable[int]]) -> Iterator[Candidate]:
         """Iterate over the prefixes that end with a message, the longest first."""
         total = self.sizes[-1]
+        if self.media:
+            ends = zip(self.digests, self.sizes, self.media_ends, strict=True)
+            for digest, size, end in reversed(list(ends)):
+                yield Candidate(digest, total - size, self.media[end:])
+            return
         for digest, size in zip(reversed(self.digests), reversed(self.sizes), strict=True):
             yield Candidate(digest, total - size)
 
@@ -187,6 +202,8 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
     sizes: list[int] = []
     size = 0
     opening: int | None = None
+    media: list[Media] = []
+    media_counts: list[tuple[int, int]] = []  # index of a message with media, number up to its end
     for i, message in enumerate(messages):
         if opening is None and message.get("role") == "user":
             opening = i
@@ -198,15 +215,34 @@ def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> Message
                 continue
             if type(value) is str:
                 kind, data = b"text", value.encode(errors="surrogatepass")
+                size += len(data)
+            elif field == "content" and type(value) is list and has_media(value):
+                rest, text_bytes, found = split(value)
+                kind, data = b"media", orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)
+                size += text_bytes
+                media += found
+                media_counts.append((i, len(media)))
             else:
                 kind, data = _canonical(value)
+                size += len(data)
             parts.append(b"%b %b %d %b" % (name, kind, len(data), data))
-            size += len(data)
         parts.append(b"\n")
         hasher.update(b"".join(parts))
         digests.append(hasher.digest())
         sizes.append(size)
-    return MessageChain(tuple(digests), tuple(sizes), 0 if opening is None else opening)
+    opening = 0 if opening is None else opening
+    if not media:
+        return MessageChain(tuple(digests), tuple(sizes), opening)
+    ends = _media_ends(media_counts, len(digests))
+    return MessageChain(tuple(digests), tuple(sizes), opening, tuple(media), ends)
+
+
+def _media_ends(media_counts: Sequence[tuple[int, int]], messages: int) -> tuple[int, ...]:
+    """Return the number of media up to the end of each message."""
+    ends = [0] * messages
+    for (first, count), (after, _) in pairwise([*media_counts, (messages, 0)]):
+        ends[first:after] = [count] * (after - first)
+    return tuple(ends)
 
 
 def hash_text(salt: bytes, text: str) -> BlockChain:

@@ -13,6 +13,7 @@ from itertools import islice
 
 import msgspec
 
+from ppd.media import Media
 from ppd.prefix import Anchor, Digest, PrefixChain
 
 # Bounds a lookup: a prompt has a candidate for each length at which known prompts end.
@@ -66,7 +67,8 @@ class Hit(msgspec.Struct, frozen=True):
 
     turn: Turn
     digest: Digest
-    bytes_after: int  # of the request's input: the reply of ``turn`` and what is new
+    bytes_after: int  # of the request's text: the reply of ``turn`` and what is new
+    media_after: tuple[Media, ...] = ()  # of what is new
 
     @property
     def next_turn(self) -> int:
@@ -119,7 +121,7 @@ class SessionIndex:
                 continue
             entry.expires_at_s = now_s + self._ttl_s
             entries.move_to_end(candidate.digest)
-            return Hit(entry, candidate.digest, candidate.bytes_after)
+            return Hit(entry, candidate.digest, candidate.bytes_after, candidate.media_after)
         return None
 
     def record(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import resource
 import secrets
 import signal
@@ -22,6 +23,7 @@ from .config.file import read_config
 from .config.options import TABLE_POLICY, RouterConfig
 from .observability.logs import log_to_stderr
 from .peers import Peers
+from .server.build import build
 from .server.check import check_everything
 from .server.listening import local, peer_tls
 from .server.run import serve
@@ -68,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"number of processes that share the port (default: {default.processes})",
     )
     add("--log-level", choices=_LEVELS, help=f"default: {default.log_level}")
-    add("--version", action="version", version=__version__)
+    add("--version", action="version", version=f"{__version__} ({build()})")
     return parser
 
 
@@ -151,6 +153,8 @@ def _run_process(
         uvloop.run(serve(own_share(config), lambda: own_share(parse_config(argv)[0]), peers))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
+    finally:
+        logging.shutdown()  # the supervisor's child ends without the interpreter's own exit
 
 
 def _raise_file_limit() -> None:

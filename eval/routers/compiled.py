@@ -1,4 +1,4 @@
-"""Our router as ``make wheel COMPILE=1`` makes it, unpacked to be measured beside the rivals."""
+"""Our router as a compiled wheel has it, unpacked to be measured beside the rivals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zipfile
 from hashlib import sha256
 from pathlib import Path
 
-_SOURCES = ("setup.py", "pyproject.toml", "ppd", "router")
+_SOURCES = ("setup.py", "build_backend.py", "pyproject.toml", "ppd", "router")
 
 
 def install(where: Path, checkout: Path) -> Path:

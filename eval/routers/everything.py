@@ -25,6 +25,7 @@ admin_token = "operators"
 log_format = "json"
 decision_log = "{folder / "everything.decisions.jsonl"}"
 otlp_endpoint = "{traces}"
+trace_share = 0.01
 resume_streams = 2
 decode_fallback = true
 corrections = [

@@ -29,6 +29,7 @@ from ..observability.journal import Journal
 from ..observability.metrics import Metrics
 from ..serving.handler import RequestHandler
 from ..wire.access import carries_token
+from ..workers.fallbacks import Fallback, Fallbacks
 from ..workers.registry import WorkerRegistry
 from .peer_state import PeerLoads
 from .responses import json_response
@@ -55,6 +56,7 @@ class Admin:
         roles: that the policy requires workers for.
         policy: that decides.
         table: the policy's decision table, if any.
+        fallbacks: what the router does without.
         token: that operators carry; "": none.
         stopping: the router will soon accept no further requests.
     """
@@ -73,6 +75,7 @@ class Admin:
     peer_loads: PeerLoads
     journal: Journal
     metrics: Metrics
+    fallbacks: Fallbacks
     token: str
     clock: Callable[[], float]
     stopping: bool = False
@@ -133,6 +136,8 @@ class Admin:
         metrics.sessions.set(len(self.index))
         metrics.qps.set(self._qps())
         metrics.waiting.set(self.admission.waiting)
+        for fallback, count in self.active_fallbacks().items():
+            metrics.fallbacks.labels(fallback).set(count)
         of_workers = (metrics.in_flight, metrics.alive, metrics.breaker_open, metrics.backlog)
         for gauge in (*of_workers, metrics.kv_events_connected):
             gauge.clear()  # drops workers that have left
@@ -152,6 +157,10 @@ class Admin:
         return web.Response(
             body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
+
+    def active_fallbacks(self) -> dict[Fallback, int]:
+        """Return the extent of each fallback; 0: it is not active."""
+        return self.fallbacks.counts(self.policy_spec, self.table)
 
     async def recent(self, request: web.Request) -> web.Response:
         """Return the latest decisions and their outcomes; ``?session=`` and ``?limit=`` select.

@@ -28,6 +28,7 @@ from .ranges import (
     Port,
     Positive,
     PositiveInt,
+    Share,
     range_problems,
 )
 from .retrieval import RetrievalConfig
@@ -97,6 +98,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         log_format: lines of text, or JSON objects.
         otlp_endpoint: URL for the spans of requests, as ``http://HOST:4318/v1/traces``; "": no
             tracing.
+        trace_share: share of the requests with a span, of those without a ``traceparent``.
         processes: router processes that share the port, each with sessions of its own.
         responses_max_bytes: total size of the responses that ``previous_response_id`` can name,
             each for ``session_ttl_s``.
@@ -162,6 +164,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = LogFormat.TEXT
     otlp_endpoint: str = ""
+    trace_share: Share = 1.0
     processes: CountFromOne = 1
     responses_max_bytes: PositiveInt = 256 * 1024 * 1024
     session_capacity: PositiveInt = 1_000_000

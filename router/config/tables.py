@@ -68,12 +68,19 @@ def make_policy(
         )
         if provenance.note:
             logger.warning("note in %s: %s", found.path, provenance.note)
+        if is_empty(found):
+            logger.warning("it has no measured cell: later turns go by the threshold rule")
         if record.shape != shape:
             logger.warning("it was measured on %s, this cluster is %s", record.shape, shape)
     policy = TablePolicy(
         found.table if found else None, config.corrections, config.append_budget_tokens
     )
     return policy, found
+
+
+def is_empty(table: TableFile | None) -> bool:
+    """Return whether there is no decision table, or no measured cell in it."""
+    return table is None or not any(cell.measured for cell in table.table.record.cells)
 
 
 def _given(path: Path, models: Sequence[str]) -> TableFile:

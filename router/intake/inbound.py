@@ -10,6 +10,7 @@ import msgspec
 import orjson
 from xxhash import xxh3_128_digest
 
+from ppd.media import Media
 from ppd.prefix import PrefixChain
 
 
@@ -46,6 +47,7 @@ class Inbound(msgspec.Struct, frozen=True):
         hint: the sender's name for the conversation; b"" if there is none.
         asks_usage: the client asks for the usage event of a stream.
         max_reply_tokens: limit on the reply; SGLang's default where the request has none.
+        media: images, audio and video of its prompts.
     """
 
     endpoint: Endpoint
@@ -58,6 +60,7 @@ class Inbound(msgspec.Struct, frozen=True):
     samples: int
     hint: bytes
     max_reply_tokens: int | None
+    media: tuple[Media, ...] = ()
 
     @property
     def root(self) -> bytes | None:

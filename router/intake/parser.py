@@ -52,14 +52,18 @@ class RequestParser:
         session = headers.get("x-session-id", "")
         inbound = parse(endpoint, raw, tenant, self._served(), session)
         name = tenant or ANONYMOUS
+        media, body_bytes = inbound.media, len(raw)
+        if media:
+            body_bytes -= sum(one.encoded_bytes for one in media)
         query = Query(
             kind=endpoint,
             chain=inbound.chain,
-            body_bytes=len(raw),
+            body_bytes=body_bytes,
             tenant=name,
             max_reply_tokens=inbound.max_reply_tokens,
             objective=self.objectives.of(name, headers),
             root=inbound.root,
             prompts=inbound.prompts,
+            media=media,
         )
         return ParsedRequest(inbound, query)

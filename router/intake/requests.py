@@ -13,6 +13,7 @@ from typing import Any, Final, assert_never
 import orjson
 
 from ppd.errors import RequestError
+from ppd.media import MEDIA_FIELDS, Media, in_fields
 from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
 
 from ..workers.sglang import (
@@ -72,7 +73,7 @@ def parse(
     _check_vocabulary(body, served.vocab_size)
     try:
         salt = _salt(endpoint, body, tenant, served.models)
-        chain, prompts = _chain(endpoint, salt, body)
+        chain, prompts, media = _chain(endpoint, salt, body)
         stream, options = bool(fields.stream), fields.stream_options or {}
         if stream and endpoint is not Endpoint.GENERATE:
             body["stream_options"] = {**options, "include_usage": True}
@@ -91,26 +92,34 @@ def parse(
         samples=_samples(fields),
         hint=f"{tenant}/{name}".encode(errors="surrogatepass") if name else b"",
         max_reply_tokens=_max_reply_tokens(endpoint, body),
+        media=media,
     )
 
 
-def _chain(endpoint: Endpoint, salt: bytes, body: dict[str, Any]) -> tuple[PrefixChain | None, int]:
-    """Chain and count of a request's prompts; several have no chain."""
+def _chain(
+    endpoint: Endpoint, salt: bytes, body: dict[str, Any]
+) -> tuple[PrefixChain | None, int, tuple[Media, ...]]:
+    """Chain, count and media of a request's prompts; several have no chain."""
     if endpoint is _CHAT:
-        return hash_messages(salt, body["messages"]), 1
+        chain = hash_messages(salt, body["messages"])
+        return chain, 1, chain.media
     match endpoint:
         case Endpoint.COMPLETIONS:
-            return _prompt_chain(salt, body, "prompt")
+            return *_prompt_chain(salt, body, "prompt"), ()
         case Endpoint.GENERATE:
             for params in sampling_of(body):
                 _refuse_parallel(params)
             names = [name for name in ("text", "input_ids") if body.get(name) is not None]
             if len(names) != 1:
                 raise RequestError("give one of text and input_ids", param="text")
-            chain, prompts = _prompt_chain(salt, body, names[0])
-            if chain is not None:
+            media: tuple[Media, ...] = ()
+            if not MEDIA_FIELDS.isdisjoint(body):
+                media, digest = in_fields(body)
+                salt += digest if media else b""  # they stand anywhere in the prompt
+            of_prompt, prompts = _prompt_chain(salt, body, names[0])
+            if of_prompt is not None:
                 _unwrap_sampling(body)
-            return chain, prompts
+            return of_prompt, prompts, media
         case _:
             assert_never(endpoint)
 

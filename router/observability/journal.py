@@ -15,6 +15,7 @@ from ppd.journal import VERSION, Decided, Event, Finished, Opened, Reset, to_lin
 
 from ..config.options import RouterConfig
 from ..config.tables import TableFile
+from .batch import LineBatch
 
 _RECENT = 1000
 
@@ -37,6 +38,8 @@ class DecisionRecord:
 class Journal:
     """The latest decisions for ``/explain``, and the decision log.
 
+    Decisions and outcomes are written in batches (``LineBatch``), all other events at once.
+
     Args:
         path: of the decision log, which is continued if it exists; "": none is written.
         opened: the log's first event.
@@ -49,17 +52,19 @@ class Journal:
         self._numbers = count(1)
         self._recent: dict[int, DecisionRecord] = {}  # by consecutive numbers
         self._file: IO[bytes] | None = None
+        self._batch = LineBatch(self._write_lines)
         if path:
             try:
                 self._file = Path(path).open("a+b", buffering=0)  # noqa: SIM115 - until close()
                 _end_last_line(self._file)
             except OSError as error:
                 raise ConfigError(f"the decision log cannot be written: {error}") from error
-        self._write(opened)
+        self.opened(opened)
 
     def opened(self, event: Opened) -> None:
         """Write that another policy decides from now on."""
         self._write(event)
+        self._batch.flush()
 
     def next_number(self) -> int:
         """Return the number of a new decision, from 1."""
@@ -80,6 +85,7 @@ class Journal:
     def reset(self, event: Reset) -> None:
         """Write that the policy's observations have been deleted."""
         self._write(event)
+        self._batch.flush()
 
     def recent(self, limit: int, session: str | None) -> list[DecisionRecord]:
         """Return the latest decisions, the newest first.
@@ -98,17 +104,21 @@ class Journal:
         return chosen
 
     def close(self) -> None:
-        """Close the decision log."""
+        """Write what is left, and close the decision log."""
+        self._batch.flush()
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def _write(self, event: Event) -> None:
+        if self._file is not None:
+            self._batch.add(to_line(event))
+
+    def _write_lines(self, lines: bytes) -> None:
         if self._file is None:
             return
-        line = to_line(event)
         try:
-            # Unbuffered: a killed process loses nothing. A write takes some microseconds.
-            if self._file.write(line) != len(line):
+            if self._file.write(lines) != len(lines):
                 raise OSError("the disk is full")
         except OSError as error:  # requests must go on
             logger.error("the decision log ends here: %s", error)

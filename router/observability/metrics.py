@@ -183,6 +183,13 @@ class Metrics:
             ["role", "worker"],
             registry=self.registry,
         )
+        self.fallbacks = Gauge(
+            "ppd_fallback",
+            "Fallbacks in use, 0 if not: decode_fallback (no prefill worker is ready), no_table "
+            "(or one without a measured cell), unpatched_workers and kv_events_stopped (workers)",
+            ["kind"],
+            registry=self.registry,
+        )
         self.sessions = Gauge(
             "ppd_known_turns", "Finished turns that can be continued", registry=self.registry
         )

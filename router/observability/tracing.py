@@ -6,8 +6,9 @@ that SGLang's own (``--enable-trace``) hang below it.
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ppd import __version__
@@ -24,15 +25,27 @@ _ERRORS = (Outcome.WORKER_ERROR, Outcome.TRUNCATED, Outcome.INTERNAL_ERROR)
 class Tracing:
     """Makes spans.
 
+    A client's ``traceparent`` decides whether its request has a span. Without one, chance decides.
+    Workers of a request without a span get a ``traceparent`` that is not sampled, so that they
+    make none either.
+
     Args:
         endpoint: where spans go by OTLP over HTTP, as ``http://HOST:4318/v1/traces``.
+        share: of the requests without a ``traceparent`` that have a span.
         exporter: takes them instead.
+        draw: returns a number from 0 to below 1.
 
     Raises:
         ConfigError: the SDK is not installed.
     """
 
-    def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        share: float = 1.0,
+        exporter: SpanExporter | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -49,6 +62,8 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("ppd.router", __version__)
         self._context = TraceContextTextMapPropagator()
+        self._share = share
+        self._draw = draw
 
     def begin(self, path: str, headers: Mapping[str, str]) -> Trace:
         """Begin the span of a request.
@@ -57,6 +72,8 @@ class Tracing:
             path: of the request.
             headers: of the client, by lower-case name.
         """
+        if "traceparent" not in headers and self._draw() >= self._share:
+            return Trace(None, {"traceparent": _unsampled()})
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         parent = self._context.extract(headers)
@@ -71,15 +88,19 @@ class Tracing:
 
 
 class Trace:
-    """One request's span.
+    """One request's span, or none if it is not sampled.
 
     Attributes:
         headers: for workers, whose own spans then hang below this one.
+        recorded: the request has a span.
     """
 
-    def __init__(self, span: Span, headers: dict[str, str]) -> None:
+    __slots__ = ("_span", "headers", "recorded")
+
+    def __init__(self, span: Span | None, headers: dict[str, str]) -> None:
         self._span = span
         self.headers = headers
+        self.recorded = span is not None and span.is_recording()
 
     def end(
         self,
@@ -94,9 +115,11 @@ class Trace:
             attributes: of the request, if a route was decided for it.
             first_byte_s: when the first answer began, by ``time.monotonic``.
         """
+        span = self._span
+        if span is None:
+            return
         from opentelemetry.trace import Status, StatusCode
 
-        span = self._span
         span.set_attribute("ppd.outcome", outcome.value)
         if attributes is not None:
             span.set_attributes(attributes)
@@ -106,3 +129,8 @@ class Trace:
         if outcome in _ERRORS:
             span.set_status(Status(StatusCode.ERROR, outcome.value))
         span.end()
+
+
+def _unsampled() -> str:
+    """Return a new ``traceparent`` whose flags are 00 (W3C Trace Context, 3.2.2)."""
+    return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-00"

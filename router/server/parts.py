@@ -53,6 +53,7 @@ from ..serving.handler import RequestHandler
 from ..serving.recorder import RequestRecorder
 from ..serving.sending import Sender
 from ..wire.client import Upstreams
+from ..workers.fallbacks import Fallbacks
 from ..workers.health import WorkerHealth
 from ..workers.registry import WorkerRegistry
 from .reload import Reloader
@@ -158,6 +159,9 @@ def make_parts(
         tracing=tracing,
         clock=clock,
     )
+    fallbacks = Fallbacks(
+        registry, decode_fallback=config.decode_fallback, kv_events=config.kv_events
+    )
     admin = Admin(
         policy_spec=config.policy,
         roles=frozenset(config.roles),
@@ -173,6 +177,7 @@ def make_parts(
         peer_loads=PeerLoads(control, peers),
         journal=journal,
         metrics=metrics,
+        fallbacks=fallbacks,
         token=secrets.admin_token,
         clock=clock,
     )

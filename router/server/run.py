@@ -37,6 +37,7 @@ from ..workers.discovery import Reconciler, first_of_each, open_sources
 from ..workers.kv_events import kv_event_subscriptions
 from ..workers.membership import Membership
 from ..workers.registry import connect
+from .build import build
 from .listening import bind, serving, tls_of, url_of
 from .parts import make_parts
 
@@ -52,7 +53,8 @@ async def serve(
         # Until here a signal ends the process at once, also while it waits for workers.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        logger.info("sglang-ppd %s: policy %s, listening on %s", __version__, config.policy, url)
+        version = f"{__version__} ({build()})"
+        logger.info("sglang-ppd %s: policy %s, listening on %s", version, config.policy, url)
         await stop.wait()
         logger.info("stopping")
 
@@ -145,8 +147,9 @@ async def running(
             reuse_s=config.worker_idle_timeout_s,
         )
         stack.push_async_callback(upstreams.close)
-        tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
-        if tracing is not None:
+        tracing = None
+        if config.otlp_endpoint:
+            tracing = Tracing(config.otlp_endpoint, config.trace_share)
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         times = aiohttp.ClientTimeout(
             total=config.answer_timeout_s, connect=config.connect_timeout_s
@@ -168,6 +171,9 @@ async def running(
         )
         if config.kv_events:
             await stack.enter_async_context(kv_event_subscriptions(registry, parts.admin.metrics))
+        if config.decode_fallback:
+            watching = parts.admin.fallbacks.watch_forever(config.probe_interval_s)
+            await stack.enter_async_context(background_task(watching))
         if membership is not None:
             await stack.enter_async_context(background_task(membership.watch_forever()))
         if parts.retriever is not None:

@@ -374,7 +374,8 @@ class RequestHandler:
             if trace is not None:
                 answered_at_s = context.attempts.answered_at_s
                 outcome = context.outcome or Outcome.INTERNAL_ERROR
-                trace.end(outcome, context.span_attributes(), answered_at_s)
+                attributes = context.span_attributes() if trace.recorded else None
+                trace.end(outcome, attributes, answered_at_s)
             if (used := context.usage) is not None:
                 tokens = used.prompt_tokens + used.completion_tokens
                 self.rates.settle(context.tenant, tokens - context.kv_tokens)

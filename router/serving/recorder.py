@@ -14,6 +14,7 @@ from ppd.sessions import Hit, SessionIndex, Turn
 
 from ..observability.counting import HistogramChild
 from ..observability.journal import Journal
+from ..observability.logs import log_fields
 from ..observability.metrics import Metrics, turn_label
 from ..workers.sglang import Usage
 from ..workers.worker import Worker
@@ -119,8 +120,9 @@ class RequestRecorder:
         if decision.route is _LOCAL and decision.reason not in _UNPREDICTED:
             self._compare(context, turn, home, usage)
         self._count_transfer(context, home, usage)
+        inbound, prompt_tokens = context.inbound, usage.prompt_tokens
         self._forecast.learn_prompt(
-            context.inbound.endpoint, chain.total_bytes, usage.prompt_tokens
+            inbound.endpoint, chain.total_bytes, prompt_tokens, inbound.media
         )
         predicted = context.features.output_tokens if context.features else None
         off = self._forecast.learn_reply(context.tenant, predicted, usage.completion_tokens)
@@ -268,4 +270,4 @@ def _log(context: RequestContext, turn: Turn, usage: Usage) -> None:
             "score_remote": seen.score.remote,
             "score_local": seen.score.local,
         }
-    logger.info("turn", extra={"fields": fields})
+    log_fields(logger, "turn", fields)

@@ -1,8 +1,9 @@
-"""The router whose token path is compiled to C, as ``make wheel COMPILE=1`` builds it."""
+"""The router whose token path is compiled to C, as the wheel has it where there is a compiler."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from eval.fake_worker.worker import FakeWorker
 from eval.routers.compiled import install
+from ppd import __version__
 
 from .conftest import CHAT_BODY
 from .scripts import answering
@@ -19,12 +21,26 @@ from .test_process import CHAT, router
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
-@pytest.mark.timeout(900)
-async def test_it_serves_and_describes_itself(tmp_path: Path) -> None:
-    site = install(tmp_path / "compiled", ROOT)
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The command that runs the compiled router."""
+    site = install(tmp_path_factory.mktemp("site") / "compiled", ROOT)
     assert list(site.rglob("*.so")), "nothing was compiled"
-    python = ("env", f"PYTHONPATH={site}", sys.executable, "-P", "-m", "ppd_router.cli")
+    return ("env", f"PYTHONPATH={site}", sys.executable, "-P", "-m", "ppd_router.cli")
+
+
+def test_it_says_that_it_is_compiled(python: tuple[str, ...]) -> None:
+    version = subprocess.run([*python, "--version"], check=True, capture_output=True, text=True)
+    assert version.stdout == f"{__version__} (compiled)\n"
+
+
+async def test_it_serves_and_describes_itself(python: tuple[str, ...]) -> None:
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
     async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
         flags = ("--port", "0", "--policy", "pd", "--prefill", p.url, "--decode", d.url)

@@ -32,6 +32,9 @@ def test_ratios_are_paired_by_slice() -> None:
     assert compared[burst]["interval"] == [1.0, 1.0]
     assert paired(rows) == {"ours/baseline": compared}
     assert paired(rows[:1]) == {}
+    named = {"ours": "ours_everything", "baseline": "ours"}
+    renamed = [{**row, "router": named[str(row["router"])]} for row in rows]
+    assert paired(renamed) == {"ours_everything/ours": compared}
 
 
 def test_rows_without_slices_are_paired_by_round() -> None:

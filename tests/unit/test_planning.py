@@ -12,10 +12,11 @@ from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.decision import Features, HomeState, Policy, Reason, Route
 from ppd.forecast import Forecast
+from ppd.media import Media, MediaKind
 from ppd.placement import Placement
 from ppd.planning import Planner, Query
 from ppd.policies import static_policy
-from ppd.prefix import hash_ids
+from ppd.prefix import hash_ids, hash_messages
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
 
@@ -195,3 +196,50 @@ def test_a_reply_that_does_not_come_back_is_no_context() -> None:
     seen = World(known=other).plan(NEXT)
     assert seen is not None
     assert (seen.context_tokens, seen.new_tokens) == (1000, 131)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+UNSIZED = Media(MediaKind.UNSIZED_IMAGE, 1.0, len("https://a.example/b.png"))
+
+
+@pytest.mark.parametrize(
+    ("opening", "prompt_tokens", "last", "new_tokens"),
+    [
+        # 400 bytes of text are 100 tokens, and an image of 1000 tokens does not change that.
+        (["a" * 3996], 1000, ["b" * 396], 100),
+        (["a" * 3996, IMAGE], 2000, ["b" * 396], 100),
+        (["a" * 3996], 1000, ["b" * 396, IMAGE], 100 + 1024),
+        (["a" * 3996, IMAGE], 2000, ["b" * 396, IMAGE, IMAGE], 100 + 2048),
+        ([IMAGE], 2000, ["b" * 396], 100),
+    ],
+)
+def test_images_are_no_text(
+    opening: list[object], prompt_tokens: int, last: list[object], new_tokens: int
+) -> None:
+    def user(contents: list[object]) -> dict[str, object]:
+        parts = [{"type": "text", "text": c} if isinstance(c, str) else c for c in contents]
+        return {"role": "user", "content": parts}
+
+    history = [user(opening)]
+    known = structs.replace(TURN, prompt_tokens=prompt_tokens, completion_tokens=1)
+    index = SessionIndex(capacity=10, ttl_s=100.0)
+    index.record(hash_messages(b"", history), known, 0.0)
+    planner = Planner(
+        policy=static_policy("full"),
+        placement=Placement(cluster(FakeWorker("d")), decode_fallback=False),
+        index=index,
+        arrivals=ArrivalRate(),
+        forecast=Forecast(),
+        backlog=Backlog(),
+    )
+    chain = hash_messages(b"", [*history, {"role": "assistant", "content": ""}, user(last)])
+    query = Query("chat", chain, 0, "t", 1, Weights(), media=chain.media)
+    seen = planner.plan(query, 0, 10.0).features
+    assert seen is not None
+    assert seen.context_tokens == prompt_tokens
+    assert seen.new_tokens == pytest.approx(new_tokens, abs=5)
+    first = Query("chat", hash_messages(b"", [user(["c", IMAGE])]), 9, "t", 1, Weights())
+    assert planner.kv_tokens(structs.replace(first, media=(UNSIZED,))) == 1024 + 1 + 1
+    assert planner.kv_tokens(Query("chat", None, 400, "t", 7, Weights(), None, 2, (UNSIZED,))) == (
+        100 + 1024 + 14
+    )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import build_backend
 from eval.tiny_model import ModelSpec
+from ppd import __version__
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +29,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy: a build leaves its intermediate files in the source folder.
     source = out / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist"))
-    subprocess.run([*build, str(out), str(source)], check=True, timeout=120)
+    env = {**os.environ, "PPD_COMPILE": "0"}  # a compiled one: tests/router/test_compiled.py
+    subprocess.run([*build, str(out), str(source)], check=True, timeout=120, env=env)
     (wheel,) = out.glob("sglang_ppd-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(out / "site")
@@ -38,6 +43,36 @@ def test_every_package_is_in_it(site: Path) -> None:
         ours = {path.relative_to(ROOT / top).parent for path in (ROOT / top).rglob("__init__.py")}
         folder = site / renamed.get(top, top)
         assert {path.relative_to(folder).parent for path in folder.rglob("__init__.py")} == ours
+
+
+def test_it_is_pure_python_and_says_so(site: Path) -> None:
+    assert not list(site.rglob("*.so"))
+    command = [sys.executable, "-P", "-m", "ppd_router.cli", "--version"]
+    version = subprocess.run(
+        command, env={"PYTHONPATH": str(site)}, check=True, capture_output=True, text=True
+    )
+    assert version.stdout == f"{__version__} (pure Python)\n"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "compiler", "compiled"),
+    [("", "cc", True), ("", "", False), ("0", "cc", False), ("1", "", True)],
+)
+def test_a_wheel_is_compiled_where_there_is_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, compiler: str, compiled: bool
+) -> None:
+    tool = tmp_path / "cc"
+    tool.touch(0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path) if compiler else "/nowhere")
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setenv("PPD_COMPILE", wanted)
+    monkeypatch.chdir(ROOT)
+    assert build_backend.compiles() is compiled
+    needed = build_backend.get_requires_for_build_wheel()
+    assert any(one.startswith("mypy") for one in needed) is compiled
+    assert any(one.startswith("msgspec") for one in needed) is compiled
 
 
 def test_the_licence_is_in_it(site: Path) -> None:

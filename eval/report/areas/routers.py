@@ -190,6 +190,22 @@ def against_baseline(results: Results) -> Block:
     return block(Table(head, table, caption), made_of=used)
 
 
+def everything(results: Results) -> Block:
+    """Return our router with all parts on against the same with its defaults, newest run first."""
+    runs = runs_of(results.rows("bench-router-everything.jsonl"))[::-1]
+    table = []
+    for run in runs:
+        pairs = ratios([run], "ours_everything", "ours", _REQUEST)
+        costs = (_cost(run, router, _REQUEST) for router in ("ours", "ours_everything"))
+        earlier = compared(ratios([run], "ours", "baseline", _REQUEST))
+        table.append(
+            (commit_of(run.rows[0])[:7], f"{len(pairs)}", *costs, compared(pairs), earlier)
+        )
+    head = ("commit", "pairs", "defaults, us", "everything, us", "ratio", "defaults, new to old")
+    caption = f"CPU time of a request; medians of rounds (lowest to highest); ratios: {HOW}"
+    return block(Table(head, table, caption), made_of=runs)
+
+
 def decision_cost(results: Results) -> Block:
     """Return what one decision costs, of the newest row."""
     rows = results.rows("bench-decision.jsonl").newest()
@@ -216,5 +232,6 @@ BLOCKS = {
     "router-summary": summary,
     "router-floors": floors,
     "router-baseline": against_baseline,
+    "router-everything": everything,
     "decision-cost": decision_cost,
 }

@@ -38,6 +38,9 @@ function workers(state) {
       worker.role === "decode" && !worker.local_prefill && offers
         ? warn(`${name} offers no local prefill: its later turns are remote.`)
         : null,
+      worker.lacks_kv_events
+        ? warn(`${name} sends no KV events: evictions are found by refused turns.`)
+        : null,
       total && used / total > MAX_KV ? warn(`${name} has used ${share(used, total)} of its KV.`) : null,
     ].filter((one) => one !== null);
   });
@@ -45,6 +48,7 @@ function workers(state) {
 
 function traffic(state) {
   const { outcomes } = state.window;
+  const { fallbacks } = state;
   const ended = Object.values(outcomes).reduce((a, b) => a + b, 0);
   const failed = ended - (outcomes.answered ?? 0);
   const decode = state.workers.filter((one) => one.role === "decode");
@@ -52,12 +56,19 @@ function traffic(state) {
     ended && failed / ended > MAX_FAILED
       ? bad(`${share(failed, ended)} of ${count(ended)} requests had no complete answer.`)
       : null,
+    fallbacks.decode_fallback
+      ? bad("Decode workers prefill whole prompts, for want of a prefill worker.")
+      : null,
     state.waiting ? warn(`${count(state.waiting)} requests wait for admission.`) : null,
-    decode.length && !decode.some((one) => one.local_prefill)
+    fallbacks.unpatched_workers && decode.length && !decode.some((one) => one.local_prefill)
       ? warn("No decode worker offers local prefill: all turns are remote.")
       : null,
-    state.policy.startsWith("ppd") && state.table === null
-      ? warn("There is no decision table for the model: a threshold decides.")
+    fallbacks.no_table
+      ? warn(
+          state.table === null
+            ? "There is no decision table for the model: a threshold decides."
+            : "No cell of the decision table was measured: a threshold decides.",
+        )
       : null,
   ].filter((one) => one !== null);
 }

@@ -18,6 +18,7 @@ from eval.fake_worker.worker import FakeWorker
 from ..conftest import Client, Cluster
 from ..fixtures import LATER, local_unless_long, workers, write_table
 from ..scripts import answering
+from ..workers.test_kv_events import kv_events_info
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _RESOURCE_ERROR = "Failed to load resource"  # Chromium's message for an error response
@@ -137,6 +138,23 @@ async def test_the_page_shows_real_traffic(
         assert await page.title() == "sglang-ppd router"
         assert recorded.hosts == {urlsplit(client.url).netloc}
         assert recorded.messages == []
+        await page.close()
+
+
+async def test_fallbacks_are_marked(cluster: Cluster, browser: Browser) -> None:
+    events = kv_events_info(1)  # where nothing listens
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(), kv_events=events)
+    plain = FakeWorker("decode", answering(), local_prefill=False)
+    async with cluster(p, d, plain, policy="ppd", decode_fallback=True) as client:
+        page = (await open_dashboard(browser, client)).page
+        await expect(page.locator("#alerts .bad")).to_have_count(0)
+        for text in ("sends no KV events", "offers no local prefill", "There is no decision table"):
+            await expect(page.locator("#alerts .warn").filter(has_text=text)).to_have_count(1)
+        p.ready = False
+        lost = page.locator("#alerts .bad").filter(has_text="Decode workers prefill whole prompts")
+        await expect(lost).to_have_count(1)
+        p.ready = True
+        await expect(page.locator("#alerts .bad")).to_have_count(0)
         await page.close()
 
 

@@ -16,6 +16,7 @@ from router.intake.admission import Admission
 from router.intake.keys import KeyRing
 from router.intake.rates import Rates
 from router.observability.metrics import Metrics
+from tests.unit.test_media import encoded, picture
 
 from ..conftest import CHAT_BODY, Client, Cluster
 from ..scripts import answering, gated
@@ -317,5 +318,29 @@ async def test_requests_wait_for_kv_that_a_decode_worker_lacks(cluster: Cluster)
         d.free_tokens = 1000
         while len(d.bodies) < 2:
             await client.metric("ppd_admission_waiting")
+        gate.set()
+        assert [(await one).status for one in (first, second)] == [200, 200]
+
+
+async def test_a_photo_waits_for_no_more_kv_than_its_patches_need(cluster: Cluster) -> None:
+    """In base64 it has 400,000 bytes, which would be 100,000 tokens of text."""
+    gate = asyncio.Event()
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", gated(gate))
+    d.free_tokens = 10_000
+    url = "data:image/jpeg;base64," + encoded(picture("JPEG", 700, 550, quality=95))
+    assert 400_000 < len(url) < 1_000_000
+    parts = [
+        {"type": "text", "text": "what is this?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    async with cluster(p, d) as client:
+        await d.load_is_known()
+        first = await slot_taken(client, d)
+        body = {"messages": [{"role": "user", "content": parts}], "stream": True, "max_tokens": 50}
+        second = asyncio.create_task(client.post("/v1/chat/completions", body))
+        async with asyncio.timeout(10):
+            while len(d.bodies) < 2:
+                await client.metric("ppd_admission_waiting")
+        assert d.bodies[1]["messages"][-1]["content"] == parts
         gate.set()
         assert [(await one).status for one in (first, second)] == [200, 200]

@@ -113,7 +113,7 @@ async def test_every_request_is_a_span_and_its_context_reaches_the_workers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = StoredResponse()
-    monkeypatch.setattr(server, "Tracing", lambda endpoint: Tracing(endpoint, kept))
+    monkeypatch.setattr(server, "Tracing", lambda endpoint, share: Tracing(endpoint, share, kept))
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering(cached=96))
     async with cluster(p, d, otlp_endpoint="http://127.0.0.1:1/v1/traces") as client:
         body = {"messages": [{"role": "user", "content": "hello"}]}

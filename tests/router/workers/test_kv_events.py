@@ -248,11 +248,13 @@ async def test_a_publisher_that_stops_is_logged_and_reconnected(
             await connected_is(client, d)
             events.socket.close()
             await connected_is(client, d, connected=False)
-            assert f"the KV events of {d.url} have stopped" in caplog.text
+            assert caplog.text.count(f"the KV events of {d.url} have stopped") == 1
+            assert await client.metric("ppd_fallback", kind="kv_events_stopped") == 1
             assert (await client.chat("hello")).status == 200
             async with publisher(port) as again:
                 await again.subscribed()
                 await connected_is(client, d)
+                assert await client.metric("ppd_fallback", kind="kv_events_stopped") == 0
                 await again.send(stored("1", 9), removed(9))
                 await counter_is(client, "ppd_kv_evicted_tokens_total", d, 16)
 
