@@ -56,6 +56,7 @@ class Reason(StrEnum):
         "home_unpatched",
         "the home worker runs without the plugin: it offers no local prefill",
     )
+    MEDIA = "media", "images, audio and video are not prefilled locally"
     HOME_REPLICA = (
         "home_replica",
         "the home is a replica, in a cluster with prefill and decode workers",
@@ -128,6 +129,7 @@ class Features:
         home_running: requests decoding there.
         home_append_tokens: reserved there by local turns that wait or prefill.
         home_free_tokens: KV it has left, evictable cache counted as free; None: no report.
+        has_media: whether the prompt has images, audio or video, in this turn or an earlier one.
     """
 
     session: str
@@ -145,6 +147,7 @@ class Features:
     home_append_tokens: int
     home_free_tokens: int | None
     evicted_tokens: int = 0
+    has_media: bool = False
 
     @property
     def held_tokens(self) -> int:
@@ -259,6 +262,8 @@ def decide(
                 return Decision(opening, Reason.SHORT_PREFIX)
             if features.held_tokens < features.min_cached_tokens:
                 return Decision(opening, Reason.EVICTED)  # it would be refused
+            if features.has_media:
+                return Decision(opening, Reason.MEDIA)  # so would this
             return policy.choose(features, objective)
         case _:
             assert_never(features.home)

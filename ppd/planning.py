@@ -187,6 +187,7 @@ class Planner:
             home_running=0 if home is None else home.running,
             home_append_tokens=self._backlog.of(turn.home),
             home_free_tokens=None if home is None else home.free_tokens,
+            has_media=bool(query.media),
         )
 
     def _state(self, home: WorkerView | None) -> HomeState:

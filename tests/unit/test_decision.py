@@ -76,6 +76,15 @@ def test_partial_keeps_a_conversation_on_its_route() -> None:
     assert choose("partial:1") is Route.LOCAL
 
 
+def test_turns_with_media_go_remote() -> None:
+    pictured = replace(FEATURES, has_media=True)
+    full = static_policy("full")
+    assert decide(FEATURES, full, Weights()).route is Route.LOCAL
+    assert decide(pictured, full, Weights()) == Decision(Route.REMOTE, Reason.MEDIA)
+    gone = replace(pictured, home=HomeState.GONE)
+    assert decide(gone, full, Weights()).reason is Reason.HOME_GONE
+
+
 def test_dynamos_rule() -> None:
     assert choose("threshold", context_tokens=8000, new_tokens=2047) is Route.LOCAL
     assert choose("threshold", context_tokens=8000, new_tokens=2048) is Route.REMOTE

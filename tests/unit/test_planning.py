@@ -236,6 +236,7 @@ def test_images_are_no_text(
     query = Query("chat", chain, 0, "t", 1, Weights(), media=chain.media)
     seen = planner.plan(query, 0, 10.0).features
     assert seen is not None
+    assert seen.has_media == bool(chain.media)
     assert seen.context_tokens == prompt_tokens
     assert seen.new_tokens == pytest.approx(new_tokens, abs=5)
     first = Query("chat", hash_messages(b"", [user(["c", IMAGE])]), 9, "t", 1, Weights())
