@@ -19,17 +19,14 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ppd.ann import batch
 from ppd.ann.lanes import Target
-from ppd.ann.schedule import Stage
 from ppd.ann.space import Rows
 
 from ..provenance import provenance
 from ..raw_rows import Write, appending
-from . import bursts as pool_bursts
-from . import ideal, minilm, over_http, sentences
+from . import minilm, over_http, sentences
 from . import rivals as pool_rivals
-from .bursts import Way
+from .burst_rounds import Rounds
 from .recall import RECALL, qps_at
 from .rivals import LIMIT, Given, Ids, Index
 
@@ -37,7 +34,6 @@ _WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _ENOUGH = 0.985  # recall after which a curve is not followed
 _LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"  # numpy asks for them by itself: rivals get them, too
-_TRIES = 5  # of what can be done at all; the first fills the caches
 _LOADS = {"load03": 0.3, "load07": 0.7}
 
 
@@ -77,9 +73,7 @@ class Point:
 
 def run(plan: Plan, out: Path | None) -> int:
     """Measure all parts; the last line on stdout is one JSON object."""
-    if os.environ.get("GLIBC_TUNABLES") != _HUGE_PAGES:
-        os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
-        os.execv(sys.executable, [sys.executable, "-m", *_again()])
+    _ensure_huge_pages()
     with appending(out) as write:
         summary: dict[str, Any] = {}
         origin = provenance(plan.seed)
@@ -98,6 +92,23 @@ def run(plan: Plan, out: Path | None) -> int:
         summary["bursty"], summary["identical_ids"] = bursty
     print(json.dumps(summary))
     return 0
+
+
+def run_bursts(plan: Plan, out: Path | None) -> int:
+    """Measure the bursts alone; the last line on stdout is one JSON object."""
+    _ensure_huge_pages()
+    with appending(out) as write:
+        rows, queries = _split(_sentences(plan)[0], plan.queries)
+        target = Given(rows, plan.threads).target
+        bursty, identical = _bursts(target, queries, plan, write, provenance(plan.seed))
+    print(json.dumps({"bursty": bursty, "identical_ids": identical}))
+    return 0
+
+
+def _ensure_huge_pages() -> None:
+    if os.environ.get("GLIBC_TUNABLES") != _HUGE_PAGES:
+        os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
+        os.execv(sys.executable, [sys.executable, "-m", *_again()])
 
 
 def _again() -> list[str]:
@@ -243,47 +254,24 @@ def _one_by_one(index: Index, queries: Rows, width: int, rounds: int) -> list[fl
 def _bursts(
     target: Target, queries: Rows, plan: Plan, write: Write, origin: dict[str, object]
 ) -> tuple[dict[str, dict[str, float]], bool]:
-    moved = target.snapshot.space.queries(queries)
-    tries = [pool_bursts.capacity(target, moved, plan.threads, plan.seed) for _ in range(_TRIES)]
-    most = statistics.median(tries)
-    _print_progress(f"bursts: one after the other, {most:.0f} searches a second are finished")
+    rounds = Rounds(target, queries, plan.threads, plan.burst_s, plan.seed)
+    _print_progress(f"bursts: one after the other, {rounds.capacity:.0f} searches/s are finished")
     summary: dict[str, dict[str, float]] = {}
     identical = True
     for name, load in _LOADS.items():
-        p99: dict[str, list[float]] = defaultdict(list)
+        values: dict[str, list[float]] = defaultdict(list)
         for number in range(plan.rounds):
-            arrivals = pool_bursts.draw(
-                load * most, plan.burst_s, queries.shape[0], plan.seed + number
-            )
-            taken = ideal.costs(target, moved, plan.threads)
-            for stage in Stage:
-                least = ideal.p99_us(arrivals, taken, plan.threads, stage)
-                row = {"what": "bursts", "load": load, "way": "ideal", "stage": stage}
-                write(origin | row | {"round": number, "p99_us": least, "capacity": most})
-            for way in Way:
-                answered = pool_bursts.run(way, target, moved, arrivals, plan.threads)
-                identical &= _identical(target, queries, answered)
-                for stage in Stage:
-                    value = pool_bursts.p99_us(answered, stage)
-                    p99[f"{way}_{stage}_p99_us"].append(value)
-                    row = {"what": "bursts", "load": load, "way": way, "stage": stage}
-                    fields = {"round": number, "searches": len(answered), "p99_us": value}
-                    write(origin | row | fields | {"capacity": most, "n": target.snapshot.count})
-        summary[name] = {key: round(statistics.median(values), 1) for key, values in p99.items()}
+            for row in rounds.rows(load, number):
+                write(origin | row)
+                identical &= row.get("identical_ids", True)
+                way, stage = row["way"], row["stage"]
+                for field in ("p99_us", "missed"):
+                    values[f"{way}_{stage}_{field}"].append(row[field])
+                values[f"{way}_missed"].append(row["missed_of_all"])
+                values[f"{way}_scheduling_us"].append(row["scheduling_us"])
+        summary[name] = {key: round(statistics.median(of), 4) for key, of in values.items()}
         _print_progress(json.dumps({name: summary[name]}))
     return summary, identical
-
-
-def _identical(target: Target, queries: Rows, answered: Sequence[pool_bursts.Answered]) -> bool:
-    """Whether a sample of what was found among others is what is found alone."""
-    for answer in answered[:: max(1, len(answered) // 200)]:
-        limit = len(answer.nodes)
-        _, nodes = batch.search(
-            target, queries[answer.query : answer.query + 1], limit, answer.itopk, lanes=1
-        )
-        if tuple(nodes[0].tolist()) != answer.nodes:
-            return False
-    return True
 
 
 def _print_progress(text: str) -> None:
