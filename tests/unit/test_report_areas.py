@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eval.pool.queueing import Costs
 from eval.pool.recall import qps_at
 from eval.report.areas import bursts, faults, pool, routers
 from eval.report.areas.traffic import _pauses
@@ -155,7 +157,7 @@ def test_simulated_bursts_have_one_row_for_each_load_and_way(tmp_path: Path) -> 
             "scheduling_us": 40.0 * python,
         }
         | {"prefill_p99_us": p99 * (1 + python), "decode_p99_us": 2 * p99 * (1 + python)}
-        | {"prefill_missed": 0.0, "decode_missed": 0.1, **ORIGIN}
+        | {"prefill_missed": 0.0, "decode_missed": 0.1, **asdict(Costs()), **ORIGIN}
         for load in (0.2, 0.3, 0.7)
         for way, p99 in (("prefill_first", 250.0), ("ours", 500.0))
         for python in (1.0, 0.0)
@@ -167,6 +169,7 @@ def test_simulated_bursts_have_one_row_for_each_load_and_way(tmp_path: Path) -> 
     ratios = "2.00 [2.00, 2.00] | 2.00 [2.00, 2.00]"
     assert f"| 0.7 | prefill first | 0.5 | 1 | {ratios} | 0.0% | 10.0% | 40 |" in lines
     assert "| ours | 1 / 2 | 1 / 2 | 1 / 2 |" in bursts.loads(made).text
+    assert "| Python: a whole search | 40 |" in bursts.costs(made).text
     assert "| 0.3 | prefill first | 0.5 | 0.25 | 1 | 0.5 |" in bursts.python(made).text
 
 

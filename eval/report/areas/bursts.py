@@ -24,6 +24,16 @@ _NAMES = {  # in the order of the tables
     "ours_whole": "ours, whole searches",
     "ours_whole_strict": "ours, whole searches, prefill first",
 }
+_COSTS = {
+    "expansion": "compiled: one expansion",
+    "enter": "compiled: the begin of a search",
+    "kept": "compiled: measuring a kept node again",
+    "step": "Python: a step of ours, or a batch",
+    "search": "Python: a search of ours, besides its steps",
+    "batched": "Python: a search of a batch",
+    "alone": "Python: a whole search",
+    "choose": "Python: the scheduler's choice of a whole search",
+}
 _OURS, _PLAIN = "ours", "prefill_first"
 _SHOWN = (0.3, 0.7)  # loads of the detailed tables, as of the measured bursts
 _LATE = "late: the share that took longer than " + ", ".join(
@@ -66,7 +76,8 @@ def bursts(results: Results) -> Block:
         return made
     missing = (
         "Not measured yet: prefill first, earliest deadline first and two batchers. Without the "
-        "first one\nthe table does not show how much of the gain comes from continuous batching."
+        "first one\nthe table does not show how much of the gain comes from continuous batching. "
+        "In these rows a whole search\nis several compiled calls. In the current version it is one."
     )
     return Block(f"{made.text}\n\n{missing}", made.made_of)
 
@@ -155,6 +166,14 @@ def python(results: Results) -> Block:
     return block(Table(("load", "way", *columns), table, caption), made_of=[rows])
 
 
+def costs(results: Results) -> Block:
+    """Return the costs that the simulated bursts assume."""
+    rows = _simulated(results).where(python_share=1.0)
+    row = rows.rows[-1]
+    table = [(text, f"{1e6 * row[name]:g}") for name, text in _COSTS.items()]
+    return block(Table(("what takes a core's time", "us"), table), made_of=[rows])
+
+
 def _simulated(results: Results) -> Rows:
     return results.rows("pool-queueing.jsonl").newest()
 
@@ -210,6 +229,7 @@ def placement(results: Results) -> Block:
 BLOCKS = {
     "pool-bursts": bursts,
     "pool-queueing": queueing,
+    "pool-queueing-costs": costs,
     "pool-queueing-loads": loads,
     "pool-queueing-python": python,
     "pool-control": control,
