@@ -11,6 +11,7 @@ TABLE ?= tables/cpu-tiny-llama-1P1D.json
 PORT ?= 0
 RECORD ?=
 MINUTES ?= 20
+DRAFT ?=
 REQUESTS ?= 200000
 SENTENCES ?=
 LARGE ?= 1000000
@@ -18,7 +19,7 @@ SEARCHES ?= 10000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test test-fast test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup browser demo serve test test-fast smoke test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
@@ -26,6 +27,7 @@ help:
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
 	@echo "make test         checks and all tests, on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-fast    checks and the tests that need no engine"
+	@echo "make smoke        one conversation on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
 	@echo "make check        ruff, mypy, import-linter; documents: numbers, links, lengths, generated pages"
 	@echo "make reference    write the pages that are made from the code: docs/reference"
@@ -45,7 +47,7 @@ help:
 	@echo "make policy-grid      all policies side by side, over load and turns (RECORD=FILE, which is continued)"
 	@echo "make report           plots and tables of results/*.jsonl: report.html, docs/REPORT.md, the documents' tables"
 	@echo "make bench-rag        later turns without retrieval, with passages at the tail, in the system prompt (RECORD=FILE)"
-	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20)"
+	@echo "make soak-engine      20 minutes of random traffic, then nothing may be missing (MINUTES=20 DRAFT=eagle|mtp)"
 	@echo "make soak-pool        10 million searches, rows that come and go, a shard that is killed (SEARCHES=10000000)"
 	@echo "MODEL=<path or name> runs demo and serve with any model that SGLang serves"
 
@@ -104,6 +106,11 @@ test: check browser
 test-fast: check
 	$(BIN)/python -m pytest tests/unit tests/router
 
+# One conversation over both routes, with the ids of a monolithic server.
+smoke: setup
+	$(BIN)/ppd-worker --check-engine | tail -1
+	$(BIN)/python -m pytest tests/engine/test_identity.py -k 'coin and llama-page1'
+
 test-matrix: setup
 	$(BIN)/python -m pytest -m matrix
 
@@ -160,7 +167,7 @@ bench-rag: setup
 	@$(BIN)/ppd-eval rag bench --model '$(MODEL)' $(if $(RECORD),--out $(RECORD))
 
 soak-engine: setup
-	@$(BIN)/ppd-eval soak engine --model '$(MODEL)' --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
+	@$(BIN)/ppd-eval soak engine --model '$(MODEL)' $(if $(DRAFT),--draft $(DRAFT)) --minutes $(MINUTES) $(if $(RECORD),--out $(RECORD))
 
 soak-pool: setup
 	@$(BIN)/python -m pip install --quiet -e '.[pool]'

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _EXPERTS, _EXPERTS_OF_A_TOKEN = 8, 2
 _Q_LORA, _KV_LORA, _QK_NOPE, _QK_ROPE, _V_HEAD = 64, 48, 32, 16, 24  # DeepSeek-V3's ranks and sizes
-_DENSE_LAYERS = 1  # of DeepSeek-V3: the first ones have no experts
 
 
 class Family(StrEnum):
@@ -43,6 +42,11 @@ class Shape:
     def intermediate(self) -> int:
         """The width of a dense feed-forward layer."""
         return self.hidden * 3
+
+    @property
+    def dense_layers(self) -> int:
+        """How many layers of DeepSeek-V3 have no experts: the first one, if others follow."""
+        return min(1, self.layers - 1)
 
     @property
     def expert(self) -> int:
@@ -100,7 +104,7 @@ def family_config(family: Family, shape: Shape) -> dict[str, Any]:
                 "n_routed_experts": _EXPERTS,
                 "num_experts_per_tok": _EXPERTS_OF_A_TOKEN,
                 "n_shared_experts": 1,
-                "first_k_dense_replace": _DENSE_LAYERS,
+                "first_k_dense_replace": shape.dense_layers,
                 "moe_layer_freq": 1,
                 "n_group": 2,
                 "topk_group": 1,
@@ -137,7 +141,7 @@ def layer_tensors(
 
     is_mla = family is Family.DEEPSEEK_V3
     attention = (_latent_attention if is_mla else _grouped_attention)(shape, projection)
-    has_experts = family is Family.QWEN3_MOE or (is_mla and layer >= _DENSE_LAYERS)
+    has_experts = family is Family.QWEN3_MOE or (is_mla and layer >= shape.dense_layers)
     if has_experts:
         mlp = _experts(shape, projection)
         if is_mla:

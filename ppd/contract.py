@@ -119,11 +119,13 @@ class RefusalReason(StrEnum):
         TOO_MANY_TOKENS: the worker would have too many append tokens under way, with those of
             the requests that wait there already.
         MALFORMED_TERMS: the marker or the precondition is malformed.
+        MEDIA: the request has images, audio or video, which local prefill was never tried with.
     """
 
     TOO_FEW_CACHED_TOKENS = "too_few_cached_tokens"
     TOO_MANY_TOKENS = "too_many_tokens"
     MALFORMED_TERMS = "malformed_terms"
+    MEDIA = "media"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
         evicted_while_waiting: requests refused for the precondition when their turn came.
         too_many_tokens: requests refused because of the bound on append tokens.
         malformed_terms: requests refused for malformed terms.
+        media: requests refused because they have images, audio or video.
         aborted: requests aborted while they waited or between two chunks.
         requeued: requests that lost their KV and were prefilled again.
         chunks: chunks of local prefill.
@@ -250,6 +253,7 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
     evicted_while_waiting: Count | UnsetType = UNSET
     too_many_tokens: Count | UnsetType = UNSET
     malformed_terms: Count | UnsetType = UNSET
+    media: Count | UnsetType = UNSET
     aborted: Count | UnsetType = UNSET
     requeued: Count | UnsetType = UNSET
     chunks: Count | UnsetType = UNSET

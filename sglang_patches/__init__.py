@@ -26,9 +26,10 @@ def register() -> None:
 
     try:
         if stand_ins.is_installed():
-            from sglang_patches.cpu import kernels, speculation, transfer
+            from sglang_patches.cpu import adapters, kernels, speculation, transfer
             from sglang_patches.engines import engine
 
+            adapters.install()
             kernels.install()
             transfer.install()
             if engine().speculative_algorithms:

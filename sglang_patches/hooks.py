@@ -10,7 +10,7 @@ from ppd import __version__
 from ppd.errors import ConfigError
 from sglang_patches.engines import SUPPORTED, engine
 from sglang_patches.http_hooks import HTTP_HOOKS
-from sglang_patches.limits import check_flags
+from sglang_patches.limits import check_flags, check_properties
 from sglang_patches.plugin import attach
 from sglang_patches.scheduler_hooks import (
     abort_request,
@@ -18,6 +18,7 @@ from sglang_patches.scheduler_hooks import (
     active_req_count,
     add_request_to_queue,
     allocatable_token_budgets,
+    can_schedule_lora_req,
     flush_cache,
     get_internal_state,
     get_next_disagg_decode_batch_to_run,
@@ -45,12 +46,15 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
     Raises:
         SystemExit: a hook was not applied, or a flag of the decode server is not supported.
     """
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.version import __version__ as installed
+
     try:
         check_applied(HOOKS)
         if is_decode(self):
-            check_flags(self.server_args, engine().speculative_algorithms)
-            if self.require_mlp_sync:
-                raise ConfigError("steps synchronized over ranks are not supported")
+            resolved = resolved_view(self.server_args)
+            check_flags(resolved, installed, engine().speculative_algorithms)
+            check_properties(self, resolved)
     except ConfigError as error:
         raise SystemExit(f"sglang-ppd: {error}") from error
     settings = read_settings(os.environ)
@@ -108,6 +112,16 @@ HOOKS: tuple[Hook, ...] = (
         "whole pool (decode.py:585)",
         read_against=SUPPORTED,
         upstream=source_link("disaggregation/decode.py", 3172),
+    ),
+    Hook(
+        target=f"{_SCHEDULER}.can_schedule_lora_req",
+        parameters="self, req, running_loras",
+        kind="around",
+        function=can_schedule_lora_req,
+        reason="prefill counts no adapters of transfers (scheduler.py:3957), and transfers count "
+        "none of local prefills (decode.py:1328); together they exceed the slots",
+        read_against=SUPPORTED,
+        upstream=source_link("managers/scheduler.py", 4163),
     ),
     Hook(
         target="sglang.srt.managers.schedule_policy.PrefillAdder.__init__",

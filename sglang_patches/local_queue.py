@@ -70,6 +70,11 @@ class LocalQueue:
             refusal = Refusal(RefusalReason.MALFORMED_TERMS, detail=str(error))
             self._refuse(req, refusal, HTTPStatus.BAD_REQUEST, LocalPrefillOutcome.MALFORMED_TERMS)
             return
+        if req.multimodal_inputs is not None:
+            refusal = Refusal(RefusalReason.MEDIA, detail="images, audio and video go remote")
+            outcome = LocalPrefillOutcome.MEDIA
+            self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, outcome)
+            return
         cached = self._cached_tokens(req)
         if cached < min_cached:
             outcome = LocalPrefillOutcome.TOO_FEW_CACHED_TOKENS
@@ -82,6 +87,8 @@ class LocalQueue:
             outcome = LocalPrefillOutcome.TOO_MANY_TOKENS
             self._refuse(req, refusal, HTTPStatus.SERVICE_UNAVAILABLE, outcome)
             return
+        # The policy "hrrn" weighs by it. Upstream sets it where it queues requests to be prefilled.
+        req.arrival_processed_tokens = self._scheduler.processed_tokens_counter
         req.ppd_progress = Progress(time.perf_counter(), cached, uncached)
         req.ppd_requeued = False
         self._telemetry.accepted(req.ppd_progress)

@@ -118,6 +118,15 @@ def init_prefill_adder(_result: None, self: Any, *_args: Any, **_kwargs: Any) ->
         )
 
 
+def can_schedule_lora_req(original: Any, self: Any, req: Any, running_loras: Any) -> bool:
+    """Count the adapters of local prefills in flight and of requests in transfer, too."""
+    if is_decode(self):
+        step = self.ppd.step
+        others = [*step.launched(), *step.about_to_decode()]
+        running_loras = running_loras | {other.lora_id for other in others}
+    return bool(original(self, req, running_loras))
+
+
 def active_req_count(original: Any, self: Any, extra_reserved_reqs: int = 0) -> int:
     """Count the local prefills in flight as active requests."""
     return int(original(self, extra_reserved_reqs)) + len(self.scheduler.ppd.step.launched())

@@ -30,6 +30,7 @@ class LocalPrefillOutcome(StrEnum):
     EVICTED_WHILE_WAITING = "evicted_while_waiting"  # refused when its turn came
     TOO_MANY_TOKENS = "too_many_tokens"
     MALFORMED_TERMS = "malformed_terms"
+    MEDIA = "media"  # the request has images, audio or video
     ABORTED = "aborted"  # while it waited or between two chunks
 
 

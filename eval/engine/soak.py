@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,14 @@ from ppd.errors import PpdError
 
 from .. import tiny_model
 from ..cluster import Launcher, Process, launching, share_flags, wait_all
+from ..draft_model import DraftSpec, draft_flags, ensure_pair
 from ..endpoints import empty_caches, vocabulary_of
 from ..generate import EventStream, generate
 from ..options import Commands, cluster_options
 from ..provenance import provenance
 from ..raw_rows import append_whole
+from ..tiny_layers import Family
+from ..tiny_model import ModelSpec
 from .client import plugin_state_of
 
 _CLIENTS = 12
@@ -40,6 +44,10 @@ _PHASE_S = 60.0
 _KV = "8000"  # of the decode worker: not room enough for what the clients hold
 # SGLang's own switch: every 200th decode step a request is retracted although there is room.
 _RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "200"}
+_DRAFTS = {
+    "eagle": DraftSpec(),
+    "mtp": DraftSpec(ModelSpec(family=Family.DEEPSEEK_V3)),
+}
 _GROWTH = 1.10  # of a worker's memory, from its second to its last quarter
 
 
@@ -172,13 +180,16 @@ class Soak:
             raise SoakError("the witness conversation has other ids than at first")
 
 
-def _start(launch: Launcher, model: str) -> tuple[Process, list[Process]]:
+def _start(
+    launch: Launcher, model: str | Path, flags: Sequence[str]
+) -> tuple[Process, list[Process]]:
     launch.environment |= {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
-    prefill = launch.worker(Role.PREFILL, model, *share_flags(0, 2))
+    prefill = launch.worker(Role.PREFILL, model, *flags, *share_flags(0, 2))
     launch.environment |= _RETRACT
     decode = launch.worker(
         Role.DECODE,
         model,
+        *flags,
         *("--max-total-tokens", _KV, "--chunked-prefill-size", "256"),
         *("--num-reserved-decode-tokens", "16"),  # so that decodes do run out of KV
         *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
@@ -203,6 +214,11 @@ def add_to(commands: Commands) -> None:
             "nothing may be missing."
         ),
     )
+    parser.add_argument(
+        "--draft",
+        choices=tuple(_DRAFTS),
+        help="speculate: EAGLE on a Llama shape, MTP on a DeepSeek-V3 shape; in place of --model",
+    )
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--pauses", action="store_true", help="pause the decode worker, too")
     parser.add_argument("--seed", type=int, default=0)
@@ -216,10 +232,15 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if a turn failed, or a worker's memory has grown.
     """
-    path = tiny_model.resolve(options.model)
+    path: str | Path = tiny_model.resolve(options.model)
+    flags: Sequence[str] = ()
+    if options.draft is not None:
+        spec = _DRAFTS[options.draft]
+        path, draft = ensure_pair(spec)
+        flags = draft_flags(draft, spec.algorithm)
     minutes, seed, out = options.minutes, options.seed, options.out
     with launching(options.logs) as launch:
-        router, workers = _start(launch, path)
+        router, workers = _start(launch, path, flags)
         soak, state = asyncio.run(_soak(router, workers, minutes, options.pauses, seed))
         log = workers[1].log.read_text(errors="replace")
         retracted = log.count("KV cache pool is full. Retract") + log.count("Testing retraction")
@@ -235,11 +256,21 @@ def run(options: argparse.Namespace) -> int:
         "memory_growth": growth,
     }
     if out is not None:
-        row = {**result, "memory_mb": soak.memory_mb, "model": Path(path).name}
+        row = {
+            **result,
+            "memory_mb": soak.memory_mb,
+            "model": _name(Path(path)),
+            "draft": options.draft,
+        }
         append_whole(out, [{**row, **provenance(seed)}])
     print(json.dumps(result))
     failed = any(name.startswith("failed") for name in soak.seen)
     return int(failed or max(growth.values()) > _GROWTH)
+
+
+def _name(model: Path) -> str:
+    """The model's name; a target's folder has that of the pair."""
+    return model.parent.name if model.name == "target" else model.name
 
 
 def _growth(sizes: list[float]) -> float:

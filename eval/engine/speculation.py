@@ -24,7 +24,7 @@ import aiohttp
 from ppd.contract import Role
 
 from ..cluster import Process, launching, wait_all
-from ..draft_model import DraftSpec, ensure_pair
+from ..draft_model import DraftSpec, draft_flags, ensure_pair
 from ..endpoints import empty_caches, vocabulary_of
 from ..options import Commands, add_out, cluster_options
 from ..provenance import provenance
@@ -33,7 +33,6 @@ from ..tiny_model import ModelSpec
 from .client import EngineClient, Reply, bootstrap_port_of, plugin_state_of, tpot_ms
 
 _KV = ("--max-total-tokens", "65536")
-_STEPS = 4
 _WAYS = ("alternating", "chosen", "delta")
 _CELLS = ((2, 1024, 512), (6, 1024, 512), (6, 4096, 512), (6, 4096, 2048))
 # One layer, as the draft is that layer; wide, so that its forward outweighs the scheduler.
@@ -77,11 +76,7 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and append raw rows; the last line on stdout is one JSON object."""
     target, draft = ensure_pair(_SPEC)
-    flags = (
-        *("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(draft)),
-        *("--speculative-num-steps", str(_STEPS), "--speculative-eagle-topk", "1"),
-        *("--speculative-num-draft-tokens", str(_STEPS + 1)),
-    )
+    flags = (*draft_flags(draft, _SPEC.algorithm),)
     rows: list[Row] = []
     with appending(options.out) as write, launching(options.logs) as launch:
         prefill = launch.worker(Role.PREFILL, target, *_KV, *flags, core=0)

@@ -63,6 +63,8 @@ from .sending import Sender
 logger = logging.getLogger("ppd.router.turns")
 
 _ENDED = StreamEnded()
+_NO_HEADERS: Mapping[str, str] = {}
+_RETRIED = {"X-PPD-Retried": "1"}  # on an error: the retry is spent
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
@@ -360,7 +362,8 @@ class RequestHandler:
                     logger.warning("no worker goes on with a stream: %s", effect.error)
             relay.finish(effect.outcome)
         elif effect.error is not None:
-            _respond(request, answer_to(effect.error, f"{request.method} {request.path}"))
+            answer = answer_to(effect.error, f"{request.method} {request.path}")
+            _respond(request, answer, _RETRIED if context.attempts.retried else _NO_HEADERS)
 
     def _record(self, context: RequestContext, trace: Trace | None) -> None:
         """Give back what the request held; charge what was used, nothing if no worker answered."""
@@ -455,9 +458,11 @@ def _gone(request: ServerRequest) -> Outcome:
     return Outcome.STOPPED if request.connection.stopping else Outcome.DISCONNECTED
 
 
-def _respond(request: ServerRequest, answer: ErrorAnswer) -> None:
+def _respond(
+    request: ServerRequest, answer: ErrorAnswer, extra_headers: Mapping[str, str] = _NO_HEADERS
+) -> None:
     if request.answered:
         request.abort()
     else:
-        headers = {"Content-Type": "application/json", **answer.headers}
+        headers = {"Content-Type": "application/json", **answer.headers, **extra_headers}
         request.respond(answer.status, answer.body, headers)

@@ -7,6 +7,9 @@ functions here have the same parameters, and run as tensor operations. A draft i
 ``torch_native`` attention has no backend for the steps of a draft, and computes no attention of a
 verify step (``ForwardMode.TARGET_VERIFY`` has no extend lengths). Both are added here.
 
+A draft of DeepSeek's synchronizes a GPU on any device when it takes the target's embeddings
+(deepseek_v2.py:3448).
+
 Upstream verifies greedily on a CPU, whatever the sampling parameters. Here a batch that samples
 takes the branch of GPUs, ``tree_speculative_sampling_target_only``.
 """
@@ -27,6 +30,7 @@ def install() -> None:
     Raises:
         AttributeError: SGLang has moved one of the names.
     """
+    import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.speculative import eagle_utils
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
@@ -39,6 +43,7 @@ def install() -> None:
         (eagle_utils, "tree_speculative_sampling_target_only"),
     ):
         getattr(owner, name)
+    setattr(torch.cuda, "synchronize", lambda *_: None)  # noqa: B010 (mypy: a function)
     _patch_verify_lengths(TorchNativeAttnBackend)
     _patch_draft_backends(DraftBackendFactory)
     eagle_utils._verify_uses_greedy = lambda *, is_all_greedy, **_: is_all_greedy

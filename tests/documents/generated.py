@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import commands, endpoints, metrics, options
+from . import commands, endpoints, flags, metrics, options
 
 FOLDER = Path("docs/reference")
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands.page,
     "endpoints.md": endpoints.page,
+    "flags.md": flags.page,
     "metrics.md": metrics.page,
     "options.md": options.page,
 }

@@ -45,6 +45,7 @@ class Conversation:
     Attributes:
         max_tokens: of each reply.
         extra_fields: added to each request.
+        resends: whether a request that failed although the router sent it twice is sent again.
         messages: all messages so far, in OpenAI's format.
         turns: all turns so far.
     """
@@ -53,6 +54,7 @@ class Conversation:
     url: str
     max_tokens: int = 16
     extra_fields: dict[str, Any] = field(default_factory=dict)
+    resends: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
 
@@ -76,10 +78,14 @@ class Conversation:
         if stream:
             body["stream_options"] = {"include_usage": True}
         url = f"{self.url}/v1/chat/completions"
-        async with self.http.post(url, json=body) as response:
-            data = await response.read()
-            assert response.status == 200, data.decode()
-            turn = _read_stream(response, data) if stream else _read_body(response, data)
+        while True:
+            async with self.http.post(url, json=body) as response:
+                data = await response.read()
+            if response.status == 200 or not self.resends:
+                break
+            assert response.headers.get("X-PPD-Retried") == "1", data.decode()
+        assert response.status == 200, data.decode()
+        turn = _read_stream(response, data) if stream else _read_body(response, data)
         self.messages.append({"role": "assistant", "content": turn.text})
         self.turns.append(turn)
         return turn

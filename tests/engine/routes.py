@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -20,6 +20,8 @@ from .workers import Workers
 # Tokens at the end of a conversation that its next turn need not find cached: a page, the last
 # token, and what the bigram keys of EAGLE leave out.
 _MAX_UNCACHED = 32
+
+_rooms = count(1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,21 @@ class Reply:
 
 
 class RouteClient:
-    """Sends turns of token ids to the workers directly, greedily."""
+    """Sends turns of token ids to the workers directly, greedily.
 
-    def __init__(self, http: aiohttp.ClientSession, workers: Workers) -> None:
+    Args:
+        fields: added to the body of each request.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        workers: Workers,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
         self._http = http
         self._workers = workers
-        self._rooms = count(1000)
+        self._fields = fields or {}
 
     async def alone(self, ids: list[int], tokens: int) -> Reply:
         """Send a turn to the monolithic server."""
@@ -66,7 +77,7 @@ class RouteClient:
         bootstrap = {
             "bootstrap_host": urlsplit(prefill.url).hostname,
             "bootstrap_port": await bootstrap_port_of(self._http, prefill.url),
-            "bootstrap_room": next(self._rooms),
+            "bootstrap_room": next(_rooms),
         }
         _, reply = await asyncio.gather(
             *(self._send(w.url, ids, tokens, {}, **bootstrap) for w in (prefill, decode))
@@ -107,7 +118,7 @@ class RouteClient:
         self, url: str, ids: list[int], tokens: int, params: dict[str, Any], **fields: Any
     ) -> Reply:
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **params}
-        body = {"input_ids": ids, "sampling_params": sampling, **fields}
+        body = {"input_ids": ids, "sampling_params": sampling, **self._fields, **fields}
         async with self._http.post(f"{url}/generate", json=body) as response:
             reply = await response.json()
             assert response.status == 200, reply

@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eval.draft_model import DraftSpec, ensure_pair
+from eval.draft_model import DraftSpec, draft_flags, ensure_pair
 from ppd.contract import Role
 
 from .workers import Workers, wait_ready, worker_launcher
-
-STEPS = 4  # of a draft; its chain has as many tokens
-
-
-def draft_flags(draft: Path, algorithm: str = "EAGLE") -> tuple[str, ...]:
-    """SGLang's flags for chains of ``STEPS`` draft tokens."""
-    return (
-        *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)),
-        *("--speculative-num-steps", str(STEPS), "--speculative-eagle-topk", "1"),
-        *("--speculative-num-draft-tokens", str(STEPS + 1)),
-    )
 
 
 def start_speculating(
@@ -27,8 +16,7 @@ def start_speculating(
 ) -> Iterator[Workers]:
     """Start prefill, decode and monolithic servers of a target with a draft; stop them at close."""
     target, draft = ensure_pair(spec)
-    algorithm = "EAGLE3" if spec.eagle3 else "EAGLE"
-    flags = ("--page-size", str(page_size), *draft_flags(draft, algorithm))
+    flags = ("--page-size", str(page_size), *draft_flags(draft, spec.algorithm))
     with worker_launcher(logs) as launcher:
         prefill = launcher.worker(Role.PREFILL, target, *flags)
         decode = launcher.worker(Role.DECODE, target, *flags, *decode_flags)

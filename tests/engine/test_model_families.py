@@ -63,11 +63,11 @@ async def test_a_monolithic_server_generates_what_transformers_does(
     prompts = [random_ids(length, length) for length in (30, 300, 2500)]
     # Computed first: the server closes connections that are idle for five seconds.
     expected = [greedy_ids(model, ids, REPLY_TOKENS) for ids in prompts]
+    assert len({i for reply in expected for i in reply}) > REPLY_TOKENS // 2, "output must vary"
     await workers.settle(http)
     client = RouteClient(http, workers)
     for ids, reply in zip(prompts, expected, strict=True):
         assert (await client.alone(ids, REPLY_TOKENS)).ids == reply
-        assert len(set(reply)) > REPLY_TOKENS // 4, "greedy output must vary"
     await workers.settle(http)
 
 

@@ -17,7 +17,9 @@ import aiohttp
 import pytest
 
 from eval.cluster import Launcher
-from eval.draft_model import DraftSpec, ensure_pair
+from eval.draft_model import STEPS, DraftSpec, draft_flags, ensure_pair
+from eval.tiny_layers import Family
+from eval.tiny_model import ModelSpec
 from ppd.contract import LocalTerms, Role
 from ppd.policies import static_policy
 from sglang_patches.engines import ENGINES
@@ -26,7 +28,7 @@ from .conversation import Conversation, RandomRoutes, user_messages
 from .generation import CONSTRAINTS, compare_constrained
 from .reference import greedy_ids, reference_model
 from .routes import RouteClient, random_ids
-from .speculation import STEPS, draft_flags, start_speculating
+from .speculation import start_speculating
 from .test_trouble import decoding_on_d, post
 from .workers import (
     Workers,
@@ -46,9 +48,16 @@ pytestmark = pytest.mark.skipif(
 # The draft that shares the target's layer, chunks and decode steps in turn; and a draft that
 # depends on the hidden states, chunks mixed with decode steps where that is cheaper.
 SHARING, NOISY = DraftSpec(), DraftSpec(hidden_gain=0.5)
+MTP = DraftSpec(ModelSpec(family=Family.DEEPSEEK_V3))
 _CELLS = [
     pytest.param((SHARING, 1, ()), id="sharing-page1-alternating"),
     pytest.param((NOISY, 16, ("--enable-mixed-chunk",)), id="noisy-page16-mixed"),
+    pytest.param((MTP, 1, ()), id="mtp-page1-alternating"),
+    pytest.param(
+        (replace(MTP, hidden_gain=0.5), 16, ("--enable-mixed-chunk",)),
+        id="mtp-noisy-page16-mixed",
+        marks=pytest.mark.matrix,
+    ),
     pytest.param(
         (DraftSpec(eagle3=True, hidden_gain=0.5), 1, ("--enable-mixed-chunk",)),
         id="eagle3-page1-mixed",
@@ -99,7 +108,7 @@ def workers(
 
 def is_sharing(workers: Workers) -> bool:
     """Whether the workers' draft shares the target's layer."""
-    return workers.model == ensure_pair(SHARING)[0]
+    return workers.model in (ensure_pair(SHARING)[0], ensure_pair(MTP)[0])
 
 
 async def test_ids_are_those_of_the_target_alone(
@@ -323,7 +332,8 @@ async def test_hidden_states_that_are_lost_are_seen(
 
 def _draft_flags(workers: Workers) -> tuple[str, ...]:
     """The flags of the draft beside the workers' target."""
-    algorithm = "EAGLE3" if "eagle3" in workers.model.parent.name else "EAGLE"
+    kind = workers.model.parent.name.partition("-")[0]
+    algorithm = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}[kind]
     return draft_flags(workers.model.parent / "draft", algorithm)
 
 

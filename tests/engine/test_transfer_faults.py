@@ -49,11 +49,14 @@ def started(
 
 
 async def converse(http: aiohttp.ClientSession, workers: Workers, seed: int) -> list[list[Turn]]:
-    """Hold conversations over mixed routes at one time; a client that sees an error fails."""
+    """Hold conversations over mixed routes at one time.
+
+    A client accepts an error only of a request that the router has sent twice.
+    """
     async with workers.routed(RandomRoutes(random.Random(seed))) as url:
         return await asyncio.gather(
             *(
-                Conversation(http, url).send_all(user_messages(i, TURNS))
+                Conversation(http, url, resends=True).send_all(user_messages(i, TURNS))
                 for i in range(CONVERSATIONS)
             )
         )

@@ -110,6 +110,11 @@ async def test_transfers_that_always_fail_end_after_one_retry(cluster: Cluster) 
         reply = await client.chat("hello")
         assert (reply.status, len(d.bodies)) == (500, 2)
         assert "transfer failed" in reply.json["error"]["message"]
+        assert reply.headers["X-PPD-Retried"] == "1"
+        p.script = d.script = failing(500, "out of memory")
+        reply = await client.chat("hello again")
+        assert reply.status >= 500
+        assert "X-PPD-Retried" not in reply.headers  # there is no other worker
 
 
 async def test_a_hung_prefill_worker_is_blamed_not_the_decode_worker_that_waits(
