@@ -6,9 +6,7 @@ Interleaved rounds, medians; raw rows go to a file, the last line printed sums t
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,22 +17,20 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ppd.ann.lanes import Target
 from ppd.ann.space import Rows
 
 from ..provenance import provenance
 from ..raw_rows import Write, appending
-from . import minilm, over_http, sentences
+from . import burst_study, huge_pages, over_http
 from . import rivals as pool_rivals
 from .burst_rounds import Rounds
+from .given import Given, Sample, print_progress, split
 from .recall import RECALL, qps_at
-from .rivals import LIMIT, Given, Ids, Index
+from .rivals import LIMIT, Ids, Index
 
 _WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _ENOUGH = 0.985  # recall after which a curve is not followed
 _LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"  # numpy asks for them by itself: rivals get them, too
-_LOADS = {"load03": 0.3, "load07": 0.7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +38,15 @@ class Plan:
     """What to measure.
 
     Attributes:
-        sentences: how many to draw from.
-        shortest: how many of them, the shortest, are the small collection: embedding takes long.
+        sample: the small collection.
         large: rows of the clustered collection; 0: none.
     """
 
-    files: tuple[Path, ...]
-    sentences: int
-    shortest: int | None
+    sample: Sample
     large: int
-    queries: int
     rounds: int
     burst_s: float
     threads: int
-    seed: int
-    cache: Path
     logs: Path
 
 
@@ -73,47 +63,32 @@ class Point:
 
 def run(plan: Plan, out: Path | None) -> int:
     """Measure all parts; the last line on stdout is one JSON object."""
-    _ensure_huge_pages()
+    huge_pages.ensure()
     with appending(out) as write:
         summary: dict[str, Any] = {}
-        origin = provenance(plan.seed)
-        small, source = _sentences(plan)
-        rows, queries = _split(small, plan.queries)
+        sample = plan.sample
+        origin = provenance(sample.seed)
+        rows, queries, source = sample.embedded()
         given = Given(rows, plan.threads)
         names = pool_rivals.NAMES
         summary["small"] = _compare("small", given, queries, plan, names, write, origin | source)
-        bursty = _bursts(given.target, queries, plan, write, origin)
+        bursty = burst_study.measure(
+            Rounds(given.target, queries, plan.threads, plan.burst_s, sample.seed),
+            plan.rounds,
+            write,
+            origin,
+        )
         for row in over_http.rows(rows, queries, plan.rounds, plan.threads, plan.logs):
             write(origin | {"set": "small"} | row)
         if plan.large:
-            rows, queries = _split(clustered(plan.large + plan.queries, plan.seed), plan.queries)
+            rows, queries = split(
+                clustered(plan.large + sample.queries, sample.seed), sample.queries
+            )
             given = Given(rows, plan.threads)
             summary["large"] = _compare("large", given, queries, plan, names, write, origin)
         summary["bursty"], summary["identical_ids"] = bursty
     print(json.dumps(summary))
     return 0
-
-
-def run_bursts(plan: Plan, out: Path | None) -> int:
-    """Measure the bursts alone; the last line on stdout is one JSON object."""
-    _ensure_huge_pages()
-    with appending(out) as write:
-        rows, queries = _split(_sentences(plan)[0], plan.queries)
-        target = Given(rows, plan.threads).target
-        bursty, identical = _bursts(target, queries, plan, write, provenance(plan.seed))
-    print(json.dumps({"bursty": bursty, "identical_ids": identical}))
-    return 0
-
-
-def _ensure_huge_pages() -> None:
-    if os.environ.get("GLIBC_TUNABLES") != _HUGE_PAGES:
-        os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
-        os.execv(sys.executable, [sys.executable, "-m", *_again()])
-
-
-def _again() -> list[str]:
-    package = (__package__ or "eval.pool").rpartition(".")[0]
-    return [package, *sys.argv[1:]]
 
 
 def clustered(count: int, seed: int) -> Rows:
@@ -137,21 +112,6 @@ def clustered(count: int, seed: int) -> Rows:
     return rows
 
 
-def _sentences(plan: Plan) -> tuple[Rows, dict[str, object]]:
-    texts, documented = sentences.collect(plan.files, plan.sentences + plan.queries, plan.seed)
-    if plan.shortest is not None:
-        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        texts = [texts[i] for i in sorted(by_length[: plan.shortest])]
-    _print_progress(
-        f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings"
-    )
-    return minilm.embed(texts, plan.cache), {"drawn": plan.sentences, "from_docstrings": documented}
-
-
-def _split(rows: Rows, queries: int) -> tuple[Rows, Rows]:
-    return np.ascontiguousarray(rows[:-queries]), np.ascontiguousarray(rows[-queries:])
-
-
 def _compare(
     name: str,
     given: Given,
@@ -168,7 +128,7 @@ def _compare(
         began_s = time.perf_counter()
         indexes.append(pool_rivals.make(index_name, given))
         built_s = time.perf_counter() - began_s
-        _print_progress(
+        print_progress(
             f"{name}: {index_name} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s"
         )
         write(origin | {"what": "build", "set": name, "index": index_name, "seconds": built_s})
@@ -196,7 +156,7 @@ def _compare(
             )
             row = {"what": "single", "set": name, "index": index.name, "width": width}
             write(origin | row | {"p50_us": p50, "p99_us": p99})
-    _print_progress(json.dumps({name: summary}))
+    print_progress(json.dumps({name: summary}))
     return summary
 
 
@@ -249,30 +209,3 @@ def _one_by_one(index: Index, queries: Rows, width: int, rounds: int) -> list[fl
             index.find(queries[i : i + 1], width, 1)
             took.append(time.perf_counter() - began_s)
     return took
-
-
-def _bursts(
-    target: Target, queries: Rows, plan: Plan, write: Write, origin: dict[str, object]
-) -> tuple[dict[str, dict[str, float]], bool]:
-    rounds = Rounds(target, queries, plan.threads, plan.burst_s, plan.seed)
-    _print_progress(f"bursts: one after the other, {rounds.capacity:.0f} searches/s are finished")
-    summary: dict[str, dict[str, float]] = {}
-    identical = True
-    for name, load in _LOADS.items():
-        values: dict[str, list[float]] = defaultdict(list)
-        for number in range(plan.rounds):
-            for row in rounds.rows(load, number):
-                write(origin | row)
-                identical &= row.get("identical_ids", True)
-                way, stage = row["way"], row["stage"]
-                for field in ("p99_us", "missed"):
-                    values[f"{way}_{stage}_{field}"].append(row[field])
-                values[f"{way}_missed"].append(row["missed_of_all"])
-                values[f"{way}_scheduling_us"].append(row["scheduling_us"])
-        summary[name] = {key: round(statistics.median(of), 4) for key, of in values.items()}
-        _print_progress(json.dumps({name: summary[name]}))
-    return summary, identical
-
-
-def _print_progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

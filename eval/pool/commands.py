@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..options import Commands, add_out
 
 if TYPE_CHECKING:
-    from .bench import Plan
+    from .given import Sample
 
 
 def add_bench(commands: Commands) -> None:
@@ -126,28 +126,36 @@ def _soak(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from . import bench
 
-    return bench.run(_plan(options, options.large, options.logs), options.out)
+    plan = bench.Plan(
+        sample=_sample(options),
+        large=options.large,
+        rounds=options.rounds,
+        burst_s=options.burst_s,
+        threads=_threads(options),
+        logs=options.logs,
+    )
+    return bench.run(plan, options.out)
 
 
 def _bursts(options: argparse.Namespace) -> int:
-    from . import bench
+    from . import burst_study
 
-    return bench.run_bursts(_plan(options), options.out)
+    sample, threads = _sample(options), _threads(options)
+    return burst_study.run(sample, options.rounds, options.burst_s, threads, options.out)
 
 
-def _plan(options: argparse.Namespace, large: int = 0, logs: Path = Path(".run")) -> Plan:
-    from . import bench
+def _sample(options: argparse.Namespace) -> Sample:
+    from .given import Sample
 
-    return bench.Plan(
+    return Sample(
         files=tuple(options.sentences),
-        sentences=options.count,
+        count=options.count,
         shortest=options.shortest,
-        large=large,
         queries=options.queries,
-        rounds=options.rounds,
-        burst_s=options.burst_s,
-        threads=options.threads or min(2, len(os.sched_getaffinity(0))),
         seed=options.seed,
         cache=options.cache,
-        logs=logs,
     )
+
+
+def _threads(options: argparse.Namespace) -> int:
+    return options.threads or min(2, len(os.sched_getaffinity(0)))
