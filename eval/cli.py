@@ -93,7 +93,9 @@ def parser() -> argparse.ArgumentParser:
     soak_router.add_to(soak)
     pool.add_soak(soak)
 
-    pool.add_queueing(_group(commands, "pool", "studies of the vector-search pool"))
+    of_pool = _group(commands, "pool", "studies of the vector-search pool")
+    pool.add_queueing(of_pool)
+    pool.add_bursts(of_pool)
     rag.add_to(_group(commands, "rag", "chats with passages from a pool"))
     return top
 

@@ -6,9 +6,7 @@ Interleaved rounds, medians; raw rows go to a file, the last line printed sums t
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,26 +17,20 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ppd.ann import batch
-from ppd.ann.lanes import Target
-from ppd.ann.schedule import Stage
 from ppd.ann.space import Rows
 
 from ..provenance import provenance
 from ..raw_rows import Write, appending
-from . import bursts as pool_bursts
-from . import ideal, minilm, over_http, sentences
+from . import burst_study, huge_pages, over_http
 from . import rivals as pool_rivals
-from .bursts import Way
+from .burst_rounds import Rounds
+from .given import Given, Sample, print_progress, split
 from .recall import RECALL, qps_at
-from .rivals import LIMIT, Given, Ids, Index
+from .rivals import LIMIT, Ids, Index
 
 _WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _ENOUGH = 0.985  # recall after which a curve is not followed
 _LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"  # numpy asks for them by itself: rivals get them, too
-_TRIES = 5  # of what can be done at all; the first fills the caches
-_LOADS = {"load03": 0.3, "load07": 0.7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +38,15 @@ class Plan:
     """What to measure.
 
     Attributes:
-        sentences: how many to draw from.
-        shortest: how many of them, the shortest, are the small collection: embedding takes long.
+        sample: the small collection.
         large: rows of the clustered collection; 0: none.
     """
 
-    files: tuple[Path, ...]
-    sentences: int
-    shortest: int | None
+    sample: Sample
     large: int
-    queries: int
     rounds: int
     burst_s: float
     threads: int
-    seed: int
-    cache: Path
     logs: Path
 
 
@@ -77,32 +63,32 @@ class Point:
 
 def run(plan: Plan, out: Path | None) -> int:
     """Measure all parts; the last line on stdout is one JSON object."""
-    if os.environ.get("GLIBC_TUNABLES") != _HUGE_PAGES:
-        os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
-        os.execv(sys.executable, [sys.executable, "-m", *_again()])
+    huge_pages.ensure()
     with appending(out) as write:
         summary: dict[str, Any] = {}
-        origin = provenance(plan.seed)
-        small, source = _sentences(plan)
-        rows, queries = _split(small, plan.queries)
+        sample = plan.sample
+        origin = provenance(sample.seed)
+        rows, queries, source = sample.embedded()
         given = Given(rows, plan.threads)
         names = pool_rivals.NAMES
         summary["small"] = _compare("small", given, queries, plan, names, write, origin | source)
-        bursty = _bursts(given.target, queries, plan, write, origin)
+        bursty = burst_study.measure(
+            Rounds(given.target, queries, plan.threads, plan.burst_s, sample.seed),
+            plan.rounds,
+            write,
+            origin,
+        )
         for row in over_http.rows(rows, queries, plan.rounds, plan.threads, plan.logs):
             write(origin | {"set": "small"} | row)
         if plan.large:
-            rows, queries = _split(clustered(plan.large + plan.queries, plan.seed), plan.queries)
+            rows, queries = split(
+                clustered(plan.large + sample.queries, sample.seed), sample.queries
+            )
             given = Given(rows, plan.threads)
             summary["large"] = _compare("large", given, queries, plan, names, write, origin)
         summary["bursty"], summary["identical_ids"] = bursty
     print(json.dumps(summary))
     return 0
-
-
-def _again() -> list[str]:
-    package = (__package__ or "eval.pool").rpartition(".")[0]
-    return [package, *sys.argv[1:]]
 
 
 def clustered(count: int, seed: int) -> Rows:
@@ -126,21 +112,6 @@ def clustered(count: int, seed: int) -> Rows:
     return rows
 
 
-def _sentences(plan: Plan) -> tuple[Rows, dict[str, object]]:
-    texts, documented = sentences.collect(plan.files, plan.sentences + plan.queries, plan.seed)
-    if plan.shortest is not None:
-        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        texts = [texts[i] for i in sorted(by_length[: plan.shortest])]
-    _print_progress(
-        f"embedding {len(texts)} sentences; {documented} of those drawn are from docstrings"
-    )
-    return minilm.embed(texts, plan.cache), {"drawn": plan.sentences, "from_docstrings": documented}
-
-
-def _split(rows: Rows, queries: int) -> tuple[Rows, Rows]:
-    return np.ascontiguousarray(rows[:-queries]), np.ascontiguousarray(rows[-queries:])
-
-
 def _compare(
     name: str,
     given: Given,
@@ -157,7 +128,7 @@ def _compare(
         began_s = time.perf_counter()
         indexes.append(pool_rivals.make(index_name, given))
         built_s = time.perf_counter() - began_s
-        _print_progress(
+        print_progress(
             f"{name}: {index_name} of {rows.shape[0]} x {rows.shape[1]} built in {built_s:.0f} s"
         )
         write(origin | {"what": "build", "set": name, "index": index_name, "seconds": built_s})
@@ -185,7 +156,7 @@ def _compare(
             )
             row = {"what": "single", "set": name, "index": index.name, "width": width}
             write(origin | row | {"p50_us": p50, "p99_us": p99})
-    _print_progress(json.dumps({name: summary}))
+    print_progress(json.dumps({name: summary}))
     return summary
 
 
@@ -238,53 +209,3 @@ def _one_by_one(index: Index, queries: Rows, width: int, rounds: int) -> list[fl
             index.find(queries[i : i + 1], width, 1)
             took.append(time.perf_counter() - began_s)
     return took
-
-
-def _bursts(
-    target: Target, queries: Rows, plan: Plan, write: Write, origin: dict[str, object]
-) -> tuple[dict[str, dict[str, float]], bool]:
-    moved = target.snapshot.space.queries(queries)
-    tries = [pool_bursts.capacity(target, moved, plan.threads, plan.seed) for _ in range(_TRIES)]
-    most = statistics.median(tries)
-    _print_progress(f"bursts: one after the other, {most:.0f} searches a second are finished")
-    summary: dict[str, dict[str, float]] = {}
-    identical = True
-    for name, load in _LOADS.items():
-        p99: dict[str, list[float]] = defaultdict(list)
-        for number in range(plan.rounds):
-            arrivals = pool_bursts.draw(
-                load * most, plan.burst_s, queries.shape[0], plan.seed + number
-            )
-            taken = ideal.costs(target, moved, plan.threads)
-            for stage in Stage:
-                least = ideal.p99_us(arrivals, taken, plan.threads, stage)
-                row = {"what": "bursts", "load": load, "way": "ideal", "stage": stage}
-                write(origin | row | {"round": number, "p99_us": least, "capacity": most})
-            for way in Way:
-                answered = pool_bursts.run(way, target, moved, arrivals, plan.threads)
-                identical &= _identical(target, queries, answered)
-                for stage in Stage:
-                    value = pool_bursts.p99_us(answered, stage)
-                    p99[f"{way}_{stage}_p99_us"].append(value)
-                    row = {"what": "bursts", "load": load, "way": way, "stage": stage}
-                    fields = {"round": number, "searches": len(answered), "p99_us": value}
-                    write(origin | row | fields | {"capacity": most, "n": target.snapshot.count})
-        summary[name] = {key: round(statistics.median(values), 1) for key, values in p99.items()}
-        _print_progress(json.dumps({name: summary[name]}))
-    return summary, identical
-
-
-def _identical(target: Target, queries: Rows, answered: Sequence[pool_bursts.Answered]) -> bool:
-    """Whether a sample of what was found among others is what is found alone."""
-    for answer in answered[:: max(1, len(answered) // 200)]:
-        limit = len(answer.nodes)
-        _, nodes = batch.search(
-            target, queries[answer.query : answer.query + 1], limit, answer.itopk, lanes=1
-        )
-        if tuple(nodes[0].tolist()) != answer.nodes:
-            return False
-    return True
-
-
-def _print_progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

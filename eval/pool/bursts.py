@@ -1,63 +1,37 @@
-"""Bursts of mixed searches, run in three ways: ours, one after the other, in batches.
+"""Bursts of mixed searches, measured in every way to order them.
 
-Open loop: searches arrive at drawn times, whatever is under way. All three ways run the same
-compiled steps in as many threads. So they differ only in the order of the work.
+Open loop: searches arrive at drawn times, whatever is under way. All ways run the same compiled
+code over the same index in as many threads. So they differ only in the order of the work, and in
+the time that the order takes.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ppd.ann import process
 from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
-from ppd.ann.lanes import CpuLaneSet, Target, cpu_backend
+from ppd.ann.lanes import CpuLaneSet, LaneSet, Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 
-BATCH = 16
-BATCH_WAIT_S = 0.002
-_BURST, _QUIET_S, _BURST_S = 5.0, 0.45, 0.05  # rate in bursts, and how long each lasts
-_PREFILL_SHARE = 0.3
-KINDS = {  # (itopk, limit), drawn alike
-    Stage.PREFILL: ((32, 10), (64, 10)),
-    Stage.DECODE: ((64, 10), (128, 10), (256, 50)),
-}
-_PREFILL_BUDGET_S, _DECODE_BUDGET_S = (
-    0.005,
-    0.05,
-)  # for the order alone; no search is cut
+from .arrivals import Arrival, draw
+from .orders import BATCH, Queue, Way, queue_of
+from .stopwatch import Stopwatch, TimedLanes
+from .waits import Waits
+
+CONTROLS = Controls(reserved=0.5, flush_s=0.001)
 _NEVER_CUT_S = 3600.0
-_LANES, _ITOPK = 32, 256
-
-
-class Way(StrEnum):
-    """A way to run bursts of searches."""
-
-    OURS = "ours"
-    FIFO = "fifo"  # each thread takes the oldest and finishes it
-    FIXED = "fixed"  # each thread takes a batch, all answers come when the last is finished
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A search that arrives."""
-
-    at_s: float
-    stage: Stage
-    query: int
-    itopk: int
-    limit: int
+_ITOPK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +45,23 @@ class Answered:
     nodes: tuple[int, ...]
 
 
-def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
-    """Draw Poisson arrivals of ``rate`` a second on average, five times as dense in bursts."""
-    source = random.Random(seed)
-    period_s = _QUIET_S + _BURST_S
-    quiet_rate = rate * period_s / (_QUIET_S + _BURST * _BURST_S)
-    arrivals: list[Arrival] = []
-    now_s = 0.0
-    while True:
-        in_burst = now_s % period_s >= _QUIET_S
-        now_s += source.expovariate(quiet_rate * (_BURST if in_burst else 1.0))
-        if now_s >= seconds:
-            return arrivals
-        stage = Stage.PREFILL if source.random() < _PREFILL_SHARE else Stage.DECODE
-        itopk, limit = source.choice(KINDS[stage])
-        arrivals.append(Arrival(now_s, stage, source.randrange(queries), itopk, limit))
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A history that was served.
+
+    Attributes:
+        scheduling_us: processor time of each search outside the compiled code.
+    """
+
+    answered: Sequence[Answered]
+    scheduling_us: float
+
+    def waits(self) -> Waits:
+        """Return the latencies."""
+        waits = Waits()
+        for one in self.answered:
+            waits.add(one.stage, one.took_s)
+        return waits
 
 
 class _Feed:
@@ -99,7 +75,6 @@ class _Feed:
         self._moved = moved
         self._next = 0
         self.answered: list[Answered] = []
-        self.ready: list[tuple[float, int, Search]] = []  # for ways that keep their own order
         self.numbers: dict[int, int] = {}
 
     def due(self, now_s: float) -> list[Search]:
@@ -125,12 +100,14 @@ class _Feed:
             self._next += 1
         return came
 
-    def wait_for_next(self) -> bool:
-        """Sleep until something comes; False: nothing will."""
-        if self._next >= len(self._arrivals):
+    def wait(self, due_s: float | None) -> bool:
+        """Sleep until ``due_s`` or the next arrival; False: nothing is to come."""
+        wakes_s = [] if due_s is None else [due_s]
+        if self._next < len(self._arrivals):
+            wakes_s.append(self.start_s + self._arrivals[self._next].at_s)
+        if not wakes_s:
             return False
-        at_s = self.start_s + self._arrivals[self._next].at_s
-        time.sleep(max(0.0, at_s - time.perf_counter()))
+        time.sleep(max(0.0, min(wakes_s) - time.perf_counter()))
         return True
 
     def done(self, search: Search, nodes: Sequence[int]) -> None:
@@ -139,106 +116,103 @@ class _Feed:
         self.answered.append(Answered(search.stage, took_s, number, search.itopk, tuple(nodes)))
 
 
-def run(
-    way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int
-) -> list[Answered]:
-    """Answer every arrival."""
-    pace = Pace()
-    controls = Controls(reserved=0.5, flush_s=0.001)
-    plenty = Bounds(len(arrivals) + 1, len(arrivals) + 1)
-    scheduler = Scheduler(plenty, controls, lambda: pace.expansion_s)
+def run(way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int) -> Served:
+    """Answer every arrival.
+
+    Args:
+        moved: queries in the space's rows.
+    """
     process.settle()
     feed = _Feed(arrivals, target, moved)
-    loops: dict[Way, Callable[[], None]] = {
-        Way.OURS: lambda: _ours(feed, scheduler, pace, threads),
-        Way.FIFO: lambda: _fifo(feed, target),
-        Way.FIXED: lambda: _fixed(feed, target),
-    }
+    loop = _ours(feed, len(arrivals), threads) if way is Way.OURS else _whole(feed, target, way)
     cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
-        for future in [pool.submit(_pinned, next(cores), loops[way]) for _ in range(threads)]:
-            future.result()
+        futures = [pool.submit(_pinned, next(cores), loop) for _ in range(threads)]
+        scheduling_s = sum(future.result() for future in futures)
     assert len(feed.answered) == len(arrivals), "every search is answered"
-    return feed.answered
+    return Served(feed.answered, scheduling_s * 1e6 / len(arrivals))
 
 
-def _pinned(core: int, loop: Callable[[], None]) -> None:
-    """As the pool's own threads are."""
+def _pinned(core: int, loop: Callable[[Stopwatch], None]) -> float:
+    """As the pool's own threads are. Returns the seconds of processor time for the order."""
     process.stay_on(core)
-    loop()
+    watch = Stopwatch()
+    loop(watch)
+    return watch.other_s()
 
 
-def _ours(feed: _Feed, scheduler: Scheduler, pace: Pace, engines: int) -> None:
-    clock, shape = time.perf_counter, StepShape()
-    engine = Engine(scheduler, pace, clock, shape, cpu_backend(), _ITOPK, engines)
-    while True:
-        with feed.lock:
-            now_s = time.perf_counter()
-            for search in feed.due(now_s):
-                scheduler.offer(search)
-            chosen, late = engine.choose(now_s)
-        if not chosen:
-            if not feed.wait_for_next():
-                return
-            continue
-        for found in engine.step(chosen, late):
-            feed.done(found.search, found.nodes.tolist())
+def _ours(feed: _Feed, searches: int, engines: int) -> Callable[[Stopwatch], None]:
+    pace = Pace()
+    plenty = Bounds(searches + 1, searches + 1)
+    scheduler = Scheduler(plenty, CONTROLS, lambda: pace.expansion_s)
+
+    def loop(watch: Stopwatch) -> None:
+        def make(snapshot: Snapshot, lanes: int, itopk: int) -> LaneSet:
+            return TimedLanes(CpuLaneSet(snapshot, lanes, itopk), watch)
+
+        backend = replace(cpu_backend(), make=make)
+        clock = time.perf_counter
+        engine = Engine(scheduler, pace, clock, StepShape(), backend, _ITOPK, engines)
+        while True:
+            with feed.lock:
+                now_s = time.perf_counter()
+                for search in feed.due(now_s):
+                    scheduler.offer(search)
+                chosen, late = engine.choose(now_s)
+            if not chosen:
+                if not feed.wait(None):
+                    return
+                continue
+            for found in engine.step(chosen, late):
+                feed.done(found.search, found.nodes.tolist())
+
+    return loop
 
 
-def _fifo(feed: _Feed, target: Target) -> None:
-    lanes = CpuLaneSet(target.snapshot, 1, _ITOPK)
-    while True:
-        with feed.lock:
-            _enqueue(feed)
-            search = heapq.heappop(feed.ready)[2] if feed.ready else None
-        if search is None:
-            if not feed.wait_for_next():
-                return
-            continue
-        places = np.array(lanes.admit(search.query, [search.itopk]))
-        while not lanes.finished(places)[0]:
-            lanes.extend(places, _ITOPK)
-        _, nodes = lanes.release(places.tolist(), [search.limit], target.hidden)
-        feed.done(search, nodes[0].tolist())
+def _whole(feed: _Feed, target: Target, way: Way) -> Callable[[Stopwatch], None]:
+    queue: Queue[Search] = queue_of(way)
+
+    def loop(watch: Stopwatch) -> None:
+        alone = CpuLaneSet(target.snapshot, 1, _ITOPK)
+        lanes = TimedLanes(CpuLaneSet(target.snapshot, BATCH, _ITOPK), watch)
+        while True:
+            with feed.lock:
+                now_s = time.perf_counter()
+                for search in feed.due(now_s):
+                    queue.offer(search.stage, search.arrived_s, search)
+                batch = queue.take(now_s)
+                due_s = queue.due_s()
+            if not batch:
+                if not feed.wait(due_s):
+                    return
+            elif len(batch) == 1:
+                feed.done(batch[0], _alone(alone, batch[0], target, watch))
+            else:
+                for search, row in zip(batch, _together(lanes, batch, target), strict=True):
+                    feed.done(search, row[: search.limit])
+
+    return loop
 
 
-def _fixed(feed: _Feed, target: Target) -> None:
-    lanes = CpuLaneSet(target.snapshot, BATCH, _ITOPK)
-    while True:
-        with feed.lock:
-            _enqueue(feed)
-            waited_s = time.perf_counter() - feed.ready[0][0] if feed.ready else 0.0
-            batch = []
-            if len(feed.ready) >= BATCH or waited_s >= BATCH_WAIT_S:
-                count = min(BATCH, len(feed.ready))
-                batch = [heapq.heappop(feed.ready)[2] for _ in range(count)]
-            left = bool(feed.ready)
-        if not batch:
-            if left:
-                time.sleep(BATCH_WAIT_S / 20)  # a batch that is not full yet
-            elif not feed.wait_for_next():
-                return
-            continue
-        queries = np.concatenate([search.query for search in batch])
-        places = np.array(lanes.admit(queries, [search.itopk for search in batch]))
-        while not lanes.finished(places).all():
-            lanes.extend(places, _ITOPK)
-        _, nodes = lanes.release(
-            places.tolist(), [arrival.limit for arrival in batch], target.hidden
-        )
-        for search, row in zip(batch, nodes.tolist(), strict=True):
-            feed.done(search, row[: search.limit])
+def _alone(lanes: CpuLaneSet, search: Search, target: Target, watch: Stopwatch) -> list[int]:
+    """Search in one compiled call."""
+    near = np.empty((1, search.limit), np.float32)
+    nodes = np.empty((1, search.limit), np.int32)
+    with watch.compiled():
+        lanes.search_all(search.query, search.itopk, target.hidden, near, nodes)
+    found: list[int] = nodes[0].tolist()
+    return found
 
 
-def _enqueue(feed: _Feed) -> None:
-    for search in feed.due(time.perf_counter()):
-        heapq.heappush(feed.ready, (search.arrived_s, id(search), search))
-
-
-def p99_us(answered: Sequence[Answered], stage: Stage) -> float:
-    """Return the 99th percentile of a stage's latencies, in microseconds."""
-    took = [arrival.took_s for arrival in answered if arrival.stage is stage]
-    return float(np.percentile(took, 99)) * 1e6
+def _together(lanes: TimedLanes, batch: Sequence[Search], target: Target) -> list[list[int]]:
+    """Search until the last of the batch is finished."""
+    queries = np.concatenate([search.query for search in batch])
+    places = np.array(lanes.admit(queries, [search.itopk for search in batch]))
+    while not lanes.finished(places).all():
+        lanes.extend(places, _ITOPK)
+    limits = [search.limit for search in batch]
+    found: list[list[int]] = lanes.release(places.tolist(), limits, target.hidden)[1].tolist()
+    return found
 
 
 def capacity(target: Target, moved: Rows, threads: int, seed: int) -> float:

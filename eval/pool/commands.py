@@ -8,8 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..options import Commands, add_out
+
+if TYPE_CHECKING:
+    from .given import Sample
 
 
 def add_bench(commands: Commands) -> None:
@@ -19,11 +23,35 @@ def add_bench(commands: Commands) -> None:
         help="vector search, ours and others'",
         description=(
             "Measure vector search with this pool and with other libraries at equal recall, "
-            "bursts served in three ways, and a pool over HTTP. The last line is one JSON "
+            "bursts served in six ways, and a pool over HTTP. The last line is one JSON "
             "object."
         ),
     )
-    bench.add_argument(
+    _add_sentences(bench)
+    bench.add_argument("--large", type=int, default=1_000_000, help="synthetic rows; 0: none")
+    bench.add_argument("--logs", type=Path, default=Path(".run"), help="folder for a pool's log")
+    add_out(bench)
+    bench.set_defaults(run=_bench)
+
+
+def add_bursts(commands: Commands) -> None:
+    """Declare ``pool bursts``."""
+    bursts = commands.add_parser(
+        "bursts",
+        help="bursts of searches, measured",
+        description=(
+            "Measure bursts of searches in six ways, over the index of `bench pool`. The last "
+            "line is one JSON object."
+        ),
+    )
+    _add_sentences(bursts)
+    add_out(bursts)
+    bursts.set_defaults(run=_bursts)
+
+
+def _add_sentences(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the sentences, and of what is measured with them."""
+    parser.add_argument(
         "--sentences",
         type=Path,
         nargs="*",
@@ -31,25 +59,23 @@ def add_bench(commands: Commands) -> None:
         metavar="FILE",
         help="text, or JSONL with messages; what they lack comes from Python docstrings",
     )
-    bench.add_argument("--count", type=int, default=50_000, help="sentences")
-    bench.add_argument(
+    parser.add_argument("--count", type=int, default=50_000, help="sentences")
+    parser.add_argument(
         "--shortest", type=int, help="number of the shortest sentences to embed; default: all"
     )
-    bench.add_argument("--large", type=int, default=1_000_000, help="synthetic rows; 0: none")
-    bench.add_argument("--queries", type=int, default=1000)
-    bench.add_argument("--rounds", type=int, default=5)
-    bench.add_argument("--burst-s", type=float, default=10.0, help="duration of each run of bursts")
-    bench.add_argument("--threads", type=int, help="default: one a core, two at most")
-    bench.add_argument("--seed", type=int, default=0)
-    bench.add_argument(
+    parser.add_argument("--queries", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--burst-s", type=float, default=10.0, help="duration of each run of bursts"
+    )
+    parser.add_argument("--threads", type=int, help="default: one a core, two at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
         "--cache",
         type=Path,
         default=Path(".run/minilm"),
         help="folder of the model and of embeddings",
     )
-    bench.add_argument("--logs", type=Path, default=Path(".run"), help="folder for a pool's log")
-    add_out(bench)
-    bench.set_defaults(run=_bench)
 
 
 def add_queueing(commands: Commands) -> None:
@@ -58,8 +84,8 @@ def add_queueing(commands: Commands) -> None:
         "queueing",
         help="bursts of searches, in simulated time",
         description=(
-            "Serve bursts of searches in simulated time, with and without the time that "
-            "Python takes. The last line is one JSON object."
+            "Serve bursts of searches in six ways in simulated time, with all, half and none of "
+            "the time that Python takes. The last line is one JSON object."
         ),
     )
     queueing.add_argument("--loads", type=float, nargs="+", default=[0.15, 0.2, 0.25, 0.3, 0.7])
@@ -86,9 +112,9 @@ def add_soak(commands: Commands) -> None:
 
 
 def _queueing(options: argparse.Namespace) -> int:
-    from . import queueing
+    from . import queueing_study
 
-    return queueing.run(options.loads, options.seeds, options.out)
+    return queueing_study.run(options.loads, options.seeds, options.out)
 
 
 def _soak(options: argparse.Namespace) -> int:
@@ -101,16 +127,35 @@ def _bench(options: argparse.Namespace) -> int:
     from . import bench
 
     plan = bench.Plan(
-        files=tuple(options.sentences),
-        sentences=options.count,
-        shortest=options.shortest,
+        sample=_sample(options),
         large=options.large,
-        queries=options.queries,
         rounds=options.rounds,
         burst_s=options.burst_s,
-        threads=options.threads or min(2, len(os.sched_getaffinity(0))),
-        seed=options.seed,
-        cache=options.cache,
+        threads=_threads(options),
         logs=options.logs,
     )
     return bench.run(plan, options.out)
+
+
+def _bursts(options: argparse.Namespace) -> int:
+    from . import burst_study
+
+    sample, threads = _sample(options), _threads(options)
+    return burst_study.run(sample, options.rounds, options.burst_s, threads, options.out)
+
+
+def _sample(options: argparse.Namespace) -> Sample:
+    from .given import Sample
+
+    return Sample(
+        files=tuple(options.sentences),
+        count=options.count,
+        shortest=options.shortest,
+        queries=options.queries,
+        seed=options.seed,
+        cache=options.cache,
+    )
+
+
+def _threads(options: argparse.Namespace) -> int:
+    return options.threads or min(2, len(os.sched_getaffinity(0)))

@@ -22,7 +22,9 @@ from ppd.ann.lanes import CpuLaneSet, Target
 from ppd.ann.schedule import Stage
 from ppd.ann.space import Rows
 
-from .bursts import BATCH, KINDS, Arrival
+from .arrivals import KINDS, Arrival
+from .orders import BATCH
+from .waits import Waits
 
 Costs = Mapping[tuple[int, int], float]  # seconds of one core, by itopk and limit
 
@@ -56,13 +58,12 @@ def costs(target: Target, moved: Rows, cores: int) -> Costs:
     return dict(zip(kinds, np.mean(taken_s, axis=0).tolist(), strict=True))
 
 
-def p99_us(arrivals: Sequence[Arrival], taken: Costs, cores: int, of: Stage) -> float:
-    """Return a stage's 99th percentile, if all searches are served in the order they come."""
+def waits(arrivals: Sequence[Arrival], taken: Costs, cores: int) -> Waits:
+    """Compute the latencies, if all searches are served in the order they come."""
     free_s = [0.0] * cores
-    took_s = []
+    waits = Waits()
     for arrival in arrivals:
         ends_s = max(heapq.heappop(free_s), arrival.at_s) + taken[arrival.itopk, arrival.limit]
         heapq.heappush(free_s, ends_s)
-        if arrival.stage is of:
-            took_s.append(ends_s - arrival.at_s)
-    return float(np.percentile(took_s, 99)) * 1e6
+        waits.add(arrival.stage, ends_s - arrival.at_s)
+    return waits

@@ -1,6 +1,6 @@
-"""``ppd-eval pool queueing``: bursts in the same three ways, in simulated time.
+"""Bursts in every way to order them, in simulated time.
 
-The real engines and the real scheduler run over lanes that compute nothing. The time that an
+The real engines, scheduler and queues run over lanes that compute nothing. The time that an
 expansion, a step or a search takes is given. So no noise of the machine is in it, and it can be
 asked what would be left if Python took no time.
 """
@@ -8,27 +8,26 @@ asked what would be left if Python took no time.
 from __future__ import annotations
 
 import heapq
-import json
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
+from ppd.ann.engine import MAX_ITOPK, Engine, Pace, Search, StepShape, steps_of
 from ppd.ann.lanes import LaneSet, Target, cpu_backend
-from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.schedule import Bounds, Controls, Scheduler
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 
-from ..provenance import provenance
-from ..raw_rows import appending
-from .bursts import BATCH, BATCH_WAIT_S, Arrival, draw
+from .arrivals import Arrival
+from .bursts import CONTROLS
+from .orders import Queue, Way, queue_of
+from .waits import Waits
 
-_CORES = 2
+CORES = 2
+_PYTHON = ("step", "search", "batched", "alone", "choose")  # of the costs
 _NEVER_S = 1e9
 _TARGET = Target(cast(Snapshot, object()), np.zeros(0, np.uint8))
 
@@ -39,8 +38,11 @@ class Costs:
 
     Attributes:
         kept: for each kept node, when a lane is read and its rows are measured again.
-        step, search: Python's, of a step or a batch and for each search that begins in it.
-        alone: Python's, of a search that is run to its end by itself.
+        step: Python's, of a step of ours or a batch.
+        search: Python's, of ours for each search that begins in a step.
+        batched: Python's, for each search of a batch.
+        alone: Python's, of a search that one compiled call runs to its end.
+        choose: the scheduler's, for each of these searches.
     """
 
     expansion: float = 1.6e-6
@@ -48,11 +50,34 @@ class Costs:
     kept: float = 0.33e-6
     step: float = 60e-6
     search: float = 37e-6
-    alone: float = 70e-6
+    batched: float = 15e-6
+    alone: float = 40e-6
+    choose: float = 10e-6
 
     def compiled(self, itopk: int) -> float:
         """Return the seconds that a compiled search of this width takes."""
         return self.enter + itopk * (self.expansion + self.kept)
+
+    def with_python(self, share: float) -> Costs:
+        """Return these costs, with a share of Python's."""
+        python = {name: share * getattr(self, name) for name in _PYTHON}
+        return replace(self, **python)
+
+
+@dataclass(slots=True)
+class Served:
+    """A history that was served.
+
+    Attributes:
+        python_s: Python's time in all.
+    """
+
+    waits: Waits = field(default_factory=Waits)
+    python_s: float = 0.0
+
+    def scheduling_us(self) -> float:
+        """Return Python's time for each search, in microseconds."""
+        return self.python_s * 1e6 / self.waits.count()
 
 
 @dataclass(slots=True)
@@ -61,6 +86,7 @@ class _Core:
 
     costs: Costs
     now_s: float = 0.0
+    begun: int = 0
     left: NDArray[np.int64] = field(default_factory=lambda: np.zeros(cpu_backend().lanes, np.int64))
     kept: NDArray[np.int64] = field(default_factory=lambda: np.zeros(cpu_backend().lanes, np.int64))
     free: list[int] = field(default_factory=lambda: list(range(cpu_backend().lanes)))
@@ -68,6 +94,7 @@ class _Core:
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
         places = [self.free.pop() for _ in widths]
         self.left[places] = self.kept[places] = widths
+        self.begun += len(places)
         self.now_s += len(places) * (self.costs.search + self.costs.enter)
         return places
 
@@ -90,19 +117,47 @@ class _Core:
         return np.zeros(shape, np.float32), np.zeros(shape, np.int32)
 
 
-Waits = dict[Stage, list[float]]  # seconds from arrival to answer
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A variant of ours.
+
+    Attributes:
+        whole: a core takes one search at a time, and one compiled call runs it to its end. The
+            scheduler still chooses it.
+    """
+
+    controls: Controls = CONTROLS
+    whole: bool = False
 
 
-def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Simulate our engines and scheduler."""
+def serve(way: Way, arrivals: Sequence[Arrival], costs: Costs, variant: Ours = Ours()) -> Served:
+    """Serve all arrivals.
+
+    Args:
+        variant: of ours; other ways have none.
+    """
+    if way is Way.OURS:
+        return _ours(arrivals, costs, variant)
+    return _whole(queue_of(way), arrivals, costs)
+
+
+def mean_alone(arrivals: Sequence[Arrival], costs: Costs) -> float:
+    """Return the mean seconds of a core that a search takes alone."""
+    return float(np.mean([_alone(arrival, costs) for arrival in arrivals]))
+
+
+def _ours(arrivals: Sequence[Arrival], costs: Costs, variant: Ours) -> Served:
+    shape = StepShape()
+    if variant.whole:
+        shape = StepShape(1, MAX_ITOPK, MAX_ITOPK)
+        costs = replace(costs, step=costs.choose, search=costs.alone)
     pace = Pace(costs.expansion)
     plenty = Bounds(len(arrivals), len(arrivals))
-    controls = Controls(reserved=0.5, flush_s=0.001)  # as in the bench
-    scheduler = Scheduler(plenty, controls, lambda: pace.expansion_s)
-    cores = [_Core(costs) for _ in range(_CORES)]
-    engines = [_engine(core, scheduler, pace) for core in cores]
-    waits: Waits = {stage: [] for stage in Stage}
-    turns = [(0.0, number) for number in range(_CORES)]
+    scheduler = Scheduler(plenty, variant.controls, lambda: pace.expansion_s)
+    cores = [_Core(costs) for _ in range(CORES)]
+    engines = [_engine(core, scheduler, pace, shape) for core in cores]
+    served = Served()
+    turns = [(0.0, number) for number in range(CORES)]
     came = 0
     while turns:
         now_s, number = heapq.heappop(turns)
@@ -116,89 +171,51 @@ def ours(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
                 heapq.heappush(turns, (arrivals[came].at_s, number))
             continue
         core.now_s = now_s + costs.step
+        served.python_s += costs.step
         for found in engine.step(chosen, late):
-            waits[found.search.stage].append(core.now_s - found.search.arrived_s)
+            served.waits.add(found.search.stage, core.now_s - found.search.arrived_s)
         heapq.heappush(turns, (core.now_s, number))
-    return waits
+    served.python_s += sum(core.begun for core in cores) * costs.search
+    return served
 
 
-def fifo(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Simulate cores that take the oldest search and finish it."""
-    waits: Waits = {stage: [] for stage in Stage}
-    free_s = [0.0] * _CORES
-    for arrival in arrivals:
-        ends_s = max(heapq.heappop(free_s), arrival.at_s) + _alone(arrival, costs)
-        heapq.heappush(free_s, ends_s)
-        waits[arrival.stage].append(ends_s - arrival.at_s)
-    return waits
-
-
-def fixed(arrivals: Sequence[Arrival], costs: Costs) -> Waits:
-    """Simulate cores that take a batch; all its answers come when the last is finished."""
-    waits: Waits = {stage: [] for stage in Stage}
-    free_s = [0.0] * _CORES
-    at = 0
-    while at < len(arrivals):
-        last = at + BATCH - 1
-        is_full_s = arrivals[last].at_s if last < len(arrivals) else _NEVER_S
-        begins_s = max(heapq.heappop(free_s), min(is_full_s, arrivals[at].at_s + BATCH_WAIT_S))
-        batch = [arrival for arrival in arrivals[at : at + BATCH] if arrival.at_s <= begins_s]
-        works_s = sum(costs.search + costs.compiled(one.itopk) for one in batch)
-        ends_s = begins_s + costs.step + works_s
+def _whole(queue: Queue[Arrival], arrivals: Sequence[Arrival], costs: Costs) -> Served:
+    """Serve whole searches; the answers of a batch come when the last one is finished."""
+    served = Served()
+    turns = [(0.0, number) for number in range(CORES)]
+    came = 0
+    while turns:
+        now_s, number = heapq.heappop(turns)
+        while came < len(arrivals) and arrivals[came].at_s <= now_s:
+            queue.offer(arrivals[came].stage, arrivals[came].at_s, arrivals[came])
+            came += 1
+        batch = queue.take(now_s)
+        if not batch:
+            wakes_s = [one.at_s for one in arrivals[came : came + 1]]
+            if (due_s := queue.due_s()) is not None:
+                wakes_s.append(due_s)
+            if wakes_s:
+                heapq.heappush(turns, (min(wakes_s), number))
+            continue
+        python_s = costs.alone if len(batch) == 1 else costs.step + len(batch) * costs.batched
+        ends_s = now_s + python_s + sum(costs.compiled(one.itopk) for one in batch)
+        served.python_s += python_s
         for one in batch:
-            waits[one.stage].append(ends_s - one.at_s)
-        heapq.heappush(free_s, ends_s)
-        at += len(batch)
-    return waits
-
-
-def run(loads: Sequence[float], seeds: int, out: Path | None, seconds: float = 20.0) -> int:
-    """Simulate all ways at all loads; the last line on stdout is one JSON object of p99s."""
-    costs = Costs()
-    mix = draw(2000.0, seconds, 1, seeds)
-    capacity = _CORES / statistics.mean(_alone(arrival, costs) for arrival in mix)
-    half = replace(costs, step=costs.step / 2, search=costs.search / 2, alone=costs.alone / 2)
-    free = replace(costs, step=0.0, search=0.0, alone=0.0)
-    ways: dict[str, tuple[Callable[[Sequence[Arrival], Costs], Waits], Costs]] = {
-        "ours": (ours, costs),
-        "ours_half_python": (ours, half),
-        "ours_without_python": (ours, free),
-        "fifo": (fifo, costs),
-        "fifo_without_python": (fifo, free),
-        "fixed": (fixed, costs),
-        "fixed_without_python": (fixed, free),
-    }
-    summary: dict[str, dict[str, float]] = {}
-    with appending(out) as write:
-        for load in loads:
-            p99_us: dict[str, list[float]] = {}
-            for seed in range(seeds):
-                given = draw(capacity * load, seconds, 1, seed)
-                for way, (answer, way_costs) in ways.items():
-                    waits = answer(given, way_costs)
-                    row: dict[str, Any] = {"load": load, "way": way, "capacity": capacity}
-                    for stage in Stage:
-                        value = float(np.percentile(waits[stage], 99)) * 1e6
-                        row[f"{stage}_p99_us"] = value
-                        p99_us.setdefault(f"{way}_{stage}_p99_us", []).append(value)
-                    write({**row, **asdict(way_costs), **provenance(seed)})
-            summary[f"load{load}"] = {
-                name: round(statistics.median(values), 1) for name, values in p99_us.items()
-            }
-    print(json.dumps(summary))
-    return 0
+            served.waits.add(one.stage, ends_s - one.at_s)
+        heapq.heappush(turns, (ends_s, number))
+    return served
 
 
 def _alone(arrival: Arrival, costs: Costs) -> float:
     return costs.alone + costs.compiled(arrival.itopk)
 
 
-def _engine(core: _Core, scheduler: Scheduler, pace: Pace) -> Engine:
+def _engine(core: _Core, scheduler: Scheduler, pace: Pace, shape: StepShape) -> Engine:
     def make(snapshot: Snapshot, lanes: int, itopk: int) -> LaneSet:
         return core
 
     backend = replace(cpu_backend(), make=make)
-    return Engine(scheduler, pace, lambda: core.now_s, StepShape(), backend, engines=_CORES)
+    return Engine(scheduler, pace, lambda: core.now_s, shape, backend, engines=CORES)
 
 
 def _search(arrival: Arrival) -> Search:

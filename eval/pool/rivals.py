@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import faiss
 import hnswlib
@@ -19,8 +18,10 @@ from usearch.index import Index as UsearchIndex
 from ppd.ann.batch import Searcher
 from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.lanes import Target
-from ppd.ann.snapshot import Precision, Shape, Snapshot, build, seed_rows
-from ppd.ann.space import Metric, Rows
+from ppd.ann.snapshot import Precision, Snapshot, seed_rows
+from ppd.ann.space import Rows
+
+from .given import Given
 
 Ids = NDArray[np.int64]
 Find = Callable[[Rows, int, int], Ids]
@@ -39,36 +40,6 @@ class Index:
 
     name: str
     find: Find
-
-
-class Given:
-    """What every index is made of, and the pool's own graph, which several are made of.
-
-    Attributes:
-        rows: compared by squared distance.
-    """
-
-    def __init__(self, rows: Rows, threads: int) -> None:
-        self.rows = rows
-        self.threads = threads
-
-    @cached_property
-    def snapshot(self) -> Snapshot:
-        """The collection that ``ppd-pool build`` makes by default."""
-        return build(
-            self.rows,
-            np.arange(self.rows.shape[0], dtype=np.int64),
-            Metric.L2,
-            Precision.INT8,
-            Shape(),
-            threads=self.threads,
-            seed=0,
-        )
-
-    @property
-    def target(self) -> Target:
-        """Return what our engine searches."""
-        return Target(self.snapshot, np.zeros(self.rows.shape[0], np.uint8))
 
 
 def make(name: str, given: Given) -> Index:

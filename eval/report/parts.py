@@ -19,12 +19,18 @@ class Table:
     """A table of a section.
 
     Attributes:
+        rows: each with a cell for each of the heads.
         caption: what it is, and how to read it; parts with ``; `` between become sentences.
     """
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     caption: str = ""
+
+    def __post_init__(self) -> None:
+        """Assert that the rows are as wide as the head."""
+        for row in self.rows:
+            assert len(row) == len(self.head), f"{len(row)} cells for the heads {self.head}: {row}"
 
     def markdown(self) -> str:
         """Return the table in Markdown, below its caption."""

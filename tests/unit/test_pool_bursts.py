@@ -1,4 +1,4 @@
-"""What the pool's benchmark does: drawn histories, three ways to run them, real sentences."""
+"""What the pool's benchmark does: drawn histories, every way to run them, real sentences."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from eval.pool import ideal, queueing, sentences
-from eval.pool.bursts import BATCH, BATCH_WAIT_S, KINDS, Arrival, Way, draw, run
+from eval.pool import ideal, queueing, queueing_study, sentences
+from eval.pool.arrivals import KINDS, Arrival, draw
+from eval.pool.burst_rounds import Rounds
+from eval.pool.bursts import run
+from eval.pool.orders import BATCH, BATCH_WAIT_S, Way
+from eval.pool.stopwatch import Stopwatch
 from ppd.ann import batch
 from ppd.ann.schedule import Stage
 from ppd.errors import ConfigError
@@ -31,9 +35,10 @@ def test_every_way_answers_all_with_the_same_ids(way: Way) -> None:
     target = target_of(made(ROWS))
     queries = ROWS[:50] + 0.1
     arrivals = draw(3000.0, 0.2, 50, 1)
-    answered = run(way, target, target.snapshot.space.queries(queries), arrivals, 2)
-    assert len(answered) == len(arrivals)
-    for one in answered:
+    served = run(way, target, target.snapshot.space.queries(queries), arrivals, 2)
+    assert len(served.answered) == served.waits().count() == len(arrivals)
+    assert served.scheduling_us > 0
+    for one in served.answered:
         query = queries[one.query : one.query + 1]
         _, nodes = batch.search(target, query, len(one.nodes), one.itopk)
         assert one.nodes == tuple(nodes[0].tolist())
@@ -46,42 +51,96 @@ def test_without_a_queue_a_search_takes_what_it_costs_and_with_one_it_waits() ->
     def at(*times_s: float) -> list[Arrival]:
         return [Arrival(one, Stage.PREFILL, 0, 32, 10) for one in times_s]
 
-    apart = ideal.p99_us(at(0.0, 0.5, 1.0), taken, 1, Stage.PREFILL)
-    assert apart == pytest.approx(1000.0)
+    def waits(arrivals: list[Arrival], cores: int) -> list[float]:
+        return ideal.waits(arrivals, taken, cores).of[Stage.PREFILL]
+
+    assert waits(at(0.0, 0.5, 1.0), 1) == pytest.approx([0.001] * 3)
     together = at(*[0.0] * 4)
-    assert ideal.p99_us(together, taken, 1, Stage.PREFILL) == pytest.approx(4000.0, rel=0.01)
-    assert ideal.p99_us(together, taken, 2, Stage.PREFILL) == pytest.approx(2000.0, rel=0.01)
+    assert waits(together, 1) == pytest.approx([0.001, 0.002, 0.003, 0.004])
+    assert waits(together, 2) == pytest.approx([0.001, 0.001, 0.002, 0.002])
     behind = [Arrival(0.0, Stage.DECODE, 0, 128, 10), *at(0.001)]
-    assert ideal.p99_us(behind, taken, 1, Stage.PREFILL) == pytest.approx(4000.0)
+    assert waits(behind, 1) == pytest.approx([0.004])
 
 
-def test_in_simulated_time_a_search_alone_takes_what_it_costs_and_a_batch_as_long_as_all() -> None:
-    costs = queueing.Costs(1e-6, 1e-6, 1e-6, step=100e-6, search=10e-6, alone=50e-6)
-    narrow, wide = costs.compiled(32), costs.compiled(256)
+COSTS = queueing.Costs(
+    1e-6, 1e-6, 1e-6, step=100e-6, search=10e-6, batched=4e-6, alone=50e-6, choose=7e-6
+)
+
+
+def took(way: Way, arrivals: list[Arrival], stage: Stage, whole: bool = False) -> list[float]:
+    variant = queueing.Ours(whole=whole)
+    return queueing.serve(way, arrivals, COSTS, variant).waits.of[stage]
+
+
+def test_in_simulated_time_a_search_alone_takes_what_it_costs() -> None:
+    narrow = COSTS.compiled(32)
     apart = [Arrival(at_s, Stage.DECODE, 0, 32, 10) for at_s in (0.0, 0.5, 1.0)]
-    took = queueing.ours(apart, costs)[Stage.DECODE]
-    assert took == pytest.approx([100e-6 + 10e-6 + narrow] * 3)
-    assert queueing.fifo(apart, costs)[Stage.DECODE] == pytest.approx([50e-6 + narrow] * 3)
-    waits = BATCH_WAIT_S + 100e-6 + 10e-6 + narrow
-    assert queueing.fixed(apart, costs)[Stage.DECODE] == pytest.approx([waits] * 3)
+    costs_s = dict.fromkeys(Way, 5e-05 + narrow) | {
+        Way.OURS: 100e-6 + 10e-6 + narrow,
+        Way.FIXED: BATCH_WAIT_S + 50e-6 + narrow,
+    }
+    for way, cost_s in costs_s.items():
+        assert took(way, apart, Stage.DECODE) == pytest.approx([cost_s] * 3)
+    whole = took(Way.OURS, apart, Stage.DECODE, whole=True)
+    assert whole == pytest.approx([7e-6 + 50e-6 + narrow] * 3)
 
+
+def test_in_simulated_time_a_batch_takes_as_long_as_all_of_it() -> None:
+    narrow, wide = COSTS.compiled(32), COSTS.compiled(256)
     full = [Arrival(0.0, Stage.PREFILL, 0, 32, 10)] * (BATCH - 1)
     full.append(Arrival(0.0, Stage.DECODE, 0, 256, 10))
-    waits = 100e-6 + BATCH * 10e-6 + (BATCH - 1) * narrow + wide
-    assert queueing.fixed(full, costs)[Stage.PREFILL] == pytest.approx([waits] * (BATCH - 1))
-    assert max(queueing.ours(full, costs)[Stage.PREFILL]) < waits  # they leave as they finish
+    waits = 100e-6 + BATCH * 4e-6 + (BATCH - 1) * narrow + wide
+    assert took(Way.FIXED, full, Stage.PREFILL) == pytest.approx([waits] * (BATCH - 1))
+    assert max(took(Way.OURS, full, Stage.PREFILL)) < waits  # they leave as they finish
+    of_prefill = 100e-6 + (BATCH - 1) * (4e-6 + narrow)
+    assert took(Way.TWO_BATCHERS, full, Stage.PREFILL) == pytest.approx([of_prefill] * (BATCH - 1))
 
 
-def test_in_simulated_time_all_are_answered_at_the_given_cost_of_python(
+def test_in_simulated_time_pythons_time_is_counted_and_all_are_answered() -> None:
+    arrivals = draw(1000.0, 1.0, 1, 0)
+    for way in Way:
+        served = queueing.serve(way, arrivals, COSTS)
+        assert served.waits.count() == len(arrivals)
+        if way in (Way.FIFO, Way.EDF, Way.PREFILL_FIRST):
+            assert served.scheduling_us() == pytest.approx(50.0)
+        assert queueing.serve(way, arrivals, COSTS.with_python(0.0)).scheduling_us() == 0.0
+
+
+def test_the_study_has_a_row_for_each_way_and_each_share_of_python(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert queueing.run([0.3], 1, tmp_path / "rows.jsonl", seconds=2.0) == 0
+    assert queueing_study.run([0.3], 1, tmp_path / "rows.jsonl", seconds=2.0) == 0
     told = json.loads(capsys.readouterr().out)["load0.3"]
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 7
-    assert told["ours_without_python_decode_p99_us"] < told["ours_decode_p99_us"]
-    arrivals = draw(1000.0, 1.0, 1, 0)
-    for way in (queueing.ours, queueing.fifo, queueing.fixed):
-        assert sum(map(len, way(arrivals, queueing.Costs()).values())) == len(arrivals)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert (
+        len({(row["way"], row["python_share"]) for row in rows}) == len(rows) == 3 * (len(Way) + 2)
+    )
+    by_share = {row["python_share"]: row["decode_p99_us"] for row in rows if row["way"] == "ours"}
+    assert (
+        by_share[0.0]
+        < by_share[0.5]
+        < by_share[1.0]
+        == pytest.approx(told["ours_decode_p99_us"], abs=1e-3)
+    )
+
+
+def test_a_round_has_a_row_for_each_way_and_stage_and_finds_what_a_plain_search_finds() -> None:
+    target = target_of(made(ROWS))
+    rounds = Rounds(target, ROWS[:50] + 0.1, 2, 0.1, 0)
+    rows = list(rounds.rows(0.2, 1))
+    assert {(row["way"], row["stage"]) for row in rows} == {
+        (way, stage) for way in ("ideal", *Way) for stage in Stage
+    }
+    assert all(row["identical_ids"] for row in rows if row["way"] != "ideal")
+    assert len(rows) == 2 * (1 + len(Way))
+
+
+def test_a_stopwatch_tells_compiled_code_from_all_else() -> None:
+    times = iter([0.0, 2.0, 7.0, 10.0])
+    watch = Stopwatch(lambda: next(times))
+    with watch.compiled():
+        pass
+    assert watch.other_s() == 5.0
 
 
 def test_costs_are_of_every_kind_that_is_drawn() -> None:

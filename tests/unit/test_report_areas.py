@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eval.pool.queueing import Costs
 from eval.pool.recall import qps_at
 from eval.report.areas import bursts, faults, pool, routers
 from eval.report.areas.traffic import _pauses
@@ -135,12 +137,40 @@ def burst_rows(*ways: str) -> list[dict[str, Any]]:
 
 def test_bursts_say_which_comparison_is_missing(tmp_path: Path) -> None:
     made = bursts.bursts(results(tmp_path, bench_pool=burst_rows("ideal", "ours", "fifo")))
-    assert "Not measured yet: a loop that runs whole searches" in made.text
-    assert "| 0.3 | prefill | 2 | 3 | 1 | 0.67 [0.67, 0.67] |" in made.text
+    assert "Not measured yet: prefill first" in made.text
+    assert "| 0.3 | prefill | one after the other | 3 | 0.67 [0.67, 0.67] | - | - |" in made.text
     ways = ("ideal", "ours", "fifo", "prefill_first")
-    made = bursts.bursts(results(tmp_path, bench_pool=burst_rows(*ways)))
+    full = [row | {"missed": 0.25, "scheduling_us": 40.0} for row in burst_rows(*ways)]
+    made = bursts.bursts(results(tmp_path, bench_pool=full))
     assert "Not measured" not in made.text
-    assert "ours / prefill first, whole searches" in made.text
+    assert "| 0.3 | decode | prefill first | 4 | 0.50 [0.50, 0.50] | 25.0% | 40 |" in made.text
+    assert "| 0.3 | decode | queueing alone | 1 | 2.00 [2.00, 2.00] | 25.0% | - |" in made.text
+
+
+def test_simulated_bursts_have_one_row_for_each_load_and_way(tmp_path: Path) -> None:
+    rows = [
+        {
+            "load": load,
+            "way": way,
+            "python_share": python,
+            "seed": seed,
+            "scheduling_us": 40.0 * python,
+        }
+        | {"prefill_p99_us": p99 * (1 + python), "decode_p99_us": 2 * p99 * (1 + python)}
+        | {"prefill_missed": 0.0, "decode_missed": 0.1, **asdict(Costs()), **ORIGIN}
+        for load in (0.2, 0.3, 0.7)
+        for way, p99 in (("prefill_first", 250.0), ("ours", 500.0))
+        for python in (1.0, 0.0)
+        for seed in (0, 1)
+    ]
+    made = results(tmp_path, pool_queueing=rows)
+    lines = bursts.queueing(made).text.splitlines()
+    assert "| 0.3 | ours | 1 | 2 | 1 | 1 | 0.0% | 10.0% | 40 |" in lines
+    ratios = "2.00 [2.00, 2.00] | 2.00 [2.00, 2.00]"
+    assert f"| 0.7 | prefill first | 0.5 | 1 | {ratios} | 0.0% | 10.0% | 40 |" in lines
+    assert "| ours | 1 / 2 | 1 / 2 | 1 / 2 |" in bursts.loads(made).text
+    assert "| Python: a whole search | 40 |" in bursts.costs(made).text
+    assert "| 0.3 | prefill first | 0.5 | 0.25 | 1 | 0.5 |" in bursts.python(made).text
 
 
 def test_a_rate_at_a_recall_lies_between_two_widths() -> None:
@@ -173,6 +203,7 @@ def test_an_index_that_misses_the_recall_has_no_rate(tmp_path: Path) -> None:
     }
     made = pool.small(results(tmp_path, bench_pool=[*curves, *built, {**ORIGIN, **single}]))
     assert "| usearch, f32 | recall 0.50 at most | - | - | - | 2 |" in made.text
+    assert "| / hnswlib | 1 threads | one query, p50 / p99 us | built in, s |" in made.text
     assert "| ours, int8 and fp32 | 1,000 | 1.00 [1.00, 1.00], tie |" in made.text
 
 

@@ -84,6 +84,11 @@ def test_an_unknown_name_is_an_error_with_document_and_line(tmp_path: Path) -> N
         rewritten(text, "D.md", catalogue.block, catalogue.number)
 
 
+def test_a_table_has_a_cell_for_each_of_its_heads() -> None:
+    with pytest.raises(AssertionError, match="2 cells for the heads"):
+        Table(("one", "two", "two"), [("1", "2", "3"), ("1", "2")])
+
+
 def a_block(results: Results) -> Block:
     rows = results.rows("some.jsonl").where(part="cell")
     table = Table(("ms",), [(f"{ms:g}",) for ms in rows.values("ms")], "what it took")

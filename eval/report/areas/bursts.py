@@ -6,70 +6,184 @@ from statistics import median
 
 from ppd.ann.control import Aims
 
+from ...pool.arrivals import BUDGET_S
 from ..parts import Block, Table, block, short, spread
 from ..ratios import HOW, compared, paired
 from ..results import Results, Rows
 
 _RATE = 5.0  # turns a second for each GPU, that places of the search are compared at
 _STAGES = ("prefill", "decode")
-_NAMES = {
+_NAMES = {  # in the order of the tables
     "ours": "ours",
+    "prefill_first": "prefill first",
+    "edf": "earliest deadline first",
     "fifo": "one after the other",
+    "two_batchers": "two batchers",
     "fixed": "fixed batches",
     "ideal": "queueing alone",
-    "prefill_first": "prefill first, whole searches",
+    "ours_whole": "ours, whole searches",
+    "ours_whole_strict": "ours, whole searches, prefill first",
 }
-_PLAIN = "prefill_first"
+_COSTS = {
+    "expansion": "compiled: one expansion",
+    "enter": "compiled: the begin of a search",
+    "kept": "compiled: measuring a kept node again",
+    "step": "Python: a step of ours, or a batch",
+    "search": "Python: a search of ours, besides its steps",
+    "batched": "Python: a search of a batch",
+    "alone": "Python: a whole search",
+    "choose": "Python: the scheduler's choice of a whole search",
+}
+_OURS, _PLAIN = "ours", "prefill_first"
+_SHOWN = (0.3, 0.7)  # loads of the detailed tables, as of the measured bursts
+_LATE = "late: the share that took longer than " + ", ".join(
+    f"{1e3 * budget_s:g} ms ({stage})" for stage, budget_s in BUDGET_S.items()
+)
 
 
 def bursts(results: Results) -> Block:
-    """Return p99 of both stages in bursts, by load and way."""
+    """Return p99 of both stages in bursts, by load, stage and way."""
     rows = results.rows("bench-pool.jsonl").where(what="bursts").newest()
-    ways = [way for way in dict.fromkeys(rows.values("way")) if way != "ideal"] + ["ideal"]
-    others = [way for way in ways if way not in ("ours", "ideal")]
+    ways = _ways(rows)
     table = []
     for load in sorted(set(rows.values("load"))):
         for stage in _STAGES:
             of = {way: rows.where(load=load, stage=stage, way=way) for way in ways}
-            cells = (spread(_ms(of[way])) for way in ways)
-            ratios = (compared(paired(of["ours"], of[way], "p99_us", "round")) for way in others)
-            table.append((f"{load:g}", stage, *cells, *ratios))
-    named = [_NAMES.get(way, way) for way in ways]
-    head = ("load", "stage", *named, *(f"ours / {_NAMES.get(way, way)}" for way in others))
+            for way in ways:
+                ratio = compared(paired(of[_OURS], of[way], "p99_us", "round"))
+                costs = of[way].values("scheduling_us")
+                table.append(
+                    (
+                        f"{load:g}",
+                        stage,
+                        _NAMES[way],
+                        spread([us / 1e3 for us in of[way].values("p99_us")]),
+                        "1" if way == _OURS else ratio,
+                        _late(of[way], "missed"),
+                        "-" if way == "ideal" else spread(costs),
+                    )
+                )
+    head = ("load", "stage", "way", "p99, ms", "ours / it", "late", "scheduling, us")
     rounds = len(set(rows.values("round")))
     capacity = median(rows.values("capacity"))
     caption = (
-        f"latency p99 in ms, {rounds} rounds: medians (lowest to highest); a load of 1 is "
-        f"{capacity:,.0f} searches a second; ratios by round: {HOW}"
+        f"latency, {rounds} rounds: medians (lowest to highest); a load of 1 is "
+        f"{capacity:,.0f} searches a second; {_LATE}; scheduling is a thread's processor time "
+        f"outside compiled code, for each search; ratios by round: {HOW}"
     )
     made = block(Table(head, table, caption), made_of=[rows])
     if _PLAIN in ways:
         return made
     missing = (
-        "Not measured yet: a loop that runs whole searches, those of prefill first. Without that "
-        "comparison\nthe table does not show how much of the gain comes from continuous batching."
+        "Not measured yet: prefill first, earliest deadline first and two batchers. Without the "
+        "first one\nthe table does not show how much of the gain comes from continuous batching. "
+        "In these rows a whole search\nis several compiled calls. In the current version it is one."
     )
     return Block(f"{made.text}\n\n{missing}", made.made_of)
 
 
-def _ms(rows: Rows) -> list[float]:
-    return [us / 1e3 for us in rows.values("p99_us")]
+def _ways(rows: Rows) -> list[str]:
+    found = set(rows.values("way"))
+    return [way for way in _NAMES if way in found]
+
+
+def _late(rows: Rows, field: str) -> str:
+    shares = rows.values(field)
+    return f"{median(shares):.1%}" if shares else "-"
 
 
 def queueing(results: Results) -> Block:
-    """Return the same ways in simulated time, with all, half and none of Python's time."""
-    rows = results.rows("pool-queueing.jsonl").newest()
-    ways = list(dict.fromkeys(rows.values("way")))
+    """Return the ways in simulated time, at the loads of the measured bursts."""
+    rows = _simulated(results).where(python_share=1.0)
     table = []
-    for load in sorted(set(rows.values("load"))):
-        for stage in _STAGES:
-            of = {way: rows.where(load=load, way=way).values(f"{stage}_p99_us") for way in ways}
-            cells = (short(median(of[way]) / 1e3) for way in ways)
-            table.append((f"{load:g}", stage, *cells))
-    named = (way.replace("_", " ") for way in ways)
-    seeds = len(set(rows.values("seed")))
-    caption = f"latency p99 in ms, simulated time, medians of {seeds} histories"
-    return block(Table(("load", "stage", *named), table, caption), made_of=[rows])
+    for load in _SHOWN:
+        of = {way: rows.where(load=load, way=way) for way in _ways(rows)}
+        for way, its in of.items():
+            p99s = (short(_p99_ms(its, stage)) for stage in _STAGES)
+            ratios = (
+                compared(paired(of[_OURS], its, f"{stage}_p99_us", "seed")) for stage in _STAGES
+            )
+            table.append(
+                (
+                    f"{load:g}",
+                    _NAMES[way],
+                    *p99s,
+                    *(("1", "1") if way == _OURS else ratios),
+                    *(_late(its, f"{stage}_missed") for stage in _STAGES),
+                    f"{median(its.values('scheduling_us')):.0f}",
+                )
+            )
+    head = (
+        "load",
+        "way",
+        "prefill, ms",
+        "decode, ms",
+        "ours / it, prefill",
+        "ours / it, decode",
+        "prefill late",
+        "decode late",
+        "Python, us",
+    )
+    caption = (
+        f"latency p99 in simulated time, medians of {_histories(rows)} histories; {_LATE}; Python: "
+        f"for each search; ratios by history: {HOW}"
+    )
+    return block(Table(head, table, caption), made_of=[rows])
+
+
+def loads(results: Results) -> Block:
+    """Return the ways in simulated time at every load."""
+    rows = _simulated(results).where(python_share=1.0)
+    every = sorted(set(rows.values("load")))
+    table = []
+    for way in _ways(rows):
+        of = [rows.where(load=load, way=way) for load in every]
+        cells = (" / ".join(short(_p99_ms(its, stage)) for stage in _STAGES) for its in of)
+        table.append((_NAMES[way], *cells))
+    head = ("way", *(f"load {load:g}" for load in every))
+    caption = (
+        f"latency p99 of prefill / decode in ms, simulated time, medians of {_histories(rows)} "
+        "histories"
+    )
+    return block(Table(head, table, caption), made_of=[rows])
+
+
+def python(results: Results) -> Block:
+    """Return the ways in simulated time, with all, half and none of Python's time."""
+    rows = _simulated(results)
+    shares = sorted(set(rows.values("python_share")), reverse=True)
+    table = []
+    for load in _SHOWN:
+        for way in _ways(rows):
+            of = [rows.where(load=load, way=way, python_share=share) for share in shares]
+            cells = (short(_p99_ms(its, stage)) for stage in _STAGES for its in of)
+            table.append((f"{load:g}", _NAMES[way], *cells))
+    columns = (f"{stage}, {share:.0%}" for stage in _STAGES for share in shares)
+    caption = (
+        f"latency p99 in ms by the share of Python's time that is left, simulated time, medians of "
+        f"{_histories(rows)} histories"
+    )
+    return block(Table(("load", "way", *columns), table, caption), made_of=[rows])
+
+
+def costs(results: Results) -> Block:
+    """Return the costs that the simulated bursts assume."""
+    rows = _simulated(results).where(python_share=1.0)
+    row = rows.rows[-1]
+    table = [(text, f"{1e6 * row[name]:g}") for name, text in _COSTS.items()]
+    return block(Table(("what takes a core's time", "us"), table), made_of=[rows])
+
+
+def _simulated(results: Results) -> Rows:
+    return results.rows("pool-queueing.jsonl").newest()
+
+
+def _histories(rows: Rows) -> int:
+    return len(set(rows.values("seed")))
+
+
+def _p99_ms(rows: Rows, stage: str) -> float:
+    return float(median(rows.values(f"{stage}_p99_us"))) / 1e3
 
 
 def control(results: Results) -> Block:
@@ -115,6 +229,9 @@ def placement(results: Results) -> Block:
 BLOCKS = {
     "pool-bursts": bursts,
     "pool-queueing": queueing,
+    "pool-queueing-costs": costs,
+    "pool-queueing-loads": loads,
+    "pool-queueing-python": python,
     "pool-control": control,
     "search-placement": placement,
 }

@@ -67,13 +67,7 @@ def _indexes(results: Results, of_set: str) -> Block:
             )
         )
     rows, rounds = curves.rows[0]["n"], len(set(curves.values("round")))
-    head = (
-        "",
-        "searches/s, 1 thread",
-        "/ hnswlib",
-        f"{threads} threads",
-        "one query, p50 / p99 us",
-    )
+    head = ("", "searches/s, 1 thread", "/ hnswlib", f"{threads} threads")
     caption = (
         f"{rows:,} rows, recall {RECALL:g}; medians of {rounds} rounds (lowest to highest); "
         f"ratios by round: {HOW}"

@@ -1,0 +1,42 @@
+"""How long the searches of a history waited for their answers, by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ppd.ann.schedule import Stage
+
+from .arrivals import BUDGET_S
+
+
+@dataclass(slots=True)
+class Waits:
+    """Latencies of a history.
+
+    Attributes:
+        of: seconds from arrival to answer, of each search of a stage.
+    """
+
+    of: dict[Stage, list[float]] = field(default_factory=lambda: {stage: [] for stage in Stage})
+
+    def add(self, stage: Stage, seconds: float) -> None:
+        """Add a search that was answered."""
+        self.of[stage].append(seconds)
+
+    def count(self) -> int:
+        """Return the number of searches."""
+        return sum(map(len, self.of.values()))
+
+    def p99_us(self, stage: Stage) -> float:
+        """Return the 99th percentile of a stage's latencies, in microseconds."""
+        return float(np.percentile(self.of[stage], 99)) * 1e6
+
+    def missed(self, stage: Stage) -> float:
+        """Return the share of a stage's searches that took longer than its budget."""
+        return float(np.mean(np.array(self.of[stage]) > BUDGET_S[stage]))
+
+    def missed_of_all(self) -> float:
+        """Return the share of all searches that took longer than their budgets."""
+        return sum(len(of) * self.missed(stage) for stage, of in self.of.items()) / self.count()
