@@ -33,6 +33,7 @@ from .options import Commands
 from .policies import grid as policy_grid
 from .policies import weights
 from .pool import commands as pool
+from .profiles import command as profile
 from .rag import commands as rag
 from .report import command as report
 from .routers import bench as bench_router
@@ -87,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
         module.add_to(traffic)
 
     simulate.add_to(_group(commands, "simulate", "a cluster by its cost model, in one process"))
+
+    profile.add_to(_group(commands, "profile", "what the steps of a model on a GPU take"))
 
     soak = _group(commands, "soak", "long runs with faults; nothing may be wrong or missing")
     soak_engine.add_to(soak)

@@ -1,0 +1,69 @@
+"""``ppd-eval profile``: the profiles of models on GPUs, listed and made."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..options import Commands
+from .making import RECIPES, make, recipe_of
+from .profile import FOLDER, Extend, Step, known, load_profile
+
+
+def add_to(commands: Commands) -> None:
+    """Declare ``profile list`` and ``profile make``."""
+    listing = commands.add_parser(
+        "list",
+        help="the profiles, and a few of their steps",
+        description="List the profiles with the milliseconds of a few steps.",
+    )
+    listing.set_defaults(run=run_list)
+    making = commands.add_parser(
+        "make",
+        help="make profiles from aiconfigurator",
+        description="Make profiles from aiconfigurator's data (the extra 'profiles').",
+    )
+    making.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"default: all of {len(RECIPES)} recipes"
+    )
+    making.add_argument("--folder", type=Path, default=FOLDER, help="default: the package's own")
+    making.set_defaults(run=run_make)
+
+
+def run_list(_options: argparse.Namespace) -> int:
+    """Print a table of the profiles."""
+    print("profile                 KV bytes  pool tokens  200@8k  8k prompt  decode b1  b64  error")
+    for name in known():
+        profile = load_profile(name)
+        steps = (
+            Step((Extend(200, 8192),)),
+            Step((Extend(8192, 0),)),
+            Step((), 1, 8192),
+            Step((), 64, 64 * 8192),
+        )
+        times = "  ".join(f"{profile.step_ms(step):8.2f}" for step in steps)
+        found = profile.file.interpolation
+        print(
+            f"{name:22}  {profile.kv_bytes_per_token:8}  {profile.kv_pool_tokens:11,}  {times}  "
+            f"{found.median_error:.1%}, at most {found.max_error:.1%}"
+        )
+    return 0
+
+
+def run_make(options: argparse.Namespace) -> int:
+    """Make profiles.
+
+    Raises:
+        ConfigError: a name is unknown, or aiconfigurator is missing or of another version.
+    """
+    recipes = [recipe_of(name) for name in options.names] or list(RECIPES)
+    for recipe in recipes:
+        out = options.folder / f"{recipe.name}.json"
+        file = make(recipe, out)
+        error = file.interpolation
+        print(
+            f"{out}: error of interpolation {error.median_error:.2%} in the median, "
+            f"{error.max_error:.2%} at most ({error.worst})",
+            flush=True,
+        )
+    return 0
