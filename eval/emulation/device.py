@@ -59,6 +59,10 @@ class Device:
         self._before: Collection[str] = frozenset()
         self._late_s = 0.0  # the latest wake-up since the last step
 
+    def close(self) -> None:
+        """Close the trace."""
+        self._trace.close()
+
     def plan(self, work: Work) -> None:
         """Note what the next step has in it, so that idle time can be told from waiting."""
         self._work = work

@@ -50,15 +50,16 @@ class Emulation:
                 raise ConfigError("not emulated: " + "; ".join(problems))
         except ConfigError as error:
             raise SystemExit(f"emulation: {error}") from error
+        scheduler.emulates_device = True  # read by sglang_patches/local_step.py
 
-    def run_batch(self, original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_batch(self, original: Any, scheduler: Any, batch: Any, *rest: Any) -> Any:
         """Note which requests are in the step that follows."""
         queued = [req.time_stats.wait_queue_entry_time for req in batch.reqs]
         known = [at_s for at_s in queued if at_s]
         self._device.plan(
             Work(frozenset(str(req.rid) for req in batch.reqs), min(known, default=0.0))
         )
-        return original(scheduler, batch, *args, **kwargs)
+        return original(scheduler, batch, *rest)
 
     def forward(self, _original: Any, _runner: Any, batch: Any, *_: Any, **__: Any) -> Any:
         """Launch a step instead of computing it."""

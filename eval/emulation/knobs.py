@@ -58,11 +58,12 @@ class SharedKnobs:
     def __init__(self, path: Path) -> None:
         try:
             self._file = path.open("r+b")
-            self._map = mmap.mmap(self._file.fileno(), _SIZE)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ConfigError(f"{path}: no file of an emulation: {error}") from error
-        if _HEAD.unpack_from(self._map)[0] != _MAGIC:
-            raise ConfigError(f"{path}: a file of another version of the emulation")
+        if self._file.read(len(_MAGIC)) != _MAGIC or path.stat().st_size != _SIZE:
+            self._file.close()
+            raise ConfigError(f"{path}: no file of this version of the emulation")
+        self._map = mmap.mmap(self._file.fileno(), _SIZE)
         self._lock = threading.Lock()  # flock does not exclude threads of one process
 
     @classmethod
@@ -72,6 +73,11 @@ class SharedKnobs:
         shared = cls(path)
         shared.set(knobs)
         return shared
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+        self._file.close()
 
     def get(self) -> Knobs:
         """Return the knobs as they stand."""
@@ -91,7 +97,9 @@ class SharedKnobs:
                 *(0, _MAGIC, knobs.slow_motion, knobs.link_gbps, knobs.link_latency_ms),
             )
 
-    def reserve(self, sender: str, receiver: str, kv_bytes: int, now_s: float) -> tuple[float, float]:
+    def reserve(
+        self, sender: str, receiver: str, kv_bytes: int, now_s: float
+    ) -> tuple[float, float]:
         """Take both ends of the link for a transfer, behind the transfers that have them.
 
         Returns:

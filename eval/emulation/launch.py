@@ -32,6 +32,7 @@ def install() -> None:
         SystemExit: the settings are wrong, or a hook does not fit the installed SGLang.
     """
     import torch
+
     from sglang_patches.targets import register_all
 
     try:

@@ -96,3 +96,13 @@ def device_use(folder: Path, from_s: float, to_s: float) -> DeviceUse:
             continued += not step.covered
         steps += len(own)
     return DeviceUse(steps, busy_ms, worst_share, stall_ms, continued)
+
+
+def extends_of(folder: Path, worker: str, from_s: float) -> int:
+    """Return how many sequences a worker has prefilled since a second of ``time.monotonic``."""
+    return sum(
+        len(step.extends)
+        for path in folder.glob(f"{worker}-*.jsonl")
+        for step in read_steps(path)
+        if step.start_s >= from_s
+    )

@@ -117,4 +117,7 @@ def emulated(launch: Launcher, profile: Profile, name: str, folder: Path) -> Ite
     for old in (folder / "traces").glob("*.jsonl"):
         old.unlink()
     knobs = SharedKnobs.create(folder / "knobs", Knobs())
-    yield Emulated(launch, profile, name, folder, tiny_model.ensure(MODEL), knobs)
+    try:
+        yield Emulated(launch, profile, name, folder, tiny_model.ensure(MODEL), knobs)
+    finally:
+        knobs.close()

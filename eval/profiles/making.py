@@ -10,6 +10,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,24 @@ _CONTEXT = (1, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576
 _LONG = (49152, 65536, 98304, 131072)
 _NEW = (
     *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768),
-    *(896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 10240),
+    *(
+        896,
+        1024,
+        1056,
+        1280,
+        1536,
+        1792,
+        2048,
+        2560,
+        3072,
+        3584,
+        4096,
+        5120,
+        6144,
+        7168,
+        8192,
+        10240,
+    ),
     *(12288, 16384),
 )
 _SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -304,11 +322,11 @@ def _random_steps(
         yield (
             Step((Extend(new, cached),)),
             f"{new} new after {cached}",
-            lambda new=new, cached=cached: database.whole_extend(new, cached),
+            partial(database.whole_extend, new, cached),
         )
         batch, context = drawn(256), drawn(131072)
         yield (
             Step((), batch, batch * context),
             f"{batch} decodes at {context}",
-            lambda batch=batch, context=context: database.whole_decode(batch, context),
+            partial(database.whole_decode, batch, context),
         )

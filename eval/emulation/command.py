@@ -1,0 +1,137 @@
+"""``ppd-eval emulate``: the real scheduler, plugin and router on a modelled device."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ppd.contract import Role
+from ppd.errors import ConfigError
+
+from ..cluster import launching, wait_all
+from ..options import Commands, add_logs, add_out
+from ..profiles.profile import Profile, known, load_profile
+from ..provenance import provenance
+from ..raw_rows import appending, end_last_line, read_rows
+from .check import CONTEXTS, DECODES, LINKS_GBPS, Plan, largest_error, measure, summarize
+from .rest import measure_rest
+from .workers import emulated
+
+MAX_ERROR = 0.10
+_DEFAULT_PROFILE = "llama-3.1-8b-h100-tp1"
+_READY_S = 600.0  # a start on a busy machine
+_FIXED_CHUNK = "PPD_APPEND_CHUNK=512"  # so that a prediction needs no pacer
+
+
+def add_to(commands: Commands) -> None:
+    """Declare ``emulate check``."""
+    check = commands.add_parser(
+        "check",
+        parents=[profile_options()],
+        help="single turns against what the profile predicts",
+        description=(
+            "Send single turns to emulated workers and compare them with predictions that are "
+            "written before the run. Rows in --out are continued. The last line is one JSON object."
+        ),
+    )
+    check.add_argument("--slow-motion", type=float, default=40.0, help="the least; default: 40")
+    check.add_argument("--repeats", type=int, default=3)
+    check.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
+    check.add_argument("--decodes", type=int, nargs="+", default=list(DECODES))
+    check.add_argument("--links-gbps", type=float, nargs="+", default=list(LINKS_GBPS))
+    check.set_defaults(run=run_check)
+
+
+def profile_options() -> argparse.ArgumentParser:
+    """Return a parent parser with the options of all emulations."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--profile",
+        default=_DEFAULT_PROFILE,
+        help=f"one of {', '.join(known())}, or a .json; default: {_DEFAULT_PROFILE}",
+    )
+    parser.add_argument("--calibration", default="device", help="of the profile; default: device")
+    add_out(parser)
+    add_logs(parser)
+    return parser
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Measure the cells, and print one JSON line.
+
+    Returns:
+        0 if each cell's median is within a tenth of its prediction.
+
+    Raises:
+        ConfigError: an option is wrong.
+        PpdError: a worker failed, the machine was too slow, or KV bytes or routes are not those
+            that were predicted.
+    """
+    profile = load_profile(options.profile, options.calibration)
+    plan = Plan(
+        options.slow_motion,
+        options.repeats,
+        tuple(options.contexts),
+        tuple(options.links_gbps),
+        tuple(options.decodes),
+    )
+    if plan.repeats < 1 or min(plan.contexts) < 64 or min(plan.decodes) < 0:
+        raise ConfigError("--repeats and --decodes must be positive, --contexts at least 64")
+    rows = kept_rows(options.out, profile)
+    done = {(row["cell"], row["repeat"]) for row in rows if row["row"] == "turn"}
+    folder = options.logs / "emulation"
+    with (
+        appending(options.out) as write,
+        launching(options.logs) as launch,
+        emulated(launch, profile, options.profile, folder) as cluster,
+    ):
+
+        def note(row: dict[str, Any]) -> None:
+            rows.append(row)
+            write(row)
+
+        cluster.start("p0", Role.PREFILL)
+        cluster.start("d0", Role.DECODE, _FIXED_CHUNK)
+        wait_all(list(cluster.workers.values()), _READY_S)
+        origin = {**profile.provenance(), **provenance(0)}
+        asyncio.run(measure(cluster, plan, done, note, origin))
+        if not any(row["row"] == "rest" for row in rows):
+            asyncio.run(measure_rest(cluster, note, origin))
+    summary = summarize(rows)
+    print_cells(summary["cells"])
+    print(json.dumps(summary))
+    return 0 if largest_error(summary) <= MAX_ERROR else 1
+
+
+def kept_rows(out: Path | None, profile: Profile) -> list[dict[str, Any]]:
+    """Return the rows of an earlier run with the same profile and calibration.
+
+    Raises:
+        ConfigError: the file cannot be read, or its rows are of another profile.
+    """
+    if out is None or not out.exists():
+        return []
+    end_last_line(out)
+    rows = [row for _, row in read_rows(out)]
+    own = profile.provenance()
+    if any({key: row.get(key) for key in own} != own for row in rows):
+        raise ConfigError(f"{out}: has rows of another profile or calibration; use another file")
+    return rows
+
+
+def print_cells(cells: Sequence[dict[str, Any]]) -> None:
+    """Print a table of cells."""
+    print(
+        "cell                            predicted   measured   error    k   cached      MB  route"
+    )
+    for cell in cells:
+        error = cell["measured_ms"] / cell["predicted_ms"] - 1
+        print(
+            f"{cell['name']:30}  {cell['predicted_ms']:8.1f}  {cell['measured_ms']:8.1f}  "
+            f"{error:+7.1%}  {cell['k']:4g}  {cell['cached_tokens']:6}  "
+            f"{cell['kv_bytes'] / 1e6:7.1f}  {cell['route']}"
+        )
