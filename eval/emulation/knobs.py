@@ -126,8 +126,12 @@ class SharedKnobs:
             return int(_SLOT.unpack_from(self._map, self._find(_key(f"tx {sender}")))[2])
 
     def _find(self, key: int) -> int:
+        """Return the offset of a key's slot, which is taken now if it is new."""
         for offset in range(_HEAD.size, _SIZE, _SLOT.size):
-            if _SLOT.unpack_from(self._map, offset)[0] in (0, key):
+            found = _SLOT.unpack_from(self._map, offset)[0]
+            if not found:
+                _SLOT.pack_into(self._map, offset, key, 0.0, 0)
+            if found in (0, key):
                 return offset
         raise ConfigError(f"the link of an emulation has {_SLOTS} ends at most")
 
