@@ -26,7 +26,7 @@ from ..raw_rows import Write
 from .knobs import Knobs
 from .predictions import NEW_TOKENS, REPLY_TOKENS, Cell, Way, decode_ms, predicted_ttft_ms
 from .traces import DeviceUse, RefusedRunError, device_use, extends_of
-from .workers import PREFILL_CHUNK, Emulated
+from .workers import LETTERS, PREFILL_CHUNK, Emulated
 
 CONTEXTS = (2048, 8192)
 LINKS_GBPS = (25.0, 100.0)
@@ -34,10 +34,9 @@ DECODES = (0, 32)
 _BESIDE_TOKENS = 1024  # of the prompts of the decodes
 _BESIDE_GROWTH = 150  # the tokens that they have generated, on the average, in a group
 _MAX_BESIDE = 20_000
-_SETTLE_MS = 25.0  # of the device; a finished request's last step has ended by then
+_SETTLE_MS = 15.0  # of the device; a finished request's last step has ended by then
 _MIN_SETTLE_S = 0.3  # for what the host does after a reply
 _TRIES = 3
-_LETTERS = range(16, 42)  # of the small model's tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Plan:
     contexts: tuple[int, ...] = CONTEXTS
     links_gbps: tuple[float, ...] = LINKS_GBPS
     decodes: tuple[int, ...] = DECODES
-    min_wall_s: float = 4.0
+    min_wall_s: float = 6.0
     strict: bool = True
 
     def cells(self) -> Iterator[Cell]:
@@ -141,6 +140,8 @@ class Checker:
     async def group(self, decodes: int, context: int) -> AsyncIterator[tuple[Predicted, Measured]]:
         """Measure each cell of a group once."""
         profile = self._emulated.profile
+        self._emulated.knobs.set(Knobs())
+        await self._client.remote(self._tokens(_BESIDE_TOKENS), 1)  # the first turn takes longer
         async with self._decoding(decodes) as beside:
             self._step_ms = (
                 decode_ms(profile, decodes, _BESIDE_TOKENS + _BESIDE_GROWTH) if decodes else 0.0
@@ -222,7 +223,7 @@ class Checker:
         )
 
     def _tokens(self, n: int) -> list[int]:
-        return self._source.choices(_LETTERS, k=n)
+        return self._source.choices(LETTERS, k=n)
 
 
 def _reported(cell: Cell) -> int:

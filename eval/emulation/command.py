@@ -6,18 +6,21 @@ import argparse
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
-from ..cluster import launching, wait_all
+from ..cluster import Process, launching, wait_all
 from ..options import Commands, add_logs, add_out
 from ..profiles.profile import Profile, known, load_profile
 from ..provenance import provenance
-from ..raw_rows import appending, end_last_line, read_rows
+from ..raw_rows import append_whole, appending, end_last_line, read_rows
+from ..summary import Slo
 from .check import CONTEXTS, DECODES, LINKS_GBPS, Plan, largest_error, measure, summarize
+from .clusters import SHAPES, Run, roles_of, run_once, slow_motion_for, start_cluster
 from .rest import measure_rest
 from .workers import emulated
 
@@ -28,7 +31,7 @@ _FIXED_CHUNK = "PPD_APPEND_CHUNK=512"  # so that a prediction needs no pacer
 
 
 def add_to(commands: Commands) -> None:
-    """Declare ``emulate check``."""
+    """Declare ``emulate check`` and ``emulate cluster``."""
     check = commands.add_parser(
         "check",
         parents=[profile_options()],
@@ -44,6 +47,32 @@ def add_to(commands: Commands) -> None:
     check.add_argument("--decodes", type=int, nargs="+", default=list(DECODES))
     check.add_argument("--links-gbps", type=float, nargs="+", default=list(LINKS_GBPS))
     check.set_defaults(run=run_check)
+    cluster = commands.add_parser(
+        "cluster",
+        parents=[profile_options()],
+        help="conversations on a cluster, through the router",
+        description=(
+            "Hold conversations on an emulated cluster behind the ordinary router. Runs that --out "
+            "has already are skipped. The last line is one JSON object."
+        ),
+    )
+    cluster.add_argument("shape", help=f"as {', '.join(SHAPES)}")
+    cluster.add_argument(
+        "--workload", default="synthetic:large_big_paste", help="docs/WORKLOADS.md"
+    )
+    cluster.add_argument("--conversations", type=int, default=40, help="of each run; default: 40")
+    cluster.add_argument("--qps", type=float, nargs="+", default=[1.0], help="conversations/s")
+    cluster.add_argument("--seeds", type=int, nargs="+", default=[0])
+    cluster.add_argument("--policies", nargs="+", default=["full", "pd"], help="of the router")
+    cluster.add_argument("--table", type=Path, help="decision table, for the policy ppd")
+    cluster.add_argument("--link-gbps", type=float, default=100.0)
+    cluster.add_argument(
+        "--slow-motion", type=float, help="default: by the load, so that this machine keeps up"
+    )
+    cluster.add_argument("--slo-ttft-ms", type=float)
+    cluster.add_argument("--slo-tpot-ms", type=float)
+    cluster.add_argument("--tpot-target-ms", type=float, help="of the decode workers' pacer")
+    cluster.set_defaults(run=run_cluster)
 
 
 def profile_options() -> argparse.ArgumentParser:
@@ -105,6 +134,76 @@ def run_check(options: argparse.Namespace) -> int:
     print_cells(summary["cells"])
     print(json.dumps(summary))
     return 0 if largest_error(summary) <= MAX_ERROR else 1
+
+
+def run_cluster(options: argparse.Namespace) -> int:
+    """Hold the conversations of all runs, and print one JSON line.
+
+    Raises:
+        ConfigError: an option is wrong.
+        PpdError: a worker failed, or the machine was too slow for the slow motion.
+    """
+    profile = load_profile(options.profile, options.calibration)
+    runs = _runs(options)
+    rows = kept_rows(options.out, profile)
+    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+    target = []
+    if options.tpot_target_ms is not None:
+        target = [f"PPD_TPOT_TARGET_MS={options.tpot_target_ms * runs[0].slow_motion:g}"]
+    table = [] if options.table is None else ["--table", str(options.table)]
+    folder = options.logs / "emulation"
+    with (
+        launching(options.logs) as launch,
+        emulated(launch, profile, options.profile, folder) as cluster,
+    ):
+        routers: dict[str, Process] = {}
+        for run in runs:
+            fields = {"shape": options.shape, **asdict(run)}
+            if any(_is_of(row, {"row": "run", **fields}) for row in rows):
+                continue
+            if run.policy not in routers:
+                flags = table if run.policy == "ppd" else []
+                routers[run.policy] = start_cluster(
+                    cluster, options.shape, run.policy, flags, target
+                )
+            origin = {"shape": options.shape, **profile.provenance(), **provenance(run.seed)}
+            own = [{**row, **origin} for row in run_once(cluster, routers[run.policy], run, slo)]
+            rows += own
+            if options.out is not None:
+                append_whole(options.out, own)
+    wanted = [{"row": "run", "shape": options.shape, **asdict(run)} for run in runs]
+    print(json.dumps({"runs": [row for row in rows if any(_is_of(row, want) for want in wanted)]}))
+    return 0
+
+
+def _runs(options: argparse.Namespace) -> list[Run]:
+    workers = len(roles_of(options.shape))
+
+    def run(policy: str, qps: float, seed: int, slow_motion: float) -> Run:
+        return Run(
+            options.workload,
+            policy,
+            qps,
+            seed,
+            options.conversations,
+            slow_motion,
+            options.link_gbps,
+        )
+
+    policies = ["replica"] if options.shape.endswith("R") else options.policies
+    slow_motion = options.slow_motion or max(
+        slow_motion_for(workers, run(policies[0], qps, 0, 1.0).plan()) for qps in options.qps
+    )
+    return [
+        run(policy, qps, seed, slow_motion)
+        for seed in options.seeds
+        for qps in options.qps
+        for policy in policies
+    ]
+
+
+def _is_of(row: dict[str, Any], fields: dict[str, Any]) -> bool:
+    return all(row.get(name) == value for name, value in fields.items())
 
 
 def kept_rows(out: Path | None, profile: Profile) -> list[dict[str, Any]]:

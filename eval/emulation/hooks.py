@@ -7,7 +7,6 @@ SGLang's own: scheduler, memory pools, radix cache, queues, messages.
 
 from __future__ import annotations
 
-import string
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +15,13 @@ from ppd.errors import ConfigError
 from sglang_patches.targets import Hook, check_applied, source_link
 
 from ..profiles.profile import Extend, Step
-from ..tiny_model import SPECIAL_TOKENS
 from .device import Device, Work
 from .link import Link
+from .workers import LETTERS
 
 READ_AGAINST = ("0.5.23",)
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
-_LETTERS = 26
-_FIRST_LETTER = len(SPECIAL_TOKENS) + string.printable.index("a")  # of the small model's tokenizer
 _POLL_S = 0.001  # of a scheduler that waits for transfers, which would spin
 
 
@@ -74,7 +71,7 @@ class Emulation:
 
     def sample(self, _original: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
         """Return a lower-case letter for each sequence, by its position."""
-        return batch.seq_lens % _LETTERS + _FIRST_LETTER
+        return batch.seq_lens % len(LETTERS) + LETTERS.start
 
     def on_idle(self, _result: None, scheduler: Any) -> None:
         """Leave the core to others while transfers are under way."""

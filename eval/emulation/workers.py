@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from .settings import ENVIRONMENT, Settings
 MODEL = ModelSpec(
     dtype="bfloat16", layers=1, hidden=16, heads=1, kv_heads=1, max_context_tokens=131_072
 )
+_FIRST = len(tiny_model.SPECIAL_TOKENS) + string.printable.index("a")
+LETTERS = range(_FIRST, _FIRST + len(string.ascii_lowercase))  # ids of its tokenizer
 PREFILL_CHUNK = 8192  # SGLang's own on a GPU of 80 GB
 APPEND_CHUNK = 2048  # the plugin's own on a GPU
 _MAX_RUNNING = 256
