@@ -86,7 +86,7 @@ class Emulated:
             cpu_threads=1,
             options=dict(flag.split("=", 1) for flag in variables),
         )
-        argv = [part for part in plan.argv if part != _NO_OVERLAP]
+        argv = [part for part in plan.argv if part != _NO_OVERLAP or part in flags]
         argv[argv.index("-m") + 1] = f"{__package__}.launch"
         assert argv[0] == sys.executable
         own = {
