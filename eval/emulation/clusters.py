@@ -204,9 +204,9 @@ def _summary(
         "planned_turns": sum(len(one.turns) for one in planned),
         "failed": sum(bool(sample.error) for sample in samples),
         "local": sum(sample.route == "local" for sample in later),
-        "t1_ttft_p50_ms": _median([sample.ttft_ms for sample in first]),
-        "t2_ttft_p50_ms": _median([sample.ttft_ms for sample in later]),
-        "tpot_p50_ms": _median([s.tpot_ms for s in (*first, *later) if s.output_tokens > 1]),
+        "t1_ttft_p50_ms": median([sample.ttft_ms for sample in first]),
+        "t2_ttft_p50_ms": median([sample.ttft_ms for sample in later]),
+        "tpot_p50_ms": median([s.tpot_ms for s in (*first, *later) if s.output_tokens > 1]),
         "slo_ttft_ms": slo.ttft_ms,
         "slo_tpot_ms": slo.tpot_ms,
         "slo_met": round(met / max(1, len(samples)), 4) if slo.given else None,
@@ -218,6 +218,7 @@ def _summary(
     }
 
 
-def _median(values: Sequence[float]) -> float | None:
+def median(values: Sequence[float]) -> float | None:
+    """Return the median, a value that was measured; None of no values."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else None

@@ -19,8 +19,10 @@ from ..profiles.profile import Profile, known, load_profile
 from ..provenance import provenance
 from ..raw_rows import append_whole, appending, end_last_line, read_rows
 from ..summary import Slo
-from .check import CONTEXTS, DECODES, LINKS_GBPS, Plan, largest_error, measure, summarize
+from .check import CONTEXTS, DECODES, LINKS_GBPS, Plan, measure
+from .check_rows import largest_error, summarize
 from .clusters import SHAPES, Run, roles_of, run_once, slow_motion_for, start_cluster
+from .compare import compare
 from .rest import measure_rest
 from .workers import emulated
 
@@ -31,7 +33,7 @@ _FIXED_CHUNK = "PPD_APPEND_CHUNK=512"  # so that a prediction needs no pacer
 
 
 def add_to(commands: Commands) -> None:
-    """Declare ``emulate check`` and ``emulate cluster``."""
+    """Declare ``emulate check``, ``emulate cluster`` and ``emulate compare``."""
     check = commands.add_parser(
         "check",
         parents=[profile_options()],
@@ -73,6 +75,17 @@ def add_to(commands: Commands) -> None:
     cluster.add_argument("--slo-tpot-ms", type=float)
     cluster.add_argument("--tpot-target-ms", type=float, help="of the decode workers' pacer")
     cluster.set_defaults(run=run_cluster)
+    against = commands.add_parser(
+        "compare",
+        help="the simulator on the inputs of emulated runs",
+        description=(
+            "Simulate the runs of a file of 'emulate cluster' with the same profile, and compare "
+            "the medians. The last line is one JSON object."
+        ),
+    )
+    against.add_argument("runs", type=Path, help="rows of 'emulate cluster'")
+    add_out(against)
+    against.set_defaults(run=run_compare)
 
 
 def profile_options() -> argparse.ArgumentParser:
@@ -173,6 +186,30 @@ def run_cluster(options: argparse.Namespace) -> int:
                 append_whole(options.out, own)
     wanted = [{"row": "run", "shape": options.shape, **asdict(run)} for run in runs]
     print(json.dumps({"runs": [row for row in rows if any(_is_of(row, want) for want in wanted)]}))
+    return 0
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Simulate the runs of a file, print the errors and one JSON line.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no run.
+    """
+    runs = [row for _, row in read_rows(options.runs) if row.get("row") == "run"]
+    if not runs:
+        raise ConfigError(f"{options.runs}: has no run of an emulated cluster")
+    found = [
+        {**compared, **provenance(compared["seed"])} for row in runs for compared in compare(row)
+    ]
+    for row in found:
+        print(
+            f"{row['shape']:5} {row['policy']:8} {row['qps']:g}/s seed {row['seed']} "
+            f"{row['metric']:15} emulated {row['emulated']:8.2f}  simulated "
+            f"{row['simulated']:8.2f}  {row['error']:+.1%}"
+        )
+    if options.out is not None:
+        append_whole(options.out, found)
+    print(json.dumps({"comparisons": len(found), "max_error": max(abs(r["error"]) for r in found)}))
     return 0
 
 

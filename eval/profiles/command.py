@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from ..options import Commands
-from .making import RECIPES, make, recipe_of
+from .making import make
 from .profile import FOLDER, Extend, Step, known, load_profile
+from .recipes import RECIPES, recipe_of
 
 
 def add_to(commands: Commands) -> None:

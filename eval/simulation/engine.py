@@ -17,7 +17,7 @@ from ppd.errors import ConfigError
 from ppd.pacing import Pacer
 
 from .cache import KvCache
-from .cost_model import CostModel, Extend
+from .cost_model import Costs, Extend
 
 Then = Callable[[float], None]
 
@@ -64,10 +64,19 @@ class Engine:
     Args:
         chunk_tokens: most tokens of one step.
         pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
+        overlap: a step is launched while the one before it runs. So a prefill that comes beside
+            decodes starts a step later. A request whose KV has arrived gives its first token at
+            once, which the prefill worker has computed.
     """
 
     def __init__(
-        self, costs: CostModel, timer: Timer, chunk_tokens: int, pacer: Pacer | None
+        self,
+        costs: Costs,
+        timer: Timer,
+        chunk_tokens: int,
+        pacer: Pacer | None,
+        *,
+        overlap: bool = False,
     ) -> None:
         self.cache = KvCache(costs.kv_capacity_tokens)
         self.sequences = 0
@@ -76,6 +85,7 @@ class Engine:
         self._timer = timer
         self._chunk_tokens = chunk_tokens
         self._pacer = pacer
+        self._overlap = overlap
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._prefilling: deque[Job] = deque()
         self._fresh: list[Job] = []  # their first token comes with the next step
@@ -183,12 +193,25 @@ class Engine:
             # The last token is always computed: it gives the first of the reply.
             found = self.cache.take(job.session, job.kv_tokens)
             job.cached_tokens = min(found, job.prompt_tokens - 1)
-            if job.has_kv:
+            if job.has_kv and self._overlap:
+                self._take_computed(job, now_ms)
+            elif job.has_kv:
                 self._join(job, job.output_tokens)
                 self._fresh.append(job)
             else:
                 job.left_tokens = job.prompt_tokens - job.cached_tokens
+                if self._overlap and self.sequences and not self._prefilling:
+                    self._rest_steps = max(1, self._rest_steps)  # one has been launched already
                 self._prefilling.append(job)
+
+    def _take_computed(self, job: Job, now_ms: float) -> None:
+        """Take a request whose first token came with its KV."""
+        if job.first is not None:
+            job.first(now_ms)
+        if job.output_tokens > 1:
+            self._join(job, job.output_tokens - 1)
+        else:
+            self._finish(job, now_ms)
 
     def _join(self, job: Job, steps: int) -> None:
         self.sequences += 1

@@ -36,7 +36,7 @@ from ppd.errors import EngineError
 from ppd.placement import Plan, PlannedTurn
 
 from .clock import Clock
-from .cost_model import CostModel
+from .cost_model import Costs
 from .engine import Job
 from .outages import Outage
 from .workers import Cluster, SimulatedWorker
@@ -96,7 +96,7 @@ class SimulatedHandler:
 
     def __init__(
         self,
-        costs: CostModel,
+        costs: Costs,
         cluster: Cluster,
         clock: Clock,
         *,
@@ -104,7 +104,7 @@ class SimulatedHandler:
         keeps_replies: bool,
         ended: Callable[[SimulatedRequest, float], None],
     ) -> None:
-        self._serving = costs.serving
+        self._costs = costs
         self._cluster = cluster
         self._clock = clock
         self._delta = delta
@@ -132,9 +132,7 @@ class SimulatedHandler:
         effect = request.attempts.start()
         if isinstance(effect, Send):
             self._count(request, effect.plan)
-            self._clock.at(
-                now_ms + self._serving.request_ms, partial(self._perform, request, effect)
-            )
+            self._clock.at(now_ms + self._costs.request_ms, partial(self._perform, request, effect))
         else:
             self._perform(request, effect, now_ms)
 
@@ -189,7 +187,7 @@ class SimulatedHandler:
         moved_tokens = job.prompt_tokens - held
         request.moved_tokens += moved_tokens
         arrived_ms = self._cluster.links[prefill.name].send(moved_tokens, now_ms)
-        joins_ms = arrived_ms + self._serving.handover_ms
+        joins_ms = arrived_ms + self._costs.handover_ms
         self._clock.at(joins_ms, partial(self._join, request, plan))
 
     def _join(self, request: SimulatedRequest, plan: Plan, now_ms: float) -> None:

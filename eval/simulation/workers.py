@@ -17,7 +17,7 @@ from ppd.headroom import Headroom
 from ppd.pacing import Pacer
 from ppd.placement import WorkerView, place
 
-from .cost_model import CostModel
+from .cost_model import Costs
 from .engine import Engine, Job, Timer
 from .link import Link
 
@@ -43,10 +43,12 @@ class Chunking:
         step_tokens: most of one forward; the default is vLLM's on such GPUs.
         paced_tokens: most of a chunk on decode workers that append, chosen by ``ppd.pacing``
             beside decodes; None: as many as fit a step.
+        overlap: a step is launched while the one before it runs, as SGLang does; vLLM does not.
     """
 
     step_tokens: int = 8192
     paced_tokens: int | None = None
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class Cluster:
 
     def __init__(
         self,
-        costs: CostModel,
+        costs: Costs,
         shape: Shape,
         timer: Timer,
         source: random.Random,
@@ -187,7 +189,7 @@ class Cluster:
             if chunking.paced_tokens is not None and paced:
                 max_tokens = chunking.paced_tokens
                 pacer = Pacer(full_chunk=max_tokens, page_size=1, mixed=True)
-            return Engine(costs, timer, max_tokens, pacer)
+            return Engine(costs, timer, max_tokens, pacer, overlap=chunking.overlap)
 
         def worker(name: str, role: Role, *, appends: bool, paced: bool = False) -> SimulatedWorker:
             return SimulatedWorker(name, role, partial(start, paced), takes_appends=appends)

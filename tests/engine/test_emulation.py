@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval.emulation.check import Plan, largest_error, measure, summarize
+from eval.emulation.check import Plan, measure
+from eval.emulation.check_rows import largest_error, summarize
 from eval.emulation.traces import RefusedRunError
 from eval.emulation.workers import Emulated, emulated
 from eval.profiles.profile import load_profile

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eval.emulation.check import largest_error, summarize
+from eval.emulation.check_rows import largest_error, summarize
 from eval.emulation.device import Device, Work, event_class
 from eval.emulation.hooks import step_of
 from eval.emulation.knobs import Knobs, SharedKnobs

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from eval.profiles.grid import Axis, Line, OutsideProfileError, Plane
-from eval.profiles.making import PACKAGE, RECIPES, VERSION, recipe_of
+from eval.profiles.making import PACKAGE, VERSION
 from eval.profiles.profile import (
     FOLDER,
     Calibration,
@@ -20,6 +20,7 @@ from eval.profiles.profile import (
     load_profile,
     read_file,
 )
+from eval.profiles.recipes import RECIPES, recipe_of
 from ppd.errors import ConfigError
 
 NAME = "llama-3.1-8b-h100-tp1"
