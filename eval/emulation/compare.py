@@ -63,7 +63,7 @@ def simulate(run: Run, shape: str, profile: str, calibration: str) -> list[TurnR
         Clients(),
         run.seed,
         delta=True,
-        chunking=Chunking(PREFILL_CHUNK, APPEND_CHUNK, overlap=True),
+        chunking=Chunking(PREFILL_CHUNK, APPEND_CHUNK),
     )
     return simulation.run(conversations(run.plan())).rows
 

@@ -98,11 +98,15 @@ class Costs(Protocol):
     """What steps and transfers take, as a simulated worker needs it.
 
     Attributes:
+        overlap: a step is launched while the one before it runs. So a prefill that comes beside
+            decodes starts a step later. A request whose KV has arrived gives its first token at
+            once, because the prefill worker has computed it.
         transfer_ms: for each token of KV.
         request_ms: of each request, once.
         handover_ms: of each remote turn, beside its transfer.
     """
 
+    overlap: bool
     transfer_ms: float
 
     @property
@@ -128,6 +132,7 @@ class CostModel:
     """What forwards and transfers take, for one dense model on one GPU; one of the ``Costs``."""
 
     def __init__(self, model: ModelSizes, gpu: Gpu, serving: Serving) -> None:
+        self.overlap = False  # not in the vLLM of the paper's machine
         self.model = model
         self.gpu = gpu
         self.serving = serving

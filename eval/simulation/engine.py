@@ -64,20 +64,9 @@ class Engine:
     Args:
         chunk_tokens: most tokens of one step.
         pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
-        overlap: a step is launched while the one before it runs. So a prefill that comes beside
-            decodes starts a step later. A request whose KV has arrived gives its first token at
-            once, which the prefill worker has computed.
     """
 
-    def __init__(
-        self,
-        costs: Costs,
-        timer: Timer,
-        chunk_tokens: int,
-        pacer: Pacer | None,
-        *,
-        overlap: bool = False,
-    ) -> None:
+    def __init__(self, costs: Costs, timer: Timer, chunk_tokens: int, pacer: Pacer | None) -> None:
         self.cache = KvCache(costs.kv_capacity_tokens)
         self.sequences = 0
         self.busy_ms = 0.0
@@ -85,7 +74,7 @@ class Engine:
         self._timer = timer
         self._chunk_tokens = chunk_tokens
         self._pacer = pacer
-        self._overlap = overlap
+        self._overlap = costs.overlap
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._prefilling: deque[Job] = deque()
         self._fresh: list[Job] = []  # their first token comes with the next step

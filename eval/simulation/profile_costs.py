@@ -18,6 +18,7 @@ class ProfileCosts:
         link_gbps: gigabits a second of a worker's link.
         request_ms: of each request, once; 0: as on a host that takes no time.
         handover_ms: of each remote turn, beside its transfer.
+        overlap: of steps, as SGLang has it.
     """
 
     def __init__(
@@ -27,7 +28,9 @@ class ProfileCosts:
         *,
         request_ms: float = 0.0,
         handover_ms: float = 0.0,
+        overlap: bool = True,
     ) -> None:
+        self.overlap = overlap
         self.profile = profile
         self.request_ms = request_ms
         self.handover_ms = handover_ms

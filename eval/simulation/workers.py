@@ -43,12 +43,10 @@ class Chunking:
         step_tokens: most of one forward; the default is vLLM's on such GPUs.
         paced_tokens: most of a chunk on decode workers that append, chosen by ``ppd.pacing``
             beside decodes; None: as many as fit a step.
-        overlap: a step is launched while the one before it runs, as SGLang does; vLLM does not.
     """
 
     step_tokens: int = 8192
     paced_tokens: int | None = None
-    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +187,7 @@ class Cluster:
             if chunking.paced_tokens is not None and paced:
                 max_tokens = chunking.paced_tokens
                 pacer = Pacer(full_chunk=max_tokens, page_size=1, mixed=True)
-            return Engine(costs, timer, max_tokens, pacer, overlap=chunking.overlap)
+            return Engine(costs, timer, max_tokens, pacer)
 
         def worker(name: str, role: Role, *, appends: bool, paced: bool = False) -> SimulatedWorker:
             return SimulatedWorker(name, role, partial(start, paced), takes_appends=appends)

@@ -37,7 +37,8 @@ def test_decode_steps_are_the_inverse_of_their_time(ms: float) -> None:
 def _beside_decodes(*, overlap: bool, has_kv: bool) -> tuple[float, float]:
     """When a job that comes in mid-step gives its first token, and how long a step takes."""
     clock = Clock()
-    engine = Engine(COSTS, clock.at, 8192, None, overlap=overlap)
+    costs = ProfileCosts(PROFILE, 100.0, overlap=overlap)
+    engine = Engine(costs, clock.at, 8192, None)
     first: list[float] = []
     engine.submit(Job(1, 1000, 200, True, lambda _: None), 0.0)
     step_ms = COSTS.step_ms(1, 1000, [])
