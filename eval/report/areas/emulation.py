@@ -6,10 +6,16 @@ import statistics
 from collections.abc import Callable
 
 from ...profiles.profile import Extend, Step, known, load_profile
-from ..parts import Block, Table, block
+from ..parts import Block, Table, block, short
 from ..results import Results
 
 _CHECK = "emulation-check.jsonl"
+_COMPARED = "emulation-simulator.jsonl"
+_METRICS = {
+    "t1_ttft_p50_ms": "TTFT of first turns",
+    "t2_ttft_p50_ms": "TTFT of later turns",
+    "tpot_p50_ms": "TPOT",
+}
 _STEPS = (
     Step((Extend(200, 8192),)),
     Step((Extend(8192, 0),)),
@@ -83,8 +89,29 @@ def rest(results: Results) -> Block:
     return block(Table(head, table), made_of=[rows])
 
 
+def simulator(results: Results) -> Block:
+    """Return emulated runs beside their simulation."""
+    rows = results.rows(_COMPARED)
+    table = [
+        (
+            f"{row['shape']}, {row['policy']}, {row['qps']:g}/s, seed {row['seed']}",
+            _METRICS[row["metric"]],
+            short(row["emulated"]),
+            short(row["simulated"]),
+            f"{100 * row['error']:+.1f} %",
+        )
+        for row in rows
+    ]
+    workloads = ", ".join(f"`{name}`" for name in dict.fromkeys(rows.values("workload")))
+    slow = ", ".join(f"{value:g}" for value in dict.fromkeys(rows.values("slow_motion")))
+    caption = f"workload {workloads}; k = {slow}; emulated with real workers, simulated without"
+    head = ("run", "p50, ms", "emulated", "simulated", "error")
+    return block(Table(head, table, caption), made_of=[rows])
+
+
 BLOCKS: dict[str, Callable[[Results], Block]] = {
     "profiles": profiles,
     "emulation-check": check,
     "emulation-rest": rest,
+    "emulation-simulator": simulator,
 }
