@@ -34,8 +34,10 @@ def compare(row: dict[str, Any]) -> list[dict[str, Any]]:
         ConfigError: the workload has pauses of two kinds, or the run's profile is not there.
     """
     run = Run(**{name: row[name] for name in _RUN_FIELDS})
-    turns = simulate(run, row["shape"], row["profile"], row["calibration"])
-    found = metrics(turns)
+    found, plain = (
+        metrics(simulate(run, row["shape"], row["profile"], row["calibration"], overlap=overlap))
+        for overlap in (True, False)
+    )
     return [
         {
             "row": "comparison",
@@ -45,6 +47,7 @@ def compare(row: dict[str, Any]) -> list[dict[str, Any]]:
             "emulated": row[metric],
             "simulated": round(value, 3),
             "error": round(value / row[metric] - 1, 4),
+            "simulated_without_overlap": round(plain[metric] or 0.0, 3),
             "emulated_commit": row["commit"],
         }
         for metric, value in found.items()
@@ -52,12 +55,18 @@ def compare(row: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def simulate(run: Run, shape: str, profile: str, calibration: str) -> list[TurnRow]:
-    """Simulate a run, and return its turns."""
+def simulate(
+    run: Run, shape: str, profile: str, calibration: str, *, overlap: bool = True
+) -> list[TurnRow]:
+    """Simulate a run, and return its turns.
+
+    Args:
+        overlap: a step is launched while the one before it runs, as in SGLang.
+    """
     names = [name for name, _ in roles_of(shape)]
     count = {kind: sum(name.startswith(kind) for name in names) for kind in "pdr"}
     simulation = Simulation(
-        ProfileCosts(load_profile(profile, calibration), run.link_gbps),
+        ProfileCosts(load_profile(profile, calibration), run.link_gbps, overlap=overlap),
         Shape(prefill=count["p"], appending=count["d"], replica=count["r"]),
         static_policy(run.policy),
         Clients(),

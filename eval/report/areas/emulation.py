@@ -99,13 +99,14 @@ def simulator(results: Results) -> Block:
             short(row["emulated"]),
             short(row["simulated"]),
             f"{100 * row['error']:+.1f} %",
+            f"{100 * (row['simulated_without_overlap'] / row['emulated'] - 1):+.1f} %",
         )
         for row in rows
     ]
     workloads = ", ".join(f"`{name}`" for name in dict.fromkeys(rows.values("workload")))
     slow = ", ".join(f"{value:g}" for value in dict.fromkeys(rows.values("slow_motion")))
     caption = f"workload {workloads}; k = {slow}; emulated with real workers, simulated without"
-    head = ("run", "p50, ms", "emulated", "simulated", "error")
+    head = ("run", "p50, ms", "emulated", "simulated", "error", "error without overlap")
     return block(Table(head, table, caption), made_of=[rows])
 
 
