@@ -15,7 +15,8 @@ from ppd.errors import ConfigError
 
 from ..cluster import Process, launching, wait_all
 from ..options import Commands, add_logs, add_out
-from ..profiles.profile import Profile, known, load_profile
+from ..profiles.files import known
+from ..profiles.profile import Profile, load_profile
 from ..provenance import provenance
 from ..raw_rows import append_whole, appending, end_last_line, read_rows
 from ..summary import Slo

@@ -6,13 +6,15 @@ import argparse
 from pathlib import Path
 
 from ..options import Commands
+from .calibrating import calibrated, read_steps
+from .files import FOLDER, known, write_file
 from .making import make
-from .profile import FOLDER, Extend, Step, known, load_profile
+from .profile import Extend, Step, load_profile
 from .recipes import RECIPES, recipe_of
 
 
 def add_to(commands: Commands) -> None:
-    """Declare ``profile list`` and ``profile make``."""
+    """Declare ``profile list``, ``profile make`` and ``profile calibrate``."""
     listing = commands.add_parser(
         "list",
         help="the profiles, and a few of their steps",
@@ -29,6 +31,20 @@ def add_to(commands: Commands) -> None:
     )
     making.add_argument("--folder", type=Path, default=FOLDER, help="default: the package's own")
     making.set_defaults(run=run_make)
+    fitting = commands.add_parser(
+        "calibrate",
+        help="fit an engine's step times",
+        description=(
+            "Fit a factor and a constant a step to measured steps (docs/EMULATION.md), and add "
+            "them to a copy of a profile under a name."
+        ),
+    )
+    fitting.add_argument("profile", help="a profile's name, or a .json")
+    fitting.add_argument("--name", required=True, help="of the calibration")
+    fitting.add_argument("--steps", type=Path, required=True, help="JSON list of measured steps")
+    fitting.add_argument("--source", required=True, help="where they were measured: one line")
+    fitting.add_argument("--out", type=Path, required=True, help="the profile to write: a .json")
+    fitting.set_defaults(run=run_calibrate)
 
 
 def run_list(_options: argparse.Namespace) -> int:
@@ -67,4 +83,19 @@ def run_make(options: argparse.Namespace) -> int:
             f"{error.max_error:.2%} at most ({error.worst})",
             flush=True,
         )
+    return 0
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """Fit a calibration, and write the profile that has it.
+
+    Raises:
+        ConfigError: a file cannot be read or written, or the steps allow no fit.
+    """
+    file = load_profile(options.profile).file
+    steps = read_steps(options.steps)
+    made = calibrated(file, options.name, steps, options.source)
+    write_file(options.out, made)
+    fitted = made.calibrations[-1]
+    print(f"{options.out}: {fitted.factor:g} x + {fitted.step_ms:g} ms; {fitted.source}")
     return 0

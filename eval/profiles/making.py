@@ -18,17 +18,8 @@ import msgspec
 
 from ppd.errors import ConfigError
 
-from .profile import (
-    FORMAT,
-    Calibration,
-    Extend,
-    Interpolation,
-    Profile,
-    ProfileFile,
-    Source,
-    Step,
-    Tables,
-)
+from .files import FORMAT, Calibration, Interpolation, ProfileFile, Source, Tables, write_file
+from .profile import Extend, Profile, Step
 from .recipes import Recipe
 
 PACKAGE = "aiconfigurator-core"
@@ -96,29 +87,8 @@ def make(recipe: Recipe, out: Path) -> ProfileFile:
         tables=tables,
     )
     file = msgspec.structs.replace(file, interpolation=_compare(file, database))
-    try:
-        out.write_bytes(_encode(file))
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from error
+    write_file(out, file)
     return file
-
-
-def _encode(file: ProfileFile) -> bytes:
-    """Return the JSON of a profile, a table's row on a line."""
-    text = msgspec.json.format(msgspec.json.encode(file), indent=1).decode()
-    lines: list[str] = []
-    for line in text.splitlines():
-        bare = line.strip()
-        is_value = bare.rstrip(",").replace(".", "").replace("e-", "").isdigit() or bare in (
-            "]",
-            "],",
-        )
-        if lines and is_value and not lines[-1].endswith(("]", "],")):
-            joint = "" if lines[-1].endswith("[") or bare[0] == "]" else " "
-            lines[-1] += joint + bare
-        else:
-            lines.append(line)
-    return ("\n".join(lines) + "\n").encode()
 
 
 class _Database:

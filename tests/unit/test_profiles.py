@@ -7,19 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eval.profiles.calibrating import MeasuredStep, calibrated, read_steps
+from eval.profiles.files import FOLDER, Calibration, find, known, read_file, write_file
 from eval.profiles.grid import Axis, Line, OutsideProfileError, Plane
 from eval.profiles.making import PACKAGE, VERSION
-from eval.profiles.profile import (
-    FOLDER,
-    Calibration,
-    Extend,
-    Profile,
-    Step,
-    find,
-    known,
-    load_profile,
-    read_file,
-)
+from eval.profiles.profile import Extend, Profile, Step, load_profile
 from eval.profiles.recipes import RECIPES, recipe_of
 from ppd.errors import ConfigError
 
@@ -155,3 +147,40 @@ def test_a_file_of_another_format_or_with_unknown_fields_is_refused(tmp_path: Pa
     path.write_text("{")
     with pytest.raises(ConfigError, match="not a profile"):
         read_file(path)
+
+
+def test_a_calibration_is_fitted_to_measured_steps(tmp_path: Path) -> None:
+    profile = load_profile(NAME)
+    shapes = [((), 1, 1000), ((), 64, 64_000), (((512, 4096),), 0, 0), (((8192, 0),), 0, 0)]
+    steps = [MeasuredStep(1.0, *shape) for shape in shapes]
+    measured = [
+        msgspec.structs.replace(step, measured_ms=1.25 * profile.step_ms(step.step()) + 2.0)
+        for step in steps
+    ]
+    file = calibrated(profile.file, "engine", measured, "a test")
+    path = tmp_path / "profile.json"
+    write_file(path, file)
+    found = load_profile(str(path), "engine").calibration
+    assert (found.factor, found.step_ms) == pytest.approx((1.25, 2.0), rel=1e-3)
+    assert found.source == "a test; 4 steps, largest error 0.0%"
+    again = calibrated(file, "engine", measured, "another")
+    assert [one.name for one in again.calibrations] == ["device", "engine"]
+
+
+def test_steps_that_allow_no_fit_are_refused(tmp_path: Path) -> None:
+    file = load_profile(NAME).file
+    step = MeasuredStep(10.0, (), 1, 1000)
+    slower = [
+        MeasuredStep(ms, (), batch, batch * 1000) for ms, batch in ((9, 1), (8, 64), (7, 128))
+    ]
+    with pytest.raises(ConfigError, match="three or more"):
+        calibrated(file, "engine", [step, step, step], "a test")
+    with pytest.raises(ConfigError, match="makes no sense"):
+        calibrated(file, "engine", slower, "a test")
+    with pytest.raises(ConfigError, match="stays as it is"):
+        calibrated(file, "device", [step], "a test")
+    path = tmp_path / "steps.json"
+    for text in ("[1]", '[{"measured_ms": 0}]', "{"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="measured"):
+            read_steps(path)

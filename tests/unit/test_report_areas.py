@@ -189,9 +189,19 @@ def test_pauses_say_how_they_were_scaled(workload: str, text: str) -> None:
 
 
 def test_a_cell_of_the_emulation_is_its_median_against_its_prediction(tmp_path: Path) -> None:
-    prediction = {"row": "prediction", "cell": "local 2k alone", "predicted_ms": 10.0, **ORIGIN}
+    prediction: dict[str, Any] = {
+        "row": "prediction",
+        "cell": "local 2k alone",
+        "predicted_ms": 10.0,
+        **ORIGIN,
+    }
     prediction |= {"kv_bytes": 2_500_000, "route": "local", "slow_motion": 40.0}
-    turn = {"row": "turn", "cell": "local 2k alone", "profile": "p", "calibration": "device"}
+    turn: dict[str, Any] = {
+        "row": "turn",
+        "cell": "local 2k alone",
+        "profile": "p",
+        "calibration": "device",
+    }
     turn |= {"cached_tokens": 2048, "bubble_share": 0.001, **ORIGIN}
     turns = [{**turn, "repeat": i, "measured_ms": ms} for i, ms in enumerate((10.1, 9.0, 10.4))]
     text = emulation.check(results(tmp_path, emulation_check=[prediction, *turns])).text

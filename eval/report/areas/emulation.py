@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from ...profiles.profile import Extend, Step, known, load_profile
+from ...profiles.files import known
+from ...profiles.profile import Extend, Step, load_profile
 from ..parts import Block, Table, block, short
 from ..results import Results
 
