@@ -100,7 +100,8 @@ class Costs(Protocol):
     Attributes:
         overlap: a step is launched while the one before it runs. So a prefill that comes beside
             decodes starts a step later. A request whose KV has arrived gives its first token at
-            once, because the prefill worker has computed it.
+            once, because the prefill worker has computed it. A prefill for a remote turn begins
+            when the decode worker's step ends.
         transfer_ms: for each token of KV.
         request_ms: of each request, once.
         handover_ms: of each remote turn, beside its transfer.

@@ -86,6 +86,7 @@ class Engine:
         # The segment under way: steps that end together, whatever comes.
         self._epoch = 0
         self._idle = True
+        self._ends_ms = 0.0
         self._run: tuple[float, int] | None = None  # of decode steps alone: start and number
 
     @property
@@ -109,6 +110,16 @@ class Engine:
             self._next(now_ms)
         elif self._run is not None:
             self._cut(now_ms)
+
+    def step_ends_ms(self, now_ms: float) -> float:
+        """Return when the step under way ends; now, if there is none."""
+        if self._idle:
+            return now_ms
+        if self._run is None:
+            return self._ends_ms
+        start_ms, _ = self._run
+        begun = self._costs.decode_steps(now_ms - start_ms, self.sequences, self._context_tokens)
+        return start_ms + self._costs.decode_ms(begun, self.sequences, self._context_tokens)
 
     def stop(self, now_ms: float) -> dict[Job, int]:
         """Stop for good, with all that is under way.
@@ -142,6 +153,7 @@ class Engine:
     def _at(self, at_ms: float, then: Then) -> None:
         """``then`` at a time, unless the segment is replaced before."""
         self._idle = False
+        self._ends_ms = at_ms
         self._epoch += 1
         epoch = self._epoch
 

@@ -167,13 +167,25 @@ class SimulatedHandler:
             tokens = request.prompt_tokens + request.generated_tokens
             job = Job(request.session, tokens, 0, False, lambda _: None)
             job.done = partial(self._prefilled, request, plan, job)
-            prefill.engine.submit(job, now_ms)
+            if self._costs.overlap:
+                # The decode worker makes room for the KV between two steps; only then the prefill
+                # worker begins.
+                ready_ms = home.engine.step_ends_ms(now_ms)
+                self._clock.at(ready_ms, partial(self._prefill, request, plan, job))
+            else:
+                prefill.engine.submit(job, now_ms)
         else:
             request.legs = frozenset((home,))
             job = self._decode(request, plan, has_kv=False)
             job.min_cached_tokens = plan.min_cached_tokens
             job.refused = partial(self._on, request, Failed(_REFUSAL))
             home.engine.submit(job, now_ms)
+
+    def _prefill(self, request: SimulatedRequest, plan: Plan, job: Job, now_ms: float) -> None:
+        assert plan.prefill is not None
+        prefill = self._cluster.workers[plan.prefill.name]
+        if self._is_waiting(request, plan) and prefill.alive:
+            prefill.engine.submit(job, now_ms)
 
     def _prefilled(self, request: SimulatedRequest, plan: Plan, job: Job, now_ms: float) -> None:
         if not self._is_waiting(request, plan):
