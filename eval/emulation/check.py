@@ -60,6 +60,10 @@ class Plan:
         for group in self.groups():
             yield from self.cells_of(*group)
 
+    def is_done(self, done: set[tuple[str, int]]) -> bool:
+        """Whether all cells have all their repeats."""
+        return all((cell.name, n) in done for cell in self.cells() for n in range(self.repeats))
+
     def groups(self) -> Iterator[tuple[int, int]]:
         """Yield decodes and context; the cells of a group have the same decodes beside them."""
         for decodes in self.decodes:
