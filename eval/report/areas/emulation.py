@@ -106,7 +106,9 @@ def simulator(results: Results) -> Block:
     ]
     workloads = ", ".join(f"`{name}`" for name in dict.fromkeys(rows.values("workload")))
     slow = ", ".join(f"{value:g}" for value in dict.fromkeys(rows.values("slow_motion")))
-    caption = f"workload {workloads}; slow motion {slow}; emulated with real workers, simulated without"
+    caption = (
+        f"workload {workloads}; slow motion {slow}; emulated with real workers, simulated without"
+    )
     head = ("run", "p50, ms", "emulated", "simulated", "error", "error without overlap")
     return block(Table(head, table, caption), made_of=[rows])
 
