@@ -24,6 +24,7 @@ from . import (
 )
 from .chaos import command as soak_router
 from .compare import command as compare
+from .emulation import command as emulate
 from .engine import bench as bench_engine
 from .engine import interference
 from .engine import soak as soak_engine
@@ -33,6 +34,7 @@ from .options import Commands
 from .policies import grid as policy_grid
 from .policies import weights
 from .pool import commands as pool
+from .profiles import command as profile
 from .rag import commands as rag
 from .report import command as report
 from .routers import bench as bench_router
@@ -87,6 +89,9 @@ def parser() -> argparse.ArgumentParser:
         module.add_to(traffic)
 
     simulate.add_to(_group(commands, "simulate", "a cluster by its cost model, in one process"))
+
+    emulate.add_to(_group(commands, "emulate", "real workers on a GPU whose time is modelled"))
+    profile.add_to(_group(commands, "profile", "what the steps of a model on a GPU take"))
 
     soak = _group(commands, "soak", "long runs with faults; nothing may be wrong or missing")
     soak_engine.add_to(soak)

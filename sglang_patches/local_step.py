@@ -42,8 +42,10 @@ class LocalStep:
         self._queue = queue
         self.pacer = pacer
         # With overlap, a step is scheduled while the previous forward still runs. On a CPU it
-        # never does, because forwards run in the scheduler's own thread.
-        lag = int(scheduler.enable_overlap and scheduler.device != "cpu")
+        # never does, because forwards run in the scheduler's own thread. An emulated device
+        # (eval/emulation) runs behind its host, as a GPU does.
+        behind = scheduler.device != "cpu" or getattr(scheduler, "emulates_device", False)
+        lag = int(scheduler.enable_overlap and behind)
         self._speculates = scheduler.server_args.speculative_algorithm is not None
         accepted = partial(engine().accepted, scheduler) if self._speculates else None
         self._times = StepTimes(queue, pacer, telemetry, lag, accepted)

@@ -10,6 +10,7 @@ from ppd.errors import ConfigError
 from .areas import (
     bursts,
     demo,
+    emulation,
     engine,
     faults,
     pool,
@@ -40,6 +41,7 @@ def _merged(*parts: Mapping[str, T]) -> dict[str, T]:
 BLOCKS: Blocks = _merged(
     bursts.BLOCKS,
     demo.BLOCKS,
+    emulation.BLOCKS,
     engine.BLOCKS,
     faults.BLOCKS,
     pool.BLOCKS,

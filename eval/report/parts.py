@@ -50,7 +50,9 @@ class Block:
     made_of: tuple[Rows, ...]
 
     def markdown(self) -> str:
-        """Return the text, with the origin of its rows under it."""
+        """Return the text, with the origin of its rows under it; some text needs no rows."""
+        if not self.made_of:
+            return self.text
         by_file: dict[str, Rows] = {}
         for rows in self.made_of:
             before = by_file.get(rows.file)

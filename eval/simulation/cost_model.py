@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,46 @@ class Extend:
         return self.tokens * (self.context + (self.tokens + 1) / 2)
 
 
+class Costs(Protocol):
+    """What steps and transfers take, as a simulated worker needs it.
+
+    Attributes:
+        overlap: a step is launched while the one before it runs. So a prefill that comes beside
+            decodes starts a step later. A request whose KV has arrived gives its first token at
+            once, because the prefill worker has computed it. A prefill for a remote turn begins
+            when the decode worker's step ends.
+        transfer_ms: for each token of KV.
+        request_ms: of each request, once.
+        handover_ms: of each remote turn, beside its transfer.
+    """
+
+    overlap: bool
+    transfer_ms: float
+
+    @property
+    def request_ms(self) -> float: ...
+
+    @property
+    def handover_ms(self) -> float: ...
+
+    @property
+    def kv_capacity_tokens(self) -> int: ...
+
+    def step_ms(self, sequences: int, context_tokens: int, extends: list[Extend]) -> float:
+        """Return the milliseconds of one forward."""
+
+    def decode_ms(self, steps: int, sequences: int, context_tokens: int) -> float:
+        """Return the milliseconds of ``steps`` decode steps."""
+
+    def decode_steps(self, ms: float, sequences: int, context_tokens: int) -> int:
+        """Return the least number of decode steps that take ``ms`` or longer; at least one."""
+
+
 class CostModel:
-    """What forwards and transfers take, for one model on one GPU."""
+    """What forwards and transfers take, for one dense model on one GPU; one of the ``Costs``."""
 
     def __init__(self, model: ModelSizes, gpu: Gpu, serving: Serving) -> None:
+        self.overlap = False  # not in the vLLM of the paper's machine
         self.model = model
         self.gpu = gpu
         self.serving = serving
@@ -107,6 +144,16 @@ class CostModel:
         self.weights_ms = model.weight_bytes / bytes_per_ms
         self.context_ms = model.kv_bytes_per_token / bytes_per_ms  # for each token of KV read
         self.transfer_ms = model.kv_bytes_per_token / (serving.link_bytes_per_s / 1e3)
+
+    @property
+    def request_ms(self) -> float:
+        """What a request takes once."""
+        return self.serving.request_ms
+
+    @property
+    def handover_ms(self) -> float:
+        """What a remote turn takes beside its transfer."""
+        return self.serving.handover_ms
 
     @property
     def kv_capacity_tokens(self) -> int:

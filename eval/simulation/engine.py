@@ -17,7 +17,7 @@ from ppd.errors import ConfigError
 from ppd.pacing import Pacer
 
 from .cache import KvCache
-from .cost_model import CostModel, Extend
+from .cost_model import Costs, Extend
 
 Then = Callable[[float], None]
 
@@ -66,9 +66,7 @@ class Engine:
         pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
     """
 
-    def __init__(
-        self, costs: CostModel, timer: Timer, chunk_tokens: int, pacer: Pacer | None
-    ) -> None:
+    def __init__(self, costs: Costs, timer: Timer, chunk_tokens: int, pacer: Pacer | None) -> None:
         self.cache = KvCache(costs.kv_capacity_tokens)
         self.sequences = 0
         self.busy_ms = 0.0
@@ -76,6 +74,7 @@ class Engine:
         self._timer = timer
         self._chunk_tokens = chunk_tokens
         self._pacer = pacer
+        self._overlap = costs.overlap
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._prefilling: deque[Job] = deque()
         self._fresh: list[Job] = []  # their first token comes with the next step
@@ -87,6 +86,7 @@ class Engine:
         # The segment under way: steps that end together, whatever comes.
         self._epoch = 0
         self._idle = True
+        self._ends_ms = 0.0
         self._run: tuple[float, int] | None = None  # of decode steps alone: start and number
 
     @property
@@ -110,6 +110,16 @@ class Engine:
             self._next(now_ms)
         elif self._run is not None:
             self._cut(now_ms)
+
+    def step_ends_ms(self, now_ms: float) -> float:
+        """Return when the step under way ends; now, if there is none."""
+        if self._idle:
+            return now_ms
+        if self._run is None:
+            return self._ends_ms
+        start_ms, _ = self._run
+        begun = self._costs.decode_steps(now_ms - start_ms, self.sequences, self._context_tokens)
+        return start_ms + self._costs.decode_ms(begun, self.sequences, self._context_tokens)
 
     def stop(self, now_ms: float) -> dict[Job, int]:
         """Stop for good, with all that is under way.
@@ -143,6 +153,7 @@ class Engine:
     def _at(self, at_ms: float, then: Then) -> None:
         """``then`` at a time, unless the segment is replaced before."""
         self._idle = False
+        self._ends_ms = at_ms
         self._epoch += 1
         epoch = self._epoch
 
@@ -183,12 +194,25 @@ class Engine:
             # The last token is always computed: it gives the first of the reply.
             found = self.cache.take(job.session, job.kv_tokens)
             job.cached_tokens = min(found, job.prompt_tokens - 1)
-            if job.has_kv:
+            if job.has_kv and self._overlap:
+                self._take_computed(job, now_ms)
+            elif job.has_kv:
                 self._join(job, job.output_tokens)
                 self._fresh.append(job)
             else:
                 job.left_tokens = job.prompt_tokens - job.cached_tokens
+                if self._overlap and self.sequences and not self._prefilling:
+                    self._rest_steps = max(1, self._rest_steps)  # one has been launched already
                 self._prefilling.append(job)
+
+    def _take_computed(self, job: Job, now_ms: float) -> None:
+        """Take a request whose first token came with its KV."""
+        if job.first is not None:
+            job.first(now_ms)
+        if job.output_tokens > 1:
+            self._join(job, job.output_tokens - 1)
+        else:
+            self._finish(job, now_ms)
 
     def _join(self, job: Job, steps: int) -> None:
         self.sequences += 1

@@ -36,7 +36,7 @@ from ppd.errors import EngineError
 from ppd.placement import Plan, PlannedTurn
 
 from .clock import Clock
-from .cost_model import CostModel
+from .cost_model import Costs
 from .engine import Job
 from .outages import Outage
 from .workers import Cluster, SimulatedWorker
@@ -96,7 +96,7 @@ class SimulatedHandler:
 
     def __init__(
         self,
-        costs: CostModel,
+        costs: Costs,
         cluster: Cluster,
         clock: Clock,
         *,
@@ -104,7 +104,7 @@ class SimulatedHandler:
         keeps_replies: bool,
         ended: Callable[[SimulatedRequest, float], None],
     ) -> None:
-        self._serving = costs.serving
+        self._costs = costs
         self._cluster = cluster
         self._clock = clock
         self._delta = delta
@@ -132,9 +132,7 @@ class SimulatedHandler:
         effect = request.attempts.start()
         if isinstance(effect, Send):
             self._count(request, effect.plan)
-            self._clock.at(
-                now_ms + self._serving.request_ms, partial(self._perform, request, effect)
-            )
+            self._clock.at(now_ms + self._costs.request_ms, partial(self._perform, request, effect))
         else:
             self._perform(request, effect, now_ms)
 
@@ -169,13 +167,25 @@ class SimulatedHandler:
             tokens = request.prompt_tokens + request.generated_tokens
             job = Job(request.session, tokens, 0, False, lambda _: None)
             job.done = partial(self._prefilled, request, plan, job)
-            prefill.engine.submit(job, now_ms)
+            if self._costs.overlap:
+                # The decode worker makes room for the KV between two steps; only then the prefill
+                # worker begins.
+                ready_ms = home.engine.step_ends_ms(now_ms)
+                self._clock.at(ready_ms, partial(self._prefill, request, plan, job))
+            else:
+                prefill.engine.submit(job, now_ms)
         else:
             request.legs = frozenset((home,))
             job = self._decode(request, plan, has_kv=False)
             job.min_cached_tokens = plan.min_cached_tokens
             job.refused = partial(self._on, request, Failed(_REFUSAL))
             home.engine.submit(job, now_ms)
+
+    def _prefill(self, request: SimulatedRequest, plan: Plan, job: Job, now_ms: float) -> None:
+        assert plan.prefill is not None
+        prefill = self._cluster.workers[plan.prefill.name]
+        if self._is_waiting(request, plan) and prefill.alive:
+            prefill.engine.submit(job, now_ms)
 
     def _prefilled(self, request: SimulatedRequest, plan: Plan, job: Job, now_ms: float) -> None:
         if not self._is_waiting(request, plan):
@@ -189,7 +199,7 @@ class SimulatedHandler:
         moved_tokens = job.prompt_tokens - held
         request.moved_tokens += moved_tokens
         arrived_ms = self._cluster.links[prefill.name].send(moved_tokens, now_ms)
-        joins_ms = arrived_ms + self._serving.handover_ms
+        joins_ms = arrived_ms + self._costs.handover_ms
         self._clock.at(joins_ms, partial(self._join, request, plan))
 
     def _join(self, request: SimulatedRequest, plan: Plan, now_ms: float) -> None:

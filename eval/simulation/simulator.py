@@ -26,7 +26,7 @@ from ppd.score import Objective, Weights
 from ppd.sessions import SessionIndex, Turn
 
 from .clock import Clock
-from .cost_model import CostModel
+from .cost_model import Costs
 from .handler import SimulatedHandler, SimulatedRequest
 from .outages import Outage, check
 from .rows import Result, TurnRow
@@ -60,7 +60,7 @@ class Simulation:
 
     def __init__(
         self,
-        costs: CostModel,
+        costs: Costs,
         shape: Shape,
         policy: Policy,
         clients: Clients,

@@ -22,7 +22,7 @@ from ppd.score import Objective, Targets, Weights
 from ppd.table import Table
 from ppd.table_policy import TablePolicy
 
-from .cost_model import CostModel
+from .cost_model import Costs
 from .outages import Outage
 from .rows import TurnRow
 from .simulator import Simulation
@@ -118,7 +118,7 @@ class StudyRow:
 
 
 def study(
-    costs: CostModel,
+    costs: Costs,
     shape: str,
     policy: str,
     traffic: Traffic,
@@ -203,7 +203,7 @@ def candidates(workers: int) -> Iterator[tuple[str, str]]:
 
 
 def plan(
-    costs: CostModel,
+    costs: Costs,
     traffic: Traffic,
     targets: Targets,
     share: float,
@@ -248,7 +248,7 @@ class Weighing:
     local_up_to: float | None
 
 
-def weigh(costs: CostModel, best: StudyRow, traffic: Traffic, seed: int) -> Weighing | None:
+def weigh(costs: Costs, best: StudyRow, traffic: Traffic, seed: int) -> Weighing | None:
     """Choose weights for the router of a planned cluster.
 
     Returns:
@@ -267,7 +267,7 @@ def weigh(costs: CostModel, best: StudyRow, traffic: Traffic, seed: int) -> Weig
     return Weighing(Weights(1.0, w_tpot), limit)
 
 
-def break_even(costs: CostModel, shape: str, traffic: Traffic, seed: int) -> float | None:
+def break_even(costs: Costs, shape: str, traffic: Traffic, seed: int) -> float | None:
     """Return the ``w_tpot`` (with ``w_ttft`` 1) up to which Algorithm 1 sends this traffic local.
 
     Args:

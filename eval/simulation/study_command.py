@@ -16,10 +16,12 @@ from ppd.score import Targets, Weights
 from ppd.table import Table
 
 from ..options import Commands, add_out
+from ..profiles.profile import load_profile
 from ..provenance import provenance
 from ..raw_rows import append_whole
-from .cost_model import paper_model
+from .cost_model import Costs, paper_model
 from .outages import Outage
+from .profile_costs import ProfileCosts
 from .study import Routing, StudyRow, Traffic, plan, study, weigh
 from .traffic import load
 from .workers import PlacementRule, Shape
@@ -38,6 +40,8 @@ def add_to(commands: Commands) -> None:
     given.add_argument(
         "--copies", type=int, default=1, help="copies of each conversation of the trace"
     )
+    given.add_argument("--profile", help="of 'profile list'; default: the paper's machine")
+    given.add_argument("--link-gbps", type=float, default=100.0, help="with --profile")
     given.add_argument("--seed", type=int, default=0)
     add_out(given)
     cluster = commands.add_parser(
@@ -107,6 +111,7 @@ def run_cluster(options: argparse.Namespace) -> int:
     table = None if options.table is None else _table(options.table)
     outages = tuple(Outage.parse(text) for text in options.outages)
     rows = []
+    costs, about = _costs(options)
     for shape, policy, placement, think_s in product(
         options.shapes, options.policies, options.placement, options.think_s or [None]
     ):
@@ -114,11 +119,12 @@ def run_cluster(options: argparse.Namespace) -> int:
         traffic = replace(_traffic(options), think_s=think_s)
         if options.scaled:
             traffic = replace(traffic, qps=traffic.qps * Shape.parse(shape).workers)
-        row = study(paper_model(), shape, policy, traffic, options.seed, routing=routing)
+        row = study(costs, shape, policy, traffic, options.seed, routing=routing)
         rows.append(row)
         print(json.dumps(asdict(row)), flush=True)
-    about = {"outages": options.outages, "resume_streams": options.resume_streams}
-    _write(options.out, rows, options.seed, about if outages else None)
+    if outages:
+        about |= {"outages": options.outages, "resume_streams": options.resume_streams}
+    _write(options.out, rows, options.seed, about)
     return 0
 
 
@@ -141,7 +147,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if not (0 < options.share <= 1 and options.max_workers >= 1):
         raise ConfigError("--share must be above 0, at most 1; --max-workers at least 1")
     traffic = replace(_traffic(options), think_s=options.think_s)
-    costs = paper_model()
+    costs, about = _costs(options)
     tried, best = plan(costs, traffic, targets, options.share, options.max_workers, options.seed)
     for row in tried:
         print(
@@ -162,9 +168,21 @@ def run_plan(options: argparse.Namespace) -> int:
         }
     asked = {"targets": msgspec.to_builtins(targets), "share": options.share}
     asked |= {"qps": options.qps, "traffic": (options.workloads or options.trace).name}
-    _write(options.out, tried, options.seed, more=[{"row": "plan", **asked, **summary}])
+    more = [{"row": "plan", **asked, **about, **summary}]
+    _write(options.out, tried, options.seed, about, more)
     print(json.dumps(summary))
     return 0
+
+
+def _costs(options: argparse.Namespace) -> tuple[Costs, dict[str, object]]:
+    """Return the costs of the machine that is asked for, and the fields of rows that name it."""
+    if options.profile is None:
+        return paper_model(), {}
+    if not options.link_gbps > 0:
+        raise ConfigError(f"--link-gbps must be above 0, got {options.link_gbps:g}")
+    profile = load_profile(options.profile)
+    about = {**profile.provenance(), "link_gbps": options.link_gbps}
+    return ProfileCosts(profile, options.link_gbps), about
 
 
 def _traffic(options: argparse.Namespace) -> Traffic:

@@ -17,7 +17,7 @@ from ppd.headroom import Headroom
 from ppd.pacing import Pacer
 from ppd.placement import WorkerView, place
 
-from .cost_model import CostModel
+from .cost_model import Costs
 from .engine import Engine, Job, Timer
 from .link import Link
 
@@ -170,7 +170,7 @@ class Cluster:
 
     def __init__(
         self,
-        costs: CostModel,
+        costs: Costs,
         shape: Shape,
         timer: Timer,
         source: random.Random,

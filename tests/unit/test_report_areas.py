@@ -11,7 +11,7 @@ import pytest
 
 from eval.pool.queueing import Costs
 from eval.pool.recall import qps_at
-from eval.report.areas import bursts, faults, pool, routers
+from eval.report.areas import bursts, emulation, faults, pool, routers
 from eval.report.areas.traffic import _pauses
 from eval.report.parts import change, short, spread
 from eval.report.ratios import compared, paired
@@ -217,3 +217,31 @@ def test_an_index_that_misses_the_recall_has_no_rate(tmp_path: Path) -> None:
 )
 def test_pauses_say_how_they_were_scaled(workload: str, text: str) -> None:
     assert _pauses(workload) == text
+
+
+def test_a_cell_of_the_emulation_is_its_median_against_its_prediction(tmp_path: Path) -> None:
+    prediction: dict[str, Any] = {
+        "row": "prediction",
+        "cell": "local 2k alone",
+        "predicted_ms": 10.0,
+        **ORIGIN,
+    }
+    prediction |= {"kv_bytes": 2_500_000, "route": "local", "slow_motion": 40.0}
+    turn: dict[str, Any] = {
+        "row": "turn",
+        "cell": "local 2k alone",
+        "profile": "p",
+        "calibration": "device",
+    }
+    turn |= {"cached_tokens": 2048, "bubble_share": 0.001, **ORIGIN}
+    turns = [{**turn, "repeat": i, "measured_ms": ms} for i, ms in enumerate((10.1, 9.0, 10.4))]
+    text = emulation.check(results(tmp_path, emulation_check=[prediction, *turns])).text
+    cells = "10.0 | 10.1 | +1.0 % | 9.0 to 10.4 | 2,048 | 2.5 | local | 40"
+    assert f"| local 2k alone | {cells} |" in text
+    assert "Medians of 3 repeats" in text.replace("TTFT in ms, m", "M")
+
+
+def test_profiles_need_no_rows(tmp_path: Path) -> None:
+    block = emulation.profiles(Results(tmp_path))
+    assert "`llama-3.1-8b-h100-tp1`" in block.text
+    assert not block.made_of

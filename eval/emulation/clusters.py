@@ -1,0 +1,224 @@
+"""``ppd-eval emulate cluster``: conversations on an emulated cluster, through the ordinary router.
+
+Arrivals and pauses are stretched by the slow motion, and what was measured is divided by it. So all
+numbers of a row are those of the emulated cluster. A run's rows are written together at its end, so
+that an interrupted command continues with the run that it lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from ppd.contract import Role
+from ppd.errors import ConfigError
+
+from ..client import hold
+from ..cluster import Process, wait_all
+from ..endpoints import empty_caches
+from ..samples import Sample
+from ..summary import Slo
+from ..traffic.conversations import Conversation
+from ..traffic.workloads import Demand, plan
+from .knobs import Knobs
+from .traces import DeviceUse, device_use
+from .workers import LETTERS, Emulated
+
+SHAPES = ("1P1D", "2P2D", "1P3D", "4R")
+_KINDS = {"P": Role.PREFILL, "D": Role.DECODE, "R": Role.REPLICA}
+_TOKEN_CPU_S = 0.0003  # of all processes together, for each token that reaches a client
+_STEPS_PER_S = 140.0  # of a worker that is never idle
+_STEP_CPU_S = 0.003
+_CPU_SHARE = 0.1  # of the machine, so that a step is never waited for
+_LEAST_SLOW_MOTION = 10.0
+_SILENCE_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run on a cluster.
+
+    Attributes:
+        policy: of the router.
+        qps: conversations a second of the emulated cluster.
+    """
+
+    workload: str
+    policy: str
+    qps: float
+    seed: int
+    conversations: int
+    slow_motion: float
+    link_gbps: float
+
+    def key(self) -> tuple[object, ...]:
+        """What tells it from other runs in a file."""
+        return tuple(asdict(self).values())
+
+    def plan(self) -> list[Conversation]:
+        """Return its conversations, at the emulated cluster's own times."""
+        return plan(
+            Demand(self.workload, conversations=self.conversations, qps=self.qps, seed=self.seed)
+        )
+
+
+def roles_of(shape: str) -> list[tuple[str, Role]]:
+    """Return names and roles of the workers of a shape, such as ``2P2D`` or ``4R``.
+
+    Raises:
+        ConfigError: it is none, or a cluster that can serve no request.
+    """
+    if re.fullmatch(r"[1-9]P[1-9]D|[1-9]R", shape) is None:
+        raise ConfigError(f"no such shape: {shape!r}; it is as {', '.join(SHAPES)}")
+    return [
+        (f"{kind.lower()}{i}", _KINDS[kind])
+        for count, kind in re.findall(r"(\d+)([PDR])", shape)
+        for i in range(int(count))
+    ]
+
+
+def slow_motion_for(workers: int, conversations: Sequence[Conversation]) -> float:
+    """Return the slow motion at which this machine's cores are mostly idle.
+
+    Args:
+        conversations: of the heaviest run, at the emulated cluster's own times.
+    """
+    tokens = sum(turn.output_tokens for one in conversations for turn in one.turns)
+    span_s = max(1.0, max(one.starts_at_s for one in conversations))
+    cpu_share = tokens / span_s * _TOKEN_CPU_S + workers * _STEPS_PER_S * _STEP_CPU_S
+    cores = len(os.sched_getaffinity(0))
+    return max(_LEAST_SLOW_MOTION, float(math.ceil(cpu_share / cores / _CPU_SHARE)))
+
+
+def stretched(conversations: Sequence[Conversation], by: float) -> list[Conversation]:
+    """Return conversations whose arrivals and pauses take longer."""
+    return [
+        replace(
+            one,
+            starts_at_s=one.starts_at_s * by,
+            turns=tuple(
+                replace(turn, think_s=turn.think_s * by, gap_s=turn.gap_s * by)
+                for turn in one.turns
+            ),
+        )
+        for one in conversations
+    ]
+
+
+def compressed(sample: Sample, by: float) -> Sample:
+    """Return a sample in the emulated cluster's time; histograms of gaps are left out."""
+    return replace(
+        sample,
+        sent_at_s=round(sample.sent_at_s / by, 5),
+        late_ms=round(sample.late_ms / by, 3),
+        ttft_ms=round(sample.ttft_ms / by, 3),
+        tpot_ms=round(sample.tpot_ms / by, 4),
+        e2e_ms=round(sample.e2e_ms / by, 3),
+        gaps=(),
+    )
+
+
+def start_cluster(
+    cluster: Emulated, shape: str, policy: str, router_flags: Sequence[str], worker: Sequence[str]
+) -> Process:
+    """Start the workers of a shape and a router of one policy, and wait for them.
+
+    Args:
+        worker: variables of the decode workers' plugin, ``NAME=VALUE``.
+
+    Returns:
+        The router.
+    """
+    for name, role in roles_of(shape):
+        if name not in cluster.workers:
+            cluster.start(name, role, *(worker if role is Role.DECODE else ()))
+    wait_all(list(cluster.workers.values()), 600.0)
+    router = cluster.launch.router(
+        cluster.of("p"),
+        cluster.of("d"),
+        *("--policy", policy, *router_flags),
+        replica=cluster.of("r"),
+    )
+    wait_all([router])
+    return router
+
+
+def run_once(cluster: Emulated, router: Process, run: Run, slo: Slo) -> Iterator[dict[str, Any]]:
+    """Hold a run's conversations; yield a row for each turn, then one for the run.
+
+    Raises:
+        RefusedRunError: the machine was too slow for the slow motion.
+        PpdError: a worker failed.
+    """
+    planned = run.plan()
+    cluster.knobs.set(Knobs(run.slow_motion, run.link_gbps))
+    from_s = time.monotonic()
+    samples = asyncio.run(_hold(cluster, router, run, planned))
+    use = device_use(cluster.traces, from_s, time.monotonic())
+    print(
+        f"  {run.policy} {run.qps:g}/s seed {run.seed}: idle with work {use.bubble_share:.2%}, "
+        f"longest stall {use.longest_stall_ms:.2f} ms",
+        file=sys.stderr,
+        flush=True,
+    )
+    use.require_valid()
+    own = [compressed(sample, run.slow_motion) for sample in samples]
+    for sample in own:
+        row = asdict(sample)
+        del row["gaps"]
+        yield {"row": "turn", **asdict(run), **row}
+    yield {"row": "run", **asdict(run), **_summary(planned, own, slo, use)}
+
+
+async def _hold(
+    cluster: Emulated, router: Process, run: Run, planned: Sequence[Conversation]
+) -> list[Sample]:
+    async with aiohttp.ClientSession() as http:
+        await empty_caches(http, [worker.url for worker in cluster.workers.values()])
+    return await hold(
+        router.url,
+        stretched(planned, run.slow_motion),
+        seed=f"{run.key()}",
+        vocabulary=LETTERS,
+        silence_s=_SILENCE_S,
+    )
+
+
+def _summary(
+    planned: Sequence[Conversation], samples: Sequence[Sample], slo: Slo, use: DeviceUse
+) -> dict[str, Any]:
+    later = [sample for sample in samples if sample.turn > 1 and not sample.error]
+    first = [sample for sample in samples if sample.turn == 1 and not sample.error]
+    met = sum(slo.met_by(sample) for sample in samples)
+    return {
+        "turns": len(samples),
+        "planned_turns": sum(len(one.turns) for one in planned),
+        "failed": sum(bool(sample.error) for sample in samples),
+        "local": sum(sample.route == "local" for sample in later),
+        "t1_ttft_p50_ms": median([sample.ttft_ms for sample in first]),
+        "t2_ttft_p50_ms": median([sample.ttft_ms for sample in later]),
+        "tpot_p50_ms": median([s.tpot_ms for s in (*first, *later) if s.output_tokens > 1]),
+        "slo_ttft_ms": slo.ttft_ms,
+        "slo_tpot_ms": slo.tpot_ms,
+        "slo_met": round(met / max(1, len(samples)), 4) if slo.given else None,
+        "steps": use.steps,
+        "device_busy_ms": round(use.busy_ms, 1),
+        "bubble_share": round(use.bubble_share, 5),
+        "longest_stall_ms": round(use.longest_stall_ms, 3),
+        "continued_steps": use.continued,
+    }
+
+
+def median(values: Sequence[float]) -> float | None:
+    """Return the median, a value that was measured; None of no values."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None

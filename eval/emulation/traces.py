@@ -1,0 +1,108 @@
+"""Step traces of emulated workers: what the device did, and whether a run may count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ppd.errors import PpdError
+
+MAX_BUBBLE_SHARE = 0.02
+MAX_STALL_MS = 5.0  # on the emulated device's clock
+
+
+class RefusedRunError(PpdError):
+    """The machine was too slow for the slow motion of a run, so its times do not count."""
+
+
+class TracedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step; seconds are the machine's, milliseconds the device's.
+
+    Attributes:
+        bubble_s: how long the device was idle although the step could have run.
+        late_s: by how much the host woke up late before it.
+        covered: whether the shape lies in the profile's range.
+    """
+
+    start_s: float
+    end_s: float
+    ms: float
+    slow_motion: float
+    extends: list[tuple[int, int]]
+    sequences: int
+    context_tokens: int
+    bubble_s: float
+    late_s: float
+    covered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What the devices did in an interval.
+
+    Attributes:
+        bubble_share: idle time with runnable work, of that and the busy time; the worst worker's.
+        longest_stall_ms: on the device's clock: a late wake-up, or one idle gap.
+        continued: steps beyond the profile's range, for which it was continued.
+    """
+
+    steps: int
+    busy_ms: float
+    bubble_share: float
+    longest_stall_ms: float
+    continued: int
+
+    def require_valid(self) -> None:
+        """Refuse the run if its times do not count.
+
+        Raises:
+            RefusedRunError: the device was idle too long, or the host stalled.
+        """
+        if self.bubble_share > MAX_BUBBLE_SHARE:
+            raise RefusedRunError(
+                f"the device was idle for {self.bubble_share:.1%} of the time with work queued, "
+                f"{MAX_BUBBLE_SHARE:.0%} at most: more slow motion is needed"
+            )
+        if self.longest_stall_ms > MAX_STALL_MS:
+            raise RefusedRunError(
+                f"the host stalled for {self.longest_stall_ms:.1f} ms of the device's time, "
+                f"{MAX_STALL_MS:g} at most: repeat on a quieter machine"
+            )
+
+
+def read_steps(path: Path) -> Iterator[TracedStep]:
+    """Yield the steps of a trace; a last line that is being written is left out."""
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield msgspec.json.decode(line, type=TracedStep)
+
+
+def device_use(folder: Path, from_s: float, to_s: float) -> DeviceUse:
+    """Return what the devices of all workers did in an interval of ``time.monotonic``."""
+    steps = continued = 0
+    busy_ms = worst_share = stall_ms = 0.0
+    for path in sorted(folder.glob("*.jsonl")):
+        own = [step for step in read_steps(path) if from_s <= step.start_s < to_s]
+        busy_s = sum(step.end_s - step.start_s for step in own)
+        bubble_s = sum(step.bubble_s for step in own)
+        if own:
+            worst_share = max(worst_share, bubble_s / (busy_s + bubble_s))
+        for step in own:
+            stall_ms = max(stall_ms, 1e3 * max(step.bubble_s, step.late_s) / step.slow_motion)
+            busy_ms += step.ms
+            continued += not step.covered
+        steps += len(own)
+    return DeviceUse(steps, busy_ms, worst_share, stall_ms, continued)
+
+
+def extends_of(folder: Path, worker: str, from_s: float) -> int:
+    """Return how many sequences a worker has prefilled since a second of ``time.monotonic``."""
+    return sum(
+        len(step.extends)
+        for path in folder.glob(f"{worker}-*.jsonl")
+        for step in read_steps(path)
+        if step.start_s >= from_s
+    )

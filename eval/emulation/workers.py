@@ -1,0 +1,126 @@
+"""Emulated workers: started as ``ppd-worker`` starts workers on GPUs, with a small model."""
+
+from __future__ import annotations
+
+import string
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ppd.contract import Role
+from sglang_patches.worker import plan_launch
+
+from .. import tiny_model
+from ..cluster import Launcher, Process, free_port
+from ..profiles.profile import Profile
+from ..tiny_model import ModelSpec
+from .knobs import Knobs, SharedKnobs
+from .settings import ENVIRONMENT, Settings
+
+# One layer with one head of 16: 64 bytes of KV a token, so that a million tokens fit.
+MODEL = ModelSpec(
+    dtype="bfloat16", layers=1, hidden=16, heads=1, kv_heads=1, max_context_tokens=131_072
+)
+_FIRST = len(tiny_model.SPECIAL_TOKENS) + string.printable.index("a")
+LETTERS = range(_FIRST, _FIRST + len(string.ascii_lowercase))  # ids of its tokenizer
+PREFILL_CHUNK = 8192  # SGLang's own on a GPU of 80 GB
+APPEND_CHUNK = 2048  # the plugin's own on a GPU
+_MAX_RUNNING = 256
+_NO_OVERLAP = "--disable-overlap-schedule"  # a CPU's prefill worker has it, a GPU's has not
+
+
+@dataclass(slots=True)
+class Emulated:
+    """The workers of one emulated cluster.
+
+    Attributes:
+        folder: of settings, knobs and traces.
+    """
+
+    launch: Launcher
+    profile: Profile
+    profile_name: str
+    folder: Path
+    model: Path
+    knobs: SharedKnobs
+    workers: dict[str, Process] = field(default_factory=dict)
+
+    def start(self, name: str, role: Role, *flags: str) -> Process:
+        """Start a worker, which is not ready yet.
+
+        Args:
+            name: of the worker, and of its end of the link.
+            flags: of SGLang, or ``NAME=VALUE`` of the plugin's variables.
+        """
+        settings = self.folder / f"{name}.json"
+        settings.write_bytes(
+            msgspec.json.encode(
+                Settings(
+                    worker=name,
+                    profile=self.profile_name,
+                    calibration=self.profile.calibration.name,
+                    knobs=str(self.folder / "knobs"),
+                    trace=str(self.traces),
+                )
+            )
+        )
+        port = free_port()
+        passed = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
+        if role is Role.PREFILL:
+            passed += ["--disaggregation-bootstrap-port", str(free_port())]
+        chunk = APPEND_CHUNK if role is Role.DECODE else PREFILL_CHUNK
+        passed += ["--chunked-prefill-size", str(chunk)]
+        passed += ["--max-total-tokens", str(self.profile.kv_pool_tokens)]
+        passed += ["--max-running-requests", str(_MAX_RUNNING), "--random-seed", "0"]
+        variables = [flag for flag in flags if not flag.startswith("--") and "=" in flag]
+        passed += [flag for flag in flags if flag not in variables]
+        plan = plan_launch(
+            role,
+            passed,
+            cpu=True,
+            environment={},
+            cpu_threads=1,
+            options=dict(flag.split("=", 1) for flag in variables),
+        )
+        argv = [part for part in plan.argv if part != _NO_OVERLAP or part in flags]
+        argv[argv.index("-m") + 1] = f"{__package__}.launch"
+        assert argv[0] == sys.executable
+        own = {
+            ENVIRONMENT: str(settings),
+            # As ppd-worker has it on a GPU: see sglang_patches/worker.py.
+            "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
+        }
+        before = self.launch.environment
+        self.launch.environment = {**before, **plan.environment, **own}
+        try:
+            process = self.launch.start(name, port, argv)
+        finally:
+            self.launch.environment = before
+        self.workers[name] = process
+        return process
+
+    @property
+    def traces(self) -> Path:
+        """The folder of step traces."""
+        return self.folder / "traces"
+
+    def of(self, kind: str) -> Sequence[Process]:
+        """Return the workers whose names begin so."""
+        return [worker for name, worker in self.workers.items() if name.startswith(kind)]
+
+
+@contextmanager
+def emulated(launch: Launcher, profile: Profile, name: str, folder: Path) -> Iterator[Emulated]:
+    """Give an emulated cluster without workers; ``launch`` stops them."""
+    (folder / "traces").mkdir(parents=True, exist_ok=True)
+    for old in (folder / "traces").glob("*.jsonl"):
+        old.unlink()
+    knobs = SharedKnobs.create(folder / "knobs", Knobs())
+    try:
+        yield Emulated(launch, profile, name, folder, tiny_model.ensure(MODEL), knobs)
+    finally:
+        knobs.close()

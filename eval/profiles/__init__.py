@@ -1,0 +1,1 @@
+"""Profiles: what the steps of a model on a GPU take, as tables that run without a GPU."""

@@ -1,0 +1,79 @@
+"""A profile as the cost model of a simulation: any model and GPU that has one, TP, MoE and MLA too.
+
+The same tables make the times of the emulation (``eval/emulation``), so that the two can be
+compared. What a profile does not have is given beside it: the link, and what a request takes.
+"""
+
+from __future__ import annotations
+
+from ..profiles import profile as profiles
+from ..profiles.profile import Profile, Step
+from .cost_model import Extend
+
+
+class ProfileCosts:
+    """What steps and transfers take by a profile; one of the ``Costs``.
+
+    Args:
+        link_gbps: gigabits a second of a worker's link.
+        request_ms: of each request, once; 0: as on a host that takes no time.
+        handover_ms: of each remote turn, beside its transfer.
+        overlap: of steps, as SGLang has it.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        link_gbps: float,
+        *,
+        request_ms: float = 0.0,
+        handover_ms: float = 0.0,
+        overlap: bool = True,
+    ) -> None:
+        self.overlap = overlap
+        self.profile = profile
+        self.request_ms = request_ms
+        self.handover_ms = handover_ms
+        self.transfer_ms = profile.transfer_ms(1, link_gbps)
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """The tokens of KV that fit a worker."""
+        return self.profile.kv_pool_tokens
+
+    def step_ms(self, sequences: int, context_tokens: int, extends: list[Extend]) -> float:
+        """Return the milliseconds of one forward.
+
+        Args:
+            sequences: that decode.
+            context_tokens: that these hold together.
+            extends: prefills in the same forward.
+
+        Raises:
+            OutsideProfileError: the shape lies beyond twice the range of the profile.
+        """
+        new = tuple(profiles.Extend(one.tokens, one.context) for one in extends)
+        return self.profile.step_ms(Step(new, sequences, context_tokens + sequences))
+
+    def decode_ms(self, steps: int, sequences: int, context_tokens: int) -> float:
+        """Return the milliseconds of ``steps`` decode steps; each adds a token to every context.
+
+        The step in the middle stands for all: a step's time is linear in the context but for the
+        kinks at the points of the table.
+        """
+        middle_tokens = context_tokens + round(sequences * (steps - 1) / 2)
+        return steps * self.step_ms(sequences, middle_tokens, [])
+
+    def decode_steps(self, ms: float, sequences: int, context_tokens: int) -> int:
+        """The least number of decode steps that take ``ms`` or longer; at least one."""
+        most = 1
+        while self.decode_ms(most, sequences, context_tokens) < ms - 1e-6:
+            most *= 2
+        least = max(1, most // 2)
+        while least < most:
+            middle = (least + most) // 2
+            if self.decode_ms(middle, sequences, context_tokens) < ms - 1e-6:
+                least = middle + 1
+            else:
+                most = middle
+        return least

@@ -1,0 +1,58 @@
+"""An emulated prefill and decode worker: turns take what the profile predicts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from eval.emulation.check import Plan, measure
+from eval.emulation.check_rows import largest_error, summarize
+from eval.emulation.traces import RefusedRunError
+from eval.emulation.workers import Emulated, emulated
+from eval.profiles.profile import load_profile
+from ppd.contract import Role
+
+from .workers import begin_stop, wait_ready, worker_launcher
+
+_PROFILE = "llama-3.1-8b-h100-tp1"
+# One turn of each way, with HTTP and handshakes a small part of it.
+_PLAN = Plan(slow_motion=40, repeats=1, contexts=(2048,), links_gbps=(100.0,), decodes=(0,))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
+    folder = tmp_path_factory.mktemp("emulation")
+    with (
+        worker_launcher(folder) as launch,
+        emulated(launch, load_profile(_PROFILE), _PROFILE, folder / "emulated") as cluster,
+    ):
+        cluster.start("p0", Role.PREFILL)
+        cluster.start("d0", Role.DECODE, "PPD_APPEND_CHUNK=512")
+        wait_ready(*cluster.workers.values())
+        cluster.start("refused", Role.PREFILL, "--disable-overlap-schedule")
+        yield cluster
+        begin_stop(launch.started)
+
+
+def test_turns_take_what_was_predicted(cluster: Emulated) -> None:
+    rows: list[dict[str, Any]] = []
+    try:
+        asyncio.run(measure(cluster, _PLAN, set(), rows.append, {}))
+    except RefusedRunError as refused:
+        pytest.skip(f"the machine is too busy to emulate anything: {refused}")
+    summary = summarize(rows)  # compares KV bytes and routes, too
+    assert [cell["route"] for cell in summary["cells"]] == ["remote", "remote", "remote", "local"]
+    assert largest_error(summary) < 0.15
+    assert summary["bubble_share"] < 0.02
+    predicted = {row["cell"]: row for row in rows if row["row"] == "prediction"}
+    for cell in summary["cells"]:
+        assert abs(cell["cached_tokens"] - predicted[cell["name"]]["cached_tokens"]) <= 1
+
+
+def test_a_flag_that_is_not_emulated_ends_the_worker(cluster: Emulated) -> None:
+    refused = cluster.workers["refused"]
+    assert refused.popen.wait(120) != 0
+    assert "not emulated: --disable-overlap-schedule" in refused.log.read_text()

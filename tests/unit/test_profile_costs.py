@@ -1,0 +1,86 @@
+"""The simulator with a profile: its costs, the overlap of steps, runs of the emulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from eval.emulation.clusters import Run
+from eval.emulation.compare import conversations, metrics, simulate
+from eval.profiles.profile import Extend as ProfileExtend
+from eval.profiles.profile import Step, load_profile
+from eval.simulation.clock import Clock
+from eval.simulation.cost_model import Extend
+from eval.simulation.engine import Engine, Job
+from eval.simulation.profile_costs import ProfileCosts
+from eval.traffic.conversations import Conversation, PlannedTurn
+from ppd.errors import ConfigError
+
+NAME = "llama-3.1-8b-h100-tp1"
+PROFILE = load_profile(NAME)
+COSTS = ProfileCosts(PROFILE, 100.0)
+
+
+def test_steps_are_those_of_the_profile() -> None:
+    assert COSTS.kv_capacity_tokens == PROFILE.kv_pool_tokens
+    assert COSTS.transfer_ms == pytest.approx(0.010486, abs=1e-6)
+    found = COSTS.step_ms(8, 8 * 1000, [Extend(200, 8192)])
+    assert found == PROFILE.step_ms(Step((ProfileExtend(200, 8192),), 8, 8 * 1001))
+
+
+@pytest.mark.parametrize("ms", [0.0, 5.0, 100.0, 1000.0])
+def test_decode_steps_are_the_inverse_of_their_time(ms: float) -> None:
+    steps = COSTS.decode_steps(ms, 16, 16 * 2000)
+    assert COSTS.decode_ms(steps, 16, 16 * 2000) >= ms - 1e-6
+    assert steps == 1 or COSTS.decode_ms(steps - 1, 16, 16 * 2000) < ms
+
+
+def _beside_decodes(*, overlap: bool, has_kv: bool) -> tuple[float, float]:
+    """When a job that comes in mid-step gives its first token, and how long a step takes."""
+    clock = Clock()
+    costs = ProfileCosts(PROFILE, 100.0, overlap=overlap)
+    engine = Engine(costs, clock.at, 8192, None)
+    first: list[float] = []
+    engine.submit(Job(1, 1000, 200, True, lambda _: None), 0.0)
+    step_ms = COSTS.step_ms(1, 1000, [])
+    job = Job(2, 2000, 8, has_kv, lambda _: None, first=first.append)
+    clock.at(10.5 * step_ms, lambda now_ms: engine.submit(job, now_ms))
+    clock.run()
+    return first[0] - 10.5 * step_ms, step_ms
+
+
+def test_with_overlap_a_prefill_beside_decodes_starts_a_step_later() -> None:
+    plain_ms, step_ms = _beside_decodes(overlap=False, has_kv=False)
+    later_ms, _ = _beside_decodes(overlap=True, has_kv=False)
+    assert later_ms - plain_ms == pytest.approx(step_ms, rel=0.02)
+
+
+def test_with_overlap_a_first_token_comes_with_its_kv() -> None:
+    plain_ms, step_ms = _beside_decodes(overlap=False, has_kv=True)
+    at_once_ms, _ = _beside_decodes(overlap=True, has_kv=True)
+    assert at_once_ms == pytest.approx(0.5 * step_ms, rel=0.1)
+    assert plain_ms - at_once_ms == pytest.approx(step_ms, rel=0.1)
+
+
+@pytest.mark.parametrize("policy", ["full", "pd"])
+def test_an_emulated_run_is_simulated_on_its_own_inputs(policy: str) -> None:
+    run = Run("turns:3?first=2048&new=128&out=32&think_s=1", policy, 2.0, 0, 6, 40.0, 100.0)
+    turns = simulate(run, "1P1D", NAME, "device")
+    assert len(turns) == 18
+    found = metrics(turns)
+    prefill_ms = PROFILE.step_ms(Step((ProfileExtend(2048, 0),)))
+    assert found["t1_ttft_p50_ms"] == pytest.approx(
+        prefill_ms + PROFILE.transfer_ms(2048, 100), rel=0.3
+    )
+    assert {turn.route.value for turn in turns if turn.turn > 1} == {
+        "local" if policy == "full" else "remote"
+    }
+
+
+def test_pauses_of_two_kinds_are_refused() -> None:
+    turns = (PlannedTurn(10, 1), PlannedTurn(10, 1, think_s=1.0, gap_s=1.0))
+    with pytest.raises(ConfigError, match="two kinds"):
+        conversations([Conversation(0.0, turns)])
+    timed = (PlannedTurn(10, 1), PlannedTurn(10, 1, gap_s=3.0))
+    (found,) = conversations([Conversation(0.0, timed)])
+    assert found.since_arrival
+    assert found.think_s == (3.0,)
