@@ -19,7 +19,14 @@ from .workers import begin_stop, wait_ready, worker_launcher
 
 _PROFILE = "llama-3.1-8b-h100-tp1"
 # One turn of each way, with HTTP and handshakes a small part of it.
-_PLAN = Plan(slow_motion=40, repeats=1, contexts=(2048,), links_gbps=(100.0,), decodes=(0,))
+_PLAN = Plan(
+    slow_motion=40,
+    repeats=1,
+    contexts=(2048,),
+    links_gbps=(100.0,),
+    decodes=(0,),
+    min_wall_s=3.0,
+)
 
 
 @pytest.fixture(scope="module")
