@@ -29,7 +29,7 @@ def add_to(commands: Commands) -> None:
     making.add_argument(
         "names", nargs="*", metavar="NAME", help=f"default: all of {len(RECIPES)} recipes"
     )
-    making.add_argument("--folder", type=Path, default=FOLDER, help="default: the package's own")
+    making.add_argument("--folder", type=Path, help="default: the package's own")
     making.set_defaults(run=run_make)
     fitting = commands.add_parser(
         "calibrate",
@@ -75,7 +75,7 @@ def run_make(options: argparse.Namespace) -> int:
     """
     recipes = [recipe_of(name) for name in options.names] or list(RECIPES)
     for recipe in recipes:
-        out = options.folder / f"{recipe.name}.json"
+        out = (options.folder or FOLDER) / f"{recipe.name}.json"
         file = make(recipe, out)
         error = file.interpolation
         print(
