@@ -61,15 +61,25 @@ def two_rank_workers(
     begin_stop([decode])
 
 
-@pytest.fixture(scope="module")
-def two_rank_prefill_workers(workers: Workers, launcher: Launcher) -> Iterator[Workers]:
-    """The shared workers, but a prefill worker of two ranks."""
-    flags = ("--page-size", str(workers.page_size), "--tp-size", "2")
-    with extra_environment(launcher, _TWO_RANKS):
-        prefill = launcher.worker(Role.PREFILL, workers.model, *flags, name="two-ranks-prefill")
-    wait_ready(prefill)
-    yield replace(workers, prefill=prefill)
-    begin_stop([prefill])
+@pytest.fixture(
+    scope="module", params=["prefill", pytest.param("decode", marks=pytest.mark.matrix)]
+)
+def unequal_workers(
+    request: pytest.FixtureRequest, workers: Workers, launcher: Launcher
+) -> Iterator[Workers]:
+    """The shared workers, but one of them has two ranks."""
+    name = f"two-ranks-{request.param}"
+    if request.param == "decode":
+        flags = ("--tp-size", "2", "--chunked-prefill-size", str(_CHUNK))
+        worker = start_decode(workers, launcher, name, *flags, environment=_TWO_RANKS)
+        yield replace(workers, decode=worker)
+    else:
+        flags = ("--page-size", str(workers.page_size), "--tp-size", "2")
+        with extra_environment(launcher, _TWO_RANKS):
+            worker = launcher.worker(Role.PREFILL, workers.model, *flags, name=name)
+        wait_ready(worker)
+        yield replace(workers, prefill=worker)
+    begin_stop([worker])
 
 
 def chunks_of_prefills(log: str) -> dict[str, list[tuple[int, int]]]:
@@ -119,13 +129,11 @@ async def test_local_turns_on_two_ranks(
 
 
 @pytest.mark.parametrize("first_tokens", [200, 2500])
-@pytest.mark.parametrize("side", ["prefill", "decode"])
 async def test_kv_crosses_between_servers_of_one_and_two_ranks(
-    request: pytest.FixtureRequest, http: aiohttp.ClientSession, side: str, first_tokens: int
+    unequal_workers: Workers, http: aiohttp.ClientSession, first_tokens: int
 ) -> None:
     """First turns, local turns after them, and remote turns after those, one and three at once."""
-    fixture = "two_rank_prefill_workers" if side == "prefill" else "two_rank_workers"
-    workers: Workers = request.getfixturevalue(fixture)
+    workers = unequal_workers
     await workers.settle(http)
     client = RouteClient(http, workers)
     routes = ("remote", "local", "remote", "remote", "local")
