@@ -16,6 +16,7 @@ takes the branch of GPUs, ``tree_speculative_sampling_target_only``.
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -282,6 +283,22 @@ def fill_bonus_tokens_cpu(
     bonus.copy_(tokens.reshape(-1)[last])
 
 
+def copy_all_layer_kv_cache_cpu(
+    buffers: torch.Tensor, strides: torch.Tensor, targets: torch.Tensor, sources: torch.Tensor
+) -> None:
+    """Copy KV slots in the buffers of all layers; targets and sources may overlap.
+
+    The pool of a draft calls it at its start. Trees of drafts would move KV with it.
+
+    Shapes: buffers [buffers], addresses; strides [buffers], bytes of a slot; targets and sources
+    [slots].
+    """
+    for address, stride in zip(buffers.tolist(), strides.tolist(), strict=True):
+        rows = [ctypes.string_at(address + slot * stride, stride) for slot in sources.tolist()]
+        for slot, row in zip(targets.tolist(), rows, strict=True):
+            ctypes.memmove(address + slot * stride, row, stride)
+
+
 KERNELS = {
     kernel.__name__: kernel
     for kernel in (
@@ -289,6 +306,7 @@ KERNELS = {
         assign_extend_cache_locs_cpu,
         assign_req_to_token_pool_cpu,
         build_tree_kernel_efficient_cpu,
+        copy_all_layer_kv_cache_cpu,
         fill_bonus_tokens_cpu,
         verify_tree_greedy_cpu,
     )

@@ -23,7 +23,6 @@ from sglang_patches.cpu.speculation import KERNELS
 # (mem_cache, speculative and kernels/ops modules, at import time), beside ``speculation.KERNELS``.
 # These serve trees of drafts, and EAGLE drafts of several layers.
 UNUSED_KERNELS = (
-    "copy_all_layer_kv_cache_cpu",
     "fill_accept_out_cache_loc_cpu",
     "rotate_input_ids_cpu",
 )

@@ -13,6 +13,7 @@ from sglang_patches.cpu.speculation import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_req_to_token_pool_cpu,
     build_tree_kernel_efficient_cpu,
+    copy_all_layer_kv_cache_cpu,
     fill_bonus_tokens_cpu,
     sample_chain,
     verify_tree_greedy_cpu,
@@ -112,3 +113,15 @@ def test_slots_are_written_and_read_by_rows() -> None:
     out = torch.zeros(4, dtype=torch.int64)
     assign_draft_cache_locs_contiguous_cpu(rows, table, torch.tensor([2, 3]), out, 8, 1, 2)
     assert out.tolist() == [12, 13, 14, 15]
+
+
+def test_kv_slots_are_copied_in_all_layers_at_once() -> None:
+    layers = [torch.arange(24.0).reshape(6, 4), torch.arange(12.0).reshape(6, 2) + 100]
+    before = [layer.clone() for layer in layers]
+    pointers = torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64)
+    strides = torch.tensor([layer.stride(0) * layer.element_size() for layer in layers])
+    targets, sources = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 5])  # they overlap
+    copy_all_layer_kv_cache_cpu(pointers, strides, targets, sources)
+    for layer, earlier in zip(layers, before, strict=True):
+        assert layer[targets].equal(earlier[sources])
+        assert layer[[0, 4, 5]].equal(earlier[[0, 4, 5]])
