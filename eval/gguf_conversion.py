@@ -34,12 +34,19 @@ def convert(gguf: Path, folder: Path) -> dict[str, Any]:
     # transformers imports torchvision, whose operators do not load beside a CPU build of torch.
     stand_ins.install()
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+    settings: dict[str, Any] = {}
+    if hasattr(transformers, "GgufConfig"):  # 5.19 keeps GGUF's blocks unless it is told not to
+        settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with torch.inference_mode():
         source = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **settings
         )
+        if settings:  # the weights are dense now, and may be saved
+            source.hf_quantizer = None
+            vars(source.config).pop("quantization_config", None)
         tensor_types = _write_tokenizer(gguf, folder)
         source.generation_config = GenerationConfig(
             bos_token_id=source.config.bos_token_id,

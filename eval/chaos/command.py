@@ -40,6 +40,7 @@ OPTIONS: dict[str, Any] = {
 }
 ROLES = ("prefill", "prefill", "decode", "decode", "decode")
 _BROKEN_OFF, _LEFT_ALONE = "truncated stream from", "fails request after request"
+_FELL_BACK = "(decode_fallback)"
 _GROWTH = 1.10  # of memory, from the first quarter to the end
 _START_S = 60.0
 
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         done = uvloop.run(
             drive(Target(port, router.popen.pid), workers, requests, options.clients, seed)
         )
-        logged, others = log_lines(router.log, (_BROKEN_OFF, _LEFT_ALONE))
+        logged, others = log_lines(router.log, (_BROKEN_OFF, _LEFT_ALONE, _FELL_BACK))
     result = summary(done, logged, others)
     if options.out is not None:
         records = [{**row, "options": OPTIONS, **provenance(seed)} for row in rows(done, result)]
