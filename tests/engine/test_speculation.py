@@ -25,7 +25,7 @@ from ppd.policies import static_policy
 from sglang_patches.engines import ENGINES
 
 from .conversation import Conversation, RandomRoutes, user_messages
-from .generation import CONSTRAINTS, compare_constrained
+from .generation import CONSTRAINTS_WITH_SPECULATION, compare_constrained
 from .reference import greedy_ids, reference_model
 from .routes import RouteClient, random_ids
 from .speculation import start_speculating
@@ -178,7 +178,9 @@ async def test_a_long_append_is_chunked_beside_decodes(
     await workers.settle(http)
 
 
-@pytest.mark.parametrize("sampling", CONSTRAINTS, ids=lambda constraint: next(iter(constraint)))
+@pytest.mark.parametrize(
+    "sampling", CONSTRAINTS_WITH_SPECULATION, ids=lambda constraint: next(iter(constraint))
+)
 async def test_what_shapes_a_reply_shapes_a_local_one(
     workers: Workers, http: aiohttp.ClientSession, sampling: dict[str, Any]
 ) -> None:
