@@ -30,7 +30,7 @@ from ppd.errors import ConfigError
 from . import tiny_model
 from .check_figures import ObservedTurn, as_text, compare, figures, of_aiperf, of_ours
 from .client import hold
-from .clients import AIPERF, aiperf_in
+from .clients.generators import AIPERF, aiperf_in
 from .cluster import ClientError, Process, gpu_flags, launching, run_to_end, wait_all
 from .endpoints import ANY_VOCABULARY, empty_caches
 from .options import Commands, add_out, cluster_options

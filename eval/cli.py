@@ -15,7 +15,6 @@ from . import (
     bench_decision,
     bench_hash,
     check_load,
-    clients,
     demo,
     load,
     replay_decisions,
@@ -23,6 +22,7 @@ from . import (
     serve,
 )
 from .chaos import command as soak_router
+from .clients import command as clients
 from .compare import command as compare
 from .emulation import command as emulate
 from .engine import bench as bench_engine

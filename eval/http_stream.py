@@ -55,6 +55,7 @@ class Reply:
         left: the client has closed its connection.
         sent_s, first_s, ended_s: by ``time.monotonic``; ``first_s``: of the first body byte.
         chunks: occurrences of the connection's marker.
+        stamps: when each of them was read, if the connection keeps that.
     """
 
     status: int = 0
@@ -67,6 +68,7 @@ class Reply:
     first_s: float | None = None
     ended_s: float = 0.0
     chunks: int = 0
+    stamps: list[float] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float:
@@ -116,10 +118,12 @@ class Tally:
     Attributes:
         answers: answers that have begun.
         chunks: occurrences of the connections' marker.
+        reads: from the sockets.
     """
 
     answers: int = 0
     chunks: int = 0
+    reads: int = 0
     _goal: tuple[int, int] = (0, 0)
     _reached: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -161,10 +165,12 @@ class StreamConnection(asyncio.Protocol):
 
     Attributes:
         acknowledges_at_once: send an ACK for each packet; the kernel would wait for more.
+        keeps_stamps: keep the time of each chunk.
     """
 
     def __init__(self, tally: Tally | None = None, marker: bytes = b"") -> None:
         self.acknowledges_at_once = False
+        self.keeps_stamps = False
         self._tally = tally or Tally()
         self._marker = marker
         self._loop = asyncio.get_running_loop()
@@ -258,6 +264,7 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come."""
+        self._tally.reads += 1
         if self.acknowledges_at_once:  # the kernel resets the option after some packets
             link = self._transport.get_extra_info("socket")
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -285,6 +292,8 @@ class StreamConnection(asyncio.Protocol):
             self._cut = data[1 - len(self._marker) :]
             self._reply.chunks += chunks
             self._tally.add(begins, chunks)
+            if self.keeps_stamps:
+                self._reply.stamps += [time.monotonic()] * chunks
             self._parts = [data if len(data) >= _TAIL_BYTES else b"".join(self._parts) + data]
             return
         self._parts.append(data)

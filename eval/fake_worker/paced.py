@@ -36,26 +36,36 @@ class Steps:
         interval_s: from one step to the next.
         burst: chunks of each stream in a step, each sent by itself.
         streams: the connections with an open stream.
+        late_s: how late each step began, since the last ``POST /slip``.
     """
 
     def __init__(self) -> None:
         self.interval_s = 0.0
         self.burst = 1
         self.streams: set[PacedConnection] = set()
+        self.late_s: list[float] = []
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
 
     def add(self, stream: PacedConnection) -> None:
         """Send the chunks of a stream in the next steps."""
         self.streams.add(stream)
         if self._timer is None:
-            self._timer = self._loop.call_later(self.interval_s, self._step)
+            self._wait_until(self._loop.time() + self.interval_s)
+
+    def _wait_until(self, due_s: float) -> None:
+        self._due_s = due_s
+        self._timer = self._loop.call_at(due_s, self._step)
 
     def _step(self) -> None:
-        due_s = self._loop.time() + self.interval_s
+        now_s = self._loop.time()
+        self.late_s.append(now_s - self._due_s)
         for stream in list(self.streams):
             stream.emit(self.burst)
-        self._timer = self._loop.call_at(due_s, self._step) if self.streams else None
+        self._timer = None
+        if self.streams:
+            self._wait_until(now_s + self.interval_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +147,15 @@ class PacedConnection(WorkerConnection):
         self._steps.streams.discard(self)
 
     def control(self, path: str, body: bytes) -> object | None:
-        """Set the length of steps and bursts."""
+        """Set the length of steps and bursts, or report how late the steps were."""
+        steps = self._steps
+        if path == "/slip":
+            late_s, steps.late_s = steps.late_s, []
+            return {"late_s": late_s}
         if path != "/rhythm":
             return None
         asked = json.loads(body)
-        self._steps.interval_s, self._steps.burst = asked["interval_s"], asked["burst"]
+        steps.interval_s, steps.burst, steps.late_s = asked["interval_s"], asked["burst"], []
         return {}
 
     def generate(self, path: str, body: bytes) -> None:

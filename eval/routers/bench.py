@@ -1,13 +1,15 @@
 """``ppd-eval bench router``: what a router costs, ours and others', before the same fake workers.
 
-Every router has the same core, and takes its turn; workers and client share another. Each request
-is a first turn: prefill and decode leg. It measures CPU time of the router's processes, and what
-the router adds to the time to first token of a worker asked directly. ``ours`` has its default
-options, ``ours_everything`` the optional parts as well (``everything.py``). The floors are no
-routers, they copy bytes: ``floor`` and ``floor_two_legs`` in Python (``splice.py``),
-``floor_kernel`` in C with three system calls a chunk (``splice.c``), ``floor_uring`` with fewer
-than one (``splice_uring.c``; it needs liburing). ``baseline`` is the router of another checkout of
-this project. Its rounds are paired with ours.
+Every router has the same core, and takes its turn; workers and client share another. Requests are
+first turns (prefill and decode leg) with short and with long histories, and for routers of ours
+local turns (one leg). It measures CPU time of the router's processes, TTFT and ITL of clients, and
+what the router adds to the TTFT of a worker asked directly. ``ours`` has its default options,
+``ours_everything`` the optional parts as well (``everything.py``). ``ours_2_processes`` and
+``ours_4_processes`` share a port, and here a core. The floors are no routers, they copy bytes:
+``floor`` and ``floor_two_legs`` in Python (``splice.py``), ``floor_kernel`` in C with three system
+calls a chunk (``splice.c``), ``floor_uring`` with fewer than one (``splice_uring.c``; it needs
+liburing). ``baseline`` is the router of another checkout of this project. Its rounds are paired
+with ours.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +34,6 @@ import uvloop
 from ppd.errors import ConfigError
 
 from ..cluster import ClusterError, launching
-from ..http_stream import Reply, Tally, connect_many, http_request
 from ..options import Commands, add_logs, add_out
 from ..provenance import commit_of, provenance
 from ..raw_rows import appending
@@ -40,6 +41,7 @@ from . import rivals as rival_routers
 from .candidates import (
     NAMES,
     OTHER_CORE,
+    PLANNING,
     START_S,
     TABLE,
     USUAL,
@@ -47,169 +49,38 @@ from .candidates import (
     start,
     with_baselines,
 )
-from .everything import KEY
+from .load import LOADS, Load, one_core
+from .probe import Loop, Probe, stream_costs
 from .summary import paired, summarize
 
-_CHUNK = b'"content":" token"'
-
-STREAMS = 32  # of the closed loop
+STREAMS = 32  # connections of the closed loop
 SLICES = 25  # of the closed loop in a round
+_LATER_TURNS = 4  # of each conversation whose local turns are measured
+_LONG_SLICES, _LONG_CONNECTIONS, _LONG_REQUESTS = 3, 4, 24
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Streams that are open at once, each of ``chunks`` in bursts every ``interval_s``.
-
-    Attributes:
-        slices: a round measures the load so often, each time with as large a part of the chunks.
-    """
-
-    name: str
-    streams: int
-    chunks: int
-    interval_s: float
-    burst: int = 1
-    window: float = 0.6  # of all chunks: counted when all streams are open, and none has ended
-    slices: int = 1
-
-
-LOADS = (
-    Load("burst", 32, 512, 0.1, 32, slices=4),
-    Load("paced_1", 1, 150, 0.02),
-    Load("paced_64", 64, 150, 0.02),
-    Load("paced", 512, 150, 0.02, slices=3),
-    Load("open_4096", 4096, 16, 0.5),
-)
-
-
-class Bench:
-    """Sends requests to routers, and measures what they cost.
-
-    Args:
-        direct: port of the decode worker itself.
-    """
-
-    def __init__(self, http: aiohttp.ClientSession, direct: int, model: str) -> None:
-        self._http = http
-        self._direct = direct
-        self._model = model
-        self._asked = 0
-
-    async def closed_loop(self, candidate: Candidate, streams: int, requests: int) -> float:
-        """Return the CPU microseconds of a request that does not stream."""
-        each = requests // streams
-        connections = await connect_many(candidate.port, streams, Tally(), _CHUNK)
-
-        async def ask(connection: int) -> list[Reply]:
-            link = connections[connection]
-            return [await link.ask(self._request(1, False)) for _ in range(each)]
-
-        before_s = candidate.cpu_s()
-        answers = await asyncio.gather(*(ask(i) for i in range(streams)))
-        spent_s = candidate.cpu_s() - before_s
-        for of_one in answers:
-            candidate.note(of_one, 1)
-        for link in connections:
-            link.close()
-        return 1e6 * spent_s / (each * streams)
-
-    async def streams(self, candidate: Candidate, load: Load) -> tuple[float, float]:
-        """Measure streams that are all open at once.
-
-        Returns:
-            The CPU microseconds of a chunk, and the memory then, in MiB.
-        """
-        chunks = load.chunks // load.slices
-        rhythm = {"interval_s": load.interval_s, "burst": load.burst}
-        async with self._http.post(f"http://127.0.0.1:{self._direct}/rhythm", json=rhythm):
-            pass
-        tally = Tally()
-        connections = await connect_many(candidate.port, load.streams, tally, _CHUNK)
-        asked = [asyncio.create_task(link.ask(self._request(chunks, True))) for link in connections]
-        every = asyncio.gather(*asked)
-        await tally.reached(load.streams, 0, every)
-        before_s, first = candidate.cpu_s(), tally.chunks
-        last = first + load.window * (load.streams * chunks - first)
-        await tally.reached(0, int(last), every)
-        counted = tally.chunks - first
-        spent_s, mb = candidate.cpu_s() - before_s, candidate.mb()
-        candidate.note(await every, chunks)
-        for link in connections:
-            link.close()
-        return 1e6 * spent_s / max(1, counted), mb
-
-    async def first_tokens(self, candidate: Candidate, pairs: int) -> tuple[float, float]:
-        """Measure what a router adds to the time to the first token.
-
-        Returns:
-            p50 and p99, over the p50 of the worker asked directly, in ms.
-        """
-        async with self._http.post(
-            f"http://127.0.0.1:{self._direct}/rhythm", json={"interval_s": 0.0, "burst": 2}
-        ):
-            pass
-        took: dict[int, list[float]] = defaultdict(list)
-        tally = Tally()
-        links = {
-            port: (await connect_many(port, 1, tally, _CHUNK))[0]
-            for port in (candidate.port, self._direct)
-        }
-        for link in links.values():
-            link.acknowledges_at_once = True  # else Nagle's algorithm costs some of them 40 ms
-        for _ in range(pairs):
-            for port, link in links.items():
-                answer = await link.ask(self._request(2, True))
-                took[port].append(1e3 * answer.ttft_s)
-                if port == candidate.port:
-                    candidate.note([answer], 2)
-        for link in links.values():
-            link.close()
-        cuts = statistics.quantiles(took[candidate.port], n=100)
-        direct = statistics.median(took[self._direct])
-        return cuts[49] - direct, cuts[98] - direct
-
-    def _request(self, chunks: int, stream: bool) -> bytes:
-        """Return a request that opens a conversation: no two are alike."""
-        self._asked += 1
-        body = {
-            "model": self._model,
-            "messages": [
-                {"role": "system", "content": "You are a helpful assistant. " * 20},
-                {"role": "user", "content": f"Question {self._asked}."},
-            ],
-            "max_tokens": chunks,
-            "temperature": 0,
-            "stream": stream,
-        }
-        key = f"Authorization: Bearer {KEY}\r\n"
-        return http_request("/v1/chat/completions", json.dumps(body).encode(), headers=key)
-
-
 async def measure(
     candidates: Sequence[Candidate],
-    direct: int,
-    model: str,
+    probe: Probe,
     rounds: int,
     requests: int,
     loads: Sequence[Load],
 ) -> list[dict[str, object]]:
     """Measure all routers in turn; return a row for each router and round."""
     rows: list[dict[str, object]] = []
-    async with aiohttp.ClientSession() as http:
-        bench = Bench(http, direct, model)
-        for candidate in candidates:
-            await until_ready(bench, candidate)
-            await bench.closed_loop(candidate, STREAMS, 640)
-            await bench.first_tokens(candidate, 20)
-            candidate.errors.clear()
-            candidate.idle_mb = candidate.mb()
-        for number in range(rounds):
-            order = in_round(candidates, number)
-            for row in await one_round(bench, order, number, requests, loads):
-                rows.append(row)
-                print(f"  {row}", file=sys.stderr, flush=True)
+    for candidate in candidates:
+        await until_ready(probe, candidate)
+        await probe.first_turns(candidate, STREAMS, 640)
+        await probe.first_tokens(candidate, 20)
+        candidate.errors.clear()
+        candidate.idle_mb = candidate.mb()
+    for number in range(rounds):
+        order = in_round(candidates, number)
+        for row in await one_round(probe, order, number, requests, loads):
+            rows.append(row)
+            print(f"  {row}", file=sys.stderr, flush=True)
     return rows
 
 
@@ -221,52 +92,80 @@ def in_round(candidates: Sequence[T], number: int) -> list[T]:
 
 
 async def one_round(
-    bench: Bench, order: Sequence[Candidate], number: int, requests: int, loads: Sequence[Load]
+    probe: Probe, order: Sequence[Candidate], number: int, requests: int, loads: Sequence[Load]
 ) -> list[dict[str, object]]:
     """Measure all routers once, and return their rows.
 
     They take turns in slices of each load, there and back: what else the machine does meets all of
     them alike.
     """
-    rows: list[dict[str, object]] = [{"router": c.name, "round": number} for c in order]
-    turns = list(zip(order, rows, strict=True))
+    slices: dict[str, defaultdict[str, list[float]]] = {c.name: defaultdict(list) for c in order}
 
-    def taking_turns(count: int) -> Iterator[tuple[Candidate, dict[str, object]]]:
+    def taking_turns(count: int) -> Iterator[Candidate]:
         for i in range(count):
-            yield from turns[::-1] if i % 2 else turns
+            yield from order[::-1] if i % 2 else order
 
-    spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for candidate, _ in taking_turns(SLICES):
-        us = await bench.closed_loop(candidate, STREAMS, requests // SLICES)
-        spent[candidate.name, "cpu_us_per_request"].append(us)
-    for candidate, row in turns:
-        added = await bench.first_tokens(candidate, 200)
-        row["added_ttft_p50_ms"], row["added_ttft_p99_ms"] = added
+    def add(candidate: Candidate, found: Mapping[str, float]) -> None:
+        for name, value in found.items():
+            slices[candidate.name][name].append(value)
+
+    for candidate in taking_turns(SLICES):
+        add(candidate, _loop_costs(await probe.first_turns(candidate, STREAMS, requests // SLICES)))
+    for candidate in taking_turns(SLICES):
+        if candidate.name in PLANNING:
+            loop = await probe.later_turns(candidate, STREAMS, _LATER_TURNS)
+            add(candidate, {"cpu_us_per_local_turn": loop.cpu_us})
+    for candidate in taking_turns(_LONG_SLICES):
+        loop = await probe.long_turns(candidate, _LONG_CONNECTIONS, _LONG_REQUESTS)
+        add(candidate, {"cpu_us_per_long_request": loop.cpu_us})
+    for candidate in order:
+        p50, p99 = await probe.first_tokens(candidate, 200)
+        add(candidate, {"added_ttft_p50_ms": p50, "added_ttft_p99_ms": p99})
     for load in loads:
-        for candidate, row in taking_turns(load.slices):
-            us, mb = await bench.streams(candidate, load)
-            spent[candidate.name, f"cpu_us_per_chunk_{load.name}"].append(us)
+        for candidate in taking_turns(load.slices):
+            window, replies = await probe.streams(candidate, load)
+            add(candidate, stream_costs(load, window, replies))
             if load.streams >= 1000:
-                row["mb_per_1000_streams"] = 1e3 * (mb - candidate.idle_mb) / load.streams
-    for candidate, row in turns:
-        slices: dict[str, list[float]] = {}
-        for (name, cost), parts in spent.items():
-            if name == candidate.name:
-                row[cost] = statistics.fmean(parts)
-                slices[cost] = [round(part, 3) for part in parts]
-        row["slices"] = slices
-    for candidate, row in turns:
-        row["errors"] = len(candidate.errors)
-        if candidate.errors:
-            row["errors_seen"] = sorted(set(candidate.errors))[:5]
-        candidate.errors = []
-    return [
-        {name: round(v, 3) if isinstance(v, float) else v for name, v in row.items()}
-        for row in rows
-    ]
+                more_mb = window.mb - candidate.idle_mb
+                add(candidate, {"mb_per_1000_streams": 1e3 * more_mb / load.streams})
+    return [_row(candidate, number, slices[candidate.name]) for candidate in order]
 
 
-async def until_ready(bench: Bench, candidate: Candidate) -> None:
+def _loop_costs(loop: Loop) -> dict[str, float]:
+    took_ms = sorted(1e3 * s for s in loop.took_s)
+    cuts = statistics.quantiles(took_ms, n=100, method="inclusive")
+    return {
+        "cpu_us_per_request": loop.cpu_us,
+        "requests_per_s": loop.per_s,
+        "core_use_requests": loop.cpu_us * loop.per_s / 1e6,
+        "request_p50_ms": cuts[49],
+        "request_p99_ms": cuts[98],
+    }
+
+
+def _row(
+    candidate: Candidate, number: int, slices: Mapping[str, Sequence[float]]
+) -> dict[str, object]:
+    """Return a router's row of a round: means over slices, and the slices of CPU costs."""
+    means = {name: statistics.fmean(parts) for name, parts in slices.items()}
+    row: dict[str, object] = {
+        "router": candidate.name,
+        "round": number,
+        **{name: round(value, 3) for name, value in {**means, **one_core(means)}.items()},
+        "slices": {
+            name: [round(part, 3) for part in parts]
+            for name, parts in slices.items()
+            if name.startswith("cpu_us")
+        },
+        "errors": len(candidate.errors),
+    }
+    if candidate.errors:
+        row["errors_seen"] = sorted(set(candidate.errors))[:5]
+    candidate.errors = []
+    return row
+
+
+async def until_ready(probe: Probe, candidate: Candidate) -> None:
     """Wait until a router answers a request.
 
     Raises:
@@ -276,7 +175,7 @@ async def until_ready(bench: Bench, candidate: Candidate) -> None:
     problem = "it does not listen"
     while time.monotonic() < deadline_s:
         try:
-            await bench.closed_loop(candidate, 1, 1)
+            await probe.first_turns(candidate, 1, 1)
         except OSError:
             pass
         else:
@@ -299,7 +198,7 @@ def add_to(commands: Commands) -> None:
             "SMG, sglang-router and mini_lb. The last line is one JSON object."
         ),
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=3200, help="requests of the closed loop")
     parser.add_argument("--routers", nargs="+", default=USUAL, choices=NAMES)
     parser.add_argument(
@@ -329,6 +228,18 @@ def add_to(commands: Commands) -> None:
     parser.set_defaults(run=run)
 
 
+async def _measured(
+    candidates: Sequence[Candidate],
+    direct: int,
+    model: str,
+    options: argparse.Namespace,
+    loads: Sequence[Load],
+) -> list[dict[str, object]]:
+    async with aiohttp.ClientSession() as http:
+        probe = Probe(http, direct, model)
+        return await measure(candidates, probe, options.rounds, options.requests, loads)
+
+
 def run(options: argparse.Namespace) -> int:
     """Measure the chosen routers; print one JSON object as the last line.
 
@@ -352,9 +263,7 @@ def run(options: argparse.Namespace) -> int:
     with appending(options.out) as write, launching(options.logs) as launch:
         os.sched_setaffinity(0, {OTHER_CORE})
         candidates, direct = start(launch, model, names, options)
-        rows = uvloop.run(
-            measure(candidates, direct, model, options.rounds, options.requests, loads)
-        )
+        rows = uvloop.run(_measured(candidates, direct, model, options, loads))
         about: dict[str, object] = {"loads": [asdict(load) for load in loads]}
         about |= rival_routers.VERSIONS
         if options.baseline is not None:

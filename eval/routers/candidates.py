@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from ppd.decision import Route
 from ppd.errors import ConfigError
 
 from ..cluster import Launcher, Process, free_port
@@ -31,11 +32,14 @@ START_S = 60.0
 _PACKAGE = __package__.removesuffix(".routers")
 
 _IN_C = {"floor_kernel": ("splice", ()), "floor_uring": ("splice_uring", ("-luring",))}
-OURS = ("ours", "ours_everything", "ours_compiled")
+PROCESSES = {"ours_2_processes": 2, "ours_4_processes": 4}
+OURS = ("ours", "ours_everything", "ours_compiled", *PROCESSES)
 USUAL = (*OURS, *rival_routers.NAMES, "floor_kernel", "floor", "floor_two_legs")
 FLOORS = (*_IN_C, "floor", "floor_two_legs")
 BASELINES = {"ours": "baseline", "ours_compiled": "baseline_compiled"}
 NAMES = (*OURS, *rival_routers.NAMES, *FLOORS)
+# Those that decide a route, in one process: two processes share no sessions.
+PLANNING = ("ours", "ours_everything", "ours_compiled", *BASELINES.values())
 
 
 @dataclass(slots=True)
@@ -58,12 +62,11 @@ class Candidate:
 
         They are the scheduler's: the clock of ``stat`` ticks every 10 ms.
         """
-        spent_ns = 0
-        for process in self._family():
-            for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                with suppress(FileNotFoundError, ProcessLookupError):
-                    spent_ns += int((thread / "schedstat").read_text().split()[0])
-        return spent_ns / 1e9
+        return sum(_cpu_s(process.pid) for process in self._family())
+
+    def children_cpu_s(self) -> dict[int, float]:
+        """Return the CPU seconds so far of each process that it has started."""
+        return {process.pid: _cpu_s(process.pid) for process in self._family()[1:]}
 
     def mb(self) -> float:
         """Return its resident memory in MiB."""
@@ -80,6 +83,23 @@ class Candidate:
                 self.errors.append(problem)
             elif answer.chunks != chunks:
                 self.errors.append(f"{answer.chunks} chunks instead of {chunks}")
+
+    def note_routes(self, answers: Sequence[Reply], route: Route) -> None:
+        """Keep the answers that took another route."""
+        for answer in answers:
+            if (taken := answer.headers.get("x-ppd-route")) != route:
+                reason = answer.headers.get("x-ppd-reason")
+                self.errors.append(f"route {taken} ({reason}) instead of {route}")
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process."""
+    spent_ns = 0
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                spent_ns += int((thread / "schedstat").read_text().split()[0])
+    return spent_ns / 1e9
 
 
 def with_baselines(names: Sequence[str], tree: Path) -> list[str]:
@@ -148,6 +168,10 @@ def start(
                 *(*_python(name, options), "--port", str(port)),
                 *("--prefill", prefill, "--decode", decode, "--table", str(TABLE)),
             ]
+            if name in PROCESSES:
+                file = launch.logs / f"{name}.toml"
+                file.write_text(f"processes = {PROCESSES[name]}\nadmin_port = {free_port()}\n")
+                argv += ["--config", str(file)]
             if name == "ours_everything":
                 argv += ["--config", str(everything.config(launch.logs, f"{decode}/v1/traces"))]
             else:

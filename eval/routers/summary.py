@@ -9,6 +9,23 @@ from typing import Any
 
 from .candidates import BASELINES
 
+_SUMMARIZED = (
+    "cpu_us_per_request",
+    "cpu_us_per_local_turn",
+    "cpu_us_per_long_request",
+    "cpu_us_per_chunk_burst",
+    "cpu_us_per_chunk_paced",
+    "cpu_us_per_chunk_saturated",
+    "chunks_per_s_one_core",
+    "requests_per_s_one_core",
+    "added_ttft_p50_ms",
+    "added_ttft_p99_ms",
+    "ttft_p50_ms_paced",
+    "ttft_p99_ms_paced",
+    "itl_p50_ms_paced",
+    "itl_p99_ms_paced",
+    "mb_per_1000_streams",
+)
 METRICS = ("cpu_us_per_request", "cpu_us_per_chunk_paced", "cpu_us_per_chunk_burst")
 
 # Student's t at 97.5 %, for 1 to 10 degrees of freedom.
@@ -22,14 +39,7 @@ def summarize(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
         of_router = [row for row in rows if row["router"] == name]
         summary[name] = {
             value: round(statistics.median(float(str(row[value])) for row in of_router), 3)
-            for value in (
-                "cpu_us_per_request",
-                "cpu_us_per_chunk_burst",
-                "cpu_us_per_chunk_paced",
-                "added_ttft_p50_ms",
-                "added_ttft_p99_ms",
-                "mb_per_1000_streams",
-            )
+            for value in _SUMMARIZED
             if value in of_router[0]
         }
         summary[name]["errors"] = sum(int(str(row["errors"])) for row in of_router)

@@ -14,16 +14,10 @@ from ppd.contract import LocalTerms
 
 from .workers import Workers
 
-CONSTRAINTS_WITH_SPECULATION: tuple[dict[str, Any], ...] = (
+CONSTRAINTS: tuple[dict[str, Any], ...] = (
     {"stop": ["e", "a1"]},
     {"regex": "(ab|cd){3,9}!"},
     {"json_schema": '{"type": "object", "properties": {"a": {"type": "boolean"}}}'},
-    {"stop_token_ids": [40, 41, 42, 43, 44, 45, 46]},
-)
-# With speculation SGLang counts a verify step as one token for ``min_new_tokens``, and one step
-# more where a batch skips the overlap. Then a reply may stop a few tokens earlier or later.
-CONSTRAINTS: tuple[dict[str, Any], ...] = (
-    *CONSTRAINTS_WITH_SPECULATION,
     {"min_new_tokens": 5, "stop_token_ids": [40, 41, 42, 43, 44, 45, 46]},
 )
 # With overlap scheduling SGLang counts a token one step later, or two steps later where it skips
