@@ -19,7 +19,7 @@ SEARCHES ?= 10000000
 
 SMALL := .run/sweep-small
 
-.PHONY: help setup browser demo serve test test-fast smoke test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup system demo serve test test-fast smoke test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
@@ -92,15 +92,19 @@ $(VENV)/docs-ready: $(VENV)/ppd-ready
 	@$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt -e '.[docs]'
 	@touch $@
 
-# The router's page is tested in the system's chromium; where there is none, that test says so.
-browser:
-	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "installing chromium for the tests of the router's page"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
+# The router's page is tested in the system's chromium, the reader of tables in C with jansson. Where
+# they are missing, those tests say so.
+system:
+	@missing=; \
+	for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && break; \
+	  test $$name = google-chrome && missing=chromium; done; \
+	test -e /usr/include/jansson.h || missing="$$missing libjansson-dev"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing for the tests: $$missing"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null || true; \
 	fi
 
-test: check browser
+test: check system
 	$(BIN)/python -m pytest
 
 test-fast: check

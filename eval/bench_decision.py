@@ -8,15 +8,18 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, permutations
 from pathlib import Path
 
+import msgspec
+
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.contract import Role
+from ppd.decision_service import DecideRequest, HomeLoad, TurnSizes, decided, parse
 from ppd.forecast import Forecast
 from ppd.headroom import Headroom
 from ppd.placement import Placement, WorkerView, place
@@ -152,6 +155,7 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
             times[name].append(_us(partial(planner.plan, query, 1000, 10.0)))
         hits += planners["decide_us"].plan(query, 1000, 10.0).hit is not None
     assert hits == rounds, "every query continues a known conversation"
+    service = _service(planners["decide_us"], workloads)
     print(
         json.dumps(
             {
@@ -168,12 +172,39 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
                 "decide_all_corrections_us_median": round(
                     statistics.median(times["decide_all_corrections_us"]), 2
                 ),
+                **service,
                 "rounds": rounds,
                 **provenance(seed),
             }
         )
     )
     return 0
+
+
+def _service(
+    planner: Planner, workloads: Sequence[tuple[float, float, float, float]]
+) -> dict[str, float]:
+    """Measure ``POST /decide`` without HTTP: parse a body, decide, encode the answer."""
+    whole, parsing, deciding = [], [], []
+    for context, new, output, qps in workloads:
+        sizes = TurnSizes(int(context), int(new), int(output))
+        raw = msgspec.json.encode(DecideRequest(sizes, HomeLoad(page_size=64, running=3), qps=qps))
+        request = parse(raw)
+        decide = partial(decided, request, planner, "ppd", Weights(), 1.0)
+        answer = decide()
+
+        def serve(raw: bytes = raw) -> None:
+            msgspec.json.encode(decided(parse(raw), planner, "ppd", Weights(), 1.0))
+
+        whole.append(_us(serve))
+        parsing.append(_us(partial(parse, raw)) + _us(partial(msgspec.json.encode, answer)))
+        deciding.append(_us(decide))
+    return {
+        "service_us_median": round(statistics.median(whole), 2),
+        "service_us_p99": _p99(whole),
+        "service_json_us_median": round(statistics.median(parsing), 2),
+        "service_decide_us_median": round(statistics.median(deciding), 2),
+    }
 
 
 _TURNS = 3  # of each conversation: there is room for one each

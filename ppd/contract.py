@@ -111,6 +111,15 @@ def parse_terms(custom_params: object) -> LocalTerms:
     return LocalTerms(min_cached_tokens=min_cached)
 
 
+def terms_of(custom_params: object) -> LocalTerms:
+    """Return the terms of a request for a local prefill; one without a marker has none.
+
+    Raises:
+        ContractError: the terms of a marked request are malformed.
+    """
+    return parse_terms(custom_params) if is_marked(custom_params) else LocalTerms()
+
+
 class RefusalReason(StrEnum):
     """Why a decode worker refuses a local turn.
 
@@ -223,6 +232,7 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
             description of a worker with the scheduling hooks. They count since the process began.
         accepted: local requests that were queued.
         prefilled: local prefills that were completed.
+        unroomed: accepted requests that had neither a bootstrap room nor a marker.
         too_few_cached_tokens: requests refused on arrival for the precondition.
         evicted_while_waiting: requests refused for the precondition when their turn came.
         too_many_tokens: requests refused because of the bound on append tokens.
@@ -249,6 +259,7 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
     prefilling: Count | UnsetType = UNSET
     accepted: Count | UnsetType = UNSET
     prefilled: Count | UnsetType = UNSET
+    unroomed: Count | UnsetType = UNSET
     too_few_cached_tokens: Count | UnsetType = UNSET
     evicted_while_waiting: Count | UnsetType = UNSET
     too_many_tokens: Count | UnsetType = UNSET

@@ -12,6 +12,7 @@ from sglang_patches.engines import SUPPORTED, engine
 from sglang_patches.http_hooks import HTTP_HOOKS
 from sglang_patches.limits import check_flags, check_properties
 from sglang_patches.plugin import attach
+from sglang_patches.request_field import FIELD_HOOKS
 from sglang_patches.scheduler_hooks import (
     abort_request,
     accept_output,
@@ -231,4 +232,5 @@ HOOKS: tuple[Hook, ...] = (
         upstream=source_link("managers/scheduler_components/output_streamer.py", 417),
     ),
     *HTTP_HOOKS,
+    *FIELD_HOOKS,
 )

@@ -16,7 +16,7 @@ import time
 from http import HTTPStatus
 from typing import Any
 
-from ppd.contract import Refusal, RefusalReason, parse_terms
+from ppd.contract import Refusal, RefusalReason, is_marked, terms_of
 from ppd.errors import ContractError
 from sglang_patches.engines import engine
 from sglang_patches.telemetry import LocalPrefillOutcome, Progress, Telemetry
@@ -65,7 +65,7 @@ class LocalQueue:
             self._scheduler.retire_unadmitted_request(req)
             return
         try:
-            min_cached = parse_terms(req.sampling_params.custom_params).min_cached_tokens
+            min_cached = terms_of(req.sampling_params.custom_params).min_cached_tokens
         except ContractError as error:
             refusal = Refusal(RefusalReason.MALFORMED_TERMS, detail=str(error))
             self._refuse(req, refusal, HTTPStatus.BAD_REQUEST, LocalPrefillOutcome.MALFORMED_TERMS)
@@ -92,6 +92,8 @@ class LocalQueue:
         req.ppd_progress = Progress(time.perf_counter(), cached, uncached)
         req.ppd_requeued = False
         self._telemetry.accepted(req.ppd_progress)
+        if not is_marked(req.sampling_params.custom_params):
+            self._telemetry.unroomed(req.rid)
         self._queue(req)
 
     def requeue(self, req: Any) -> None:
@@ -127,7 +129,7 @@ class LocalQueue:
             if in_order and tokens <= 0:
                 kept += self.requests[position:]
                 break
-            min_cached = parse_terms(req.sampling_params.custom_params).min_cached_tokens
+            min_cached = terms_of(req.sampling_params.custom_params).min_cached_tokens
             cached = self._cached_tokens(req)
             if cached < min_cached and not req.ppd_requeued:
                 outcome = LocalPrefillOutcome.EVICTED_WHILE_WAITING

@@ -7,12 +7,14 @@ The engine does not check the precondition ``min_cached_tokens``.
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import Any
 
 from ppd import __version__
 from ppd.contract import DESCRIPTION_VERSION, LOCAL_MARKER, Role, WorkerDescription, is_marked
 from sglang_patches.http_hooks import HTTP_HOOKS
+from sglang_patches.settings import read_settings
 from sglang_patches.targets import REPOSITORY, Hook
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -29,15 +31,20 @@ def engine_takes_local_prefills() -> bool:
 
 
 def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Give the scheduler process its random name."""
+    """Give the scheduler process its random name and its option."""
+    settings = read_settings(os.environ)
+    assert settings is not None, "no hook is in a process where the plugin is off"
     self.ppd_boot_id = uuid.uuid4().hex
+    self.ppd_unroomed = settings.unroomed
 
 
 def handle_generate_request(
     original: Any, self: Any, recv_req: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Set the engine's own field on a marked request."""
-    if is_marked(recv_req.sampling_params.custom_params):
+    """Set the engine's own field on a marked request, and on one without a room if asked to."""
+    is_decode = self.disaggregation_mode.value == Role.DECODE
+    unroomed = is_decode and self.ppd_unroomed and recv_req.bootstrap_room is None
+    if unroomed or is_marked(recv_req.sampling_params.custom_params):
         setattr(recv_req, LOCAL_MARKER, True)
     return original(self, recv_req, *args, **kwargs)
 

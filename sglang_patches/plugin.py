@@ -25,6 +25,7 @@ class Plugin:
     """The parts of the plugin, attached to a scheduler as ``scheduler.ppd``.
 
     Attributes:
+        unroomed: whether requests without a bootstrap room are prefilled here.
         boot_id: random name of this process, by which a router recognises a restart.
         special_tokens: the model's special tokens of unusual form (``ppd.marks.unusual``).
     """
@@ -33,6 +34,7 @@ class Plugin:
     queue: LocalQueue
     step: LocalStep
     telemetry: Telemetry
+    unroomed: bool
     boot_id: str
     special_tokens: tuple[str, ...]
 
@@ -124,6 +126,7 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
         queue,
         LocalStep(scheduler, queue, pacer, telemetry),
         telemetry,
+        settings.unroomed,
         uuid.uuid4().hex,
         _special_tokens(scheduler.tokenizer),
     )

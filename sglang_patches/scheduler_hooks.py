@@ -24,12 +24,14 @@ def is_decode(scheduler: Any) -> bool:
 def handle_generate_request(
     original: Any, self: Any, recv_req: Any, *, mm_input_error: Any = None
 ) -> Any:
-    """Give a marked request the local room, so that it passes the check for a room."""
+    """Give a request for a local prefill the local room, so that it passes the check for a room."""
     if is_decode(self):
         room = recv_req.bootstrap_room
         if room is not None and room < 0:
             room = None  # only this hook sets such rooms; upstream refuses one without a room
-        if room is None and is_marked(recv_req.sampling_params.custom_params):
+        if room is None and (
+            self.ppd.unroomed or is_marked(recv_req.sampling_params.custom_params)
+        ):
             room = LOCAL_ROOM
         recv_req.bootstrap_room = room
     return original(self, recv_req, mm_input_error=mm_input_error)

@@ -13,6 +13,7 @@ ENABLE = "PPD_ENABLE"
 MAX_APPEND_TOKENS = "PPD_MAX_APPEND_TOKENS"
 TPOT_TARGET_MS = "PPD_TPOT_TARGET_MS"
 APPEND_CHUNK = "PPD_APPEND_CHUNK"
+UNROOMED = "PPD_UNROOMED"
 ROUTERS = "PPD_ROUTERS"
 ADVERTISE_URL = "PPD_ADVERTISE_URL"
 WORKER_TOKEN = "PPD_WORKER_TOKEN"
@@ -21,6 +22,7 @@ _KNOWN = (
     MAX_APPEND_TOKENS,
     TPOT_TARGET_MS,
     APPEND_CHUNK,
+    UNROOMED,
     ROUTERS,
     ADVERTISE_URL,
     WORKER_TOKEN,
@@ -40,6 +42,8 @@ class Settings:
         tpot_target_ms: the TPOT to keep for running decodes beside local prefill. None: half as
             long again as they take without local prefill.
         append_chunk: tokens of each chunk beside running decodes, in place of a target.
+        unroomed: prefill requests without a bootstrap room here, as if they had a marker. Routers
+            that leave the prefill worker out (llm-d) send such requests.
         routers: base URLs of the routers to announce this worker to.
         advertise_url: base URL under which routers reach this worker; by default it is derived
             from ``--host`` and ``--port``, or from the address on the way to the router.
@@ -49,6 +53,7 @@ class Settings:
     max_append_tokens: int = _MAX_APPEND_TOKENS
     tpot_target_ms: float | None = None
     append_chunk: int | None = None
+    unroomed: bool = False
     routers: tuple[str, ...] = ()
     advertise_url: str | None = None
     worker_token: str | None = None
@@ -60,10 +65,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
     Raises:
         ConfigError: an option is malformed, or a ``PPD_*`` name is unknown.
     """
-    enabled = environment.get(ENABLE, "0")
-    if enabled not in ("0", "1"):
-        raise ConfigError(f"{ENABLE} must be 0 or 1, got {enabled!r}")
-    if enabled == "0":
+    if not _switch(environment, ENABLE):
         return None
     unknown = sorted(n for n in environment if n.startswith("PPD_") and n not in _KNOWN)
     if unknown:
@@ -72,6 +74,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
         max_append_tokens=_whole(environment, MAX_APPEND_TOKENS) or _MAX_APPEND_TOKENS,
         tpot_target_ms=_milliseconds(environment, TPOT_TARGET_MS),
         append_chunk=_whole(environment, APPEND_CHUNK),
+        unroomed=_switch(environment, UNROOMED),
         routers=tuple(
             _base_url(ROUTERS, url) for url in environment.get(ROUTERS, "").split(",") if url
         ),
@@ -86,6 +89,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
     if settings.tpot_target_ms is not None and settings.append_chunk is not None:
         raise ConfigError(f"{TPOT_TARGET_MS} chooses the chunk, {APPEND_CHUNK} fixes it: give one")
     return settings
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    value = environment.get(name, "0")
+    if value not in ("0", "1"):
+        raise ConfigError(f"{name} must be 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

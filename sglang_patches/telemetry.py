@@ -83,6 +83,12 @@ class _Metrics:
         )
         for outcome in LocalPrefillOutcome:
             self._prefills.labels(*values, outcome)
+        self.unroomed = PromCounter(
+            "ppd_engine_unroomed",
+            "Accepted requests that had neither a bootstrap room nor a marker",
+            names,
+            registry=registry,
+        ).labels(*values)
         self.requeued = PromCounter(
             "ppd_engine_requeued",
             "Local requests that lost their KV and were prefilled again from their tokens",
@@ -132,7 +138,7 @@ class Telemetry:
     ) -> None:
         self._metrics = None if labels is None else _Metrics(labels, registry)
         self._outcomes: Counter[LocalPrefillOutcome] = Counter()
-        self._accepted = self._requeued = self._chunks = 0
+        self._accepted = self._unroomed = self._requeued = self._chunks = 0
         self._cached_tokens = self._uncached_tokens = 0
         self._longest_gap_ms = 0.0
 
@@ -141,6 +147,18 @@ class Telemetry:
         self._accepted += 1
         self._cached_tokens += progress.cached_tokens
         self._uncached_tokens += progress.uncached_tokens
+
+    def unroomed(self, rid: str) -> None:
+        """Record that an accepted request had neither a bootstrap room nor a marker."""
+        if not self._unroomed:
+            logger.warning(
+                "rid=%s has no bootstrap room: such requests are prefilled on this decode server "
+                "(PPD_UNROOMED=1). This is said once; /server_info counts them",
+                rid,
+            )
+        self._unroomed += 1
+        if self._metrics:
+            self._metrics.unroomed.inc()
 
     def ended(self, outcome: LocalPrefillOutcome) -> None:
         """Record how a request for a local prefill ended."""
@@ -198,6 +216,7 @@ class Telemetry:
         """The counters, named as the fields of ``ppd.contract.WorkerDescription``."""
         return {
             "accepted": self._accepted,
+            "unroomed": self._unroomed,
             **{outcome.value: self._outcomes[outcome] for outcome in LocalPrefillOutcome},
             "requeued": self._requeued,
             "chunks": self._chunks,

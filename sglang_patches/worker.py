@@ -35,8 +35,8 @@ class Launch:
         return " ".join([*variables, shlex.join(self.argv)])
 
 
-# The plugin's options as flags: variable, placeholder, meaning.
-_OPTIONS = {
+# The plugin's options as flags: variable, placeholder (None: a switch), meaning.
+_OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--ppd-tpot-target-ms": (
         settings.TPOT_TARGET_MS,
         "MS",
@@ -52,6 +52,12 @@ _OPTIONS = {
         settings.MAX_APPEND_TOKENS,
         "TOKENS",
         "decode: refuse local prefills beyond so many uncached tokens under way",
+    ),
+    "--ppd-unroomed": (
+        settings.UNROOMED,
+        None,
+        "decode: prefill requests without a bootstrap room here, for routers that leave the "
+        "prefill worker out",
     ),
     "--ppd-routers": (
         settings.ROUTERS,
@@ -243,7 +249,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="print what the installed SGLang has moved of what the plugin uses, and stop",
     )
     for flag, (variable, metavar, help_text) in _OPTIONS.items():
-        parser.add_argument(flag, dest=variable, metavar=metavar, help=help_text)
+        if metavar is None:
+            parser.add_argument(
+                flag, dest=variable, action="store_const", const="1", help=help_text
+            )
+        else:
+            parser.add_argument(flag, dest=variable, metavar=metavar, help=help_text)
     return parser
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import uvloop
 
+from ppd.contract import LOCAL_MARKER
+
 from .connection import (
     MAX_TOKENS,
     STREAM,
@@ -27,6 +29,8 @@ from .connection import (
     whole_answer,
 )
 from .state import IDLE_TOKENS, WorkerState
+
+_LOCAL = f'"{LOCAL_MARKER}"'.encode()
 
 
 class Steps:
@@ -108,8 +112,13 @@ class Answers:
         }
         return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
-    def whole(self) -> bytes:
-        """Return the body of an answer that does not stream."""
+    def whole(self, *, cached: bool = False) -> bytes:
+        """Return the body of an answer that does not stream.
+
+        Args:
+            cached: the prompt was in the KV cache, as of local turns.
+        """
+        found = {"cached_tokens": self.usage["prompt_tokens"]} if cached else None
         body = {
             "id": "9d3be3c7e6a34c1ab0c64fb7d3c5d9e2",
             "object": "chat.completion",
@@ -124,7 +133,7 @@ class Answers:
                     "matched_stop": None,
                 }
             ],
-            "usage": self.usage,
+            "usage": {**self.usage, "prompt_tokens_details": found},
         }
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -139,6 +148,7 @@ class PacedConnection(WorkerConnection):
         self._tail = chunked(answers.event({}, "stop"))
         self._tail += chunked(answers.event(None)) + chunked(b"data: [DONE]\n\n") + STREAM_END
         self._whole = whole_answer(answers.whole())
+        self._whole_of_local = whole_answer(answers.whole(cached=True))
         self._left = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -161,7 +171,7 @@ class PacedConnection(WorkerConnection):
     def generate(self, path: str, body: bytes) -> None:
         """Begin a stream, or send a whole answer."""
         if STREAM.search(body) is None:
-            self._transport.write(self._whole)
+            self._transport.write(self._whole_of_local if _LOCAL in body else self._whole)
             return
         tokens = MAX_TOKENS.search(body)
         self._left = int(tokens[1]) if tokens and self._state.role == "decode" else 1

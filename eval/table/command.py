@@ -14,11 +14,11 @@ from ppd.score import Weights
 from ..objective import add_weights, objective_of
 from ..options import Commands
 from ..sweep.config import load_config
-from . import build, diff, lint, show
+from . import build, diff, lint, schema, show
 
 
 def add_to(commands: Commands) -> None:
-    """Declare ``table build``, ``show``, ``lint`` and ``diff``."""
+    """Declare ``table build``, ``show``, ``lint``, ``diff`` and ``schema``."""
     build_parser = commands.add_parser(
         "build",
         help="from a sweep's raw rows",
@@ -58,6 +58,12 @@ def add_to(commands: Commands) -> None:
     diff_parser.add_argument("new", type=Path)
     add_weights(diff_parser)
     diff_parser.set_defaults(run=_diff)
+    schema_parser = commands.add_parser(
+        "schema",
+        help="the JSON schema of the format",
+        description="Print the JSON schema of the table format.",
+    )
+    schema_parser.set_defaults(run=lambda _: schema.run())
 
 
 def _build(options: argparse.Namespace) -> int:

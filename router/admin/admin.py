@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
 from ppd.contract import Role
+from ppd.decision_service import decided, parse
 from ppd.errors import RequestError
 from ppd.forecast import Forecast
 from ppd.journal import Reset
@@ -91,6 +92,7 @@ class Admin:
         app.router.add_get("/explain", self.recent)
         for endpoint in Endpoint:
             app.router.add_post(f"/explain{endpoint}", self._explainer(endpoint))
+        app.router.add_post("/decide", self.decide)
         app.router.add_get("/table", self.show_table)
         app.router.add_post("/table/reset", self.reset)
 
@@ -179,21 +181,43 @@ class Admin:
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def explain(request: web.Request) -> web.Response:
             """Return the decision that this request would get now, without sending it."""
-            headers = {name.lower(): value for name, value in request.headers.items()}
-            if self.token and carries_token(headers.get("authorization"), self.token):
-                del headers["authorization"]  # it is the operator's, not the client's
-            query, decided = self.handler.explain(endpoint, headers, await request.read())
+            headers = self._clients_headers(request)
+            query, planned = self.handler.explain(endpoint, headers, await request.read())
             return json_response(
                 Explanation(
                     policy=self.policy_spec,
                     tenant=query.tenant,
                     objective=query.objective,
-                    features=decided.features,
-                    decision=decided.decision,
+                    features=planned.features,
+                    decision=planned.decision,
                 )
             )
 
         return explain
+
+    async def decide(self, request: web.Request) -> web.Response:
+        """Return the route of a turn that is given as numbers; nothing is sent or recorded.
+
+        Raises:
+            RequestError: a field is wrong.
+        """
+        headers = self._clients_headers(request)
+        return json_response(
+            decided(
+                parse(await request.read()),
+                self.planner,
+                self.policy_spec,
+                self.handler.objective(headers),
+                self._qps(),
+            )
+        )
+
+    def _clients_headers(self, request: web.Request) -> dict[str, str]:
+        """Return a request's headers by lower-case name, without the operators' token."""
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        if self.token and carries_token(headers.get("authorization"), self.token):
+            del headers["authorization"]  # it is the operator's, not the client's
+        return headers
 
     async def show_table(self, request: web.Request) -> web.Response:
         """Return the decision table, the corrections and what has been observed since."""

@@ -14,6 +14,7 @@ import msgspec
 
 from ppd.announcement import PATH as WORKERS
 from ppd.announcement import Acknowledgement, Announcement
+from ppd.decision_service import DecideAnswer, DecideRequest
 
 from ..apis import messages, passthrough, response_store, responses
 from ..apis.messages_errors import MessagesErrorBody
@@ -251,6 +252,12 @@ def _described() -> dict[str, Operation]:
             )
             for path, body in _BODIES.items()
         },
+        "POST /decide": _operator(
+            "Return the route of a turn that is given as numbers, for other routers.",
+            DecideAnswer,
+            Tag.DECISIONS,
+            DecideRequest,
+        ),
         "GET /table": _operator("Return the decision table in use.", TableState, Tag.DECISIONS),
         "POST /table/reset": _operator(
             "Delete what was observed since the table was read.", ResetResult, Tag.DECISIONS

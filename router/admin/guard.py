@@ -16,7 +16,7 @@ from ..peers import Peers
 from ..wire.access import carries_token, is_loopback
 
 _READ_METHODS = ("GET", "HEAD", "OPTIONS")
-_READ_PREFIX = "/explain/"  # of POST requests that change nothing
+_READING = ("/explain/", "/decide")  # POST requests that change nothing
 
 
 class Guard:
@@ -49,7 +49,7 @@ class Guard:
             if not carries_token(request.headers.get("Authorization"), self._token):
                 raise RequestError("operators must carry the admin token", status=401)
             return
-        reads = request.method in _READ_METHODS or resource.canonical.startswith(_READ_PREFIX)
+        reads = request.method in _READ_METHODS or resource.canonical.startswith(_READING)
         if not reads and not is_loopback(request.remote):
             message = "from other hosts only with an admin token: set $PPD_ADMIN_TOKEN"
             raise RequestError(message, status=403)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ppd.planning import Query
+from ppd.score import Objective
 
 from .inbound import Endpoint, Inbound, Served
 from .keys import KeyRing
@@ -36,6 +37,14 @@ class RequestParser:
         self.keys = keys
         self.objectives = objectives
         self._served = served
+
+    def objective(self, headers: Mapping[str, str]) -> Objective:
+        """Return the objective of a sender.
+
+        Raises:
+            RequestError: the key is of no tenant, or a header is wrong.
+        """
+        return self.objectives.of(self.keys.tenant(headers) or ANONYMOUS, headers)
 
     def parse(self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes) -> ParsedRequest:
         """Check a request, and hash its prefixes.

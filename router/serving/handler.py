@@ -37,7 +37,7 @@ from ppd.journal import Decided
 from ppd.outcome import Outcome
 from ppd.placement import PlannedTurn
 from ppd.planning import Planner, Query
-from ppd.score import Targets
+from ppd.score import Objective, Targets
 
 from ..answers import ErrorAnswer, answer_to
 from ..intake.admission import Admission
@@ -427,6 +427,14 @@ class RequestHandler:
         return self._tracing.begin(request.path, request.headers)
 
     # -- what is known of a request ----------------------------------------------------------
+
+    def objective(self, headers: Mapping[str, str]) -> Objective:
+        """Return the objective of a sender.
+
+        Raises:
+            RequestError: the key is of no tenant, or a header is wrong.
+        """
+        return self._parser.objective(headers)
 
     def explain(
         self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes

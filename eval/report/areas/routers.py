@@ -16,6 +16,8 @@ _NAMES = {
     "ours": "ours",
     "ours_compiled": "ours, compiled",
     "ours_everything": "ours, everything",
+    "ours_2_processes": "ours, 2 processes",
+    "ours_4_processes": "ours, 4 processes",
     "smg": "SMG (Rust)",
     "sglang_router": "sglang-router (Rust)",
     "mini_lb": "mini_lb (Python)",
@@ -24,15 +26,46 @@ _NAMES = {
     "floor_kernel": "floor: C",
     "floor_uring": "floor: C, io_uring",
 }
-_RIVAL = "smg"
+_RIVAL, _USUAL = "smg", "ours_compiled"  # the build that most people get
 _REQUEST, _BURST, _PACED = (f"cpu_us_per_{x}" for x in ("request", "chunk_burst", "chunk_paced"))
 _TTFT, _MEMORY = "added_ttft_p50_ms", "mb_per_1000_streams"
-_CHUNKS = (
+_CPU = (
+    (_REQUEST, "request"),
+    ("cpu_us_per_local_turn", "local turn"),
+    ("cpu_us_per_long_request", "400 kB request"),
     (_BURST, "chunk: burst"),
+    ("cpu_us_per_chunk_saturated", "saturated"),
     (f"{_PACED}_1", "1 stream"),
     (f"{_PACED}_64", "64"),
     (_PACED, "512"),
     ("cpu_us_per_chunk_open_4096", "4,096"),
+)
+_BESIDE = (
+    (_TTFT, "added TTFT p50, ms"),
+    ("added_ttft_p99_ms", "p99, ms"),
+    (_MEMORY, "MB for 1,000 open streams"),
+)
+_STREAMS = (
+    ("pace_paced", "pace achieved"),
+    ("reads_per_chunk_paced", "reads a chunk"),
+    ("ttft_p50_ms_paced", "TTFT p50, ms"),
+    ("ttft_p99_ms_paced", "p99"),
+    ("itl_p50_ms_paced", "ITL p50, ms"),
+    ("itl_p99_ms_paced", "p99"),
+    ("slip_p99_ms_paced", "worker's slip p99, ms"),
+    ("fairness_paced", "least share of processes"),
+)
+_SATURATED = (
+    ("chunks_per_s_saturated", "chunks/s"),
+    ("core_use_saturated", "of the core"),
+    ("chunks_per_s_one_core", "chunks/s of a core"),
+    ("reads_per_chunk_saturated", "reads a chunk"),
+    ("ttft_p99_ms_saturated", "TTFT p99, ms"),
+    ("itl_p99_ms_saturated", "ITL p99, ms"),
+    ("requests_per_s", "requests/s"),
+    ("core_use_requests", "of the core"),
+    ("requests_per_s_one_core", "requests/s of a core"),
+    ("request_p99_ms", "p99, ms"),
 )
 
 
@@ -61,7 +94,17 @@ def _newest_run(results: Results, *routers: str) -> Rows:
 
 
 def _cost(run: Rows, router: str, metric: str) -> str:
-    return spread(run.where(router=router).values(metric))
+    """Return a router's median with its spread; - where it was not measured."""
+    values = [row[metric] for row in run.where(router=router) if metric in row]
+    return spread(values) if values else "-"
+
+
+def _table(run: Rows, columns: Sequence[tuple[str, str]], caption: str) -> Table:
+    """Return a row for each router, and a column for each metric that the run has."""
+    has = [(metric, title) for metric, title in columns if any(metric in row for row in run)]
+    routers = [name for name in _NAMES if name in run.values("router")]
+    cells = [(_NAMES[name], *(_cost(run, name, metric) for metric, _ in has)) for name in routers]
+    return Table(("", *(title for _, title in has)), cells, caption)
 
 
 def ratios(runs: Sequence[Rows], one: str, other: str, metric: str) -> list[float]:
@@ -81,30 +124,13 @@ def costs(results: Results) -> Block:
     """Return what each router costs, of the newest run that has all of them."""
     run = _newest_run(results, "ours", _RIVAL, "sglang_router", "mini_lb")
     rounds = len(run.where(router="ours"))
-    routers = [name for name in _NAMES if name in run.values("router")]
-    cpu = Table(
-        ("", "request", *dict(_CHUNKS).values()),
-        [
-            (
-                _NAMES[router],
-                *(_cost(run, router, metric) for metric in (_REQUEST, *dict(_CHUNKS))),
-            )
-            for router in routers
-        ],
-        f"CPU time in us; medians of {rounds} rounds (lowest to highest)",
-    )
-    beside = Table(
-        ("", "added TTFT p50, ms", "p99, ms", "MB for 1,000 open streams"),
-        [
-            (
-                _NAMES[router],
-                *(_cost(run, router, metric) for metric in (_TTFT, "added_ttft_p99_ms", _MEMORY)),
-            )
-            for router in routers
-        ],
-        "latency and memory of the same rounds",
-    )
-    return block(cpu, beside, made_of=[run])
+    tables = [
+        _table(run, _CPU, f"CPU time in us; medians of {rounds} rounds (lowest to highest)"),
+        _table(run, _BESIDE, "latency and memory of the same rounds"),
+        _table(run, _STREAMS, "512 streams, each of a chunk every 20 ms"),
+        _table(run, _SATURATED, "as fast as workers, router and clients can"),
+    ]
+    return block(*(table for table in tables if len(table.head) > 1), made_of=[run])
 
 
 def against_rival(results: Results) -> Block:
@@ -124,33 +150,22 @@ def against_rival(results: Results) -> Block:
 
 
 def summary(results: Results) -> Block:
-    """Return our costs beside SMG's: each figure of the newest commit that measured it."""
-    runs = runs_of(results.rows(_FILE))
-    metrics = {
-        _REQUEST: "request, us",
-        _PACED: "chunk, 512 streams, us",
-        _MEMORY: "1,000 open streams, MB",
-        _TTFT: "added TTFT p50, ms",
-    }
-    table, used = [], []
-    for metric, title in metrics.items():
-        both = [run for run in runs if _has(run, "ours", metric) and _has(run, _RIVAL, metric)]
-        newest = [r for r in both if commit_of(r.rows[0]) == commit_of(both[-1].rows[0])]
-        used += newest
-        pairs = ratios(newest, "ours", _RIVAL, metric)
-        sides = (
-            spread([v for run in newest for v in run.where(router=router).values(metric)])
-            for router in ("ours", _RIVAL)
-        )
-        commit = commit_of(newest[0].rows[0])[:7]
-        table.append((title, *sides, compared(pairs), f"{len(pairs)}", commit))
-    head = ("", "ours", "SMG", "ours / SMG", "rounds", "commit")
-    caption = f"medians (lowest to highest round); ratios by round: {HOW}"
-    return block(Table(head, table, caption), made_of=used)
-
-
-def _has(run: Rows, router: str, metric: str) -> bool:
-    return any(row["router"] == router and metric in row for row in run)
+    """Return our compiled router's costs beside SMG's, of the newest run that has both."""
+    run = _newest_run(results, _USUAL, "ours", _RIVAL)
+    metrics = (
+        (_REQUEST, "request, us"),
+        (_PACED, "chunk, 512 streams, us"),
+        (_MEMORY, "1,000 open streams, MB"),
+        (_TTFT, "added TTFT p50, ms"),
+    )
+    table = []
+    for metric, title in metrics:
+        sides = (_cost(run, router, metric) for router in (_USUAL, "ours", _RIVAL))
+        table.append((title, *sides, compared(ratios([run], _USUAL, _RIVAL, metric))))
+    head = ("", "compiled", "pure Python", "SMG", "compiled / SMG")
+    rounds = len(run.where(router=_USUAL))
+    caption = f"medians of {rounds} rounds (lowest to highest); ratios by slices: {HOW}"
+    return block(Table(head, table, caption), made_of=[run])
 
 
 def floors(results: Results) -> Block:
