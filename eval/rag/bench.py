@@ -1,8 +1,9 @@
 """``ppd-eval rag bench``: what retrieval costs later turns, by where its passages go.
 
-Ten turns of a chat about the project's own docs, three ways side by side on the same workers:
-without retrieval; passages at the tail, as the router places them; and the usual way, in the system
-prompt, anew for each turn, which is the client's own doing here, with the same pool and passages.
+Ten turns of a chat about the project's own docs, four ways side by side on the same workers:
+without retrieval; passages at the tail, as the router places and keeps them; passages in the last
+user message, from which later requests leave them out; and passages in the system prompt, anew for
+each turn. In the last two ways the client searches, in the same pool.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..raw_rows import append_whole
 from ..real_model import ServedModel
 from .cluster import COLLECTION, Passage, RagCluster, build_collection, passages, start
 
-WAYS = ("off", "tail", "system")
+WAYS = ("off", "tail", "stripped", "system")
 _TURNS = 10
 _K = 2
 _REPLY_TOKENS = 24
@@ -94,7 +95,8 @@ async def _measure(cluster: RagCluster, found: Sequence[Passage], rounds: int) -
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         for number in range(-1, rounds):  # the first warms up, and is not counted
-            for way in WAYS[number % 3 :] + WAYS[: number % 3]:
+            first = number % len(WAYS)
+            for way in WAYS[first:] + WAYS[:first]:
                 await empty_caches(http, cluster.workers)
                 conversation = await _hold(http, cluster, found, way, number)
                 turns += conversation if number >= 0 else []
@@ -123,9 +125,12 @@ async def _hold(
             sent, extra = messages, dict[str, Any](ignore_eos=True)
             if way == "tail":
                 extra["retrieval"] = {"collection": COLLECTION, "k": _K}
+            elif way == "stripped":
+                quoted = await _quoted_passages(http, cluster, question)
+                sent = [*messages[:-1], {"role": "user", "content": f"{question}\n\n{quoted}"}]
             elif way == "system":
-                prompt = await _system_prompt(http, cluster, question)
-                sent = [{"role": "system", "content": prompt}, *messages]
+                quoted = await _quoted_passages(http, cluster, question)
+                sent = [{"role": "system", "content": quoted}, *messages]
             reply = await ask(client, sent, _REPLY_TOKENS, **extra)
             # With the search, the router's or the client's.
             ttft_ms = 1e3 * (reply.first_s - began_s)
@@ -138,7 +143,7 @@ async def _hold(
     return turns
 
 
-async def _system_prompt(http: aiohttp.ClientSession, cluster: RagCluster, question: str) -> str:
+async def _quoted_passages(http: aiohttp.ClientSession, cluster: RagCluster, question: str) -> str:
     url = f"{cluster.pool.url}/v1/collections/{COLLECTION}/search"
     async with http.post(url, json={"text": question, "limit": _K}) as answer:
         hits = (await answer.json())["results"][0]["hits"]

@@ -33,8 +33,9 @@ def add_to(commands: Commands) -> None:
         parents=[pool],
         help="what retrieval costs, by where its passages go",
         description=(
-            "Hold chats of ten turns without retrieval, with passages at the tail, and with "
-            "passages in the system prompt. Cached tokens and TTFT of each are compared. "
+            "Hold chats of ten turns without retrieval, with passages at the tail, with passages "
+            "that later requests leave out, and with passages in the system prompt. Cached tokens "
+            "and TTFT of each are compared. "
             "The last line is one JSON object."
         ),
     )

@@ -46,7 +46,7 @@ def test_a_turn_is_the_median_of_its_rounds() -> None:
             number, way, turn, "local", 100 * turn, 100 * turn + 50, cached, 10.0 * (number + 1)
         )
         for number in range(3)
-        for way, cached in (("off", 90), ("tail", 95), ("system", 5))
+        for way, cached in (("off", 90), ("tail", 95), ("stripped", 60), ("system", 5))
         for turn in range(1, 11)
     ]
     rows = summarize(turns)
@@ -55,5 +55,6 @@ def test_a_turn_is_the_median_of_its_rounds() -> None:
         "turn": 5,
         "off_cached": 90, "off_context": 500, "off_ttft_ms": 20.0,
         "tail_cached": 95, "tail_context": 500, "tail_ttft_ms": 20.0,
+        "stripped_cached": 60, "stripped_context": 500, "stripped_ttft_ms": 20.0,
         "system_cached": 5, "system_context": 500, "system_ttft_ms": 20.0,
     }  # fmt: skip

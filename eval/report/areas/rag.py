@@ -9,7 +9,12 @@ from ...summary import percentile
 from ..parts import Block, Table, block, spread
 from ..results import Results, Rows
 
-_PLACES = {"off": "off", "tail": "tail", "system": "system prompt"}
+_PLACES = {
+    "off": "off",
+    "tail": "tail, kept",
+    "stripped": "last message, stripped later",
+    "system": "system prompt",
+}
 _TURNS = (2, 5, 10)
 _QUEUES = {"stages": "the pool's stages", "single_queue": "one queue for all"}
 

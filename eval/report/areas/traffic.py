@@ -162,13 +162,13 @@ def overload(results: Results) -> Block:
 
 def post(results: Results) -> Block:
     """Return disaggregated serving as multiples of monolithic, beside what a post found."""
-    rows = results.rows("scenarios.jsonl")
+    rows = results.rows("scenarios.jsonl").newest()
     return block(against_post(scenarios.summarize(rows.rows)), made_of=[rows])
 
 
 def two_turns(results: Results) -> Block:
     """Return TTFT of first and second turns and latency, of all sides of the scenarios."""
-    rows = results.rows("scenarios.jsonl").where(turns=2)
+    rows = results.rows("scenarios.jsonl").newest().where(turns=2)
     cells = scenarios.summarize(rows.rows)
     sides = list(dict.fromkeys(cell["side"] for cell in cells))
     of = {(cell["scenario"], cell["side"]): cell for cell in cells}
@@ -176,9 +176,11 @@ def two_turns(results: Results) -> Block:
         (name, *(_two_turns(of[name, side]) for side in sides))
         for name in dict.fromkeys(cell["scenario"] for cell in cells)
     ]
+    counts = sorted({cell["rounds"] for cell in cells})
+    rounds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     caption = (
         "TTFT of first turns / TTFT of second turns / latency, in ms; means, medians of "
-        f"{min(cell['rounds'] for cell in cells)} to {max(cell['rounds'] for cell in cells)} rounds"
+        f"{rounds} rounds"
     )
     return block(Table(("", *(f"`{side}`" for side in sides)), table, caption), made_of=[rows])
 
