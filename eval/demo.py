@@ -217,7 +217,7 @@ def add_to(commands: Commands) -> None:
     """Declare ``demo``."""
     parser = commands.add_parser(
         "demo",
-        parents=[cluster_options()],
+        parents=[cluster_options("SmolLM2-135M-Instruct")],
         help="five questions, answered in three ways",
         description=(
             "Ask five questions about a text: local, remote with delta transfer, and remote after "

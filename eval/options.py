@@ -10,12 +10,14 @@ from typing import TypeAlias
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def cluster_options() -> argparse.ArgumentParser:
-    """Return a parent parser with the options of commands that start real workers."""
+def cluster_options(default: str = "a small random one") -> argparse.ArgumentParser:
+    """Return a parent parser with the options of commands that start real workers.
+
+    Args:
+        default: the model without ``--model``, for the help.
+    """
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument(
-        "--model", type=_model, help="any SGLang model; default: a small random one"
-    )
+    parser.add_argument("--model", type=_model, help=f"any SGLang model; default: {default}")
     add_logs(parser)
     return parser
 

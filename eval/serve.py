@@ -16,14 +16,16 @@ from .options import Commands, cluster_options
 _HOW_TO = """
 Ready. Chat with it:
 
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\
-    '{{"model": "default", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
+  curl -i {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\
+    '{{"model": "default", "max_tokens": 32, "messages": [{{"role": "user", "content":
+      "Please list the four seasons of the year, and one thing for each."}}]}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="any")
   client.chat.completions.create(model="default", max_tokens=32,
                                  messages=[{{"role": "user", "content": "Hello"}}])
 
+A later turn of a chat of some 50 tokens or more can be local; shorter ones stay remote.
 What happened to each turn: curl {url}/metrics, and the log {log}
 Stop it: Ctrl-C here, or kill {pid}
 """
@@ -33,7 +35,7 @@ def add_to(commands: Commands) -> None:
     """Declare ``serve``."""
     parser = commands.add_parser(
         "serve",
-        parents=[cluster_options()],
+        parents=[cluster_options("SmolLM2-135M-Instruct")],
         help="leave a cluster up",
         description=(
             "Start a prefill worker, a decode worker and a router, and print how to chat "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -26,6 +27,13 @@ _KNOWN = (
     ROUTERS,
     ADVERTISE_URL,
     WORKER_TOKEN,
+)
+
+# Of other programs: the router's, which may be in the same file of variables, and those that
+# Kubernetes sets in every pod for a Service whose name begins with "ppd-".
+_OTHERS = re.compile(
+    r"PPD_(WORKER_API_KEY|ADMIN_TOKEN|MILVUS_TOKEN|COMPILE)"
+    r"|PPD_\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
 _MAX_APPEND_TOKENS = 65_536
@@ -67,7 +75,11 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
     """
     if not _switch(environment, ENABLE):
         return None
-    unknown = sorted(n for n in environment if n.startswith("PPD_") and n not in _KNOWN)
+    unknown = sorted(
+        name
+        for name in environment
+        if name.startswith("PPD_") and name not in _KNOWN and not _OTHERS.fullmatch(name)
+    )
     if unknown:
         raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
     settings = Settings(

@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def plan_launch(
     float32: bool = False,
     alternate: bool = False,
     plain: bool = False,
+    engine: str = "",
     cpu_threads: int | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Launch:
@@ -97,6 +99,7 @@ def plan_launch(
         float32: whether the model's weights are float32, which ``--dtype auto`` would halve.
         alternate: run chunks between decode steps, not in them.
         plain: run without the plugin; a decode worker keeps no KV between turns.
+        engine: version of SGLang.
         cpu_threads: of each forward on a CPU, which wins over the caller's variables; None for
             OpenMP's own number, all cores of the process.
         options: variables of the plugin, which win over the caller's.
@@ -106,15 +109,18 @@ def plan_launch(
         flags["--dtype"] = "float32"
     added: dict[str, str] = {}
     if role is not Role.REPLICA:
-        if not plain:
-            added["PPD_ENABLE"] = "1"
+        if plain:
+            options = {settings.ENABLE: "0"}  # whatever the caller's environment has
+        else:
+            added[settings.ENABLE] = "1"
         flags |= {
             "--disaggregation-mode": role.value,
             "--disaggregation-transfer-backend": "mooncake",
         }
-    if role is Role.PREFILL and not cpu:
+    if role is Role.PREFILL and not cpu and engine == "0.5.21":
         # With overlap, SGLang sends a cached prefix's KV before the forward that may still be
-        # writing it has ended, and Mooncake's sender does not wait (sgl-project/sglang#39417).
+        # writing it has ended. This version's sender does not wait for that forward, later ones'
+        # does (mooncake/conn.py, wait_event; sgl-project/sglang#39417).
         added["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"
     if role is Role.DECODE and plain:
         flags["--disaggregation-decode-retraction-backup"] = "cpu_tensor"
@@ -178,6 +184,14 @@ def _taken(threads: int | None) -> str:
     if variable := os.environ.get(_THREADS):
         return f"{variable} OpenMP thread(s) on {cores} core(s) (${_THREADS})"
     return f"{cores} OpenMP thread(s) on {cores} core(s) (all of them; --cpu-threads sets a share)"
+
+
+def _engine_version() -> str:
+    """The version of the installed SGLang; "" if there is none."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return ""
 
 
 def _has_gpu() -> bool:
@@ -297,6 +311,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         float32=_is_float32(options.model_path),
         alternate=options.ppd_alternate,
         plain=options.ppd_plain,
+        engine=_engine_version(),
         cpu_threads=threads,
         options=given,
     )

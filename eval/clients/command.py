@@ -50,7 +50,7 @@ def add_to(commands: Commands) -> None:
     """Declare ``traffic clients``."""
     parser = commands.add_parser(
         "clients",
-        parents=[cluster_options()],
+        parents=[cluster_options("SmolLM2-135M-Instruct")],
         help="clients that others wrote",
         description=(
             "Send requests of OpenAI's and Anthropic's clients, of frameworks, of curl and of "

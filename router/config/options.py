@@ -47,7 +47,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The options of a router process.
 
     Attributes:
-        prefill: base URLs of the prefill workers, scheme and host only.
+        prefill: base URLs of the prefill workers: scheme, host and port.
         decode: base URLs of the decode workers.
         replica: base URLs of workers that do both.
         embedding: base URLs of workers that serve an embedding model, for ``/v1/embeddings``.

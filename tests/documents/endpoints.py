@@ -27,7 +27,7 @@ A response of status 429 has `Retry-After`, in seconds.
 """
 _REQUIREMENTS = {
     "key": "client's key",
-    "adminToken": "admin token",
+    "adminToken": "admin token, if one is set",
     "workerToken": "worker token",
     "peer": "secret of the processes",
 }

@@ -328,6 +328,25 @@ def test_plugin_options() -> None:
     assert read_settings({"PPD_ENABLE": "1"}) == Settings()
     given = {"PPD_ENABLE": "1", "PPD_MAX_APPEND_TOKENS": "200"}
     assert read_settings(given) == Settings(max_append_tokens=200)
+    assert read_settings({"PPD_ENABLE": "1", "PPD_UNROOMED": "1"}) == Settings(unroomed=True)
+
+
+def test_variables_of_kubernetes_and_of_the_router_are_no_plugin_options() -> None:
+    """Kubernetes sets such variables in each pod for a Service named ``ppd-router``."""
+    others = (
+        "PPD_ROUTER_SERVICE_HOST",
+        "PPD_ROUTER_SERVICE_PORT",
+        "PPD_ROUTER_SERVICE_PORT_HTTP",
+        "PPD_ROUTER_PORT",
+        "PPD_ROUTER_PORT_8000_TCP",
+        "PPD_ROUTER_PORT_8000_TCP_ADDR",
+        "PPD_WORKER_API_KEY",
+        "PPD_ADMIN_TOKEN",
+    )
+    assert read_settings({"PPD_ENABLE": "1", **dict.fromkeys(others, "x")}) == Settings()
+    for typo in ("PPD_ROUTER", "PPD_ROUTER_PORTS", "PPD_ADMIN_TOKENS"):
+        with pytest.raises(ConfigError, match=f"unknown option {typo};"):
+            read_settings({"PPD_ENABLE": "1", typo: "x"})
 
 
 def test_processes_share_limits_by_the_number_there_is_not_the_one_that_is_written() -> None:

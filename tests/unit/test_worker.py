@@ -30,6 +30,18 @@ def test_roles(cpu: bool) -> None:
         assert ("--device" in launch.argv) is cpu
 
 
+def test_a_plain_worker_runs_without_the_plugin_whatever_is_exported() -> None:
+    launch = plan_launch(Role.DECODE, [], cpu=True, environment={"PPD_ENABLE": "1"}, plain=True)
+    assert launch.environment["PPD_ENABLE"] == "0"
+
+
+def test_only_the_older_sglang_must_not_send_early() -> None:
+    name = "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"
+    for engine, value in (("0.5.21", "0"), ("0.5.23", None)):
+        launch = plan_launch(Role.PREFILL, [], cpu=False, environment={}, engine=engine)
+        assert launch.environment.get(name) == value
+
+
 def test_the_callers_flags_and_variables_win() -> None:
     launch = plan(Role.DECODE, "--page-size", "16", "--chunked-prefill-size=64", PPD_ENABLE="0")
     assert "--chunked-prefill-size" not in launch.argv

@@ -5,7 +5,15 @@ from __future__ import annotations
 from ..parts import Block, Table, block
 from ..results import Results
 
-_HEAD = ("turn", "context", "new", "cached", "local", "remote, delta transfer", "remote, flushed")
+_HEAD = (
+    "turn",
+    "context",
+    "new",
+    "cached",
+    "local",
+    "remote, delta transfer",
+    "remote, full transfer",
+)
 WAYS = ("ttft_ms", "delta_ttft_ms", "full_ttft_ms")
 
 
