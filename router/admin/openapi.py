@@ -41,7 +41,6 @@ _ROUTE_HEADERS = {
     "X-PPD-Route": ("The route that the turn took.", [route.value for route in Route]),
     "X-PPD-Reason": ("The reason of that route.", [reason.value for reason in Reason]),
     "X-PPD-Turn": ("Number of the turn in its conversation, from 1.", None),
-    "X-PPD-Retried": ("1 on an error of a request that was sent a second time.", ["1"]),
 }
 _OBJECTIVE_HEADERS = {
     WEIGHT_HEADERS["ttft"]: "Weight of TTFT for this request.",

@@ -24,6 +24,7 @@ _ERRORS = """\
 An error has the body [ErrorBody](#errorbody).
 An error of `/v1/messages` has the body [MessagesErrorBody](#messageserrorbody).
 A response of status 429 has `Retry-After`, in seconds.
+An error of a request that was sent a second time has `X-PPD-Retried: 1`.
 """
 _REQUIREMENTS = {
     "key": "client's key",
