@@ -61,6 +61,7 @@ $(VENV)/ppd-ready: pyproject.toml sglang_patches/cpu/install.py $(wildcard sglan
 	  $(BIN)/python -m pip install --quiet 'sglang==$(ENGINE)' -e '.[engine,eval,dev]'; \
 	else \
 	  $(BIN)/python sglang_patches/cpu/install.py $(ENGINE) && \
+	  echo "pip's lines about the requirements of sglang are expected: the CPU engine leaves most of them out" && \
 	  $(BIN)/python -m pip install --quiet -e '.[eval,dev]'; \
 	fi
 	@touch $@
