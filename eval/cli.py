@@ -38,6 +38,7 @@ from .profiles import command as profile
 from .rag import commands as rag
 from .report import command as report
 from .routers import bench as bench_router
+from .routers import stages as router_stages
 from .simulation import command as simulate
 from .sweep import command as sweep
 from .table import command as table
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     interference.add_to(bench)
     bench_speculation.add_to(bench)
     bench_router.add_to(bench)
+    router_stages.add_to(bench)
     fault_table.add_to(bench)
     pool.add_bench(bench)
 

@@ -164,7 +164,8 @@ class Heartbeat:
             self._log_change(router, f"router {router} cannot be resolved: {error}")
             return
         self._sent[router] = announce(
-            info.internal_states[0].ppd,
+            # Always the same rank's: SGLang lists ranks in the order in which they answer.
+            min((state.ppd for state in info.internal_states), key=lambda ppd: ppd.boot_id),
             url=url,
             role=info.disaggregation_mode,
             models=(info.served_model_name,),

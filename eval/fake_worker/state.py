@@ -47,6 +47,7 @@ class WorkerState:
     kv_events: dict[str, object] | None = None
     special_tokens: tuple[str, ...] = ()
     keeps_sessions: bool = False
+    dp_size: int = 1
     free_tokens: int | None = None
     running: int = 0
     load_written_at: float = 0.0
@@ -94,6 +95,7 @@ class WorkerState:
             "version": "0.5.21",
             "kv_events": self.kv_events,
             "enable_session_radix_cache": self.keeps_sessions,
+            "dp_size": self.dp_size,
             "internal_states": [{"ppd": plugin} if self.local_prefill else {}],
         }
 

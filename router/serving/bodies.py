@@ -16,6 +16,8 @@ from ppd.sessions import session_name
 from ..intake.inbound import Endpoint, Inbound
 from ..workers.worker import Worker
 
+_ROOMS = 2**63  # all rooms are below
+
 SessionField = Mapping[str, str]  # the name of the conversation, or nothing
 
 
@@ -31,7 +33,7 @@ def body_of(inbound: Inbound, plan: Plan, session: int, new_room: Callable[[], i
     name = session_field(inbound, session, *plan.workers)
     if plan.prefill is not None:
         assert isinstance(plan.prefill, Worker)
-        return with_room(inbound, plan.prefill, new_room, name)
+        return with_room(inbound, plan.prefill, session, new_room, name)
     if plan.route is Route.LOCAL:
         return with_terms(inbound, LocalTerms(plan.min_cached_tokens), name)
     return inbound.with_fields(name)
@@ -71,13 +73,26 @@ def with_terms(inbound: Inbound, terms: LocalTerms, name: SessionField) -> bytes
 
 
 def with_room(
-    inbound: Inbound, prefill: Worker, new_room: Callable[[], int], name: SessionField
+    inbound: Inbound,
+    prefill: Worker,
+    session: int,
+    new_room: Callable[[], int],
+    name: SessionField,
 ) -> bytes:
-    """The body of both legs of a remote turn: the bootstrap address, and a room a prompt."""
+    """The body of both legs of a remote turn: the bootstrap address, and a room a prompt.
+
+    A prefill worker with data parallelism takes a request on the rank ``room % dp_size``
+    (managers/data_parallel_controller.py:901). All turns of a conversation get rooms of one rank,
+    which has their earlier tokens in its cache.
+    """
     host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
     address: dict[str, Any]
     if inbound.chain is not None:
-        address = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": new_room()}
+        room, ranks = new_room(), prefill.handshake.dp_size
+        if ranks > 1:
+            room += session % ranks - room % ranks
+            room -= ranks if room >= _ROOMS else 0
+        address = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
     else:
         n = inbound.prompts
         address = {

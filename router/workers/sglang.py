@@ -199,6 +199,7 @@ class Handshake:
         cache_slack_tokens: tokens at the end of a conversation that its next turn may not find.
         publisher: where the worker publishes KV events; None if it publishes none.
         keeps_sessions: whether its radix cache has sessions. The router must not name those.
+        dp_size: ranks of data parallelism, each with a radix cache of its own.
         description_problem: why the plugin's description is not used; None if it is, and without
             the plugin.
     """
@@ -217,6 +218,7 @@ class Handshake:
     cache_slack_tokens: int = 0
     publisher: Publisher | None = None
     keeps_sessions: bool = False
+    dp_size: int = 1
     description_problem: str | None = None
 
 
@@ -243,10 +245,27 @@ def handshake_of(url: str, info: Any, models: Any) -> Handshake:
             bootstrap_port=int(info["disaggregation_bootstrap_port"]),
             publisher=_publisher(info, url),
             keeps_sessions=bool(info.get("enable_session_radix_cache")),
+            dp_size=max(1, int(info.get("dp_size") or 1)),
         )
-        return _with_description(plain, info["internal_states"][0].get("ppd"))
+        return _with_description(plain, _description_of(info["internal_states"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
+
+
+def _description_of(states: list[dict[str, Any]]) -> object:
+    """The plugin's description of a worker; of several ranks always the same rank's.
+
+    SGLang lists the ranks in the order in which they answer.
+    """
+    described = [state["ppd"] for state in states if "ppd" in state]
+    if not described:
+        states[0].get("ppd")  # an answer without states is no SGLang server's
+        return None
+    return min(described, key=_boot_id)
+
+
+def _boot_id(description: object) -> str:
+    return str(description.get("boot_id")) if isinstance(description, dict) else ""
 
 
 def _with_description(plain: Handshake, data: object) -> Handshake:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from eval.http_stream import Reply
 from eval.routers.load import LOADS, Load, Window, gaps_of, latencies, one_core
 from eval.routers.probe import stream_costs
+from eval.routers.stages import shares_of
 
 PACED = Load("paced", streams=2, chunks=100, interval_s=0.1)
 
@@ -72,3 +75,18 @@ def test_what_one_core_carries_follows_from_the_cost_of_each() -> None:
 
 def test_only_the_saturated_load_has_no_pace() -> None:
     assert [load.name for load in LOADS if load.wanted_per_s is None] == ["saturated"]
+
+
+def test_stages_are_shares_of_the_time_outside_of_the_event_loop() -> None:
+    class Stats:
+        stats: ClassVar = {
+            ("/lib/asyncio/runners.py", 1, "run"): (1, 1, 6.0, 12.0, {}),
+            ("/x/router/server/run.py", 1, "serve"): (1, 1, 0.1, 2.0, {}),
+            ("/x/router/serving/handler.py", 1, "_plan"): (9, 9, 0.2, 1.0, {}),
+            ("/x/router/serving/sending.py", 1, "send"): (9, 9, 0.2, 2.0, {}),
+        }
+
+    found = shares_of(Stats())
+    assert found["decide, name the workers"] == 0.25  # of 12 - 6 - 2 seconds
+    assert found["send it to workers"] == 0.5
+    assert found["record it"] == 0.0

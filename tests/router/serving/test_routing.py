@@ -103,6 +103,24 @@ async def test_a_batch_goes_remote_with_a_room_for_each_prompt(cluster: Cluster)
     assert d.bodies[0]["bootstrap_port"] == [p.port, p.port]
 
 
+async def test_a_conversation_keeps_its_rank_of_a_prefill_worker(cluster: Cluster) -> None:
+    """SGLang's rank is the room's remainder. Conversations are spread over the ranks."""
+    p, d = prefill(), decode()
+    p.dp_size = 4
+    async with cluster(p, d, policy="pd") as client:
+        for number in range(12):
+            messages = ["hello " * 40 + str(number)]
+            for _ in range(3):
+                assert (await client.chat(*messages)).route[0] == "remote"
+                messages += ["www", "on"]
+    rooms = [body["bootstrap_room"] for body in p.bodies]
+    assert len(set(rooms)) == 36
+    assert all(0 <= room < 2**63 for room in rooms)
+    ranks = [{room % 4 for room in rooms[3 * i : 3 * i + 3]} for i in range(12)]
+    assert [len(of_one) for of_one in ranks] == [1] * 12
+    assert len(set.union(*ranks)) > 1
+
+
 async def test_client_headers_and_fields_that_steer_engines_are_dropped(cluster: Cluster) -> None:
     p, d = prefill(), decode()
     async with cluster(p, d) as client:

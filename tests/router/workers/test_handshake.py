@@ -43,6 +43,23 @@ def handshake_with(state: dict[str, Any]) -> Handshake:
 PLAIN = Handshake("decode", ("m",), 1000, 16, 4321)
 
 
+def test_of_several_ranks_one_describes_the_worker_in_any_order() -> None:
+    """SGLang lists ranks in the order in which they answer; a restart has other names."""
+    states: list[dict[str, Any]] = [{"ppd": {**DESCRIPTION, "boot_id": name}} for name in "cab"]
+    found = set()
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        info = {
+            "disaggregation_mode": "prefill",
+            "disaggregation_bootstrap_port": 4321,
+            "page_size": 16,
+            "dp_size": 3,
+            "internal_states": [states[i] for i in order],
+        }
+        handshake = handshake_of("http://p:1", info, {"data": [{"id": "m"}]})
+        found.add((handshake.boot_id, handshake.dp_size))
+    assert found == {("a", 3)}
+
+
 def test_the_description_is_part_of_the_handshake() -> None:
     handshake = handshake_with({"ppd": DESCRIPTION})
     assert handshake == Handshake(
