@@ -79,7 +79,7 @@ def test_only_the_saturated_load_has_no_pace() -> None:
 
 def test_stages_are_shares_of_the_time_outside_of_the_event_loop() -> None:
     class Stats:
-        stats: ClassVar = {
+        stats: ClassVar[dict[tuple[str, int, str], tuple[int, int, float, float, object]]] = {
             ("/lib/asyncio/runners.py", 1, "run"): (1, 1, 6.0, 12.0, {}),
             ("/x/router/server/run.py", 1, "serve"): (1, 1, 0.1, 2.0, {}),
             ("/x/router/serving/handler.py", 1, "_plan"): (9, 9, 0.2, 1.0, {}),
