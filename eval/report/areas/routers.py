@@ -221,6 +221,20 @@ def everything(results: Results) -> Block:
     return block(Table(head, table, caption), made_of=runs)
 
 
+def stages(results: Results) -> Block:
+    """Return on what a request's time in our router is spent."""
+    rows = results.rows("router-stages.jsonl").newest()
+    row = rows.rows[-1]
+    kinds = {"first": "first turn, two legs", "local": "local turn, one leg"}
+    table = [
+        (stage, *(f"{100 * row[kind][stage]:.0f} %" for kind in kinds)) for stage in row["first"]
+    ]
+    rest = (f"{100 * (1 - sum(row[kind].values())):.0f} %" for kind in kinds)
+    table.append(("between these, and timers", *rest))
+    caption = "shares of the router's time outside of the event loop, under Python's profiler"
+    return block(Table(("stage", *kinds.values()), table, caption), made_of=[rows])
+
+
 def decision_cost(results: Results) -> Block:
     """Return what one decision costs, of the newest row."""
     rows = results.rows("bench-decision.jsonl").newest()
@@ -233,7 +247,13 @@ def decision_cost(results: Results) -> Block:
         f"{row['bytes_per_session']:,}",
     )
     head = ("sessions", "look-up p50, us", "decision p50, us", "p99, us", "bytes a session")
-    return block(Table(head, [cells]), made_of=[rows])
+    tables = [Table(head, [cells])]
+    if "service_us_median" in row:
+        names = ("service_us_median", "service_us_p99", "service_decide_us_median")
+        served = (*(short(row[name]) for name in names), short(row["service_json_us_median"]))
+        heads = ("p50, us", "p99, us", "of it the decision, p50", "JSON, p50")
+        tables.append(Table(heads, [served], "`POST /decide`, without HTTP"))
+    return block(*tables, made_of=[rows])
 
 
 def _session_bytes(results: Results) -> str:
@@ -248,5 +268,6 @@ BLOCKS = {
     "router-floors": floors,
     "router-baseline": against_baseline,
     "router-everything": everything,
+    "router-stages": stages,
     "decision-cost": decision_cost,
 }
