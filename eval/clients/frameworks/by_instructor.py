@@ -1,4 +1,8 @@
-"""instructor: objects by tools, by JSON and by Responses."""
+"""instructor: objects by tools and by Responses.
+
+Its mode of JSON gives the engine no schema, and its mode of JSON schemas sends tools as well, which
+SGLang refuses.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,12 @@ from openai import OpenAI
 
 
 def main() -> None:
-    """Hold a chat, and get objects: whole in three ways, and streamed."""
+    """Hold a chat, and get objects: whole in two ways, and streamed."""
     sent: Counter[str] = Counter()
     messages: list[Any] = [{"role": "user", "content": QUESTIONS[0]}]
     options = {"model": MODEL, "temperature": 0, "max_retries": 0}
     ways = {
         "tool": instructor.Mode.TOOLS,
-        "object": instructor.Mode.JSON,
         "responses": instructor.Mode.RESPONSES_TOOLS,
     }
     for way, mode in ways.items():
