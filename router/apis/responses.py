@@ -54,14 +54,19 @@ def to_chat(given: Mapping[str, Any], earlier: Messages) -> dict[str, Any]:
         fields["max_completion_tokens"] = limit
     if tools := typed(given, "tools", list, []):
         fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    forced = False  # then there is no text whose format counts, and SGLang refuses both together
     match given.get("tool_choice"):
         case None:
             pass
         case {"type": "function", "name": str(name)}:
             fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+            forced = True
         case choice:
             fields["tool_choice"] = choice
+            forced = choice == "required"
     match typed(given, "text", dict, {}).get("format"):
+        case _ if forced:
+            pass
         case {"type": "json_schema", **schema}:
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         case {"type": "json_object"}:

@@ -17,6 +17,7 @@ from eval.cluster import free_port
 from eval.fake_worker.state import MODEL
 from eval.fake_worker.worker import FakeWorker
 from router.apis.response_store import ResponseStore, StoredResponse
+from router.apis.responses import to_chat
 from router.config.limits import RateLimit
 from router.config.options import RouterConfig
 from router.peers import Peers
@@ -53,6 +54,29 @@ async def test_a_response_and_the_next_one_by_its_id(cluster: Cluster) -> None:
         # It is the same conversation: the later turn was local.
         labels = {"endpoint": "/v1/chat/completions", "route": "local", "reason": "policy_full"}
         assert await client.metric("ppd_turns_total", **labels) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "formatted"),
+    [
+        ("auto", True),
+        (None, True),
+        ("required", False),
+        ({"type": "function", "name": "weather"}, False),
+    ],
+)
+def test_a_forced_call_has_no_text_to_format(choice: Any, formatted: bool) -> None:
+    """OpenAI takes both together, as instructor sends them. SGLang refuses them."""
+    chat = to_chat(
+        {
+            "input": "hello",
+            "tools": [{"type": "function", "name": "weather", "parameters": {}}],
+            "tool_choice": choice,
+            "text": {"format": {"type": "json_schema", "name": "w", "schema": {}}},
+        },
+        (),
+    )
+    assert ("response_format" in chat) is formatted
 
 
 async def test_the_events_of_a_streamed_response(cluster: Cluster) -> None:
