@@ -257,11 +257,10 @@ def _description_of(states: list[dict[str, Any]]) -> object:
 
     SGLang lists the ranks in the order in which they answer.
     """
-    described = [state["ppd"] for state in states if "ppd" in state]
-    if not described:
-        states[0].get("ppd")  # an answer without states is no SGLang server's
-        return None
-    return min(described, key=_boot_id)
+    if not states:
+        raise LookupError("internal_states is empty")
+    described = (state["ppd"] for state in states if "ppd" in state)
+    return min(described, key=_boot_id, default=None)
 
 
 def _boot_id(description: object) -> str:

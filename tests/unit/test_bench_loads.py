@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,17 +15,9 @@ from eval.routers.stages import shares_of
 PACED = Load("paced", streams=2, chunks=100, interval_s=0.1)
 
 
-def window(**changes: object) -> Window:
-    usual: dict[str, object] = {
-        "chunks": 40,
-        "reads": 10,
-        "wall_s": 4.0,
-        "cpu_s": 0.002,
-        "mb": 100.0,
-        "shares": (),
-        "slip_s": None,
-    }
-    return Window(**{**usual, **changes})  # type: ignore[arg-type]
+def window(**changes: Any) -> Window:
+    usual = Window(chunks=40, reads=10, wall_s=4.0, cpu_s=0.002, mb=100.0, shares=(), slip_s=None)
+    return replace(usual, **changes)
 
 
 def test_a_paced_load_is_compared_with_its_pace() -> None:

@@ -29,11 +29,13 @@ _NAMES = {
 _RIVAL, _USUAL = "smg", "ours_compiled"  # the build that most people get
 _REQUEST, _BURST, _PACED = (f"cpu_us_per_{x}" for x in ("request", "chunk_burst", "chunk_paced"))
 _TTFT, _MEMORY = "added_ttft_p50_ms", "mb_per_1000_streams"
-_CPU = (
+_CPU_OF_REQUESTS = (
     (_REQUEST, "request"),
     ("cpu_us_per_local_turn", "local turn"),
     ("cpu_us_per_long_request", "400 kB request"),
-    (_BURST, "chunk: burst"),
+)
+_CPU_OF_CHUNKS = (
+    (_BURST, "burst"),
     ("cpu_us_per_chunk_saturated", "saturated"),
     (f"{_PACED}_1", "1 stream"),
     (f"{_PACED}_64", "64"),
@@ -48,20 +50,26 @@ _BESIDE = (
 _STREAMS = (
     ("pace_paced", "pace achieved"),
     ("reads_per_chunk_paced", "reads a chunk"),
+    ("slip_p99_ms_paced", "worker's slip p99, ms"),
+    ("fairness_paced", "least share of processes"),
+)
+_LATENCY = (
     ("ttft_p50_ms_paced", "TTFT p50, ms"),
     ("ttft_p99_ms_paced", "p99"),
     ("itl_p50_ms_paced", "ITL p50, ms"),
     ("itl_p99_ms_paced", "p99"),
-    ("slip_p99_ms_paced", "worker's slip p99, ms"),
-    ("fairness_paced", "least share of processes"),
 )
 _SATURATED = (
     ("chunks_per_s_saturated", "chunks/s"),
     ("core_use_saturated", "of the core"),
     ("chunks_per_s_one_core", "chunks/s of a core"),
+)
+_SATURATED_LATENCY = (
     ("reads_per_chunk_saturated", "reads a chunk"),
     ("ttft_p99_ms_saturated", "TTFT p99, ms"),
     ("itl_p99_ms_saturated", "ITL p99, ms"),
+)
+_CLOSED_LOOP = (
     ("requests_per_s", "requests/s"),
     ("core_use_requests", "of the core"),
     ("requests_per_s_one_core", "requests/s of a core"),
@@ -125,10 +133,16 @@ def costs(results: Results) -> Block:
     run = _newest_run(results, "ours", _RIVAL, "sglang_router", "mini_lb")
     rounds = len(run.where(router="ours"))
     tables = [
-        _table(run, _CPU, f"CPU time in us; medians of {rounds} rounds (lowest to highest)"),
+        _table(
+            run, _CPU_OF_REQUESTS, f"CPU time in us; medians of {rounds} rounds (lowest to highest)"
+        ),
+        _table(run, _CPU_OF_CHUNKS, "CPU time of a chunk in us"),
         _table(run, _BESIDE, "latency and memory of the same rounds"),
         _table(run, _STREAMS, "512 streams, each of a chunk every 20 ms"),
-        _table(run, _SATURATED, "as fast as workers, router and clients can"),
+        _table(run, _LATENCY, "latency of these streams"),
+        _table(run, _SATURATED, "chunks, as fast as workers, router and clients can"),
+        _table(run, _SATURATED_LATENCY, "reads and latency of these chunks"),
+        _table(run, _CLOSED_LOOP, "requests of 32 connections, as fast as they can"),
     ]
     return block(*(table for table in tables if len(table.head) > 1), made_of=[run])
 

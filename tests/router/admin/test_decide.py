@@ -23,7 +23,8 @@ TURN = {"context_tokens": 3000, "new_tokens": 40, "output_tokens": 100}
 
 def workers() -> tuple[FakeWorker, FakeWorker]:
     model = Table.parse(SHIPPED.read_bytes()).record.model
-    return tuple(FakeWorker(role, answering(), model=model) for role in ("prefill", "decode"))  # type: ignore[return-value]
+    prefill, decode = (FakeWorker(role, answering(), model=model) for role in ("prefill", "decode"))
+    return prefill, decode
 
 
 async def ask(client: Client, body: Any, **headers: str) -> tuple[int, Any]:
