@@ -19,6 +19,7 @@ from ppd.score import Targets, Weights
 from ppd.table_policy import DEFAULT_APPEND_BUDGET, DEFAULT_CORRECTIONS, Correction
 
 from .answer_cache import AnswerCacheConfig
+from .gateway import GatewayConfig
 from .kubernetes import Kubernetes
 from .limits import AdmissionLimits, RateLimit, Tenant, problems
 from .ranges import (
@@ -78,6 +79,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         kubernetes: pods of a Kubernetes cluster that are workers.
         retrieval: passages from a vector pool that are added to chats' new turns.
         answer_cache: answers stored for questions with the same meaning.
+        gateway: a gRPC service that decides where a gateway sends requests.
         discovery_interval_s: interval of reading ``workers_file``, and of retrying workers that
             are to join or leave.
         heartbeat_budget_s: an announced worker is dropped after so long without an announcement.
@@ -148,6 +150,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kubernetes: Kubernetes | None = None
     retrieval: RetrievalConfig | None = None
     answer_cache: AnswerCacheConfig | None = None
+    gateway: GatewayConfig | None = None
     discovery_interval_s: Positive = 2.0
     heartbeat_budget_s: Positive = 10.0
     host: str = "127.0.0.1"
@@ -234,7 +237,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wrong.append(f"two workers on one URL: {url}")
         if self.kubernetes is not None:
             wrong += self.kubernetes.problems(self.all_roles)
-        for part in (self.retrieval, self.answer_cache):
+        for part in (self.retrieval, self.answer_cache, self.gateway):
             if part is not None:
                 wrong += part.problems()
         return wrong

@@ -32,6 +32,7 @@ from ..config.options import RouterConfig, Secrets
 from ..config.retrieval import RetrievalConfig
 from ..config.tables import TableFile
 from ..embedder import Embedder
+from ..gateway.routing import Routing
 from ..intake.admission import Admission
 from ..intake.inbound import Served
 from ..intake.keys import KeyRing
@@ -73,6 +74,7 @@ class Parts:
         retriever: None without retrieval, as are the next two without their options.
         feedback: reports to the pool.
         answers: the answer cache.
+        gateway: None without ``[gateway]``.
     """
 
     front: Front
@@ -84,6 +86,7 @@ class Parts:
     retriever: Retriever | None
     feedback: Feedback | None
     answers: AnswerCache | None
+    gateway: Routing | None
 
 
 def make_parts(
@@ -217,6 +220,17 @@ def make_parts(
         handler, stored_responses, retrieval, answers, secrets.admin_token, config.max_body_bytes
     )
     operations = Operations(registry, config.all_roles, changes)
+    gateway = None
+    if config.gateway is not None:
+        gateway = Routing(
+            options=config.gateway,
+            handler=handler,
+            recorder=recorder,
+            health=health,
+            placement=planner.placement,
+            registry=registry,
+            max_body_bytes=config.max_body_bytes,
+        )
     return Parts(
         front,
         admin,
@@ -227,6 +241,7 @@ def make_parts(
         retriever,
         feedback,
         answers,
+        gateway,
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -19,7 +19,7 @@ import aiohttp
 from ppd import __version__
 from ppd.contract import Role
 from ppd.decision import Policy
-from ppd.errors import WorkerError
+from ppd.errors import ConfigError, WorkerError
 
 from ..admin.admin import Admin
 from ..admin.app import admin_app, public_app, startup_app
@@ -28,6 +28,7 @@ from ..apis import passthrough, response_store
 from ..apis.front import PATHS
 from ..config.options import RouterConfig, Secrets
 from ..config.tables import TableFile, make_policy
+from ..gateway.routing import Routing
 from ..observability.journal import Journal, opened_by
 from ..observability.tracing import Tracing
 from ..peers import Peers, forwarding_to_peers
@@ -182,6 +183,8 @@ async def running(
             await stack.enter_async_context(background_task(parts.feedback.run_forever()))
         if parts.answers is not None:
             await stack.enter_async_context(background_task(parts.answers.run_forever()))
+        if parts.gateway is not None:
+            await stack.enter_async_context(_picking(config, parts.gateway))
         limit = config.max_body_bytes
         app = admin_app(
             registry,
@@ -212,6 +215,21 @@ async def running(
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         stack.push_async_callback(_announce_stop, parts.admin, config.shutdown_delay_s)
         yield url_of(listener, tls)
+
+
+def _picking(config: RouterConfig, routing: Routing) -> AbstractAsyncContextManager[None]:
+    """Return the endpoint picker for gateways.
+
+    Raises:
+        ConfigError: gRPC or Envoy's messages are not installed.
+    """
+    try:
+        from ..gateway.picker import picking
+    except ImportError as error:
+        raise ConfigError(
+            f"[gateway] needs more packages: pip install 'sglang-ppd[gateway]' ({error})"
+        ) from error
+    return picking(config, routing)
 
 
 async def _announce_stop(admin: Admin, delay_s: float) -> None:

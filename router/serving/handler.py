@@ -32,7 +32,7 @@ from ppd.effects import (
     Stopping,
     StreamEnded,
 )
-from ppd.errors import RequestError
+from ppd.errors import PpdError, RequestError
 from ppd.journal import Decided
 from ppd.outcome import Outcome
 from ppd.placement import PlannedTurn
@@ -156,7 +156,7 @@ class RequestHandler:
             return
         try:
             try:
-                context = self._plan(request, parsed, kv_tokens, arrived_s, trace)
+                context = self._plan(request.headers, parsed, kv_tokens, arrived_s, trace)
             except Exception as error:  # noqa: BLE001 - as above
                 self.rates.refund(parsed.query.tenant, kv_tokens)
                 self._refuse(request, error, trace)
@@ -215,7 +215,7 @@ class RequestHandler:
 
     def _plan(
         self,
-        request: ServerRequest,
+        client_headers: Mapping[str, str],
         parsed: ParsedRequest,
         kv_tokens: int,
         arrived_s: float,
@@ -240,7 +240,7 @@ class RequestHandler:
                 decision=planned.decision,
             )
         )
-        headers = self.keys.forwarded(request.headers)
+        headers = self.keys.forwarded(client_headers)
         if trace is not None:
             headers.update(trace.headers)
         return RequestContext(
@@ -381,6 +381,57 @@ class RequestHandler:
                 self.rates.settle(context.tenant, tokens - context.kv_tokens)
             elif context.attempts.answered_at_s is None:
                 self.rates.refund(context.tenant, context.kv_tokens)
+
+    # -- requests that a gateway sends to the workers ----------------------------------------
+
+    async def begin(
+        self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes
+    ) -> tuple[RequestContext, Trace | None]:
+        """Admit and plan a request; ``end`` must follow.
+
+        Args:
+            endpoint: that it was sent to.
+            headers: by lower-case name.
+            body: all of it.
+
+        Raises:
+            RequestError: the request is wrong, or asks for several replies.
+            Overloaded: it may not be served now.
+        """
+        arrived_s = self._clock()
+        trace = None if self._tracing is None else self._tracing.begin(endpoint, headers)
+        try:
+            parsed = self._parser.parse(endpoint, headers, body)
+            if (samples := parsed.inbound.samples) > 1:
+                message = f"n must be 1 behind a gateway, got {samples}"
+                raise RequestError(message, param="n")
+            tenant, kv_tokens = parsed.query.tenant, self._planner.kv_tokens(parsed.query)
+            self.rates.charge(tenant, kv_tokens)
+            try:
+                if not self._admission.enters(kv_tokens):
+                    await self._admission.enter(tenant, kv_tokens)
+            except BaseException:
+                self.rates.refund(tenant, kv_tokens)
+                raise
+        except asyncio.CancelledError:
+            self.undecided(endpoint, Outcome.DISCONNECTED, trace)
+            raise
+        except PpdError as error:
+            self.undecided(endpoint, answer_to(error, endpoint).outcome, trace)
+            raise
+        try:
+            return self._plan(headers, parsed, kv_tokens, arrived_s, trace), trace
+        except BaseException:
+            self.rates.refund(tenant, kv_tokens)
+            self._admission.leave()
+            raise
+
+    def end(self, context: RequestContext, trace: Trace | None) -> None:
+        """Record the end of a request that ``begin`` has planned."""
+        try:
+            self._record(context, trace)
+        finally:
+            self._admission.leave()
 
     # -- requests without a route ------------------------------------------------------------
 

@@ -197,23 +197,15 @@ class Leg:
     # -- the first response --------------------------------------------------------------
 
     def _first_events(self, block: bytes) -> None:
-        if _may_be_error(block):
-            first = parse_event(split_events(block)[0])
-            if (error := error_of(first, self._status)) is not None:
-                self._fail(error)
-                return
+        if (error := error_in_events(block, self._status)) is not None:
+            self._fail(error)
+            return
         self.worker.streams += not self._left
         self._streams = True
         self._respond(Answer(self, block, self._content_type, streams=True))
 
     def _whole_body(self, body: bytes) -> None:
-        error = None
-        if self._status != 200 or _may_be_error(body):
-            error = error_of(_json(body), self._status)
-        if error is None and self._status != 200:
-            text = body[:500].decode(errors="replace") or "no explanation"
-            error = EngineError(text, status=self._status, kind="engine_error")
-        if error is not None:
+        if (error := error_in_body(body, self._status)) is not None:
             self._fail(error)
             return
         self._streams = False
@@ -233,10 +225,7 @@ class Leg:
             error = EngineError(message, status=502)
         elif error.status == 429 and self._retry_after.isdecimal():
             error.retry_after_s = int(self._retry_after[:9])
-        if error.status >= 500 and is_transfer_failure(error.message):
-            cause = Cause.TRANSFER
-        refusal = parse_refusal(error.message)
-        self._respond(Failure(cause, error, refusal, is_unpatched(error.message)))
+        self._respond(failure_of(error, cause))
 
     def _unanswered(self, error: Exception) -> None:
         """What an error of the connection means."""
@@ -251,6 +240,37 @@ class Leg:
                 status, cause = 504, Cause.SILENT
         message = f"{self.worker.role} worker did not answer: {describe(error)}"
         self._fail(EngineError(message, status=status), cause)
+
+
+def error_in_body(body: bytes, status: int) -> EngineError | None:
+    """Return the error that a whole answer is; None if it is none."""
+    error = None
+    if status != 200 or _may_be_error(body):
+        error = error_of(_json(body), status)
+    if error is None and status != 200:
+        text = body[:500].decode(errors="replace") or "no explanation"
+        error = EngineError(text, status=status, kind="engine_error")
+    return error
+
+
+def error_in_events(block: bytes, status: int) -> EngineError | None:
+    """Return the error that a stream begins with; None if it begins well.
+
+    Args:
+        block: whole events, at least one.
+        status: the HTTP status of the response.
+    """
+    if not _may_be_error(block):
+        return None
+    return error_of(parse_event(split_events(block)[0]), status)
+
+
+def failure_of(error: EngineError, cause: Cause) -> Failure:
+    """Return why a leg gave no answer, by the worker's error."""
+    if error.status >= 500 and is_transfer_failure(error.message):
+        cause = Cause.TRANSFER
+    refusal = parse_refusal(error.message)
+    return Failure(cause, error, refusal, is_unpatched(error.message))
 
 
 def _may_be_error(data: bytes) -> bool:

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -28,6 +30,20 @@ def _writes_into(process: psutil.Process, folder: Path) -> bool:
         return Path(f"/proc/{process.pid}/fd/1").readlink().is_relative_to(folder)
     except OSError:
         return False
+
+
+@contextmanager
+def serving(*options: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """``ppd-eval serve``, which stops its workers when it is terminated."""
+    process = subprocess.Popen([PPD_EVAL, "serve", *options], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
 
 
 def test_the_demo(tmp_path: Path) -> None:
@@ -56,22 +72,20 @@ def test_the_demo(tmp_path: Path) -> None:
 
 
 def test_serve_prints_how_to_chat_and_stops_on_a_signal(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [PPD_EVAL, "serve", "--model", tiny_model.ensure(), "--logs", tmp_path],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as serving:
-        assert serving.stdout is not None
-        url = ""
-        for line in serving.stdout:
-            if found := re.search(r"curl (http://\S+)/v1/chat/completions", line):
-                url = found[1]
+    with serving("--model", tiny_model.ensure(), "--logs", tmp_path) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
             if line.startswith("Stop it"):
                 break
+        found = re.search(r"curl -i (http://\S+)/v1/chat/completions", said)
+        assert found is not None, said
         body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
-        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
+        url = f"{found[1]}/v1/chat/completions"
+        request = urllib.request.Request(url, json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 4
-        os.kill(serving.pid, signal.SIGTERM)
-        assert serving.wait(60) == 0
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
     assert not descendants_with(tmp_path)
