@@ -36,6 +36,9 @@ def definitions() -> dict[str, Any]:
         found = msgspec.json.schema(kind)["$defs"]
         found[root] = found.pop(kind.__name__)
         made |= {name: _strict(schema) for name, schema in found.items()}
+    for tagged in ("Weights", "Targets"):  # a tag of the journal's rows, not of the file
+        made[tagged]["properties"] = _without(made[tagged]["properties"], {"type"})
+        made[tagged]["required"].remove("type")
     for name, owned in OWN.items():
         made[name]["properties"] = _without(made[name]["properties"], owned)
     made["RouterOptions"]["properties"]["policy"] = {"enum": [TABLE_POLICY, *NAMES]}
