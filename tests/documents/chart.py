@@ -1,4 +1,4 @@
-"""The options of router and pool in the schema of the Helm chart's values, made from their types."""
+"""The options of router and pool in the schema of the Helm chart's values, made from types."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def definitions() -> dict[str, Any]:
         made[tagged]["required"].remove("type")
     for name, owned in OWN.items():
         made[name]["properties"] = _without(made[name]["properties"], owned)
-    made["RouterOptions"]["properties"]["policy"] = {"enum": [TABLE_POLICY, *NAMES]}
+    names = "|".join([TABLE_POLICY, *NAMES])
+    pattern = names.replace("SHARE", r"[0-9]*\.?[0-9]+").replace("TOKENS", "[0-9]{1,9}")
+    made["RouterOptions"]["properties"]["policy"] = {"type": "string", "pattern": f"^({pattern})$"}
     needed = {name for root in _ROOTS for name in _reached(made, root)}
     return {name: made[name] for name in sorted(needed)}
 

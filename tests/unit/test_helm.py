@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def documents(tools: Tools, values: Values) -> list[Document]:
 
 @pytest.mark.parametrize("name", ["defaults", "groups", "options", "placement"])
 def test_helm_finds_nothing_to_complain_about(tools: Tools, name: str) -> None:
-    given = yaml.safe_dump(MATRIX[name])
+    given = json.dumps(MATRIX[name])
     lint = tools.helm("lint", "--strict", str(CHART), "--values", "-", stdin=given)
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
@@ -193,7 +194,11 @@ def _matching(pods: list[Document], selector: Document) -> list[Document]:
 
 def _references(pod: Document) -> list[tuple[str, str, bool]]:
     """Objects that a pod needs: kind, name, and whether it starts without them."""
-    found = [("ServiceAccount", pod["serviceAccountName"], False)] if "serviceAccountName" in pod else []
+    found = (
+        [("ServiceAccount", pod["serviceAccountName"], False)]
+        if "serviceAccountName" in pod
+        else []
+    )
     for volume in pod["volumes"]:
         if "configMap" in volume:
             found.append(("ConfigMap", volume["configMap"]["name"], False))
@@ -202,10 +207,9 @@ def _references(pod: Document) -> list[tuple[str, str, bool]]:
         if "persistentVolumeClaim" in volume:
             claim = volume["persistentVolumeClaim"]["claimName"]
             found.append(("PersistentVolumeClaim", claim, False))
-    for container in pod["containers"]:
-        for variable in container.get("env", ()):
-            if key := variable.get("valueFrom", {}).get("secretKeyRef"):
-                found.append(("Secret", key["name"], key.get("optional", False)))
+    variables = [v for container in pod["containers"] for v in container.get("env", ())]
+    keys = [v["valueFrom"]["secretKeyRef"] for v in variables if "valueFrom" in v]
+    found += [("Secret", key["name"], key.get("optional", False)) for key in keys]
     return found
 
 

@@ -8,7 +8,7 @@ Sources:
     ScaledObject: https://github.com/kedacore/keda/blob/01ee1d30b296b6cd0347641d5084962f4081b6e0/apis/keda/v1alpha1/scaledobject_types.go
     its triggers: https://github.com/kedacore/keda/blob/1a230280bc32fcb19f9fa19b77e25eb6c2a5d537/apis/keda/v1alpha1/scaletriggers_types.go
     the Prometheus trigger: https://keda.sh/docs/scalers/prometheus
-"""  # noqa: E501 - addresses
+"""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ _LEADER_WORKER_TEMPLATE = _object(
     leaderTemplate=_ANY_OBJECT,
     workerTemplate=_ANY_OBJECT,
     size={"type": "integer", "minimum": 1},
-    restartPolicy=_one_of("Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"),
+    restartPolicy=_one_of(
+        "Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"
+    ),
     subGroupPolicy=_object(
         subGroupPolicyType=_one_of("LeaderWorker", "LeaderExcluded"), subGroupSize=_COUNT
     ),

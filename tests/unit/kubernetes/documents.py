@@ -95,14 +95,13 @@ def component_of(template: Document) -> str:
     return component
 
 
-def running(template: Document, address: str) -> Pod:
-    """Return a Ready pod of a template, as the cluster's API would send it to the router."""
-    pod = {
-        "metadata": {"name": "pod", "uid": address, **template["metadata"]},
+def pod_of(template: Document, address: str) -> Document:
+    """Return a Ready pod of a template, as the cluster's API would send it."""
+    return {
+        "metadata": {"name": f"pod-{address}", "uid": address, **template["metadata"]},
         "spec": template["spec"],
         "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
     }
-    return msgspec.json.decode(json.dumps(pod), type=Pod)
 
 
 def is_selected(template: Document, selector: str) -> bool:
@@ -123,7 +122,8 @@ def found_by(config: RouterConfig, documents: Iterable[Document]) -> dict[Role, 
         for role in Role:
             selector = options.selector(role)
             if selector and is_selected(template, selector):
-                pod = running(template, f"10.0.0.{number}")
+                content = json.dumps(pod_of(template, f"10.0.0.{number}"))
+                pod = msgspec.json.decode(content, type=Pod)
                 assert pod.ready
                 url = pod.url(options.port)
                 assert url is not None, f"{role} pods have no port {options.port}"

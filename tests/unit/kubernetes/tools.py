@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import tarfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -63,17 +65,15 @@ class Tools:
         return self._run("kubectl", *args)
 
     def render(self, values: Mapping[str, Any], chart: Path = CHART) -> list[Document]:
-        """Return the documents of a release with these values."""
-        done = self.template(values, chart)
-        assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
+        """Return the documents of a release with these values; they must not be changed."""
+        return _rendered(self, json.dumps(values), chart)
 
     def template(
         self, values: Mapping[str, Any], chart: Path = CHART
     ) -> subprocess.CompletedProcess[str]:
         """Run ``helm template`` with these values."""
         given = ("--namespace", NAMESPACE, "--kube-version", KUBERNETES, "--values", "-")
-        return self.helm("template", RELEASE, str(chart), *given, stdin=yaml.safe_dump(values))
+        return self.helm("template", RELEASE, str(chart), *given, stdin=json.dumps(values))
 
     def kustomize(self, folder: Path) -> list[Document]:
         """Return the documents of a folder with a kustomization."""
@@ -92,6 +92,13 @@ class Tools:
             text=True,
             timeout=60,
         )
+
+
+@cache
+def _rendered(tools: Tools, values: str, chart: Path) -> list[Document]:
+    done = tools.template(json.loads(values), chart)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
 def _unpack(archive: Path, folder: Path) -> None:

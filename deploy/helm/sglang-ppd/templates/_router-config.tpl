@@ -1,4 +1,4 @@
-{{/* The router's options, as YAML. */}}
+{{/* The router's options, as JSON. */}}
 {{- define "ppd.routerOptions" -}}
 {{- $root := . -}}
 {{- $found := .Values.router.discovery -}}
@@ -38,10 +38,10 @@
 {{- if $tenants -}}
 {{- $_ := set $options "tenants" $tenants -}}
 {{- end -}}
-{{ toYaml $options }}
+{{ toJson $options }}
 {{- end -}}
 
 {{/* The router's file. */}}
 {{- define "ppd.routerFile" -}}
-{{ include "ppd.toml" (dict "table" (include "ppd.routerOptions" . | fromYaml) "path" "") | trim }}
+{{ include "ppd.toml" (dict "table" (include "ppd.routerOptions" . | fromJson) "path" "") | trim }}
 {{- end -}}
