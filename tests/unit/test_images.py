@@ -138,7 +138,7 @@ def test_the_routers_steps_lead_to_a_compiled_router(tmp_path: Path) -> None:
     # Also what the chart's configuration needs.
     file = tmp_path / "router.toml"
     file.write_text('[kubernetes]\nnamespace = "models"\nprefill = "a=b"\ndecode = "a=c"\n')
-    command = [tmp_path / "ppd/bin/ppd-router", "--config", file, "--check-config"]
+    command = [str(tmp_path / "ppd/bin/ppd-router"), "--config", str(file), "--check-config"]
     check = subprocess.run(command, env={}, capture_output=True, text=True)
     assert check.stdout == "the configuration is right\n", check.stderr
 

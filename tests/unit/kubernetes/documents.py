@@ -107,7 +107,8 @@ def pod_of(template: Document, address: str) -> Document:
 def is_selected(template: Document, selector: str) -> bool:
     """Whether a pod has the labels of an equality selector (``a=b,c=d``)."""
     wanted = dict(part.split("=", 1) for part in selector.split(","))
-    return wanted.items() <= template["metadata"]["labels"].items()
+    labels: dict[str, str] = template["metadata"]["labels"]
+    return wanted.items() <= labels.items()
 
 
 def found_by(config: RouterConfig, documents: Iterable[Document]) -> dict[Role, list[str]]:
