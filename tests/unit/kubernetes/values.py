@@ -82,6 +82,7 @@ MATRIX: dict[str, Values] = {
         "rdma": {"enabled": True, "count": 8, "devices": "mlx5_0,mlx5_1", "networks": "rdma-net"},
         "prefill": _GROUP,
         "decode": _GROUP,
+        "replica": {"enabled": True},
     },
     "host network": {"rdma": {"enabled": True, "hostNetwork": True}},
     "no network policy": {"networkPolicy": {"enabled": False}},

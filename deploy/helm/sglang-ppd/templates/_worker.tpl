@@ -3,6 +3,11 @@
 {{ .role }}{{ if .follower }}-follower{{ end }}
 {{- end -}}
 
+{{/* Not empty if a worker sends or gets KV over RDMA. Arguments: root, role. */}}
+{{- define "ppd.usesRdma" -}}
+{{- if and .root.Values.rdma.enabled (ne .role "replica") -}}true{{- end -}}
+{{- end -}}
+
 {{/* The flags of ppd-worker and SGLang. Arguments: root, role. */}}
 {{- define "ppd.workerArgs" -}}
 {{- $values := .root.Values -}}
@@ -34,7 +39,7 @@
 - --disaggregation-bootstrap-port
 - {{ $values.worker.ports.bootstrap | quote }}
 {{- end }}
-{{- if and $values.rdma.enabled $values.rdma.devices (ne .role "replica") }}
+{{- if and (include "ppd.usesRdma" .) $values.rdma.devices }}
 - --disaggregation-ib-device
 - {{ $values.rdma.devices | quote }}
 {{- end }}
@@ -104,8 +109,9 @@
 {{- $worker := index $values .role -}}
 {{- $ports := $values.worker.ports -}}
 {{- $labels := dict "root" .root "component" (include "ppd.workerComponent" .) -}}
+{{- $rdma := include "ppd.usesRdma" . -}}
 {{- $annotations := deepCopy $worker.podAnnotations -}}
-{{- if and $values.rdma.enabled $values.rdma.networks -}}
+{{- if and $rdma $values.rdma.networks -}}
 {{- $_ := set $annotations "k8s.v1.cni.cncf.io/networks" $values.rdma.networks -}}
 {{- end -}}
 metadata:
@@ -121,7 +127,7 @@ spec:
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ $worker.terminationGracePeriodSeconds }}
   securityContext: {{- toYaml $values.worker.podSecurityContext | nindent 4 }}
-  {{- if and $values.rdma.enabled $values.rdma.hostNetwork }}
+  {{- if and $rdma $values.rdma.hostNetwork }}
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
@@ -185,14 +191,14 @@ spec:
         {{- end }}
         limits:
           {{ $worker.gpuResource }}: {{ $worker.gpus | quote }}
-          {{- if $values.rdma.enabled }}
+          {{- if $rdma }}
           {{ $values.rdma.resource }}: {{ $values.rdma.count | quote }}
           {{- end }}
           {{- with $worker.resources.limits }}
           {{- toYaml . | nindent 10 }}
           {{- end }}
       {{- $security := deepCopy $values.worker.securityContext }}
-      {{- if $values.rdma.enabled }}
+      {{- if $rdma }}
       {{- $capabilities := $security.capabilities | default dict }}
       {{- $_ := set $capabilities "add" (append ($capabilities.add | default list) "IPC_LOCK" | uniq) }}
       {{- $_ := set $security "capabilities" $capabilities }}
