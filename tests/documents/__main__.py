@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import generated, prose
+from . import chart, generated, prose
 from .links import file_problems, link_problems
 from .settings import documents, read_settings
 
@@ -19,6 +19,7 @@ def main() -> None:
     root = Path(__file__).parents[2]
     if parser.parse_args().command == "write":
         generated.write(root)
+        chart.write(root)
         return
     found = list(problems(root))
     print(
@@ -44,6 +45,7 @@ def problems(root: Path) -> Iterator[str]:
         if name not in names:
             yield f"pyproject.toml, tool.ppd-documents: there is no document {name}"
     yield from generated.problems(root)
+    yield from chart.problems(root)
 
 
 if __name__ == "__main__":

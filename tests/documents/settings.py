@@ -38,6 +38,7 @@ def documents(root: Path) -> list[Path]:
         {
             *root.glob("*.md"),
             *root.glob("tables/*.md"),
+            *root.glob("deploy/**/*.md"),
             *(root / "docs").rglob("*.md"),
             *root.glob(".github/**/*.md"),
         }

@@ -48,8 +48,11 @@ class FakeKubernetes:
 
     async def put(self, name: str, role: str, url: str, **state: Any) -> None:
         """Add or change a pod."""
-        pod = pod_object(name, role, url, **state)
-        await self._publish("MODIFIED" if name in self._pods else "ADDED", pod)
+        await self.put_pod(pod_object(name, role, url, **state))
+
+    async def put_pod(self, pod: dict[str, Any]) -> None:
+        """Add or change a pod that is given as the API sends it."""
+        await self._publish("MODIFIED" if pod["metadata"]["name"] in self._pods else "ADDED", pod)
 
     async def delete(self, name: str) -> None:
         """Delete a pod."""
@@ -92,14 +95,16 @@ class FakeKubernetes:
         if self.refusal is not None:
             refused = failure(self.refusal, "pods is forbidden")
             return web.json_response(refused, status=self.refusal)
-        role = query["labelSelector"].removeprefix("role=")
+        selector = dict(part.split("=", 1) for part in query["labelSelector"].split(","))
         if watched:
-            return await self._watch(request, role, int(query["resourceVersion"]))
-        items = [pod for pod in self._pods.values() if _is(pod, role)]
+            return await self._watch(request, selector, int(query["resourceVersion"]))
+        items = [pod for pod in self._pods.values() if _is(pod, selector)]
         metadata = {"resourceVersion": str(self.version)}
         return web.json_response({"kind": "PodList", "metadata": metadata, "items": items})
 
-    async def _watch(self, request: web.Request, role: str, version: int) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, selector: dict[str, str], version: int
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         connection = request.transport
@@ -109,7 +114,7 @@ class FakeKubernetes:
             while version >= self.oldest:
                 for number, change in [entry for entry in self._changes if entry[0] > version]:
                     version = number
-                    if _is(change["object"], role):
+                    if _is(change["object"], selector):
                         await response.write(orjson.dumps(change) + b"\n")
                 async with self._change:
                     await self._change.wait_for(partial(self._is_past, version))
@@ -142,9 +147,10 @@ class FakeKubernetes:
         return str(path)
 
 
-def _is(pod: dict[str, Any], role: str) -> bool:
+def _is(pod: dict[str, Any], selector: dict[str, str]) -> bool:
     labels = pod["metadata"]["labels"]
-    return not labels or labels["role"] == role  # a bookmark has no labels, and every watch gets it
+    # A bookmark has no labels, and every watch gets it.
+    return not labels or selector.items() <= labels.items()
 
 
 def pod_object(
