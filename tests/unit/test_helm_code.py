@@ -60,7 +60,8 @@ def test_the_router_reads_its_file(documents: list[Document], tmp_path: Path) ->
     config = rendered.router_config(documents, tmp_path)
     (router,) = (p for p in rendered.all_templates(documents) if component_of(p) == "router")
     ports = {p["name"]: p["containerPort"] for p in router["spec"]["containers"][0]["ports"]}
-    assert ports == {"api": config.port, "operators": config.admin_port}
+    gateway = {} if config.gateway is None else {"gateway": config.gateway.port}
+    assert ports == {"api": config.port, "operators": config.admin_port, **gateway}
     # What docs/ROUTER.md asks for.
     least = config.shutdown_delay_s + config.shutdown_grace_s + 5
     assert router["spec"]["terminationGracePeriodSeconds"] > least
