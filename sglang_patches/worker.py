@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +23,8 @@ from ppd.errors import ConfigError
 from sglang_patches import settings
 from sglang_patches.settings import read_settings
 
+_KEY_FLAGS = ("--api-key", "--admin-api-key")
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -32,8 +34,18 @@ class Launch:
     environment: Mapping[str, str]
 
     def __str__(self) -> str:
+        """As a command line, without keys: it goes into the log."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*variables, shlex.join(self.argv)])
+        return " ".join([*variables, shlex.join(_without_keys(self.argv))])
+
+
+def _without_keys(argv: Iterable[str]) -> Iterator[str]:
+    follows = False  # the value of a flag for a key
+    for word in argv:
+        flag, separator, _ = word.partition("=")
+        is_key = flag in _KEY_FLAGS
+        yield "***" if follows else f"{flag}=***" if is_key and separator else word
+        follows = is_key and not separator
 
 
 # The plugin's options as flags: variable, placeholder (None: a switch), meaning.

@@ -112,6 +112,14 @@ def test_the_plugins_options_become_variables(capsys: pytest.CaptureFixture[str]
     assert "--ppd" not in printed
 
 
+def test_keys_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["--api-key", "sk-one", "--admin-api-key=sk-two"]
+    main(["--role", "decode", "--model", "m", "--device=cpu", "--dry-run", *keys])
+    printed = capsys.readouterr().err
+    assert "--api-key '***' '--admin-api-key=***'" in printed
+    assert "sk-" not in printed
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
