@@ -21,7 +21,7 @@ from ..workers.membership import Membership
 from ..workers.registry import WorkerRegistry
 from .admin import Admin
 from .dashboard import PAGE, Dashboard
-from .endpoints import OPENAPI_PATH
+from .endpoints import LIVE, OPENAPI_PATH
 from .guard import Guard
 from .models import Models
 from .openapi import OpenApi
@@ -34,6 +34,7 @@ _GUARD = web.AppKey("guard", Guard)
 # Announcements carry a token of their own, requests of peers a secret.
 _OPEN = (
     "GET /health",
+    f"GET {LIVE}",
     "GET /metrics",
     f"GET {OPENAPI_PATH}",
     "GET /v1/models",
@@ -59,6 +60,7 @@ def public_app(
     """
     app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
     app.router.add_get("/health", admin.health)
+    app.router.add_get(LIVE, _live)
     passthrough.add_routes(app)
     kept.add_routes(app)
     Models(registry).add_routes(app)
@@ -97,7 +99,7 @@ def admin_app(
 def startup_app(membership: Membership | None) -> web.Application:
     """Return the application until there is a worker of each role.
 
-    It serves announcements of workers and refuses all other requests by a 503.
+    It serves announcements of workers and ``/live``, and refuses all other requests by a 503.
 
     Args:
         membership: of workers that announce themselves; None: no worker may.
@@ -109,8 +111,14 @@ def startup_app(membership: Membership | None) -> web.Application:
     app = web.Application(middlewares=[answer_errors])
     if membership is not None:
         membership.add_routes(app)
+    app.router.add_get(LIVE, _live)
     app.router.add_route("*", "/{path:.*}", refuse)
     return app
+
+
+async def _live(_request: web.Request) -> web.Response:
+    """Answer for as long as the process serves, whatever its workers do."""
+    return web.Response(text="alive\n")
 
 
 def refuse(refusal: Refusal) -> bytes:

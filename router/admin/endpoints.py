@@ -37,6 +37,7 @@ from .schemas import (
 )
 
 OPENAPI_PATH = "/openapi.json"
+LIVE = "/live"
 
 
 class Tag(StrEnum):
@@ -208,6 +209,13 @@ def _described() -> dict[str, Operation]:
             Access.OPEN,
             answer=Health,
             unhealthy=True,
+        ),
+        f"GET {LIVE}": Operation(
+            "Return 200 while the process serves, with workers or without.",
+            Tag.STATE,
+            Access.OPEN,
+            answer=str,
+            media="text/plain",
         ),
         "GET /metrics": Operation(
             "Return the metrics in Prometheus' text format.",

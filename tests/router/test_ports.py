@@ -45,7 +45,7 @@ async def test_an_admin_port_takes_all_but_the_api(cluster: Cluster) -> None:
         for path in ("/metrics", "/workers", "/explain", "/table"):
             assert await status(http, "GET", client.url + path) == 404
             assert await status(http, "GET", inner + path) == 200
-        for path in ("/health", "/v1/models", "/v1/models/fake"):
+        for path in ("/health", "/live", "/v1/models", "/v1/models/fake"):
             assert await status(http, "GET", client.url + path) == 200
         assert await status(http, "POST", inner + CHAT, json=CHAT_BODY) == 404
 
@@ -62,7 +62,7 @@ async def test_with_a_token_operators_must_carry_it_to_look_too(cluster: Cluster
         ):
             assert await status(http, method, url + path, json=CHAT_BODY) == 401
             assert await status(http, method, url + path, json=CHAT_BODY, headers=TOKEN) != 401
-        for path in ("/health", "/metrics", "/v1/models"):
+        for path in ("/health", "/live", "/metrics", "/v1/models"):
             assert await status(http, "GET", url + path) == 200
         assert await status(http, "GET", url + "/nothing") == 404
 

@@ -116,8 +116,8 @@ def test_probes_ask_for_endpoints_that_exist(either: list[Document]) -> None:
 def test_the_router_is_that_of_the_chart(tools: Tools, documents: list[Document]) -> None:
     ours = named(documents, "Deployment", "-router")["spec"]["template"]["spec"]["containers"][0]
     chart = named(tools.render({}), "Deployment", "-router")["spec"]["template"]["spec"]
-    fields = ("command", "args", "ports", "startupProbe", "resources", "securityContext")
-    for field in (*fields, "volumeMounts"):
+    fields = ("command", "args", "ports", "resources", "securityContext", "volumeMounts")
+    for field in (*fields, "livenessProbe", "readinessProbe"):
         assert _without_scheme(chart["containers"][0][field]) == ours[field], field
 
 

@@ -73,6 +73,8 @@ async def test_a_router_without_workers_waits_for_announcements(separate_admin_p
         client = Client(url, http)
         inner = Client(f"http://127.0.0.1:{admin_port}", http) if separate_admin_port else client
         await until(lambda: answers(client, 503))
+        for one in (client, inner):
+            assert (await one.http.get(f"{one.url}/live")).status == 200
         assert (await announce(inner, p)).status == 200
         assert (await client.chat("hello")).status == 503, "there is no decode worker yet"
         assert (await announce(client, d)).status == (503 if separate_admin_port else 200)
