@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import sys
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 
 from eval.cli import main as run_eval
 from ppd import __version__
+from ppd.contract import Role
 from router.cli import main as run_router
 from router.config.limits import AdmissionLimits, Tenant
 from router.config.options import RouterConfig
+from sglang_patches.worker import plan_launch
 from tests.documents import troubleshooting
 from tests.documents.__main__ import problems
 from tests.documents.links import file_problems, link_problems
@@ -103,6 +107,37 @@ def test_every_option_in_the_routers_tables_exists() -> None:
 
 def test_the_citation_names_this_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_quickstart_shows_the_command_that_a_worker_becomes() -> None:
+    address = ["--model-path", "MODEL", "--host", "127.0.0.1", "--port", "30001"]
+    launch = plan_launch(Role.DECODE, address, cpu=False, environment={}, engine="0.5.23")
+    shown = " ".join((ROOT / "docs/GPU_QUICKSTART.md").read_text().split())
+    assert f"ppd-worker: {launch}".replace(sys.executable, "python") in shown
+
+
+def test_the_shapes_of_the_sizing_guide_have_the_printed_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs/SIZING.md").read_text()
+    (command,) = re.findall(
+        r"^ppd-eval (simulate cluster .*?)\n```", text, re.DOTALL | re.MULTILINE
+    )
+    with suppress(SystemExit):
+        run_eval(shlex.split(command.replace("\\\n", " ")))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 4
+    for row in rows:
+        cells = (
+            f"`{row['shape']}`",
+            f"{row['local_share']:.2f}",
+            f"{row['lost_share']:.2f}",
+            f"{row['moved_tokens_per_turn']:.0f}",
+            f"{row['t2_ttft_p50_ms']:.1f}",
+            f"{row['tpot_p50_ms']:.2f}",
+        )
+        assert f"| {' | '.join(cells)} |" in text
 
 
 # -- the checks themselves ------------------------------------------------------------------
