@@ -18,7 +18,7 @@ UNROOMED = "PPD_UNROOMED"
 ROUTERS = "PPD_ROUTERS"
 ADVERTISE_URL = "PPD_ADVERTISE_URL"
 WORKER_TOKEN = "PPD_WORKER_TOKEN"
-_KNOWN = (
+KNOWN = (
     ENABLE,
     MAX_APPEND_TOKENS,
     TPOT_TARGET_MS,
@@ -78,10 +78,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
     unknown = sorted(
         name
         for name in environment
-        if name.startswith("PPD_") and name not in _KNOWN and not _OTHERS.fullmatch(name)
+        if name.startswith("PPD_") and name not in KNOWN and not _OTHERS.fullmatch(name)
     )
     if unknown:
-        raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
+        raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(KNOWN)}")
     settings = Settings(
         max_append_tokens=_whole(environment, MAX_APPEND_TOKENS) or _MAX_APPEND_TOKENS,
         tpot_target_ms=_milliseconds(environment, TPOT_TARGET_MS),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import chart, generated, prose
+from . import chart, generated, names, prose, troubleshooting
 from .links import file_problems, link_problems
 from .settings import documents, read_settings
 
@@ -34,15 +34,17 @@ def problems(root: Path) -> Iterator[str]:
     texts = {path: path.read_text() for path in documents(root)}
     for path, text in texts.items():
         name = path.relative_to(root).as_posix()
-        found = list(link_problems(root, path, texts))
+        found = [*link_problems(root, path, texts), *names.problems(name, text)]
+        if name == troubleshooting.NAME:
+            found += troubleshooting.problems(root, text)
         if name not in settings.unchecked_paths:
             found += file_problems(root, text)
         if name in settings.conforming:
             found += prose.problems(text, settings)
         yield from (f"{name}:{line}: {problem}" for line, problem in sorted(found))
-    names = {path.relative_to(root).as_posix() for path in texts}
+    known = {path.relative_to(root).as_posix() for path in texts}
     for name in (*settings.conforming, *settings.unchecked_paths):
-        if name not in names:
+        if name not in known:
             yield f"pyproject.toml, tool.ppd-documents: there is no document {name}"
     yield from generated.problems(root)
     yield from chart.problems(root)

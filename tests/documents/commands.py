@@ -38,7 +38,7 @@ def flags_by_name(parser: argparse.ArgumentParser, command: str = "") -> dict[st
         command: the name of a subcommand, whose flags are returned instead.
     """
     if command:
-        parser = _subcommands(parser)[command]
+        parser = subcommands(parser)[command]
     return {
         action.dest: code(action.option_strings[-1])
         for action in parser._actions
@@ -54,12 +54,13 @@ def _command(parser: argparse.ArgumentParser, level: int = 2, summary: str = "")
     if arguments:
         yield table(("argument", "default", "meaning"), map(_row, arguments))
     summaries = _summaries(parser)
-    for name, subparser in _subcommands(parser).items():
+    for name, subparser in subcommands(parser).items():
         yield from _command(subparser, min(level + 1, 4), summaries.get(name, ""))
 
 
 # argparse has no public way to the arguments of a parser.
-def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a parser's subcommands, by name."""
     found: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

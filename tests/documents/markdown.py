@@ -1,4 +1,4 @@
-"""The parts of a Markdown document that the checks look at: lines, paragraphs, headings, links."""
+"""The parts of a Markdown document that the checks look at: prose, headings, links, code."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ class Paragraph:
 
     Attributes:
         line: number of its first line, from 1.
+        last_line: number of its last line.
         text: its lines, joined by spaces.
     """
 
     line: int
+    last_line: int
     text: str
 
 
@@ -42,6 +44,44 @@ class Link:
 
     line: int
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeBlock:
+    """A fenced block.
+
+    Attributes:
+        line: number of its first line of code, from 1.
+        language: the word behind the fence; "" if there is none.
+        lines: its lines.
+        executed: whether the comment before it asks for its commands to be executed.
+    """
+
+    line: int
+    language: str
+    lines: tuple[str, ...]
+    executed: bool
+
+
+_EXECUTED = "<!-- executed -->"
+
+
+def code_blocks(text: str) -> Iterator[CodeBlock]:
+    """Yield the fenced blocks; lines that belong to a list are not indented."""
+    fence, first, language, executed = "", 0, "", False
+    before, inside = "", list[str]()
+    for number, line in enumerate(text.split("\n"), 1):
+        found = _FENCE.match(line)
+        if fence and found and found[1].startswith(fence) and not line.strip(" `~"):
+            yield CodeBlock(first, language, tuple(inside), executed)
+            fence, before, inside = "", "", []
+        elif fence:
+            inside.append(line)
+        elif found:
+            fence, first, executed = found[1], number + 1, before == _EXECUTED
+            language = line[found.end() :].strip()
+        elif line.strip():
+            before = line.strip()
 
 
 def without_code(text: str) -> str:
@@ -74,7 +114,7 @@ def paragraphs(text: str) -> Iterator[Paragraph]:
         ends = not line.strip() or is_table_row(line) or _HEADING.match(line)
         item = _LIST_ITEM.match(line)
         if (ends or item) and parts:
-            yield Paragraph(first, " ".join(parts))
+            yield Paragraph(first, number - 1, " ".join(parts))
             parts = []
         if ends:
             continue
