@@ -50,9 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="report all problems of the configuration, and exit",
     )
-    add("--prefill", nargs="+", metavar="URL", help="prefill workers")
-    add("--decode", nargs="+", metavar="URL", help="decode workers")
-    add("--replica", nargs="+", metavar="URL", help="workers that do both")
+    for name, what in (
+        ("--prefill", "prefill workers"),
+        ("--decode", "decode workers"),
+        ("--replica", "workers that do both"),
+    ):
+        add(name, nargs="+", action="extend", metavar="URL", help=f"{what}; may be repeated")
     add(
         "--accept-workers",
         action="store_true",

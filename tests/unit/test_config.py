@@ -30,6 +30,13 @@ def test_a_sound_command_line() -> None:
     assert (config.prefill, config.decode, config.policy, check) == ((P,), (D,), "pd", False)
 
 
+def test_flags_of_workers_may_be_repeated() -> None:
+    more = "http://127.0.0.1:3", "http://127.0.0.1:4"
+    given = ["--prefill", P, "--decode", D, "--decode", *more, "--policy", "pd"]
+    config, _ = parse_config(given)
+    assert (config.prefill, config.decode) == ((P,), (D, *more))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
