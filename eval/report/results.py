@@ -18,6 +18,9 @@ Row = Mapping[str, Any]
 T = TypeVar("T")
 
 
+_MAX_COMMITS = 6  # that a line names one by one
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Some rows of one raw file.
@@ -87,6 +90,8 @@ class Rows:
         told = [row for row in self.rows if "commit" in row] or list(self.headers)
         told = sorted(told, key=lambda row: str(row["at"]))
         commits = _listed(_short_commit(row["commit"]) for row in told)
+        if len(commits) > _MAX_COMMITS:
+            commits = [*commits[:2], f"{len(commits) - 4} more", *commits[-2:]]
         parts = [self.file, f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"]
         parts.append(", ".join(sorted(_listed(row["at"][:10] for row in told))))
         parts.append(", ".join(sorted(_listed(_hardware(row["hardware"]) for row in told))))

@@ -25,6 +25,7 @@ from ppd.effects import (
     ClientGone,
     Failed,
     Finish,
+    Prefilled,
     Send,
     StreamBroke,
     StreamEnded,
@@ -50,6 +51,12 @@ logger = logging.getLogger("ppd.router.gateway")
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 _EVENT_STREAM = "text/event-stream"
+_MODELS = "/v1/models"
+# Headers that engines and sidecars obey, keys, and what would make an answer unreadable.
+_OBEYED = (
+    *("x-override-", "x-data-parallel-", "x-smg-", "x-prefiller-", "x-bootstrap-"),
+    *("x-api-key", "accept-encoding"),
+)
 _RESPONSE = ("response_body", "response_trailers")  # after its head
 
 
@@ -110,11 +117,17 @@ class Exchange:
         method, path = headers.get(":method", ""), headers.get(":path", "").partition("?")[0]
         subset = envoy.subset_of(first)
         try:
-            body = None if head.end_of_stream else await self._body()
             if method == "POST" and path in _ENDPOINTS:
-                await self._generation(_ENDPOINTS[path], headers, body or b"", subset)
+                self._handler.keys.tenant(headers)  # before its body is read
+                body = b"" if head.end_of_stream else await self._body()
+                await self._generation(_ENDPOINTS[path], headers, body, subset)
+            elif method == "GET" and path.startswith(_MODELS) and head.end_of_stream:
+                self._handler.charge(headers)
+                await self._models(headers, subset)
             else:
-                await self._other(body, subset)
+                served = ", ".join((*_ENDPOINTS, f"GET {_MODELS}"))
+                message = f"{method} {path} is not served behind a gateway; there are {served}"
+                raise RequestError(message, status=404)
         except _GoneError:
             return
         except ProtocolError:
@@ -142,17 +155,15 @@ class Exchange:
                 return b"".join(parts)
         raise _GoneError
 
-    # -- what the router does not decide -------------------------------------------------------
-
-    async def _other(self, body: bytes | None, subset: Collection[str] | None) -> None:
-        """Send a request to the least busy worker that answers clients, unchanged."""
+    async def _models(self, headers: dict[str, str], subset: Collection[str] | None) -> None:
+        """Send a request for the list of models to the least busy worker that decodes."""
         ready = [*self._registry.ready(Role.DECODE), *self._registry.ready(Role.REPLICA)]
         fit = [worker for worker in ready if self._allowed(worker, subset)]
         if not fit:
             raise WorkerError("no worker that the gateway allows may be given work")
         worker = min(fit, key=lambda one: one.in_flight)
         with _in_flight(worker):
-            await self._send(worker, None, {}, body)
+            await self._send(worker, None, headers, self._handler.keys.forwarded(headers), None)
             async with aclosing(self._response()) as response:
                 await anext(response)
                 await self._stream.write(envoy.response_head({}))
@@ -172,7 +183,7 @@ class Exchange:
             plan = self._plan(context, subset)
             try:
                 with _in_flight(worker_of(plan.decode)):
-                    await self._turn(context, plan)
+                    await self._turn(context, plan, headers)
             finally:
                 if context.outcome is None:
                     self._end(context, ClientGone())
@@ -199,7 +210,7 @@ class Exchange:
         self._recorder.finished(context, effect.outcome)
         raise effect.error
 
-    async def _turn(self, context: RequestContext, plan: Plan) -> None:
+    async def _turn(self, context: RequestContext, plan: Plan, clients: dict[str, str]) -> None:
         inbound, worker = context.inbound, worker_of(plan.decode)
         name = session_field(inbound, context.session, *plan.workers)
         if plan.route is Route.LOCAL:
@@ -211,7 +222,7 @@ class Exchange:
                 prefill = None if plan.prefill is None else worker_of(plan.prefill)
                 if prefill is not None:
                     prefilling.enter_context(_in_flight(prefill))
-                await self._send(worker, prefill, context.headers, body)
+                await self._send(worker, prefill, clients, context.headers, body)
                 message = await anext(response)
             await self._stream.write(envoy.response_head(context.answer_headers()))
             assert message.response_headers is not None, "a response begins with its head"
@@ -250,6 +261,7 @@ class Exchange:
                         return
                     begun = context.streams = True
                     worker.streams += 1
+                    self._prefilled(context)
                     context.take(Answered(streams=True))
                     self._recorder.answered(context)
                 elif block:
@@ -295,6 +307,7 @@ class Exchange:
         if (error := error_in_body(body, status)) is not None:
             await self._failed(context, error)
             return
+        self._prefilled(context)
         context.take(Answered(streams=False))
         self._recorder.answered(context)
         try:
@@ -306,6 +319,12 @@ class Exchange:
         elif isinstance(answer, dict):
             self._recorder.record_answer(context, worker, usage_of_openai(answer))
         self._end(context, StreamEnded())
+
+    def _prefilled(self, context: RequestContext) -> None:
+        """Note that the prefill worker has done its part, as the decode worker answers."""
+        plan = context.attempts.plan
+        if plan is not None and plan.prefill is not None:
+            context.take(Prefilled())
 
     async def _failed(self, context: RequestContext, error: EngineError) -> None:
         """Hold an error for or against the workers. The client gets it: the gateway sent once."""
@@ -327,17 +346,25 @@ class Exchange:
     # -- messages ------------------------------------------------------------------------------
 
     async def _send(
-        self, worker: Worker, prefill: Worker | None, headers: dict[str, str], body: bytes | None
+        self,
+        worker: Worker,
+        prefill: Worker | None,
+        clients: dict[str, str],
+        headers: dict[str, str],
+        body: bytes | None,
     ) -> None:
-        """Give the gateway the request as the workers shall get it."""
+        """Give the gateway the request as the workers shall get it.
+
+        Engines and sidecars obey some headers, so those of ``clients`` do not pass.
+        """
         changed = dict(headers)
-        removed: tuple[str, ...] = ()
         if prefill is not None:
             changed[self._options.prefill_header] = prefill.id
-        else:
-            removed = (self._options.prefill_header,)  # a client's is not obeyed
+        removed = [n for n in clients if n not in changed and n.startswith(_OBEYED)]
+        if prefill is None:
+            removed.append(self._options.prefill_header)
         if self._handler.keys.checks_clients and "authorization" not in changed:
-            removed = (*removed, "authorization")
+            removed.append("authorization")
         if body is not None:
             changed["content-length"] = str(len(body))
         write = self._stream.write
@@ -380,7 +407,7 @@ class Exchange:
 
     def _endpoint(self, worker: Worker) -> str:
         """Where the gateway sends a request for a worker."""
-        if self._options.decode_port is None:
+        if self._options.decode_port is None or worker.role is Role.REPLICA:
             return worker.id
         host = worker.id.rpartition(":")[0]
         return f"{host}:{self._options.decode_port}"

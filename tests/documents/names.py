@@ -47,7 +47,7 @@ _OTHER_VARIABLES = {"PPD_COMPILE", "PPD_MILVUS_TOKEN"}
 # Documents of the past, and those whose tables name flags of other programs in the first column.
 _PAST = ("docs/LOG.md",)
 _FOREIGN_COLUMN = ("docs/MIGRATION.md",)
-_FOREIGN_FLAGS = frozenset({"--mini-lb", "--network", "--ulimit"})
+_FOREIGN_FLAGS = frozenset({"--mini-lb", "--network", "--target", "--ulimit"})
 _OF_A_COMMIT = re.compile(r"\bcommit [0-9a-f]{7}\b")  # a command that the present version lacks
 
 _SGLANG_FIELD = re.compile(r"^    ([a-z]\w*)\s*:", re.MULTILINE)

@@ -139,16 +139,39 @@ async def test_other_endpoints_of_the_engine(behind: Behind) -> None:
         assert again.status == 200
 
 
-async def test_paths_that_are_not_decided_go_to_the_least_busy_decode_worker(
-    behind: Behind,
-) -> None:
+async def test_models_come_from_a_decode_worker_and_nothing_else_passes(behind: Behind) -> None:
     p, d = workers()
-    async with behind(p, d) as (envoy, _):
+    async with behind(p, d, worker_api_key="sk-workers") as (envoy, _):
         seen = await envoy.get("/v1/models")
         assert (seen.destination, seen.status) == (_host(d), 200)
         assert seen.json["data"][0]["id"] == "fake"
-        posted = await envoy.post("/tokenize", {"prompt": "a"}, picked_only=True)
-        assert (posted.destination, posted.fields) == (_host(d), {"prompt": "a"})
+        assert seen.sent["authorization"] == "Bearer sk-workers"
+        for path in ("/flush_cache", "/tokenize", "/v1/chat/completion%73"):
+            refused = await envoy.post(path, {"prompt": "a"})
+            assert (refused.immediate, refused.status) == (True, 404), path
+
+
+async def test_headers_that_engines_obey_do_not_pass(behind: Behind) -> None:
+    headers = {"x-override-rank": "1", "x-api-key": "sk", "x-prefiller-url": "http://x"}
+    async with behind(*workers()) as (envoy, _):
+        seen = await envoy.post(CHAT, chat("hello"), headers)
+        assert not headers.keys() & seen.sent.keys()
+
+
+async def test_a_prefill_worker_has_no_backlog_once_its_turn_decodes(behind: Behind) -> None:
+    gate = asyncio.Event()
+    p, d = workers(gated(gate))
+    async with behind(p, d) as (envoy, client):
+        task = asyncio.create_task(envoy.post(CHAT, chat("hello " * 50, stream=True)))
+        counted = {"endpoint": CHAT, "route": "remote", "reason": "first_turn"}
+        await until(lambda: _at_least_one(client, **counted))
+        assert (await client.workers())[p.url]["backlog_tokens"] == 0
+        gate.set()
+        await task
+
+
+async def _at_least_one(client: Client, **labels: str) -> bool:
+    return await client.metric("ppd_turns_total", **labels) >= 1
 
 
 @pytest.mark.parametrize(
@@ -203,9 +226,8 @@ async def test_without_a_worker_it_is_503(behind: Behind) -> None:
     async with behind(p, d) as (envoy, client):
         d.vanish()
         await until(lambda: _dead(client, d.url))
-        for path, body in ((CHAT, chat("hello")), ("/tokenize", {})):
-            seen = await envoy.post(path, body)
-            assert (seen.immediate, seen.status) == (True, 503), path
+        seen = await envoy.post(CHAT, chat("hello"))
+        assert (seen.immediate, seen.status) == (True, 503)
 
 
 async def _dead(client: Client, url: str) -> bool:
@@ -226,7 +248,7 @@ async def test_only_endpoints_of_the_subset_are_picked(behind: Behind) -> None:
         none = await envoy.post(CHAT, chat("hello"), subset=["127.0.0.1:1"])
         assert (none.immediate, none.status) == (True, 503)
         assert "the gateway allows" in none.json["error"]["message"]
-        assert (await envoy.post("/tokenize", {}, subset=[])).status == 503
+        assert (await envoy.post(CHAT, chat("hello"), subset=[])).status == 503
 
 
 async def test_clients_cannot_name_workers(behind: Behind) -> None:
