@@ -100,9 +100,13 @@ async def test_conversations_through_envoy_have_the_ids_of_one_server(
                 chats = [Conversation(http, url).send_all(user_messages(i, 4)) for i in range(3)]
                 through_envoy = await asyncio.gather(*chats)
     for i, turns in enumerate(through_envoy):
-        assert [turn.route for turn in turns] == ["remote", "local", "local", "local"]
+        assert turns[0].route == "remote"
         alone = await Conversation(http, workers.monolithic.url).send_all(user_messages(i, 4))
         assert [turn.ids for turn in turns] == [turn.ids for turn in alone]
-    assert sidecar.prefilled == 3
-    assert (await plugin_state(http, workers.decode))["accepted"] == before + 9
+    # What is live corrects the table, so a later turn beside others may be remote.
+    routes = [turn.route for turns in through_envoy for turn in turns]
+    local = routes.count("local")
+    assert local
+    assert sidecar.prefilled == routes.count("remote")
+    assert (await plugin_state(http, workers.decode))["accepted"] == before + local
     await workers.settle(http)
