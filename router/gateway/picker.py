@@ -15,7 +15,8 @@ from ppd.errors import ConfigError
 
 from ..config.options import RouterConfig
 from . import envoy
-from .exchange import Exchange, ProtocolError
+from .exchange import Exchange
+from .messages import ProtocolError, SilentError
 from .routing import Routing
 
 logger = logging.getLogger("ppd.router.gateway")
@@ -56,15 +57,18 @@ async def picking(config: RouterConfig, routing: Routing) -> AsyncIterator[None]
         except ProtocolError as error:
             logger.error("a gateway's stream is refused: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except SilentError as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
     method = grpc.stream_stream_rpc_method_handler(
         process, ProcessingRequest.parse, ProcessingResponse.__bytes__
     )
     server = grpc.aio.server(
+        maximum_concurrent_rpcs=config.max_connections,
         options=[
             ("grpc.so_reuseport", int(config.processes > 1)),
             ("grpc.max_receive_message_length", _MAX_MESSAGE),
-        ]
+        ],
     )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(envoy.SERVICE, {"Process": method}),)

@@ -14,6 +14,21 @@ from ..workers.registry import WorkerRegistry
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Limits on a gateway's pauses, in seconds.
+
+    Attributes:
+        request_s: between two parts of a request's body.
+        answer_s: until the head of a response.
+        idle_s: between two parts of a response.
+    """
+
+    request_s: float
+    answer_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Routing:
     """The components that an exchange uses.
 
@@ -25,6 +40,7 @@ class Routing:
         placement: names the workers of a plan.
         registry: the workers.
         max_body_bytes: of a request.
+        times: limits on pauses.
     """
 
     options: GatewayConfig
@@ -34,3 +50,4 @@ class Routing:
     placement: Placement
     registry: WorkerRegistry
     max_body_bytes: int
+    times: Times

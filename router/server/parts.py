@@ -32,7 +32,7 @@ from ..config.options import RouterConfig, Secrets
 from ..config.retrieval import RetrievalConfig
 from ..config.tables import TableFile
 from ..embedder import Embedder
-from ..gateway.routing import Routing
+from ..gateway.routing import Routing, Times
 from ..intake.admission import Admission
 from ..intake.inbound import Served
 from ..intake.keys import KeyRing
@@ -230,6 +230,9 @@ def make_parts(
             placement=planner.placement,
             registry=registry,
             max_body_bytes=config.max_body_bytes,
+            times=Times(
+                config.client_request_timeout_s, config.answer_timeout_s, config.idle_timeout_s
+            ),
         )
     return Parts(
         front,

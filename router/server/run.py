@@ -183,8 +183,6 @@ async def running(
             await stack.enter_async_context(background_task(parts.feedback.run_forever()))
         if parts.answers is not None:
             await stack.enter_async_context(background_task(parts.answers.run_forever()))
-        if parts.gateway is not None:
-            await stack.enter_async_context(_picking(config, parts.gateway))
         limit = config.max_body_bytes
         app = admin_app(
             registry,
@@ -207,6 +205,8 @@ async def running(
                 registry, parts.admin, parts.passthrough, parts.stored_responses, limit
             )
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
+        if parts.gateway is not None:  # it stops first
+            await stack.enter_async_context(_picking(config, parts.gateway))
         parts.reloader.tls = tls
         parts.reloader.trusted = None if peers is None else peers.tls
         if read is not None:

@@ -421,7 +421,8 @@ class RequestHandler:
             raise
         try:
             return self._plan(headers, parsed, kv_tokens, arrived_s, trace), trace
-        except BaseException:
+        except Exception:
+            self.undecided(endpoint, Outcome.INTERNAL_ERROR, trace)
             self.rates.refund(tenant, kv_tokens)
             self._admission.leave()
             raise

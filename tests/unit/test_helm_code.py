@@ -63,7 +63,8 @@ def test_the_router_reads_its_file(documents: list[Document], tmp_path: Path) ->
     gateway = {} if config.gateway is None else {"gateway": config.gateway.port}
     assert ports == {"api": config.port, "operators": config.admin_port, **gateway}
     # What docs/ROUTER.md asks for.
-    least = config.shutdown_delay_s + config.shutdown_grace_s + 5
+    stages = 1 if config.gateway is None else 2
+    least = config.shutdown_delay_s + stages * config.shutdown_grace_s + 5
     assert router["spec"]["terminationGracePeriodSeconds"] > least
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import orjson
 import pytest
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ProcessingModeBodySendMode
 from envoy_data_plane.envoy.service.ext_proc.v3 import (
@@ -31,7 +32,7 @@ from router.config.options import RouterConfig
 
 from ..conftest import Client, Cluster
 from ..fixtures import CHAT, LATER, chat, until, workers
-from ..scripts import answering, ending_early, failing, gated, streaming_forever
+from ..scripts import answering, ending_early, failing, gated, hanging, streaming_forever, token
 from .envoy import (
     DESTINATION,
     PREFILL,
@@ -307,7 +308,7 @@ async def test_a_stream_that_breaks_off_is_truncated(behind: Behind) -> None:
         seen = await envoy.post(CHAT, chat("hello", stream=True))
         assert b"one" in seen.body
         truncated = {"endpoint": CHAT, "outcome": "truncated"}
-        assert await client.metric("ppd_finished_total", **truncated) == 1
+        await until(lambda: _counted(client, 1, **truncated))
 
 
 async def test_a_client_that_leaves_frees_what_it_held(behind: Behind) -> None:
@@ -323,6 +324,72 @@ async def test_a_client_that_leaves_frees_what_it_held(behind: Behind) -> None:
 
 async def _streams(client: Client, url: str) -> bool:
     return bool((await client.workers())[url]["in_flight"])
+
+
+async def test_a_worker_that_does_not_answer_is_blamed_with_504(behind: Behind) -> None:
+    p, d = workers(hanging)
+    async with behind(p, d, answer_timeout_s=0.2, breaker_failures=1) as (envoy, client):
+        call = envoy.call()
+        await call.send(**request_head({":method": "POST", ":path": CHAT}, None))
+        body = HttpBody(body=orjson.dumps(chat("hello")), end_of_stream=True)
+        await call.send(request_body=body)
+        assert (await call.read()).request_headers is not None
+        assert (await call.read()).request_body is not None
+        answer = (await call.read()).immediate_response
+        assert answer is not None
+        assert answer.status is not None
+        assert int(answer.status.code) == 504
+        failed = {"endpoint": CHAT, "outcome": "worker_error"}
+        assert await client.metric("ppd_finished_total", **failed) == 1
+
+
+async def test_a_stream_that_stops_ends_within_its_time(behind: Behind) -> None:
+    async with behind(*workers(), idle_timeout_s=0.2) as (envoy, client):
+        call = envoy.call()
+        await call.send(**request_head({":method": "POST", ":path": CHAT}, None))
+        body = HttpBody(body=orjson.dumps(chat("hello", stream=True)), end_of_stream=True)
+        await call.send(request_body=body)
+        assert (await call.read()).request_headers is not None
+        assert (await call.read()).request_body is not None
+        head = {":status": "200", "content-type": "text/event-stream"}
+        await call.send(response_headers=HttpHeaders(headers=header_map(head)))
+        assert (await call.read()).response_headers is not None
+        await call.send(response_body=HttpBody(body=token("one")))
+        assert streamed((await call.read()).response_body).body == token("one")
+        code, details = await call.ends()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert details == "the gateway has sent nothing for 0.2 s"
+        await until(lambda: _counted(client, 1, endpoint=CHAT, outcome="truncated"))
+
+
+async def test_events_after_an_error_pass_whole(behind: Behind) -> None:
+    async with behind(*workers()) as (envoy, client):
+        call = envoy.call()
+        await call.send(**request_head({":method": "POST", ":path": CHAT}, None))
+        body = HttpBody(body=orjson.dumps(chat("hello", stream=True)), end_of_stream=True)
+        await call.send(request_body=body)
+        assert (await call.read()).request_headers is not None
+        assert (await call.read()).request_body is not None
+        head = {":status": "200", "content-type": "text/event-stream"}
+        await call.send(response_headers=HttpHeaders(headers=header_map(head)))
+        assert (await call.read()).response_headers is not None
+        error = b'data: {"error": {"message": "out of order", "code": 500}}\n\n'
+        seen = b""
+        for part, end in ((error + b"data: [DO", False), (b"NE]\n\n", True)):
+            await call.send(response_body=HttpBody(body=part, end_of_stream=end))
+            seen += streamed((await call.read()).response_body).body
+        assert seen == error + DONE
+        await until(lambda: _counted(client, 1, endpoint=CHAT, outcome="worker_error"))
+
+
+async def test_a_body_that_stops_is_408(behind: Behind) -> None:
+    async with behind(*workers(), client_request_timeout_s=0.2) as (envoy, _):
+        call = envoy.call()
+        await call.send(**request_head({":method": "POST", ":path": CHAT}, None))
+        answer = (await call.read()).immediate_response
+        assert answer is not None
+        assert answer.status is not None
+        assert int(answer.status.code) == 408
 
 
 async def test_modes_that_are_not_served_are_named(behind: Behind) -> None:
@@ -369,7 +436,7 @@ async def test_an_answer_of_another_worker_is_passed_on_and_not_recorded(
         await call.send(response_body=HttpBody(body=b"{}", end_of_stream=True))
         passed = streamed((await call.read()).response_body)
         assert (passed.body, passed.end_of_stream) == (b"{}", True)
-        await until(lambda: _counted(client, 1, endpoint=CHAT, outcome="disconnected"))
+        await until(lambda: _counted(client, 1, endpoint=CHAT, outcome="ok"))
         assert "10.0.0.1:80 has answered instead of" in caplog.text
         assert (await envoy.post(CHAT, chat(*LATER))).headers["x-ppd-turn"] == "1"
 
