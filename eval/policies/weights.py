@@ -80,12 +80,12 @@ def run(options: argparse.Namespace) -> int:
     config, table, logs = load_config(options.config), options.table, options.logs
     mix = Mix(options.config.name, options.conversations, options.qps, options.seed)
     logs.mkdir(parents=True, exist_ok=True)
-    options = logs / "weights-router.toml"
-    options.write_text("corrections = []\n")
+    no_corrections = logs / "weights-router.toml"
+    no_corrections.write_text("corrections = []\n")
     path = tiny_model.resolve(options.model)
     with appending(options.out) as write, launching(logs) as launch:
         at, workers = start_workers(launch, config, path)
-        flags = ["--config", str(options), *(["--table", str(table)] if table else [])]
+        flags = ["--config", str(no_corrections), *(["--table", str(table)] if table else [])]
         front = router(launch, at, *flags)
         wait_all([front])
 
