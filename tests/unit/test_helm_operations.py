@@ -102,3 +102,36 @@ def test_workers_are_open_to_routers_and_each_other_alone(tools: Tools) -> None:
     assert workers["podSelector"] == policies["workers"]["podSelector"]
     (clients,) = policies["router"]["ingress"]
     assert clients["from"] == MATRIX["clients named"]["networkPolicy"]["clients"]
+
+
+def test_gateways_reach_the_picker_the_workers_and_their_sidecars(tools: Tools) -> None:
+    values = MATRIX["gateway with sidecars"]
+    gateways = values["networkPolicy"]["gateways"]
+    documents = tools.render(values)
+    policies = by_component(documents, "NetworkPolicy")
+    ports = {
+        component: [[p["port"] for p in r["ports"]] for r in policy["ingress"] if r.get("from") == gateways]
+        for component, policy in policies.items()
+    }
+    assert ports == {"router": [["gateway"]], "workers": [[30000, 8000]]}
+    api = policies["router"]["ingress"][0]
+    assert [port["port"] for port in api["ports"]] == ["api"]
+
+
+def test_without_named_gateways_the_picker_is_as_open_as_the_api(tools: Tools) -> None:
+    documents = tools.render(MATRIX["gateway"])
+    policies = by_component(documents, "NetworkPolicy")
+    assert [p["port"] for p in policies["router"]["ingress"][0]["ports"]] == ["api", "gateway"]
+    assert all("from" in rule for rule in policies["workers"]["ingress"])
+
+
+def test_a_sidecar_outlives_its_leader(tools: Tools) -> None:
+    """Kubernetes stops restartable init containers last."""
+    documents = tools.render(MATRIX["gateway with sidecars"])
+    sidecars = {
+        component_of(template): template["spec"].get("initContainers", [])
+        for template in rendered.all_templates(documents)
+    }
+    (sidecar,) = sidecars.pop("decode")
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("routing", "Always")
+    assert not any(sidecars.values())

@@ -14,6 +14,14 @@ _SPREAD: Values = {
     "whenUnsatisfiable": "ScheduleAnyway",
     "labelSelector": {"matchLabels": {"app.kubernetes.io/component": "router"}},
 }
+_SIDECAR: Values = {
+    "name": "routing",
+    "image": "registry.example/sidecar:1.0",
+    "args": ["--port=8000"],
+    "ports": [{"name": "sidecar", "containerPort": 8000}],
+    "readinessProbe": {"tcpSocket": {"port": "sidecar"}},
+    "resources": {"requests": {"cpu": "1"}},
+}
 _PLACEMENT: Values = {
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [_TOLERATION],
@@ -66,6 +74,11 @@ MATRIX: dict[str, Values] = {
     "groups": {"prefill": _GROUP, "decode": _GROUP},
     "one group": {"prefill": {**_GROUP, "nodes": 1}, "decode": {"replicas": 3, "gpus": 4}},
     "gateway": {"router": {"config": {"gateway": {"port": 9002, "decode_port": 8000}}}},
+    "gateway with sidecars": {
+        "router": {"config": {"gateway": {"port": 9002, "decode_port": 8000}}},
+        "networkPolicy": {"gateways": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
+        "decode": {**_GROUP, "sidecars": [_SIDECAR]},
+    },
     "pool": {"pool": {"enabled": True, "config": {"threads": 4, "step": {"slots": 16}}}},
     "hpa": _scaled("HPA"),
     "keda": _scaled("KEDA"),
@@ -197,6 +210,8 @@ REFUSED: dict[str, Values] = {
     "/decode/plugin": {"decode": {"plugin": {"tpotTargetMs": 40, "appendChunk": 512}}},
     "/decode/plugin/tpotTargetMs": {"decode": {"plugin": {"tpotTargetMs": 0}}},
     "/decode/env/0": {"decode": {"env": [{"name": "A", "val": "b"}]}},
+    "/decode/sidecars/0": {"decode": {"sidecars": [{"name": "routing"}]}},
+    "/networkPolicy/gateways": {"networkPolicy": {"gateways": "any"}},
     "/decode/shmSize": {"decode": {"shmSize": "much"}},
     "/images/worker/digest": {"images": {"worker": {"digest": "sha256:abc"}}},
     "/model/path": {"model": {"path": ""}},

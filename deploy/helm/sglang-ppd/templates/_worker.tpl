@@ -138,6 +138,13 @@ spec:
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- include "ppd.placement" $worker | nindent 2 }}
+  {{- if and $worker.sidecars (not .follower) }}
+  initContainers:
+    {{- range $worker.sidecars }}
+    {{- $defaults := dict "securityContext" (deepCopy $values.worker.securityContext) }}
+    - {{- toYaml (merge (dict "restartPolicy" "Always") . $defaults) | nindent 6 }}
+    {{- end }}
+  {{- end }}
   containers:
     - name: sglang
       image: {{ include "ppd.image" (dict "root" .root "image" $values.images.worker) }}
