@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from ppd.errors import ConfigError
 
 from ..options import Commands, cluster_options
-from . import drive, verdict
+from . import drive, simulated, verdict
 from .config import load_config
 
 
@@ -39,6 +40,12 @@ def add_to(commands: Commands) -> None:
     )
     compare.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
     compare.add_argument("--verdict-only", action="store_true", help="measure nothing")
+    compare.add_argument(
+        "--verdicts", type=Path, help="of a simulated cluster: append the verdicts to this file"
+    )
+    compare.add_argument(
+        "--processes", type=int, help="of a simulated cluster; default: one a core"
+    )
     compare.set_defaults(run=run)
 
 
@@ -53,8 +60,14 @@ def run(options: argparse.Namespace) -> int:
     if not options.verdict_only:
         files = dict(map(_named, options.data))
         study = drive.Study(config, files, options.tokenizer, options.table)
-        drive.run(study, options.model, options.out, options.logs)
-    return verdict.run(config, options.out)
+        if config.simulated is None:
+            drive.run(study, options.model, options.out, options.logs)
+        else:
+            processes = os.cpu_count() or 1 if options.processes is None else options.processes
+            if processes < 1:
+                raise ConfigError(f"--processes must be at least 1, got {processes}")
+            simulated.run(study, config.simulated, options.out, processes)
+    return verdict.run(config, options.out, options.verdicts)
 
 
 def _named(text: str) -> tuple[str, Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
@@ -14,10 +14,14 @@ from ppd.errors import ConfigError
 from ppd.policies import static_policy
 from ppd.score import Weights
 
+from ..simulation.machine import Machine
+from ..simulation.workers import Shape
 from ..traffic.conversations import Conversation, at_rate, poisson_starts, starting
 from ..traffic.workloads import Demand, plan
 
 PPD = "ppd"
+CLAIRVOYANT = "clairvoyant"  # in a simulation: it knows what is to come
+AGAIN = "pd again"  # in a simulation: the measure once more, with other placements by chance
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent
 FULL_TRANSFER = "pd-full"  # the same to a decode worker without a radix cache: all is sent
 REPLICA = "replica"  # two workers that do both: another cluster, so no rival of ``ppd``
@@ -29,6 +33,10 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         workload: as of ``ppd-eval load``; ``{NAME}`` is a file given with ``--data NAME=FILE``.
         conversations: in a window; each seed takes the next window.
+        also: further workloads. Each conversation is of one of them, all as likely; with
+            ``poisson`` only.
+        every: a window is every so many conversations, at their own times: seed 0 begins with the
+            first one, seed 1 with the second. ``conversations`` is its largest number.
         qps: conversations a second; None: as the trace has them.
         poisson: arrivals are drawn, not the trace's.
         seeds: its own, in place of the comparison's.
@@ -41,6 +49,21 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qps: float | None = None
     poisson: bool = False
     seeds: tuple[int, ...] = ()
+    also: tuple[str, ...] = ()
+    every: int | None = None
+
+
+class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster of a comparison that is simulated.
+
+    Attributes:
+        shape: in the simulator's notation, as ``1P_1pD``; its decode workers take local turns.
+        horizon_s: the clairvoyant counts turns that are decided so long after a decision.
+    """
+
+    machine: Machine
+    shape: str = "1P_1pD"
+    horizon_s: float = 30.0
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +73,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         policies: static ones, as of ``ppd-router``; ``pd`` is the measure, ``pd-full`` is ``pd``
             without a cache on the decode worker.
         weightings: for each, ``ppd`` is run with these weights.
+        simulated: the cluster, if it is none of real workers.
     """
 
     seeds: tuple[int, ...]
@@ -57,6 +81,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weightings: tuple[Weights, ...]
     policies: tuple[str, ...] = (FULL_TRANSFER, BASE, "full", "partial:0.5", "threshold")
     worker_flags: tuple[str, ...] = ()
+    simulated: Simulated | None = None
 
     @property
     def rivals(self) -> tuple[str, ...]:
@@ -93,9 +118,12 @@ class Way:
 
 def ways(config: Comparison) -> list[Way]:
     """Return all ways of a comparison."""
-    return [Way(policy) for policy in config.policies] + [
-        Way(PPD, weights) for weights in config.weightings
-    ]
+    found = [Way(policy) for policy in config.policies]
+    found += [Way(PPD, weights) for weights in config.weightings]
+    if config.simulated is not None:
+        found.append(Way(AGAIN))
+        found += [Way(CLAIRVOYANT, weights) for weights in config.weightings]
+    return found
 
 
 def load_config(path: Path) -> Comparison:
@@ -133,7 +161,27 @@ def _problems(config: Comparison) -> Iterator[str]:
             yield f"trace {trace.name}: conversations must be at least 1"
         if trace.poisson and trace.qps is None:
             yield f"trace {trace.name}: poisson needs qps"
+        if trace.also and not trace.poisson:
+            yield f"trace {trace.name}: also needs poisson"
+        if trace.every is not None and (trace.every < 1 or trace.poisson):
+            yield f"trace {trace.name}: every must be at least 1, and without poisson"
+    if config.simulated is not None:
+        yield from _simulated_problems(config.simulated)
     yield from (problem for weighting in config.weightings if (problem := weighting.problem()))
+
+
+def _simulated_problems(simulated: Simulated) -> Iterator[str]:
+    try:
+        shape = Shape.parse(simulated.shape)
+    except ConfigError as error:
+        yield f"simulated: {error}"
+    else:
+        if shape.decode or shape.replica or not shape.appending:
+            yield f"simulated.shape must have P and pD alone, got {simulated.shape}"
+    if problem := simulated.machine.problem():
+        yield f"simulated.machine: {problem}"
+    if not simulated.horizon_s > 0:
+        yield f"simulated.horizon_s must be above 0, got {simulated.horizon_s:g}"
 
 
 def window(
@@ -144,20 +192,18 @@ def window(
     Raises:
         ConfigError: a file is missing or broken, or the trace has no such window.
     """
-    names = [name for _, name, _, _ in Formatter().parse(trace.workload) if name is not None]
-    if missing := [name for name in names if name not in files]:
-        raise ConfigError(f"trace {trace.name}: give --data {missing[0]}=FILE")
-    spec = trace.workload.format_map(files)
-    # Sizes and times as they are: the window is cut out first, then brought to its rate.
-    arrivals = "poisson" if trace.poisson else None
-    demand = Demand(spec, arrivals, scale=trace.scale, tokenizer=tokenizer)
-    whole = plan(replace(demand, qps=trace.qps) if trace.poisson else demand)
+    wholes = [_whole(trace, spec, files, tokenizer) for spec in (trace.workload, *trace.also)]
+    whole = wholes[0]
     first = seed * trace.conversations
     if trace.poisson:  # they have no order: each seed draws its own
         source = random.Random(f"{trace.name}/{seed}")
-        chosen = [source.choice(whole) for _ in range(trace.conversations)]
+        chosen = [_drawn(wholes, source) for _ in range(trace.conversations)]
         assert trace.qps is not None
         return starting(chosen, poisson_starts(len(chosen), trace.qps, source))
+    if trace.every is not None:
+        if seed >= trace.every:
+            raise ConfigError(f"trace {trace.name}: has {trace.every} windows, seeds begin with 0")
+        return whole[seed :: trace.every][: trace.conversations]
     if len(whole) < first + trace.conversations:
         raise ConfigError(
             f"trace {trace.name}: has {len(whole)} conversations, seed {seed} wants those from "
@@ -166,3 +212,23 @@ def window(
     chosen = whole[first : first + trace.conversations]
     starts_s = [conversation.starts_at_s - chosen[0].starts_at_s for conversation in chosen]
     return starting(chosen, starts_s if trace.qps is None else at_rate(starts_s, trace.qps))
+
+
+def _whole(
+    trace: Trace, spec: str, files: Mapping[str, Path], tokenizer: Path | None
+) -> list[Conversation]:
+    """All conversations of a workload, with sizes and times as they are.
+
+    A window is cut out first, and then brought to its rate.
+    """
+    names = [name for _, name, _, _ in Formatter().parse(spec) if name is not None]
+    if missing := [name for name in names if name not in files]:
+        raise ConfigError(f"trace {trace.name}: give --data {missing[0]}=FILE")
+    arrivals = "poisson" if trace.poisson else None
+    demand = Demand(spec.format_map(files), arrivals, scale=trace.scale, tokenizer=tokenizer)
+    return plan(replace(demand, qps=trace.qps) if trace.poisson else demand)
+
+
+def _drawn(wholes: Sequence[Sequence[Conversation]], source: random.Random) -> Conversation:
+    """Draw a conversation of one of the workloads; of a single one as without others."""
+    return source.choice(wholes[0] if len(wholes) == 1 else source.choice(wholes))

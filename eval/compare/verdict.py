@@ -16,18 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ppd.errors import ConfigError
 from ppd.score import Weights
 
-from .config import BASE, PPD, Comparison, Trace, Way, ways
+from ..provenance import provenance
+from ..raw_rows import append_whole
+from . import family
+from .config import AGAIN, BASE, CLAIRVOYANT, PPD, Comparison, Trace, Way, ways
 from .drive import read_rows
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
 _QUANTILES = {"p50": 50.0, "p90": 90.0}
+EACH = "each"  # the mean over turns of their own costs
 
 Array = NDArray[np.float64]
 Place = tuple[int, int]  # seed and conversation
@@ -45,20 +50,33 @@ class Turns:
         return np.concatenate([self.by_place[place] for place in places])
 
 
-def run(config: Comparison, raw: Path) -> int:
+def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     """Print the tables and one JSON line.
+
+    Args:
+        out: of a simulated cluster, the verdicts are appended here, one row for each trace.
 
     Raises:
         ConfigError: the file does not hold all runs.
     """
     rows = read_rows(raw)
     judgements = [judged(config, trace, rows) for trace in config.traces]
+    if config.simulated is not None:
+        family.correct(judgements)
     for judgement in judgements:
         _print_ways(judgement["trace"], judgement["ways"])
         _print_verdicts(judgement["verdicts"])
-    verdicts = [verdict["verdict"] for judgement in judgements for verdict in judgement["verdicts"]]
-    lost = verdicts.count("loses")
-    print(json.dumps({"traces": judgements, "compared": len(verdicts), "ppd_loses": lost}))
+    if config.simulated is None:
+        verdicts = [one["verdict"] for judgement in judgements for one in judgement["verdicts"]]
+        lost = verdicts.count("loses")
+        print(json.dumps({"traces": judgements, "compared": len(verdicts), "ppd_loses": lost}))
+        return 0
+    summary = family.summary(judgements)
+    if out is not None:
+        about = {**config.simulated.machine.provenance(), **provenance(0)}
+        named = {"shape": config.simulated.shape, "horizon_s": config.simulated.horizon_s}
+        append_whole(out, [{"row": "verdicts", **one, **named, **about} for one in judgements])
+    print(json.dumps(summary))
     return 0
 
 
@@ -72,6 +90,8 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
     every = {way.name: _turns(rows, trace.name, way, seeds) for way in ways(config)}
     return {
         "trace": trace.name,
+        "asked": msgspec.to_builtins(trace),
+        "conversations": len({place for turns in every.values() for place in turns.by_place}),
         "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
         "ways": _figures(every, _runs(rows, trace.name, seeds)),
         "verdicts": list(_verdicts(config, every)),
@@ -125,7 +145,11 @@ def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
     ]
     if BASE not in names or not any(trace.seeds for trace in traces):
         raise ConfigError("no window was measured with every policy yet")
-    weights = [name.removeprefix(mine).split(":") for name in names if name.startswith(mine)]
+    weights = [
+        name.removeprefix(mine).split(":")
+        for name in names
+        if name.startswith(mine) and name != AGAIN
+    ]
     return Comparison(
         seeds=(),
         traces=tuple(trace for trace in traces if trace.seeds),
@@ -169,33 +193,42 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
     shared = sorted(set.intersection(*(set(turns.by_place) for turns in every.values())))
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
+    foreseen = config.simulated is not None
+    names = [*_QUANTILES, EACH] if foreseen else list(_QUANTILES)
+    figures = _every_turn if foreseen else _over_all
     draws = list(_draws(shared))
-    points = {name: _quantiles(turns.draw(shared)) for name, turns in every.items()}
-    spread = {
-        name: np.array([_quantiles(turns.draw(draw)) for draw in draws])
-        for name, turns in every.items()
-    }
+    points = figures(every, shared)
+    drawn = [figures(every, draw) for draw in draws]
+    spread = {name: np.array([one[name] for one in drawn]) for name in every}
     for weights in config.weightings:
         mine = Way(PPD, weights).name
-        for place, quantile in enumerate(_QUANTILES):
-            costs = {
-                policy: _cost(weights, points[policy][place], points[BASE][place])
-                for policy in (*config.policies, mine)
-            }
+        for place, at in enumerate(names):
+
+            def cost(way: str, place: int = place, weights: Weights = weights) -> float:
+                return float(_cost(weights, points[way][place], points[BASE][place]))
+
+            def costs_drawn(way: str, place: int = place, weights: Weights = weights) -> Array:
+                return _cost(weights, spread[way][:, place], spread[BASE][:, place])
+
+            costs = {policy: cost(policy) for policy in (*config.policies, mine)}
             best = min(config.rivals, key=lambda policy: costs[policy])
-            difference = _cost(weights, spread[mine][:, place], spread[BASE][:, place]) - _cost(
-                weights, spread[best][:, place], spread[BASE][:, place]
-            )
+            difference = costs_drawn(mine) - costs_drawn(best)
             low, high = np.percentile(difference, _INTERVAL)
-            yield {
+            found = {
                 "weights": f"{weights.ttft:g}:{weights.tpot:g}",
-                "at": quantile,
-                "costs": {name: round(float(cost), 3) for name, cost in costs.items()},
+                "at": at,
+                "costs": {name: round(value, 3) for name, value in costs.items()},
                 "best_static": best,
-                "difference": round(float(costs[mine] - costs[best]), 3),
+                "difference": round(costs[mine] - costs[best], 3),
                 "interval": [round(float(low), 3), round(float(high), 3)],
                 "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
             }
+            if foreseen:
+                found["p"] = family.p_value(costs[mine] - costs[best], difference)
+                found["clairvoyant"] = round(cost(Way(CLAIRVOYANT, weights).name), 3)
+                again = costs_drawn(AGAIN) - costs_drawn(BASE)
+                found["p_again"] = family.p_value(cost(AGAIN) - cost(BASE), again)
+            yield found
 
 
 def _draws(shared: Sequence[Place]) -> Iterator[list[Place]]:
@@ -212,6 +245,30 @@ def _quantiles(turns: Array) -> Array:
     """Shape (quantiles, 2): TTFT and TPOT."""
     found: Array = np.percentile(turns, list(_QUANTILES.values()), axis=0)
     return found
+
+
+def _over_all(every: Mapping[str, Turns], places: Sequence[Place]) -> dict[str, Array]:
+    """Quantiles over all turns of some conversations, for every way."""
+    return {name: _quantiles(turns.draw(places)) for name, turns in every.items()}
+
+
+def _every_turn(every: Mapping[str, Turns], places: Sequence[Place]) -> dict[str, Array]:
+    """The same, and the mean over turns of what each takes, divided by the same turn of the base.
+
+    Raises:
+        ConfigError: the ways did not serve the same turns.
+    """
+    drawn = {name: turns.draw(places) for name, turns in every.items()}
+    base = drawn[BASE]
+    if any(turns.shape != base.shape for turns in drawn.values()):
+        raise ConfigError("a turn failed: the ways did not serve the same turns")
+    safe = np.where(base > 0, base, 1.0)  # a reply of one token has no TPOT
+    return {
+        name: np.vstack(
+            [_quantiles(turns), np.where(base > 0, turns / safe, 1.0).mean(axis=0, keepdims=True)]
+        )
+        for name, turns in drawn.items()
+    }
 
 
 def _cost(weights: Weights, mine: Array, base: Array) -> Array:

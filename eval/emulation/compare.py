@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ppd.errors import ConfigError
 from ppd.policies import static_policy
 
 from ..profiles.profile import load_profile
+from ..simulation.planned import simulated
 from ..simulation.profile_costs import ProfileCosts
 from ..simulation.rows import TurnRow
 from ..simulation.simulator import Simulation
-from ..simulation.traffic import Clients, TurnTokens
-from ..simulation.traffic import Conversation as Simulated
+from ..simulation.traffic import Clients
 from ..simulation.workers import Chunking, Shape
-from ..traffic.conversations import Conversation
 from .clusters import Run, median, roles_of
 from .workers import APPEND_CHUNK, PREFILL_CHUNK
 
@@ -74,31 +72,7 @@ def simulate(
         delta=True,
         chunking=Chunking(PREFILL_CHUNK, APPEND_CHUNK),
     )
-    return simulation.run(conversations(run.plan())).rows
-
-
-def conversations(planned: Sequence[Conversation]) -> list[Simulated]:
-    """Return planned conversations as the simulator takes them.
-
-    Raises:
-        ConfigError: turns follow the reply before and the arrival before, or cut their history.
-    """
-    found = []
-    for session, one in enumerate(planned):
-        later = one.turns[1:]
-        thinks, gaps = any(turn.think_s for turn in later), any(turn.gap_s for turn in later)
-        if (thinks and gaps) or any(turn.keep_tokens is not None for turn in one.turns):
-            raise ConfigError("the simulator has no such workload: pauses of two kinds, or cuts")
-        found.append(
-            Simulated(
-                session,
-                one.starts_at_s,
-                tuple(TurnTokens(turn.new_tokens, turn.output_tokens) for turn in one.turns),
-                tuple(turn.gap_s if gaps else turn.think_s for turn in later),
-                since_arrival=gaps,
-            )
-        )
-    return found
+    return simulation.run(simulated(run.plan())).rows
 
 
 def metrics(turns: Sequence[TurnRow]) -> dict[str, float | None]:

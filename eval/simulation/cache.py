@@ -54,6 +54,13 @@ class KvCache:
         self._idle_tokens += kept - old
         self._evict()
 
+    def cut(self, session: int, tokens: int) -> None:
+        """Count what a session has beyond its first ``tokens`` as evicted: no prompt has it."""
+        held = self._idle.get(session, 0)
+        if held > tokens:
+            self._idle[session] = tokens
+            self._idle_tokens -= held - tokens
+
     def _evict(self) -> None:
         over = self.active_tokens + self._idle_tokens - self.capacity_tokens
         while over > 0:

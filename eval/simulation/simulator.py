@@ -186,7 +186,12 @@ class Simulation:
         if failed or number == len(plan.turns):
             self._leave(now_ms)
             return
-        dialogue.prompt_tokens += request.output_tokens + plan.turns[number].new
+        if plan.turns[number].drops_reply:
+            for worker in self.cluster.workers.values():
+                worker.engine.cache.cut(plan.session, dialogue.prompt_tokens)
+        else:
+            dialogue.prompt_tokens += request.output_tokens
+        dialogue.prompt_tokens += plan.turns[number].new
         dialogue.turn = number
         pause_ms = plan.think_s[number - 1] * 1e3
         if plan.since_arrival:
@@ -226,7 +231,8 @@ class Simulation:
             usual_reply_tokens=blend(
                 None if before is None else before.usual_reply_tokens, output_tokens
             ),
-            loses_replies=self._clients.replies_lost,
+            loses_replies=self._clients.replies_lost
+            or dialogue.plan.turns[dialogue.turn].drops_reply,
         )
         after = None if planned.hit is None else planned.hit.digest
         self._index.record(_chain(dialogue.plan, dialogue.turn), turn, now_s, after)
@@ -249,8 +255,11 @@ def _chain(plan: Conversation, turn: int) -> MessageChain:
     sizes: list[int] = []
     tokens = 0
     for number, exchange in enumerate(plan.turns[: turn + 1]):
-        for message, added in enumerate((exchange.new, exchange.out)):
-            tokens += added
-            digests.append(b"%d/%d/%d" % (plan.session, number, message))
+        if number and not exchange.drops_reply:
+            tokens += plan.turns[number - 1].out
+            digests.append(b"%d/%d/1" % (plan.session, number - 1))
             sizes.append(tokens * _BYTES_PER_TOKEN)
-    return MessageChain(tuple(digests[:-1]), tuple(sizes[:-1]), 0)
+        tokens += exchange.new
+        digests.append(b"%d/%d/0" % (plan.session, number))
+        sizes.append(tokens * _BYTES_PER_TOKEN)
+    return MessageChain(tuple(digests), tuple(sizes), 0)

@@ -16,10 +16,15 @@ from ..traffic.kinds import PAPER_FIRST_TURNS, PAPER_LATER_TURNS, PAPER_QPS
 
 
 class TurnTokens(msgspec.Struct, frozen=True):
-    """One turn: tokens that it adds, and those of its reply. Tokens are exact."""
+    """One turn: tokens that it adds, and those of its reply. Tokens are exact.
+
+    Attributes:
+        drops_reply: the reply before it is not sent back, as by clients that leave out reasoning.
+    """
 
     new: int
     out: int
+    drops_reply: bool = False
 
 
 class Workload(msgspec.Struct, frozen=True):

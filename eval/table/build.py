@@ -42,8 +42,22 @@ def build(config: SweepConfig, raw: Path, out: Path) -> dict[str, Any]:
             cannot be written.
         TableError: what was measured is no table.
     """
+    return write_table(config, list(read_runs(config, raw)), raw, out)
+
+
+def write_table(
+    config: SweepConfig, results: Sequence[RunResult], raw: Path, out: Path
+) -> dict[str, Any]:
+    """Write the table of some results, and return a summary of it.
+
+    Args:
+        raw: what the results were read from, for messages.
+
+    Raises:
+        ConfigError, TableError: of :func:`build`.
+    """
     config.require_table()
-    record = record_of(config, list(read_runs(config, raw)), raw)
+    record = record_of(config, results, raw)
     table = Table(record)  # refuses what no router would take
     try:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")

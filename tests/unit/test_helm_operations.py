@@ -110,7 +110,9 @@ def test_gateways_reach_the_picker_the_workers_and_their_sidecars(tools: Tools) 
     documents = tools.render(values)
     policies = by_component(documents, "NetworkPolicy")
     ports = {
-        component: [[p["port"] for p in r["ports"]] for r in policy["ingress"] if r.get("from") == gateways]
+        component: [
+            [p["port"] for p in r["ports"]] for r in policy["ingress"] if r.get("from") == gateways
+        ]
         for component, policy in policies.items()
     }
     assert ports == {"router": [["gateway"]], "workers": [[30000, 8000]]}

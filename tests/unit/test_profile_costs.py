@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from eval.emulation.clusters import Run
-from eval.emulation.compare import conversations, metrics, simulate
+from eval.emulation.compare import metrics, simulate
 from eval.profiles.profile import Extend as ProfileExtend
 from eval.profiles.profile import Step, load_profile
 from eval.simulation.clock import Clock
 from eval.simulation.cost_model import Extend
 from eval.simulation.engine import Engine, Job
+from eval.simulation.planned import simulated
 from eval.simulation.profile_costs import ProfileCosts
 from eval.traffic.conversations import Conversation, PlannedTurn
 from ppd.errors import ConfigError
@@ -79,8 +80,23 @@ def test_an_emulated_run_is_simulated_on_its_own_inputs(policy: str) -> None:
 def test_pauses_of_two_kinds_are_refused() -> None:
     turns = (PlannedTurn(10, 1), PlannedTurn(10, 1, think_s=1.0, gap_s=1.0))
     with pytest.raises(ConfigError, match="two kinds"):
-        conversations([Conversation(0.0, turns)])
+        simulated([Conversation(0.0, turns)])
     timed = (PlannedTurn(10, 1), PlannedTurn(10, 1, gap_s=3.0))
-    (found,) = conversations([Conversation(0.0, timed)])
+    (found,) = simulated([Conversation(0.0, timed)])
     assert found.since_arrival
     assert found.think_s == (3.0,)
+
+
+def test_a_reply_that_is_not_sent_back_is_no_cut() -> None:
+    turns = (
+        PlannedTurn(100, 20),
+        PlannedTurn(30, 5, keep_tokens=100),
+        PlannedTurn(10, 5),
+        PlannedTurn(10, 5, keep_tokens=50),
+    )
+    planned = [Conversation(0.0, turns)]
+    with pytest.raises(ConfigError, match="cuts the history"):
+        simulated(planned)
+    (found,) = simulated(planned, end_at_cuts=True)
+    assert [turn.drops_reply for turn in found.turns] == [False, True, False]
+    assert len(found.think_s) == 2

@@ -1,0 +1,99 @@
+"""What could be won: each turn takes the route that a simulation of the future finds better.
+
+At every decision the process forks twice, once for each route. A fork serves the turn on its route,
+decides all later turns by the base policy, and runs on to its horizon. It knows all arrivals and
+lengths to come, as no router can. Of the two the route is taken whose later turns cost less. This
+is the rollout algorithm with exact lookahead (Bertsekas, Tsitsiklis and Wu, "Rollout algorithms for
+combinatorial optimization", 1997). It is no optimum, but a bound that a policy may be held against.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+
+from ppd.decision import Decision, Features, Policy, Reason, Route
+from ppd.errors import PpdError
+from ppd.score import Objective
+
+Turn = tuple[str, int]  # the session's name, and the turn's number
+CostOf = Callable[[Turn, float, float], float]  # of a turn, from its TTFT and TPOT in ms
+
+_COST = struct.Struct("d")
+
+
+class RolloutError(PpdError):
+    """A fork ended without a cost."""
+
+
+class Clairvoyant(Policy):
+    """Chooses the route after which the later turns cost less.
+
+    Args:
+        base: decides all turns in a fork but the first.
+        cost: of one later turn.
+        now_ms: the simulated time.
+        horizon_ms: turns that are decided so long after the fork count.
+    """
+
+    def __init__(
+        self, base: Policy, cost: CostOf, now_ms: Callable[[], float], horizon_ms: float
+    ) -> None:
+        self._base = base
+        self._cost_of = cost
+        self._now_ms = now_ms
+        self._horizon_ms = horizon_ms
+        self._under_way: set[Turn] = set()
+        # Of a fork alone:
+        self._pipe: int | None = None
+        self._ends_ms = 0.0
+        self._cost = 0.0
+
+    def choose(self, features: Features, objective: Objective) -> Decision:
+        """Choose a route: in a fork by the base policy, else by two forks."""
+        if self._pipe is not None:
+            if self._now_ms() <= self._ends_ms:
+                self._under_way.add(_turn(features))
+            return self._base.choose(features, objective)
+        self._under_way.add(_turn(features))
+        return Decision(self._explore(), Reason.TABLE)
+
+    def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
+        """Count the cost of a turn that has ended; a fork ends with the last one that counts."""
+        turn = _turn(features)
+        counts = turn in self._under_way
+        self._under_way.discard(turn)
+        if self._pipe is None:
+            return
+        if counts:
+            self._cost += self._cost_of(turn, ttft_ms, tpot_ms)
+        if not self._under_way and self._now_ms() > self._ends_ms:
+            self.finish()
+
+    def finish(self) -> None:
+        """End this process if it is a fork. Call it when the simulation is over."""
+        if self._pipe is not None:
+            os.write(self._pipe, _COST.pack(self._cost))
+            os._exit(0)
+
+    def _explore(self) -> Route:
+        """Return the better route; in a fork the route that it shall try."""
+        costs: dict[Route, float] = {}
+        for route in (Route.LOCAL, Route.REMOTE):
+            reader, writer = os.pipe()
+            if (fork := os.fork()) == 0:
+                self._pipe, self._ends_ms = writer, self._now_ms() + self._horizon_ms
+                return route
+            os.close(writer)
+            with os.fdopen(reader, "rb") as pipe:
+                data = pipe.read()
+            _, status = os.waitpid(fork, 0)
+            if status or len(data) != _COST.size:
+                raise RolloutError(f"the rollout of a {route} turn ended with status {status}")
+            (costs[route],) = _COST.unpack(data)
+        return min(costs, key=costs.__getitem__)
+
+
+def _turn(features: Features) -> Turn:
+    return features.session, features.turn

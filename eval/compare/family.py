@@ -1,0 +1,79 @@
+"""All comparisons of a simulated study together: which differences are more than chance.
+
+With many comparisons some intervals miss zero by chance. Holm's procedure bounds the probability of
+any false verdict by 5 % (S. Holm, "A simple sequentially rejective multiple test procedure", 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALPHA = 0.05
+_CLAIRVOYANT_AT = "each"  # what the clairvoyant lowers
+
+Judgement = dict[str, Any]
+
+
+def p_value(difference: float, drawn: NDArray[np.float64]) -> float:
+    """The two-sided probability of such a difference by chance, from its bootstrap's spread."""
+    deviation = float(np.std(drawn))
+    if deviation == 0.0:
+        return 1.0 if difference == 0.0 else 0.0
+    return math.erfc(abs(difference) / deviation / math.sqrt(2.0))
+
+
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Return which of some hypotheses are rejected at 5 %, all together."""
+    rejected = [False] * len(p_values)
+    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > _ALPHA / (len(p_values) - place):
+            break
+        rejected[index] = True
+    return rejected
+
+
+def correct(judgements: Sequence[Judgement]) -> None:
+    """Replace all verdicts by those that hold together."""
+    verdicts = [verdict for judgement in judgements for verdict in judgement["verdicts"]]
+    apart = holm([verdict["p"] for verdict in verdicts])
+    apart_again = holm([verdict["p_again"] for verdict in verdicts])
+    for verdict, differs, again in zip(verdicts, apart, apart_again, strict=True):
+        better = verdict["difference"] < 0
+        verdict["verdict"] = ("beats" if better else "loses") if differs else "ties"
+        verdict["again_ties"] = not again
+
+
+def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
+    """Count the verdicts, and what the clairvoyant wins.
+
+    ``clairvoyant_gain`` is how much less it costs than the best static policy, as a share, at the
+    mean over turns. ``clairvoyant_share`` is the part of that which ``ppd`` wins; None if there is
+    nothing to win.
+    """
+    verdicts = [verdict for judgement in judgements for verdict in judgement["verdicts"]]
+    named = [verdict["verdict"] for verdict in verdicts]
+    return {
+        "wins": named.count("beats"),
+        "ties": named.count("ties"),
+        "losses": named.count("loses"),
+        "comparisons": len(verdicts),
+        **_gains(verdicts),
+        "a_a_ties": f"{sum(one['again_ties'] for one in verdicts)} of {len(verdicts)}",
+        "by_trace": {judgement["trace"]: _gains(judgement["verdicts"]) for judgement in judgements},
+    }
+
+
+def _gains(verdicts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    at = [verdict for verdict in verdicts if verdict["at"] == _CLAIRVOYANT_AT]
+    best = sum(verdict["costs"][verdict["best_static"]] for verdict in at)
+    won = best - sum(verdict["clairvoyant"] for verdict in at)
+    ours = -sum(verdict["difference"] for verdict in at)
+    return {
+        "clairvoyant_gain": round(won / best, 4) if best else None,
+        "clairvoyant_share": round(ours / won, 3) if won > 0 else None,
+    }

@@ -1,0 +1,241 @@
+"""A comparison on a simulated cluster: every way serves the same windows.
+
+Rows are those of a real comparison. Besides, each weighting has a clairvoyant way, which shows what
+better decisions could win (``clairvoyant``).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppd.decision import Policy
+from ppd.errors import ConfigError
+from ppd.policies import static_policy
+from ppd.score import Weights
+from ppd.sessions import session_name
+from ppd.table import Table
+from ppd.table_policy import TablePolicy
+
+from ..provenance import provenance
+from ..raw_rows import append_whole, end_last_line
+from ..simulation.machine import CHUNKING
+from ..simulation.planned import simulated
+from ..simulation.rows import Result, TurnRow
+from ..simulation.simulator import Simulation
+from ..simulation.traffic import Clients, Conversation
+from ..simulation.workers import Shape
+from .clairvoyant import Clairvoyant, CostOf, Turn
+from .config import (
+    AGAIN,
+    BASE,
+    CLAIRVOYANT,
+    FULL_TRANSFER,
+    PPD,
+    REPLICA,
+    Simulated,
+    Trace,
+    Way,
+    ways,
+)
+from .drive import Study, measured
+
+Times = Mapping[Turn, tuple[float, float]]  # TTFT and TPOT of later turns, in ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """What a worker process needs to simulate a window."""
+
+    simulated: Simulated
+    table: Table | None
+
+    def run(self, way: Way, policy: Policy, window: Sequence[Conversation], seed: int) -> Result:
+        """Simulate a window with a policy."""
+        return self.simulation(way, policy, seed).run(window)
+
+    def simulation(self, way: Way, policy: Policy, seed: int) -> Simulation:
+        """Return the simulation of a way, before its first event."""
+        shape = Shape.parse(self.simulated.shape)
+        if way.policy == REPLICA:
+            shape = Shape(replica=shape.workers)
+        return Simulation(
+            self.simulated.machine.costs(),
+            shape,
+            policy,
+            Clients(),
+            seed + 1_000_000 * (way.policy == AGAIN),
+            objective=way.weights,
+            delta=way.policy != FULL_TRANSFER,
+            chunking=CHUNKING,
+        )
+
+    def policy(self, way: Way) -> Policy:
+        """Return a new policy of a way that needs no foresight."""
+        if way.policy == PPD:
+            return TablePolicy(self.table)
+        return static_policy(BASE if way.policy in (FULL_TRANSFER, AGAIN) else way.policy)
+
+
+def run(study: Study, simulation: Simulated, out: Path, processes: int) -> None:
+    """Simulate the windows that ``out`` does not hold yet, and append them there.
+
+    Raises:
+        ConfigError: a trace, a profile or ``out`` cannot be read or written, or a conversation is
+            too long for a worker.
+    """
+    windows = study.windows()
+    every = ways(study.config)
+    done = measured(out)
+    left = [
+        (trace, seed, windows[trace.name, seed])
+        for trace in study.config.traces
+        for seed in study.config.seeds_of(trace)
+        if any((trace.name, seed, way.name) not in done for way in every)
+    ]
+    print(f"{len(left)} of {len(windows)} windows to simulate", file=sys.stderr, flush=True)
+    cluster = _Cluster(simulation, None if study.table is None else _read_table(study.table))
+    work = partial(_window_rows, cluster, every, study.config.rivals)
+    end_last_line(out)
+    with multiprocessing.get_context("fork").Pool(min(processes, max(1, len(left)))) as pool:
+        for number, rows in enumerate(pool.imap_unordered(work, left), 1):
+            append_whole(out, rows)
+            last = rows[-1]
+            print(
+                f"{number}/{len(left)} {last['trace']} seed {last['seed']}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _read_table(path: Path) -> Table:
+    try:
+        return Table.parse(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _window_rows(
+    cluster: _Cluster,
+    every: Sequence[Way],
+    rivals: Sequence[str],
+    place: tuple[Trace, int, Sequence[Any]],
+) -> list[dict[str, Any]]:
+    """Simulate every way on one window, and return its rows."""
+    trace, seed, planned = place
+    window = simulated(planned, end_at_cuts=True)
+    plain = [way for way in every if way.policy != CLAIRVOYANT]
+    results = {way.name: cluster.run(way, cluster.policy(way), window, seed) for way in plain}
+    times = {name: _times(result.rows) for name, result in results.items()}
+    for way in every:
+        if way.policy == CLAIRVOYANT:
+            assert way.weights is not None
+            cost = _cost_of(way.weights, times[BASE])
+            totals = {policy: _total(times[policy], cost) for policy in rivals}
+            totals.pop(FULL_TRANSFER, None)  # a cluster without caches on decode workers
+            best = min(totals, key=totals.__getitem__)
+            results[way.name] = _foreseen(cluster, way, best, cost, window, seed)
+    rows: list[dict[str, Any]] = []
+    for way in every:
+        rows += _rows(trace, seed, way, window, results[way.name], cluster)
+    return rows
+
+
+def _foreseen(
+    cluster: _Cluster,
+    way: Way,
+    base: str,
+    cost: CostOf,
+    window: Sequence[Conversation],
+    seed: int,
+) -> Result:
+    """Simulate a window with the clairvoyant, whose base policy is the best static one."""
+
+    def now_ms() -> float:
+        return simulation.clock.now_ms
+
+    policy = cluster.policy(Way(base))
+    foresight = Clairvoyant(policy, cost, now_ms, 1e3 * cluster.simulated.horizon_s)
+    simulation = cluster.simulation(way, foresight, seed)
+    result = simulation.run(window)
+    foresight.finish()
+    return result
+
+
+def _times(rows: Sequence[TurnRow]) -> Times:
+    return {
+        (session_name(row.session), row.turn): (row.ttft_ms, row.tpot_ms)
+        for row in rows
+        if row.turn > 1 and not row.failed
+    }
+
+
+def _cost_of(weights: Weights, base: Times) -> CostOf:
+    """Return the cost of a turn: both of its times, each divided by that of the same turn."""
+
+    def cost(turn: Turn, ttft_ms: float, tpot_ms: float) -> float:
+        if turn not in base:
+            return 0.0
+        base_ttft_ms, base_tpot_ms = base[turn]
+        ttft = ttft_ms / base_ttft_ms
+        return weights.ttft * ttft + weights.tpot * (tpot_ms / base_tpot_ms if base_tpot_ms else 1)
+
+    return cost
+
+
+def _total(times: Times, cost: CostOf) -> float:
+    return sum(cost(turn, *values) for turn, values in times.items())
+
+
+def _rows(
+    trace: Trace,
+    seed: int,
+    way: Way,
+    window: Sequence[Conversation],
+    result: Result,
+    cluster: _Cluster,
+) -> list[dict[str, Any]]:
+    """The rows of one run, as a comparison of real clusters writes them."""
+    where = {"part": "compare", "trace": trace.name, "way": way.name, "seed": seed}
+    turns = [
+        {
+            "row": "turn",
+            **where,
+            "conversation": row.session,
+            "turn": row.turn,
+            "route": row.route,
+            "reason": row.reason,
+            "cached_tokens": row.cached_tokens,
+            "ttft_ms": round(row.ttft_ms, 3),
+            "tpot_ms": round(row.tpot_ms, 4),
+            "error": "failed" if row.failed else "",
+        }
+        for row in result.rows
+    ]
+    later = [row for row in result.rows if row.turn > 1]
+    profile = cluster.simulated.machine.load()
+    run_row = {
+        "row": "run",
+        **where,
+        "planned": sum(len(one.turns) for one in window),
+        "conversations": len(window),
+        "failed": sum(row.failed for row in result.rows),
+        "routes": Counter(str(row.route) for row in later),
+        "cached_tokens": sum(row.cached_tokens for row in later),
+        "kv_bytes_moved": result.moved_tokens * profile.kv_bytes_per_token,
+        "evicted_tokens": result.evicted_tokens,
+        "simulated_s": round(result.ended_s, 1),
+        "asked": msgspec.to_builtins(trace),
+        "shape": cluster.simulated.shape,
+        **cluster.simulated.machine.provenance(),
+        **provenance(seed),
+    }
+    return [*turns, run_row]

@@ -1,0 +1,129 @@
+"""``ppd-eval simulate sweep``: a decision table of a machine that only a profile describes.
+
+The configuration is that of ``ppd-eval sweep``, and so are runs, rows and table. Only the workers
+are simulated. A table's provenance has the profile, the calibration and the link as its hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import msgspec
+
+from ppd import __version__
+from ppd.decision import Route
+from ppd.policies import static_policy
+
+from ..provenance import provenance
+from ..samples import Sample
+from ..sweep.config import Place, Run, SweepConfig, plan
+from ..sweep.rows import RunResult
+from .machine import CHUNKING, Machine
+from .planned import simulated
+from .profile_costs import ProfileCosts
+from .rows import TurnRow
+from .simulator import Simulation
+from .traffic import Clients, Conversation
+from .workers import Shape
+
+_APART_S = 1e5  # between rounds, and between conversations that are held one after the other
+_WARM_ROUNDS = 2  # the pacer of a worker that serves is warm
+
+
+def sweep(config: SweepConfig, machine: Machine) -> Iterator[RunResult]:
+    """Simulate every run of a sweep.
+
+    Raises:
+        ConfigError: the machine has no such profile, or the sweep makes no table.
+        OutsideProfileError: a step lies beyond twice the range of the profile.
+    """
+    config.require_table()
+    costs = machine.costs()
+    for seed in config.seeds:
+        for workload in config.workloads():
+            for qps in (None, *range(len(config.axes.qps))):
+                for policy in config.policies:
+                    run = Run(Place(workload, qps), policy, seed)
+                    rows = _simulate(config, run, costs)
+                    yield _result(run, rows, machine)
+
+
+def rows_of(config: SweepConfig, results: list[RunResult]) -> Iterator[dict[str, object]]:
+    """Yield the rows of a raw file, as a sweep of a real cluster writes them."""
+    asked = msgspec.to_builtins(config)
+    yield {"row": "sweep", "config": config.digest, "asked": asked, **provenance(0)}
+    for result in results:
+        yield from ({"row": "turn", **turn} for turn in result.turns)
+        yield {"row": "run", "config": config.digest, **result.summary}
+
+
+def _simulate(config: SweepConfig, run: Run, costs: ProfileCosts) -> list[TurnRow]:
+    """Simulate the warm rounds, then the one that counts; its times begin at 0."""
+    prefill, decode, replica = config.workers
+    planned = simulated(plan(config, run.place, run.seed))
+    quiet = run.place.qps is None
+    conversations: list[Conversation] = []
+    start_s = 0.0
+    for _ in range(_WARM_ROUNDS + 1):
+        begun_s = start_s
+        for one in planned:
+            conversations.append(
+                Conversation(len(conversations), start_s + one.at_s, one.turns, one.think_s)
+            )
+            if quiet:
+                start_s += _APART_S
+        start_s += _APART_S
+    simulation = Simulation(
+        costs,
+        Shape(prefill=prefill, appending=decode, replica=replica),
+        static_policy(run.policy),
+        Clients(),
+        run.seed,
+        delta=True,
+        chunking=CHUNKING,
+    )
+    counted = len(planned) * _WARM_ROUNDS
+    rows = simulation.run(conversations).rows
+    return [replace(row, at_s=row.at_s - begun_s) for row in rows if row.session >= counted]
+
+
+def _result(run: Run, rows: list[TurnRow], machine: Machine) -> RunResult:
+    """The result of a run, with the fields that a sweep of a real cluster writes."""
+    samples = [
+        Sample(
+            conversation=row.session,
+            turn=row.turn,
+            sent_at_s=row.at_s,
+            late_ms=0.0,
+            context_tokens=0,
+            new_tokens=row.prompt_tokens - row.cached_tokens,
+            output_tokens=row.output_tokens,
+            cached_tokens=row.cached_tokens,
+            route=row.route,
+            reason=row.reason,
+            ttft_ms=row.ttft_ms,
+            tpot_ms=row.tpot_ms,
+            error="failed" if row.failed else "",
+            e2e_ms=row.e2e_ms,
+        )
+        for row in rows
+    ]
+    later = [row for row in rows if row.turn > 1]
+    file = machine.load().file
+    summary: dict[str, object] = {
+        "workload": list(run.place.workload),
+        "qps": run.place.qps,
+        "policy": run.policy,
+        "turns": len(rows),
+        "failed": sum(row.failed for row in rows),
+        "strayed": sum(row.route not in (run.route, Route.REPLICA) for row in later),
+        "wall_s": max(row.at_s + row.e2e_ms / 1e3 for row in rows),
+        "model": file.model,
+        "engine": "the simulator",
+        "plugin": __version__,
+        **machine.provenance(),
+        **provenance(run.seed),
+        "hardware": machine.name,
+    }
+    return RunResult(run, summary, [asdict(sample) for sample in samples])

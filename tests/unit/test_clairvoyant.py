@@ -1,0 +1,203 @@
+"""Comparisons on a simulated cluster: the clairvoyant's forks, its bound, all verdicts together."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval import cli
+from eval.compare import family, simulated
+from eval.compare.clairvoyant import Clairvoyant, RolloutError
+from eval.compare.config import load_config, window
+from eval.compare.drive import Study, measured, read_rows
+from eval.compare.verdict import judged
+from ppd.errors import ConfigError
+from ppd.policies import AlwaysLocal
+from ppd.score import Weights
+
+from .fixtures import FEATURES
+
+TOML = """
+seeds = [0, 1]
+policies = ["replica", "pd-full", "pd", "full", "threshold"]
+weightings = [{ ttft = 1.0, tpot = 1.0 }, { ttft = 1.0, tpot = 3.0 }]
+[simulated]
+machine = { profile = "llama-3.1-8b-h100-tp1", link_gbps = 25 }
+horizon_s = 5
+[[traces]]
+name = "busy"
+workload = "grid?context=6000&new=40,1500&out=100&turns=3&think_s=1"
+also = ["turns:3?first=500&new=100&out=60&think_s=1"]
+conversations = 12
+qps = 3.0
+poisson = true
+"""
+
+
+def config_file(tmp_path: Path, text: str = TOML) -> Path:
+    path = tmp_path / "compare.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rows of the comparison above."""
+    folder = tmp_path_factory.mktemp("compare")
+    config = load_config(config_file(folder))
+    assert config.simulated is not None
+    out = folder / "rows.jsonl"
+    simulated.run(Study(config, {}, None, None), config.simulated, out, processes=1)
+    return out
+
+
+def test_every_way_serves_the_same_turns(rows: Path) -> None:
+    every = read_rows(rows)
+    turns = {
+        way: sorted(
+            (row["seed"], row["conversation"], row["turn"])
+            for row in every
+            if row["row"] == "turn" and row["way"] == way
+        )
+        for way in {row["way"] for row in every}
+    }
+    assert set(turns) == {
+        *("replica", "pd-full", "pd", "full", "threshold", "pd again"),
+        *("ppd 1:1", "ppd 1:3", "clairvoyant 1:1", "clairvoyant 1:3"),
+    }
+    assert all(of_way == turns["pd"] for of_way in turns.values())
+
+
+def test_foresight_costs_no_more_than_the_best_static_policy(rows: Path, tmp_path: Path) -> None:
+    config = load_config(config_file(tmp_path))
+    judgement = judged(config, config.traces[0], read_rows(rows))
+    for verdict in judgement["verdicts"]:
+        if verdict["at"] == "each":
+            assert verdict["clairvoyant"] <= verdict["costs"][verdict["best_static"]]
+            assert verdict["costs"]["pd"] == pytest.approx(
+                sum(map(int, verdict["weights"].split(":")))
+            )
+    assert (
+        min(
+            verdict["clairvoyant"] - verdict["costs"][verdict["best_static"]]
+            for verdict in judgement["verdicts"]
+            if verdict["at"] == "each"
+        )
+        < -0.01
+    )
+
+
+def test_no_fork_is_left(rows: Path) -> None:
+    assert rows.exists()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_full_transfer_moves_more(rows: Path) -> None:
+    moved = {
+        row["way"]: row["kv_bytes_moved"]
+        for row in read_rows(rows)
+        if row["row"] == "run" and row["seed"] == 0
+    }
+    assert moved["pd-full"] > moved["pd"] > moved["full"] > moved["replica"] == 0
+
+
+def test_what_was_simulated_is_not_simulated_again(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = rows.read_bytes()
+    verdicts = tmp_path / "verdicts.jsonl"
+    path = str(config_file(tmp_path))
+    with pytest.raises(SystemExit) as done:
+        cli.main(["compare", path, "--out", str(rows), "--verdicts", str(verdicts)])
+    assert done.value.code == 0
+    assert rows.read_bytes() == before
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["comparisons"] == 6 == last["wins"] + last["ties"] + last["losses"]
+    assert last["a_a_ties"] == "6 of 6"
+    (row,) = map(json.loads, verdicts.read_text().splitlines())
+    assert row["link_gbps"] == 25
+    assert row["commit"]
+
+
+def test_a_window_may_be_every_third_conversation(tmp_path: Path) -> None:
+    chat = tmp_path / "chat.jsonl"
+    sessions = [
+        {"s": s, "k": 1, "t": 1.0 * s, "in": 100 + s, "ctx": 0, "new": 100 + s, "out": 10}
+        for s in range(7)
+    ]
+    chat.write_text("".join(json.dumps(row) + "\n" for row in sessions))
+    text = TOML[: TOML.index("[[traces]]")]
+    text += (
+        '[[traces]]\nname = "chat"\nworkload = "sessions:{chat}"\nconversations = 9\nevery = 3\n'
+    )
+    config = load_config(config_file(tmp_path, text))
+    found = window(config.traces[0], {"chat": chat}, None, 1)
+    assert [one.turns[0].new_tokens for one in found] == [101, 104]
+    assert [one.starts_at_s for one in found] == [1.0, 4.0]
+    with pytest.raises(ConfigError, match="has 3 windows"):
+        window(config.traces[0], {"chat": chat}, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("link_gbps = 25", "link_gbps = 0", "link_gbps must be above 0"),
+        ("horizon_s = 5", "horizon_s = 0", "horizon_s must be above 0"),
+        ("horizon_s = 5", 'shape = "1P_1D"', "must have P and pD alone"),
+        ("horizon_s = 5", 'shape = "2X"', "no such shape"),
+        ("qps = 3.0\npoisson = true", "qps = 3.0", "also needs poisson"),
+        ("poisson = true", "poisson = true\nevery = 2", "every must be at least 1"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_config(config_file(tmp_path, TOML.replace(old, new)))
+
+
+def test_an_unknown_profile_is_named(tmp_path: Path) -> None:
+    config = load_config(config_file(tmp_path, TOML.replace("llama-3.1-8b-h100-tp1", "none")))
+    assert config.simulated is not None
+    with pytest.raises(ConfigError, match="no profile 'none'"):
+        simulated.run(
+            Study(config, {}, None, None), config.simulated, tmp_path / "rows.jsonl", processes=1
+        )
+
+
+def test_a_fork_that_dies_is_an_error() -> None:
+    def cost(turn: object, ttft_ms: float, tpot_ms: float) -> float:
+        return 0.0
+
+    policy = Clairvoyant(AlwaysLocal(), cost, lambda: 0.0, 1.0)
+    parent = os.getpid()
+
+    def choose() -> None:
+        policy.choose(FEATURES, Weights())
+        if os.getpid() != parent:  # a fork, which here has no simulation to go on with
+            os._exit(1)
+
+    with pytest.raises(RolloutError, match="ended with status"):
+        choose()
+
+
+def test_holm_rejects_step_by_step() -> None:
+    assert family.holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
+    assert family.holm([0.02, 0.02, 0.02]) == [False, False, False]
+    assert family.holm([]) == []
+
+
+def test_a_difference_without_spread_is_certain() -> None:
+    assert family.p_value(0.0, np.zeros(10)) == 1.0
+    assert family.p_value(0.1, np.full(10, 0.1)) == 0.0
+    draws = np.random.default_rng(0).normal(1.0, 0.5, 10_000)
+    assert family.p_value(1.0, draws) == pytest.approx(0.0455, abs=0.005)
+
+
+def test_the_measured_rows_of_a_simulation_are_complete(rows: Path) -> None:
+    assert {("busy", seed, "pd") for seed in (0, 1)} <= measured(rows)
