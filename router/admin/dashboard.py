@@ -107,7 +107,7 @@ class Dashboard:
             covered_s = min(_WINDOW_S, max(_MIN_S, now_s - records[-1].decided.at_s))
         window = _since(records, now_s - covered_s)
         models = list(admin.models.values())
-        tables = {model.table for model in models}
+        tables = [model.table for model in models]
         counts = (model.metrics.bytes_avoided.get() for model in models)
         avoided = [count for count in counts if count is not None]
         return {
