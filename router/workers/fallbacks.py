@@ -19,6 +19,9 @@ from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
+_BEGINS = "no prefill worker is ready: decode workers prefill whole prompts (decode_fallback)"
+_ENDS = "decode workers no longer prefill whole prompts (decode_fallback)"
+
 _REMOTE_POLICY = "pd"  # the policy that needs no plugin
 
 
@@ -48,7 +51,7 @@ class Fallbacks:
         self, workers: ModelWorkers, *, decode_fallback: bool, kv_events: bool, shown: str = ""
     ) -> None:
         self._workers = workers
-        self._of = f" of {shown}" if shown else ""
+        self._of = f", model {shown}" if shown else ""
         self._decode_fallback = decode_fallback
         self._kv_events = kv_events
         self._logged = False
@@ -88,15 +91,9 @@ class Fallbacks:
         """Log the beginning and the end of ``decode_fallback``, once each."""
         active = self.decode_workers_prefill
         if active and not self._logged:
-            logger.error(
-                "no prefill worker%s is ready: decode workers prefill whole prompts "
-                "(decode_fallback)",
-                self._of,
-            )
+            logger.error("%s%s", _BEGINS, self._of)
         elif self._logged and not active:
-            logger.info(
-                "decode workers%s no longer prefill whole prompts (decode_fallback)", self._of
-            )
+            logger.info("%s%s", _ENDS, self._of)
         self._logged = active
 
     async def watch_forever(self, interval_s: float) -> None:
