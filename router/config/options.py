@@ -45,6 +45,17 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class PlacementRule(StrEnum):
+    """The choice of a new conversation's workers.
+
+    ``load``: by queued prefill tokens, KV in use and shared prefixes. ``hash``: by a hash of the
+    conversation, with bounded load.
+    """
+
+    LOAD = "load"
+    HASH = "hash"
+
+
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of a router process.
 
@@ -58,6 +69,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         policy: ``ppd`` (the table policy), or one of ``ppd.policies``.
         table: path of a decision table; "": the shipped table of the served model, if any.
         corrections: the corrections that the table policy applies.
+        placement: the choice of a new conversation's workers: ``load`` (queued prefill tokens, KV
+            in use, shared prefixes) or ``hash`` (of the conversation, with bounded load).
         append_budget_tokens: budget of the ``reservation`` correction, for each decode worker.
         weights: default weights of tenants.
         targets: default targets of tenants; they take precedence over weights.
@@ -134,6 +147,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: str = TABLE_POLICY
     table: str = ""
     corrections: frozenset[Correction] = DEFAULT_CORRECTIONS
+    placement: PlacementRule = PlacementRule.LOAD
     append_budget_tokens: PositiveInt = DEFAULT_APPEND_BUDGET
     weights: Weights = Weights()
     targets: Targets | None = None

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
+from ppd.choice import ByLoad
 from ppd.decision import Policy
 from ppd.forecast import Forecast
 from ppd.placement import Placement
 from ppd.planning import Planner
 from ppd.sessions import SessionIndex
+from ppd.shared import SharedPrefixes
 
-from ..config.options import RouterConfig
+from ..config.options import PlacementRule, RouterConfig
 from ..config.tables import TableFile, make_policy
 from ..intake.admission import Admission
 from ..observability.journal import Journal
@@ -75,13 +77,20 @@ def make_models(
         limits = config.admission_of(workers.name)
         admission = Admission(limits, workers.has_room, own, clock)
         workers.on_change = admission.admit_next
+        by_load = config.placement is PlacementRule.LOAD
+        placement = Placement(
+            workers,
+            decode_fallback=config.decode_fallback,
+            chooser=ByLoad(workers, backlog) if by_load else None,
+        )
         planner = Planner(
             policy=policy,
-            placement=Placement(workers, decode_fallback=config.decode_fallback),
+            placement=placement,
             index=index,
             arrivals=arrivals,
             forecast=forecast,
             backlog=backlog,
+            shared=SharedPrefixes() if by_load else None,
         )
         health = WorkerHealth(registry, own)
         return ServedModel(

@@ -221,6 +221,7 @@ class RequestHandler:
         started_s = time.perf_counter()
         planned = model.planner.plan(query, kv_tokens, now_s)
         model.metrics.decision.of().observe(time.perf_counter() - started_s)
+        model.planner.sent(query, planned, now_s)
         number = self._journal.next_number()
         self._journal.decided(
             Decided(
