@@ -20,7 +20,7 @@ from ppd.errors import ConfigError
 from ..options import Commands, add_out
 from ..provenance import provenance
 from ..sweep.config import load_config
-from . import cpu_check, study_command
+from . import cpu_check, placement_study, study_command
 from .cost_model import VLLM_H100, CostModel, paper_model
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
@@ -71,6 +71,7 @@ def add_to(commands: Commands) -> None:
     add_out(cpu)
     cpu.set_defaults(run=run_cpu_check)
     study_command.add_to(commands)
+    placement_study.add_to(commands)
     fitting = commands.add_parser(
         "calibrate",
         parents=[given],
