@@ -27,6 +27,8 @@ MIN_SLACK = 256  # tokens; prefill workers whose costs differ by less are equal
 SLACK = 0.1  # share of the least cost, likewise
 MIN_LEFT = 0.75  # of the KV that the emptiest decode worker has left
 
+_PREFILL = Role.PREFILL  # an enum's attribute is slow to look up (Python 3.11)
+
 W = TypeVar("W", bound=WorkerView)
 
 
@@ -48,7 +50,7 @@ class ByLoad:
         """The worker; None if none of the role may be given work."""
         ready, held = self._cluster.ready(role), turn.held
         seed = None if turn.root is None else int.from_bytes(turn.root[:8])
-        if role is Role.PREFILL:
+        if role is _PREFILL:
             queued = self._backlog.of
             return choose_prefill(ready, avoid, turn.remote_tokens, held, queued, seed)
         return choose_decode(ready, avoid, turn.kv_tokens, held, seed)
@@ -75,14 +77,17 @@ def choose_prefill(
     Returns:
         The worker; None if ``ready`` is empty.
     """
-    fit = _without(ready, avoid)
+    fit = _without(ready, avoid) if avoid else ready
     if len(fit) < 2:
         return fit[0] if fit else None
-    costs = [queued(w.identity) + max(1, prompt_tokens - held.get(w.identity, 0)) for w in fit]
+    costs = [queued(w.identity) for w in fit]
+    if held:
+        most = max(0, prompt_tokens - 1)  # the last token is always computed
+        costs = [c - min(held.get(w.identity, 0), most) for c, w in zip(costs, fit, strict=True)]
     least = min(costs)
     if seed is None:
         return fit[costs.index(least)]
-    bound = least + max(MIN_SLACK, SLACK * least)
+    bound = least + max(MIN_SLACK, SLACK * (least + prompt_tokens))
     return _hashed([w for w, cost in zip(fit, costs, strict=True) if cost <= bound], seed)
 
 
@@ -105,20 +110,26 @@ def choose_decode(
     Returns:
         The worker; None if ``ready`` is empty.
     """
-    fit = _without(ready, avoid)
+    fit = _without(ready, avoid) if avoid else ready
     fit = [w for w in fit if w.has_room(kv_tokens)] or fit
     if len(fit) < 2:
         return fit[0] if fit else None
-    bound = MAX_LOAD * (1 + sum(w.in_flight for w in fit)) / len(fit)
-    fit = [w for w in fit if w.in_flight < bound]  # the least busy one always is
-    left = [w.headroom.left_tokens for w in fit]
-    known = [tokens for tokens in left if tokens is not None]
-    if known:
-        least = MIN_LEFT * max(known)
-        fit = [w for w, tokens in zip(fit, left, strict=True) if tokens is None or tokens >= least]
+    under_way, most_left = 1, 0
+    for worker in fit:
+        under_way += worker.in_flight
+    bound = MAX_LOAD * under_way / len(fit)
+    calm: list[tuple[W, int | None]] = []  # the least busy worker always is
+    for worker in fit:
+        if worker.in_flight < bound:
+            left = worker.headroom.left_tokens
+            calm.append((worker, left))
+            if left is not None and left > most_left:
+                most_left = left
+    least = MIN_LEFT * most_left
+    fit = [worker for worker, left in calm if left is None or left >= least]
     if held:
-        most = max(held.get(w.identity, 0) for w in fit)
-        fit = [w for w in fit if held.get(w.identity, 0) >= most - MIN_SLACK]
+        most_held = max(held.get(w.identity, 0) for w in fit)
+        fit = [w for w in fit if held.get(w.identity, 0) >= most_held - MIN_SLACK]
     return min(fit, key=lambda w: w.in_flight) if seed is None else _hashed(fit, seed)
 
 
