@@ -15,6 +15,7 @@ choose the same worker as long as they see about the same load.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import TypeVar
 
 from xxhash import xxh3_64_intdigest
@@ -30,6 +31,13 @@ MIN_LEFT = 0.75  # of the KV that the emptiest decode worker has left
 _PREFILL = Role.PREFILL  # an enum's attribute is slow to look up (Python 3.11)
 
 W = TypeVar("W", bound=WorkerView)
+
+
+class PlacementRule(StrEnum):
+    """The choice of a new conversation's workers: ``ByLoad``, or by a hash with bounded load."""
+
+    LOAD = "load"
+    HASH = "hash"
 
 
 class ByLoad:

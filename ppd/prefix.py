@@ -27,7 +27,6 @@ from ppd.media import Media, has_media, split
 Digest = bytes
 BLOCK_BYTES = 1024
 _ROOT_BYTES = 256  # length of a prompt's root
-_MAX_SHAREABLE = 8  # prefixes of a chat that other conversations may share
 
 # Message fields that reach the prompt through usual chat templates. Left out on purpose:
 # reasoning_content, which clients keep or strip as they like, and fields that SDKs add
@@ -93,18 +92,6 @@ class PrefixChain(Protocol):
             tails: maps a block's digest to the tail lengths of the anchors that an index keeps.
         """
 
-    def shareable(self, min_bytes: int) -> Iterator[tuple[Digest, int]]:
-        """Iterate over prefixes that other conversations may share, the shortest first.
-
-        They are few, however long the input is, and never the whole input.
-
-        Args:
-            min_bytes: minimum size.
-
-        Yields:
-            Digest and size in bytes of each.
-        """
-
 
 class MessageChain(msgspec.Struct, frozen=True):
     """The prefixes of a chat, with a boundary after each message.
@@ -154,17 +141,6 @@ class MessageChain(msgspec.Struct, frozen=True):
         for digest, size in zip(reversed(self.digests), reversed(self.sizes), strict=True):
             yield Candidate(digest, total - size)
 
-    def shareable(self, min_bytes: int) -> Iterator[tuple[Digest, int]]:
-        """Iterate over the first prefixes that end with a message, the shortest first."""
-        last = len(self.digests) - 1
-        found = 0
-        for digest, size in zip(self.digests[:last], self.sizes, strict=False):
-            if size >= min_bytes:
-                yield digest, size
-                found += 1
-                if found == _MAX_SHAREABLE:
-                    return
-
 
 class BlockChain(msgspec.Struct, frozen=True):
     """The prefixes of a prompt: its whole blocks, with the tails that an index keeps.
@@ -206,13 +182,6 @@ class BlockChain(msgspec.Struct, frozen=True):
             for tail in sorted(tails(self.blocks[i]), reverse=True):
                 if start + tail <= total:
                     yield Candidate(self._tail_digest(i, start + tail), total - start - tail)
-
-    def shareable(self, min_bytes: int) -> Iterator[tuple[Digest, int]]:
-        """Iterate over prefixes of whole blocks, each at least an eighth longer than the last."""
-        block = max(1, -(-min_bytes // BLOCK_BYTES))
-        while block * BLOCK_BYTES < len(self.data):
-            yield self.blocks[block], block * BLOCK_BYTES
-            block = max(block + 1, block * 9 // 8)
 
     def _tail_digest(self, block: int, end: int) -> Digest:
         hasher = xxhash.xxh3_128(self.blocks[block])

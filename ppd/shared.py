@@ -10,12 +10,37 @@ anyway.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
-from ppd.prefix import Digest, PrefixChain
+from ppd.prefix import BLOCK_BYTES, BlockChain, Digest, MessageChain, PrefixChain
 
 MIN_BYTES = 4096  # about 1,000 tokens; shorter prefixes are not worth a detour
+_MAX_OF_CHAT = 8  # prefixes of a chat
 _NONE: Mapping[str, int] = {}
+
+
+def shareable(chain: PrefixChain, min_bytes: int) -> Iterator[tuple[Digest, int]]:
+    """Iterate over prefixes that other conversations may share, the shortest first.
+
+    They are few, however long the input is, and never the whole input: of a chat the first that
+    end with a message, of a prompt whole blocks, each about an eighth longer than the last.
+
+    Args:
+        chain: of an input.
+        min_bytes: minimum size.
+
+    Yields:
+        Digest and size in bytes of each.
+    """
+    if isinstance(chain, MessageChain):
+        pairs = zip(chain.digests[:-1], chain.sizes, strict=False)
+        yield from islice((pair for pair in pairs if pair[1] >= min_bytes), _MAX_OF_CHAT)
+    elif isinstance(chain, BlockChain):
+        block = max(1, -(-min_bytes // BLOCK_BYTES))
+        while block * BLOCK_BYTES < len(chain.data):
+            yield chain.blocks[block], block * BLOCK_BYTES
+            block = max(block + 1, block * 9 // 8)
 
 
 class SharedPrefixes:
@@ -49,7 +74,7 @@ class SharedPrefixes:
         """
         held: dict[str, int] | None = None
         oldest_s = now_s - self._ttl_s
-        for digest, size in chain.shareable(self._min_bytes):
+        for digest, size in shareable(chain, self._min_bytes):
             workers = self._sent.get(digest)
             if workers is None:
                 continue
@@ -68,7 +93,7 @@ class SharedPrefixes:
             now_s: by a monotonic clock.
         """
         oldest_s = now_s - self._ttl_s
-        for digest, _ in chain.shareable(self._min_bytes):
+        for digest, _ in shareable(chain, self._min_bytes):
             known = self._sent.get(digest)
             if known is None:
                 self._sent[digest] = dict.fromkeys(workers, now_s)

@@ -27,13 +27,14 @@ from ppd.score import Objective, Weights
 from ppd.sessions import SessionIndex, Turn
 from ppd.shared import SharedPrefixes
 
+from .by_hash import ByHash
 from .clock import Clock
 from .cost_model import Costs
 from .handler import PROBE_INTERVAL_S, SimulatedHandler, SimulatedRequest
 from .outages import Outage, check
 from .rows import Result, TurnRow
 from .traffic import Clients, Conversation
-from .workers import ByHash, Chunking, Cluster, PlacementRule, Shape
+from .workers import Chunking, Cluster, PlacementRule, Shape
 
 _BYTES_PER_TOKEN = 4  # exactly: the planner estimates tokens from bytes
 

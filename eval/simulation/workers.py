@@ -10,14 +10,12 @@ from enum import StrEnum
 from functools import partial
 from typing import assert_never
 
-from xxhash import xxh3_64_intdigest
-
 from ppd.contract import Role
 from ppd.decision import Route
 from ppd.errors import ConfigError
 from ppd.headroom import Headroom
 from ppd.pacing import Pacer
-from ppd.placement import PlannedTurn, WorkerView, place
+from ppd.placement import WorkerView, place
 
 from .cost_model import Costs
 from .engine import Engine, Job, Timer
@@ -293,18 +291,3 @@ class Cluster:
     def decode_workers(self) -> int:
         """How many workers decode."""
         return len(self.homes)
-
-
-class ByHash:
-    """A ``ppd.placement.Chooser`` by rendezvous hashing with bounded load, for all roles."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    def __call__(
-        self, role: Role, turn: PlannedTurn, avoid: Collection[WorkerView]
-    ) -> WorkerView | None:
-        """The worker; None if none of the role may be given work."""
-        ready: Sequence[WorkerView] = self._cluster.ready(role)
-        seed = None if turn.root is None else xxh3_64_intdigest(turn.root)
-        return place(ready, None, avoid, seed=seed)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from ppd.contract import Role
 from ppd.decision_service import decided, parse
@@ -19,7 +19,6 @@ from ppd.journal import Reset
 from ppd.table_policy import TablePolicy
 
 from ..intake.inbound import Endpoint, unknown_model
-from ..observability.by_model import ByModel
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics
 from ..serving.handler import RequestHandler
@@ -33,13 +32,13 @@ from .responses import json_response
 from .schemas import (
     Explanation,
     Health,
-    ObservedFactor,
     RecentDecisions,
     ResetResult,
     TableState,
     WorkerHealth,
     WorkerState,
 )
+from .scrape import exposition, observed_factors, update
 
 _MAX_EXPLAINED = 1000
 
@@ -133,51 +132,24 @@ class Admin:
 
     async def show_metrics(self, request: web.Request) -> web.Response:
         """Return the metrics in Prometheus' text format."""
+        now_s = self.clock()
         for model in self.models.values():
-            self._update(model)
-        registry = self.metrics.registry
-        if len(self.models) > 1:
-            of_models = {name: model.metrics.registry for name, model in self.models.items()}
-            registry = CollectorRegistry()
-            registry.register(ByModel(self.metrics.registry, of_models))
+            update(model, self.fallbacks_of(model), now_s)
         return web.Response(
-            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+            body=exposition(self.models, self.metrics),
+            headers={"Content-Type": CONTENT_TYPE_LATEST},
         )
-
-    def _update(self, model: ServedModel) -> None:
-        """Set the gauges of a model."""
-        metrics = model.metrics
-        metrics.sessions.set(len(model.index))
-        metrics.qps.set(model.qps(self.clock()))
-        metrics.waiting.set(model.admission.waiting)
-        for fallback, count in self._fallbacks_of(model).items():
-            metrics.fallbacks.labels(fallback).set(count)
-        of_workers = (metrics.in_flight, metrics.alive, metrics.breaker_open, metrics.backlog)
-        for gauge in (*of_workers, metrics.kv_events_connected):
-            gauge.clear()  # drops workers that have left
-        for worker in model.workers.workers:
-            labels = (worker.role, worker.url)
-            metrics.in_flight.labels(*labels).set(worker.in_flight)
-            metrics.alive.labels(*labels).set(worker.alive)
-            metrics.breaker_open.labels(*labels).set(worker.breaker.open)
-            metrics.backlog.labels(*labels).set(model.backlog.of(worker.identity))
-            if worker.publishes is not None:
-                metrics.kv_events_connected.labels(*labels).set(worker.publishes)
-        metrics.observed_factor.clear()
-        for factor in _factors(model):
-            for value in ("ttft", "tpot"):
-                gauge = metrics.observed_factor.labels(factor.cell, factor.route, value)
-                gauge.set(getattr(factor, value))
 
     def active_fallbacks(self) -> dict[Fallback, int]:
         """Return the extent of each fallback, over all models; 0: it is not active."""
         total = dict.fromkeys(Fallback, 0)
         for model in self.models.values():
-            for fallback, count in self._fallbacks_of(model).items():
+            for fallback, count in self.fallbacks_of(model).items():
                 total[fallback] += count
         return total
 
-    def _fallbacks_of(self, model: ServedModel) -> dict[Fallback, int]:
+    def fallbacks_of(self, model: ServedModel) -> dict[Fallback, int]:
+        """Return the extent of each fallback of a model."""
         return model.fallbacks.counts(self.policy_spec, model.table)
 
     async def recent(self, request: web.Request) -> web.Response:
@@ -274,7 +246,7 @@ class Admin:
                 provenance=record.provenance if record else None,
                 qps=model.qps(self.clock()),
                 output_prediction_factor=model.forecast.typically_off,
-                observed=_factors(model),
+                observed=observed_factors(model),
             )
         )
 
@@ -293,25 +265,8 @@ class Admin:
             policy = model.planner.policy
             if not isinstance(policy, TablePolicy):
                 raise RequestError(f"policy {self.policy_spec} observes nothing")
-            deleted += len(_factors(model))
+            deleted += len(observed_factors(model))
             policy.observed.reset()
             shown = model.name if len(self.models) > 1 else ""
             self.journal.reset(Reset(at_s=self.clock(), model=shown))
         return json_response(ResetResult(deleted))
-
-
-def _factors(model: ServedModel) -> list[ObservedFactor]:
-    policy = model.planner.policy
-    if not isinstance(policy, TablePolicy) or policy.table is None:
-        return []
-    cells = policy.table.cells
-    return [
-        ObservedFactor(
-            cell=cells[factor.cell].label,
-            route=factor.route,
-            turns=factor.turns,
-            ttft=factor.ttft,
-            tpot=factor.tpot,
-        )
-        for factor in policy.observed.factors()
-    ]

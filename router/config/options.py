@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ppd.choice import PlacementRule
 from ppd.contract import Role
 from ppd.errors import ConfigError
 from ppd.policies import static_policy
@@ -43,17 +44,6 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
-
-
-class PlacementRule(StrEnum):
-    """The choice of a new conversation's workers.
-
-    ``load``: by queued prefill tokens, KV in use and shared prefixes. ``hash``: by a hash of the
-    conversation, with bounded load.
-    """
-
-    LOAD = "load"
-    HASH = "hash"
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

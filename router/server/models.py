@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
-from ppd.choice import ByLoad
+from ppd.choice import ByLoad, PlacementRule
 from ppd.decision import Policy
 from ppd.forecast import Forecast
 from ppd.placement import Placement
@@ -15,7 +15,7 @@ from ppd.planning import Planner
 from ppd.sessions import SessionIndex
 from ppd.shared import SharedPrefixes
 
-from ..config.options import PlacementRule, RouterConfig
+from ..config.options import RouterConfig
 from ..config.tables import TableFile, make_policy
 from ..intake.admission import Admission
 from ..observability.journal import Journal

@@ -15,7 +15,7 @@ from ppd.contract import Role
 from ppd.decision import Decision, Reason, Route
 from ppd.placement import MAX_LOAD, Placement, PlannedTurn
 from ppd.prefix import hash_ids, hash_messages, hash_text
-from ppd.shared import MIN_BYTES, SharedPrefixes
+from ppd.shared import MIN_BYTES, SharedPrefixes, shareable
 
 from .cluster import FakeCluster, FakeWorker
 
@@ -254,9 +254,9 @@ def test_records_are_bounded_and_end() -> None:
 
 def test_a_long_history_has_few_boundaries() -> None:
     history = [{"role": "user", "content": "x" * 5000} for _ in range(500)]
-    assert len(list(hash_messages(b"", history).shareable(MIN_BYTES))) == 8
+    assert len(list(shareable(hash_messages(b"", history), MIN_BYTES))) == 8
     ids = hash_ids(b"", range(1_000_000))
-    boundaries = list(ids.shareable(MIN_BYTES))
+    boundaries = list(shareable(ids, MIN_BYTES))
     assert len(boundaries) < 80
     assert all(size < ids.total_bytes for _, size in boundaries)
-    assert list(hash_text(b"", "short").shareable(MIN_BYTES)) == []
+    assert list(shareable(hash_text(b"", "short"), MIN_BYTES)) == []

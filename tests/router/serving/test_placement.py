@@ -9,10 +9,10 @@ import pytest
 
 from eval.fake_worker.prefixes import PrefixScript, Rooms, prefix_worker
 from eval.fake_worker.worker import FakeWorker
+from ppd.choice import PlacementRule
 from ppd.contract import Role
 from ppd.errors import ConfigError
 from router.config.file import read_config
-from router.config.options import PlacementRule
 
 from ..conftest import Client, Cluster
 from ..scripts import hanging
