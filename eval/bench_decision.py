@@ -123,9 +123,7 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     planners = {
         name: Planner(
             policy=TablePolicy(table, corrections),
-            placement=Placement(
-                cluster, decode_fallback=False, chooser=ByLoad(cluster, backlog)
-            ),
+            placement=Placement(cluster, decode_fallback=False, chooser=ByLoad(cluster, backlog)),
             index=index,
             arrivals=arrivals,
             forecast=forecast,

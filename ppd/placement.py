@@ -361,8 +361,9 @@ class Placement:
         decode = self._require(_DECODE, home, avoided, turn.kv_tokens, turn)
         if decision.route is not _REMOTE:
             decision = Decision(_REMOTE, decision.reason)
-        held = turn.held.get(prefill.identity, 0)
-        tokens = max(1, turn.remote_tokens - held) if held else turn.remote_tokens
+        tokens = turn.remote_tokens
+        if turn.held:
+            tokens = max(1, tokens - turn.held.get(prefill.identity, 0))
         return Plan(decision, decode, prefill, prefill_tokens=tokens)
 
     def _takes_replica(self, route: Route, failed: Collection[WorkerView]) -> bool:
@@ -391,10 +392,10 @@ class Placement:
         tokens: int,
         turn: PlannedTurn,
     ) -> WorkerView:
-        if self._chooser is None or (
-            prefer is not None and prefer not in avoid and prefer.has_room(tokens)
-        ):
+        if self._chooser is None:
             worker = self.cluster.place(role, prefer, avoid, tokens, turn.root)
+        elif prefer is not None and prefer not in avoid and prefer.has_room(tokens):
+            return prefer  # ``find`` has given it, so it may be given work
         else:
             worker = self._chooser(role, turn, avoid)
         if worker is None:

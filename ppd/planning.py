@@ -141,12 +141,8 @@ class Planner:
             return PlannedTurn(None, None, decision, tokens, kv_tokens, None, False, None)
         hit = self._index.find(chain, now_s)
         features = prefill = None
-        held: Mapping[str, int] = {}
         if hit is None:
             total_bytes = chain.total_bytes
-            if self._shared is not None and (found := self._shared.find(chain, now_s)):
-                tokens_of = self._forecast.prompt_tokens
-                held = {worker: tokens_of(query.kind, size) for worker, size in found.items()}
             remote_tokens = self._forecast.prompt_tokens(query.kind, total_bytes, query.media)
         else:
             before = self._cluster.find(hit.turn.prefill_worker)
@@ -155,9 +151,19 @@ class Planner:
             remote_tokens = features.uncached_at_prefill
         opening = self._cluster.opening(query.root)
         decision = decide(features, self.policy, query.objective, opening)
-        return PlannedTurn(
-            hit, features, decision, remote_tokens, kv_tokens, query.root, True, prefill, held=held
+        turn = PlannedTurn(
+            hit, features, decision, remote_tokens, kv_tokens, query.root, True, prefill
         )
+        if hit is None and self._shared is not None:
+            turn.held = self._held(self._shared.find(chain, now_s), query.kind)
+        return turn
+
+    def _held(self, found: Mapping[str, int], kind: str) -> Mapping[str, int]:
+        """Tokens of the bytes that workers hold."""
+        if not found:
+            return found
+        tokens_of = self._forecast.prompt_tokens
+        return {worker: tokens_of(kind, size) for worker, size in found.items()}
 
     def _features(
         self,
