@@ -1,10 +1,9 @@
 """Long prefixes that several conversations share, and the workers that hold their KV.
 
 A system prompt of thousands of tokens begins many conversations. The session index finds whole
-earlier inputs only, so it does not know such a prefix. This index does: it has one entry for each
-boundary of first turns behind which another conversation may go on. What it holds is a record of
-what was sent, not of what a cache has kept. A wrong entry costs a prefill that was to be expected
-anyway.
+earlier inputs only, and no such prefix. This index has one entry for each boundary of first turns
+behind which another conversation may go on. It is a record of what was sent, not of what a cache
+has kept. A wrong entry costs a prefill that would have been needed anyway.
 """
 
 from __future__ import annotations

@@ -191,11 +191,11 @@ class Admin:
             RequestError: a field is wrong.
         """
         headers = self._clients_headers(request)
-        asked = parse(await request.read())
-        model = self._named(asked.model)
+        given = parse(await request.read())
+        model = self._named(given.model)
         return json_response(
             decided(
-                asked,
+                given,
                 model.planner,
                 self.policy_spec,
                 self.handler.objective(headers),

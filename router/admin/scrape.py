@@ -1,4 +1,4 @@
-"""The metrics as Prometheus reads them: gauges are set then, and models are told apart."""
+"""The metrics as Prometheus reads them: gauges are set at that time, and models have labels."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def test_an_unknown_model_is_not_found_in_the_form_of_the_api(
 
 
 @pytest.mark.parametrize("fields", [{}, {"model": None}, {"model": "default"}])
-async def test_a_request_without_a_model_is_told_the_choice(
+async def test_a_request_without_a_model_is_refused_with_the_choice(
     two_models: TwoModels, cluster: Cluster, fields: dict[str, Any]
 ) -> None:
     async with two_models() as pair:
