@@ -49,6 +49,8 @@ class Catalog:
         self.models = tuple(models)
         self.encoders = tuple(encoders)
         self._only = models[0] if len(models) == 1 else None
+        # Of several models the names are configured, and do not change.
+        self._by_name = {} if self._only is not None else {one.name: one for one in models}
 
     def of(self, model: object) -> Served:
         """What the workers serve for a request that names ``model``.
@@ -79,24 +81,24 @@ class Catalog:
         """
         if self._only is not None:
             return self._only
-        names = [name for one in self.models for name in one.models]
-        if encodes:
-            names += self.encoders
         if not isinstance(model, str) or model == _DEFAULT:
-            message = f"the field model must name one of {', '.join(names)}"
+            message = f"the field model must name one of {', '.join(self._names(encodes))}"
             raise RequestError(message, param="model", code="model_not_named")
         for wanted in (model, model.rpartition(":")[0]):
-            for one in self.models:
-                if one.name == wanted:
-                    return one
-            named = [one for one in self.models if wanted in one.models]
-            if len(named) == 1:
-                return named[0]
-            if named:
-                choice = " or ".join(f"{one.name}:{wanted}" for one in named)
+            if (found := self._by_name.get(wanted)) is not None:
+                return found
+            with_adapter = [one for one in self.models if wanted in one.models]
+            if len(with_adapter) == 1:
+                return with_adapter[0]
+            if with_adapter:
+                choice = " or ".join(f"{one.name}:{wanted}" for one in with_adapter)
                 message = f"several models have an adapter {wanted!r}: name {choice}"
                 raise RequestError(message, param="model", code="model_not_named")
-        raise unknown_model(model, names)
+        raise unknown_model(model, self._names(encodes))
+
+    def _names(self, encodes: bool) -> list[str]:
+        names = [name for one in self.models for name in one.models]
+        return [*names, *self.encoders] if encodes else names
 
     def cards(self) -> list[ModelCard]:
         """The models, as ``GET /v1/models`` lists them."""
