@@ -24,9 +24,9 @@ _COMPILED = {
         "scrub",
     ),
     "observability": ("batch", "counting", "journal", "metrics"),
-    "serving": ("bodies", "context", "handler", "recorder", "legs", "relay", "sending"),
+    "serving": ("bodies", "context", "handler", "recorder", "legs", "model", "relay", "sending"),
     "wire": ("client", "connection", "heads", "reading", "request", "upstream"),
-    "workers": ("breaker", "health", "registry", "worker"),
+    "workers": ("breaker", "group", "health", "registry", "worker"),
 }
 
 

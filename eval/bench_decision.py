@@ -18,6 +18,7 @@ import msgspec
 
 from ppd.arrivals import ArrivalRate
 from ppd.backlog import Backlog
+from ppd.choice import ByLoad
 from ppd.contract import Role
 from ppd.decision_service import DecideRequest, HomeLoad, TurnSizes, decided, parse
 from ppd.forecast import Forecast
@@ -27,6 +28,7 @@ from ppd.planning import Planner, Query
 from ppd.prefix import PrefixChain, hash_messages
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
+from ppd.shared import SharedPrefixes
 from ppd.table import Table
 from ppd.table_policy import DEFAULT_CORRECTIONS, Correction, TablePolicy
 
@@ -117,14 +119,16 @@ def run(table_file: Path, sessions: int, rounds: int, seed: int) -> int:
     for i in range(1000):
         arrivals.note(i * 0.01)
     forecast.learn_reply("t", None, 100)
+    backlog = Backlog()
     planners = {
         name: Planner(
             policy=TablePolicy(table, corrections),
-            placement=Placement(cluster, decode_fallback=False),
+            placement=Placement(cluster, decode_fallback=False, chooser=ByLoad(cluster, backlog)),
             index=index,
             arrivals=arrivals,
             forecast=forecast,
-            backlog=Backlog(),
+            backlog=backlog,
+            shared=SharedPrefixes(),
         )
         for name, corrections in (
             ("decide_us", DEFAULT_CORRECTIONS),

@@ -14,6 +14,7 @@ from . import (
     bench_cores,
     bench_decision,
     bench_hash,
+    bench_placement,
     check_load,
     demo,
     load,
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     bench = _group(commands, "bench", "what one part costs, ours and others'")
     bench_hash.add_to(bench)
     _add_bench_decision(bench)
+    bench_placement.add_to(bench)
     bench_cores.add_to(bench)
     bench_engine.add_to(bench)
     interference.add_to(bench)

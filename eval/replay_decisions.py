@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ppd.decision import Decision, Policy, Route
 from ppd.errors import ConfigError, TableError
-from ppd.journal import Opened, Replayed, read, replay
+from ppd.journal import Opened, Replayed, of_model, read, replay
 from ppd.policies import static_policy
 from ppd.score import Objective
 from ppd.table import Table
@@ -24,12 +24,17 @@ from .options import Commands
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What to replay with in place of the log's own; None: as it was."""
+    """What to replay with in place of the log's own; None: as it was.
+
+    Attributes:
+        model: whose decisions are replayed; "": of the one model.
+    """
 
     table: Path | None
     policy: str | None
     corrections: frozenset[Correction] | None
     objective: Objective | None
+    model: str = ""
 
 
 def add_to(commands: Commands) -> None:
@@ -46,6 +51,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--table", type=Path)
     parser.add_argument("--policy", help="replaces the log's policy")
     parser.add_argument("--corrections", nargs="*", choices=[*Correction], help="replace the log's")
+    parser.add_argument("--model", default="", help="one of several models of the log")
     parser.add_argument("--show", type=int, default=20, help="changed decisions to print")
     add_weights(parser)
     add_targets(parser)
@@ -65,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         policy=options.policy,
         corrections=None if corrections is None else frozenset(corrections),
         objective=objective_of(options),
+        model=options.model,
     )
     return run_replay(options.log, changes, options.show)
 
@@ -78,7 +85,8 @@ def run_replay(log: Path, changes: Changes, max_shown: int) -> int:
     """
     try:
         with log.open("rb") as lines:
-            result = list(replay(read(lines), _policies(changes), changes.objective))
+            events = of_model(read(lines), changes.model)
+            result = list(replay(events, _policies(changes), changes.objective))
     except OSError as error:
         raise ConfigError(f"{log}: {error}") from error
     except ConfigError as error:

@@ -75,6 +75,7 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         turn: null for the first turn of a conversation.
         qps: turns a second of each decode worker; null: what this router observes.
         objective: weights or targets; null: the configured ones, or those of the headers.
+        model: whose policy decides, where the router serves several; null: the one model's.
     """
 
     turn: TurnSizes | None
@@ -82,6 +83,7 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill: PrefillLoad = PrefillLoad()
     qps: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     objective: Objective | None = None
+    model: str | None = None
 
 
 class DecideAnswer(msgspec.Struct, frozen=True):

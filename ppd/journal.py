@@ -22,7 +22,9 @@ from ppd.table_policy import Correction, TablePolicy
 VERSION = 1
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
+class Opened(
+    msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True, omit_defaults=True
+):
     """The first event of a run: a router has started.
 
     Attributes:
@@ -31,7 +33,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=Tr
         policy: the policy's name, as ``--policy`` has it.
         corrections: the corrections of a table policy.
         append_budget_tokens: the budget of the ``reservation`` correction.
-        table: the digest of the table's file; "" without a table.
+        table: the digest of the table's file; "" without a table, and with several models.
+        tables: the same by model, of several models.
     """
 
     version: int
@@ -40,9 +43,16 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=Tr
     corrections: tuple[Correction, ...]
     append_budget_tokens: int
     table: str
+    tables: dict[str, str] = {}
+
+    def table_of(self, model: str) -> str:
+        """The digest of a model's table; "" without a table."""
+        return self.tables.get(model, self.table)
 
 
-class Decided(msgspec.Struct, frozen=True, tag="decided", forbid_unknown_fields=True):
+class Decided(
+    msgspec.Struct, frozen=True, tag="decided", forbid_unknown_fields=True, omit_defaults=True
+):
     """The route of a turn was decided.
 
     Attributes:
@@ -52,6 +62,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", forbid_unknown_fields=
         tenant: the tenant that sent the request.
         objective: the weights or targets of the decision.
         features: the inputs of the decision; None if it needed none.
+        model: the name of the model where the router serves several, else "".
     """
 
     number: int
@@ -61,6 +72,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", forbid_unknown_fields=
     objective: Objective
     features: Features | None
     decision: Decision
+    model: str = ""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_fields=True):
@@ -94,10 +106,18 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_field
     tpot_ms: float | None = None
 
 
-class Reset(msgspec.Struct, frozen=True, tag="reset", forbid_unknown_fields=True):
-    """An operator has discarded the observations of the policy."""
+class Reset(
+    msgspec.Struct, frozen=True, tag="reset", forbid_unknown_fields=True, omit_defaults=True
+):
+    """An operator has discarded the observations of the policy.
+
+    Attributes:
+        at_s: monotonic time.
+        model: of the policy where the router serves several, else "".
+    """
 
     at_s: float
+    model: str = ""
 
 
 Event = Opened | Decided | Finished | Reset
@@ -161,6 +181,31 @@ class Replayed:
     def same(self) -> bool:
         """Whether the whole decision is equal, reason and costs included."""
         return self.was.decision == self.now
+
+
+def of_model(events: Iterable[Event], model: str) -> Iterator[Event]:
+    """The events of one model, as a router of this model alone would have logged them.
+
+    Args:
+        events: the events of a log.
+        model: the name of one of several models; "" for a log of one model.
+
+    Raises:
+        ConfigError: the log has no such model, or "" was given and there are several.
+    """
+    for event in events:
+        match event:
+            case Opened(tables=tables):
+                if model not in (tables or ("",)):
+                    found = ", ".join(tables) or "one model without a name"
+                    raise ConfigError(f"the log is of {found}: name one by --model")
+                yield msgspec.structs.replace(event, table=event.table_of(model), tables={})
+            case Finished():
+                yield event
+            case Decided() | Reset() if event.model == model:
+                yield msgspec.structs.replace(event, model="")
+            case _:
+                pass
 
 
 def replay(

@@ -6,7 +6,7 @@ chooses workers only; the route is ``ppd.decision``'s, what follows a failure ``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -241,6 +241,8 @@ class PlannedTurn(msgspec.Struct, gc=False):
         root: names the conversation for placement; None for several prompts.
         single: it has one prompt.
         prefill: the prefill worker that the decision was priced with, if one is ready.
+        held: tokens of the prompt that workers are believed to hold, by identity, of a turn
+            without a hit.
         plan: None if no worker can take it; ``Placement.plan`` raises the reason.
     """
 
@@ -253,6 +255,17 @@ class PlannedTurn(msgspec.Struct, gc=False):
     single: bool
     prefill: WorkerView | None
     plan: Plan | None = None
+    held: Mapping[str, int] = {}
+
+
+class Chooser(Protocol):
+    """Chooses among the workers of a role for a turn that no worker is preferred for."""
+
+    def __call__(
+        self, role: Role, turn: PlannedTurn, avoid: Collection[WorkerView]
+    ) -> WorkerView | None:
+        """The worker; None if none of the role may be given work."""
+        ...
 
 
 class Placement:
@@ -260,11 +273,15 @@ class Placement:
 
     Args:
         decode_fallback: where no prefill worker is left, decode workers prefill whole prompts.
+        chooser: of new conversations' workers; None: the cluster's own ``place``.
     """
 
-    def __init__(self, cluster: ClusterView, *, decode_fallback: bool) -> None:
+    def __init__(
+        self, cluster: ClusterView, *, decode_fallback: bool, chooser: Chooser | None = None
+    ) -> None:
         self.cluster = cluster
         self._decode_fallback = decode_fallback
+        self._chooser = chooser
 
     def plan(
         self, turn: PlannedTurn, decision: Decision, failed: Collection[WorkerView] = ()
@@ -323,7 +340,7 @@ class Placement:
         self, turn: PlannedTurn, decision: Decision, failed: Collection[WorkerView]
     ) -> Plan:
         home = self._home(turn, _REPLICA)
-        worker = self._require(_REPLICA, home, failed, turn.kv_tokens, turn.root)
+        worker = self._require(_REPLICA, home, failed, turn.kv_tokens, turn)
         if decision.route is not _VIA_REPLICA:
             decision = Decision(_VIA_REPLICA, decision.reason)
         return Plan(decision, worker)
@@ -336,15 +353,18 @@ class Placement:
             seen_by = None
             if turn.hit is not None:
                 seen_by = self.cluster.find(turn.hit.turn.prefill_worker)
-            prefill = self._require(_PREFILL, seen_by, failed, 0, turn.root)
+            prefill = self._require(_PREFILL, seen_by, failed, 0, turn)
         home = self._home(turn, _DECODE)
         avoided = failed
         if decision.reason is _HOME_FULL and home is not None:
             avoided = [*failed, home]
-        decode = self._require(_DECODE, home, avoided, turn.kv_tokens, turn.root)
+        decode = self._require(_DECODE, home, avoided, turn.kv_tokens, turn)
         if decision.route is not _REMOTE:
             decision = Decision(_REMOTE, decision.reason)
-        return Plan(decision, decode, prefill, prefill_tokens=turn.remote_tokens)
+        tokens = turn.remote_tokens
+        if turn.held:
+            tokens = max(1, tokens - turn.held.get(prefill.identity, 0))
+        return Plan(decision, decode, prefill, prefill_tokens=tokens)
 
     def _takes_replica(self, route: Route, failed: Collection[WorkerView]) -> bool:
         """Whether a replica serves the attempt; as decided, unless only one side is left."""
@@ -370,9 +390,14 @@ class Placement:
         prefer: WorkerView | None,
         avoid: Collection[WorkerView],
         tokens: int,
-        root: bytes | None,
+        turn: PlannedTurn,
     ) -> WorkerView:
-        worker = self.cluster.place(role, prefer, avoid, tokens, root)
+        if self._chooser is None:
+            worker = self.cluster.place(role, prefer, avoid, tokens, turn.root)
+        elif prefer is not None and prefer not in avoid and prefer.has_room(tokens):
+            return prefer  # ``find`` has given it, so it may be given work
+        else:
+            worker = self._chooser(role, turn, avoid)
         if worker is None:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
         return worker

@@ -7,6 +7,8 @@ nothing and reserves nothing: it only renews the conversation's place in the ses
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from ppd.arrivals import ArrivalRate
@@ -20,6 +22,7 @@ from ppd.placement import Placement, PlannedTurn, WorkerView
 from ppd.prefix import PrefixChain
 from ppd.score import Objective
 from ppd.sessions import Hit, SessionIndex
+from ppd.shared import SharedPrefixes
 
 # What follows the known prefix is estimated from bytes. If it is so much less than the reply alone
 # was, the reply has not come back whole: clients leave reasoning out.
@@ -53,6 +56,9 @@ class Query(msgspec.Struct, frozen=True):
 class Planner:
     """Plans turns of one cluster by one policy, which it alone holds.
 
+    Args:
+        shared: prefixes that conversations share; None: none are followed.
+
     Attributes:
         policy: the one in force.
         placement: names the workers.
@@ -67,6 +73,7 @@ class Planner:
         arrivals: ArrivalRate,
         forecast: Forecast,
         backlog: Backlog,
+        shared: SharedPrefixes | None = None,
     ) -> None:
         self.policy = policy
         self._since = 0  # the first request that it decides
@@ -76,6 +83,7 @@ class Planner:
         self._arrivals = arrivals
         self._forecast = forecast
         self._backlog = backlog
+        self._shared = shared
 
     def replace_policy(self, policy: Policy, since: int) -> None:
         """Decide by another policy from request number ``since`` on; it observes no earlier one."""
@@ -116,6 +124,14 @@ class Planner:
             turn.plan = None
         return turn
 
+    def sent(self, query: Query, planned: PlannedTurn, now_s: float) -> None:
+        """Record that a turn is sent to the workers of its plan, which will hold its prefixes."""
+        if self._shared is None or planned.hit is not None or planned.plan is None:
+            return
+        if (chain := query.chain) is not None:
+            workers = [worker.identity for worker in planned.plan.workers]
+            self._shared.record(chain, workers, now_s)
+
     def _decide(self, query: Query, kv_tokens: int, now_s: float) -> PlannedTurn:
         chain = query.chain
         if chain is None:
@@ -135,9 +151,19 @@ class Planner:
             remote_tokens = features.uncached_at_prefill
         opening = self._cluster.opening(query.root)
         decision = decide(features, self.policy, query.objective, opening)
-        return PlannedTurn(
+        turn = PlannedTurn(
             hit, features, decision, remote_tokens, kv_tokens, query.root, True, prefill
         )
+        if hit is None and self._shared is not None:
+            turn.held = self._held(self._shared.find(chain, now_s), query.kind)
+        return turn
+
+    def _held(self, found: Mapping[str, int], kind: str) -> Mapping[str, int]:
+        """Tokens of the bytes that workers hold."""
+        if not found:
+            return found
+        tokens_of = self._forecast.prompt_tokens
+        return {worker: tokens_of(kind, size) for worker, size in found.items()}
 
     def _features(
         self,

@@ -12,7 +12,10 @@ import httptools
 
 from .state import WorkerState
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings")
+PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings", "/v1/rerank"),
+    *("/v1/score", "/classify", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"),
+)
 MAX_TOKENS = re.compile(rb'"max_(?:completion_|new_)?tokens": ?(\d+)')
 STREAM = re.compile(rb'"stream": ?true')
 STREAM_HEAD = (

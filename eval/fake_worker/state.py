@@ -20,6 +20,7 @@ class WorkerState:
 
     Attributes:
         role: SGLang's ``disaggregation_mode``.
+        adapters: names of the LoRA adapters that it serves.
         port: the port that it listens on; 0 before it listens.
         local_prefill: whether the plugin for local turns is installed.
         description_version: the version of the plugin's description.
@@ -36,6 +37,7 @@ class WorkerState:
     role: str
     _: KW_ONLY
     model: str = MODEL
+    adapters: tuple[str, ...] = ()
     port: int = 0
     max_model_len: int = 32768
     vocab_size: int = 4096
@@ -58,8 +60,16 @@ class WorkerState:
 
     def models(self) -> object:
         """Return the answer of ``/v1/models``."""
-        card = {"id": self.model, "object": "model", "owned_by": "sglang"}
-        return {"object": "list", "data": [{**card, "max_model_len": self.max_model_len}]}
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "owned_by": "sglang",
+                "max_model_len": self.max_model_len,
+            }
+            for name in (self.model, *self.adapters)
+        ]
+        return {"object": "list", "data": cards}
 
     def load(self) -> dict[str, object] | None:
         """Return one engine's load as ``/v1/loads`` reports it; None if it is not reported."""

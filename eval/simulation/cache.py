@@ -1,13 +1,27 @@
 """A simulated worker's KV: what running requests hold, and what finished ones have left.
 
-It counts tokens by conversation. Prefixes that conversations share count in each of them. What
-finished requests have left is evicted from its end, the least recently used conversation first, as
-a radix cache does. What runs is never evicted. There is no time in it.
+It counts tokens by conversation. A prefix that conversations share is found by all of them, and
+counts in each of them and once more by itself. What finished requests have left is evicted from
+its end, the least recently used conversation first, as a radix cache does. What runs is never
+evicted. There is no time in it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """A prefix that conversations share.
+
+    Attributes:
+        number: of the prefix, from 1.
+    """
+
+    number: int
+    tokens: int
 
 
 class KvCache:
@@ -19,39 +33,45 @@ class KvCache:
         self.active_tokens = 0
         self.evicted_tokens = 0
         self._idle_tokens = 0
-        self._idle: OrderedDict[int, int] = OrderedDict()  # by conversation, oldest use first
+        # By conversation, shared prefixes by their negative number; oldest use first.
+        self._idle: OrderedDict[int, int] = OrderedDict()
 
     @property
     def free_tokens(self) -> int:
         """Tokens that running requests may still take: idle ones can be evicted."""
         return self.capacity_tokens - self.active_tokens
 
-    def cached_tokens(self, session: int) -> int:
-        """Return how many tokens of a session it holds."""
-        return self._idle.get(session, 0)
+    def cached_tokens(self, session: int, shared: SharedPrefix | None = None) -> int:
+        """Return how many tokens of a session it holds, its shared prefix included."""
+        own = self._idle.get(session, 0)
+        return own if shared is None else max(own, self._idle.get(-shared.number, 0))
 
     def can_take(self, tokens: int) -> bool:
         """Return whether so many tokens fit, after evictions."""
         return tokens <= self.free_tokens
 
-    def take(self, session: int, tokens: int) -> int:
+    def take(self, session: int, tokens: int, shared: SharedPrefix | None = None) -> int:
         """Hold ``tokens`` for a request of ``session``; return how many of them were cached."""
         assert self.can_take(tokens)
         found = self._idle.pop(session, 0)
         self._idle_tokens -= found
+        if shared is not None and -shared.number in self._idle:
+            self._idle.move_to_end(-shared.number)
+            found = max(found, self._idle[-shared.number])
         self.active_tokens += tokens
         self._evict()
         return min(found, tokens)
 
-    def give(self, session: int, tokens: int, kept_tokens: int) -> None:
+    def give(
+        self, session: int, tokens: int, kept_tokens: int, shared: SharedPrefix | None = None
+    ) -> None:
         """End a request that holds ``tokens``; ``kept_tokens`` of them stay cached."""
         assert 0 <= kept_tokens <= tokens <= self.active_tokens
         self.active_tokens -= tokens
+        if shared is not None:
+            self._keep(-shared.number, min(shared.tokens, kept_tokens))
         # A second request of the same conversation may have ended meanwhile: the longer one stays.
-        old = self._idle.pop(session, 0)
-        kept = max(old, kept_tokens)
-        self._idle[session] = kept
-        self._idle_tokens += kept - old
+        self._keep(session, kept_tokens)
         self._evict()
 
     def cut(self, session: int, tokens: int) -> None:
@@ -60,6 +80,11 @@ class KvCache:
         if held > tokens:
             self._idle[session] = tokens
             self._idle_tokens -= held - tokens
+
+    def _keep(self, key: int, tokens: int) -> None:
+        old = self._idle.pop(key, 0)
+        self._idle[key] = max(old, tokens)
+        self._idle_tokens += self._idle[key] - old
 
     def _evict(self) -> None:
         over = self.active_tokens + self._idle_tokens - self.capacity_tokens

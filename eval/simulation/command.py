@@ -19,12 +19,9 @@ from ppd.errors import ConfigError
 
 from ..options import Commands, add_out
 from ..provenance import provenance
-from ..raw_rows import append_whole
 from ..sweep.config import load_config
-from ..table.build import write_table
-from . import cpu_check, study_command, sweeping
+from . import cpu_check, placement_study, study_command, sweeping
 from .cost_model import VLLM_H100, CostModel, paper_model
-from .machine import Machine
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
 from .paper_points import CALIBRATION, PREDICTED, Measured, calibrate, simulated
@@ -74,22 +71,8 @@ def add_to(commands: Commands) -> None:
     add_out(cpu)
     cpu.set_defaults(run=run_cpu_check)
     study_command.add_to(commands)
-    sweep = commands.add_parser(
-        "sweep",
-        help="a decision table of a machine that a profile describes",
-        description=(
-            "Simulate a sweep, and write the decision table of a machine that only a profile "
-            "describes. The last line is one JSON object."
-        ),
-    )
-    sweep.add_argument("config", type=Path, help="configuration of the sweep")
-    sweep.add_argument("--profile", required=True, help="of 'profile list'")
-    sweep.add_argument("--calibration", default="device", help="of the profile")
-    sweep.add_argument("--link-gbps", type=float, default=100.0)
-    sweep.add_argument("--slower", type=float, default=1.0, help="a further factor on every step")
-    sweep.add_argument("--table", type=Path, required=True, help="the table to write")
-    add_out(sweep)
-    sweep.set_defaults(run=run_sweep)
+    sweeping.add_to(commands)
+    placement_study.add_to(commands)
     fitting = commands.add_parser(
         "calibrate",
         parents=[given],
@@ -103,21 +86,6 @@ def run_cpu_check(options: argparse.Namespace) -> int:
     """Compare the simulator with a sweep of a real cluster."""
     config = load_config(options.config)
     return cpu_check.run(config, options.raw, paced=options.paced, out=options.out)
-
-
-def run_sweep(options: argparse.Namespace) -> int:
-    """Simulate a sweep, and write its table.
-
-    Raises:
-        ConfigError: the configuration or the profile is wrong, or a file cannot be written.
-    """
-    config = load_config(options.config)
-    machine = Machine(options.profile, options.link_gbps, options.calibration, options.slower)
-    results = list(sweeping.sweep(config, machine))
-    if options.out is not None:
-        append_whole(options.out, list(sweeping.rows_of(config, results)))
-    print(json.dumps(write_table(config, results, options.config, options.table)))
-    return 0
 
 
 def run_calibrate(options: argparse.Namespace) -> int:

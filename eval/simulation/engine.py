@@ -16,7 +16,7 @@ from typing import Protocol
 from ppd.errors import ConfigError
 from ppd.pacing import Pacer
 
-from .cache import KvCache
+from .cache import KvCache, SharedPrefix
 from .cost_model import Costs, Extend
 
 Then = Callable[[float], None]
@@ -37,6 +37,7 @@ class Job:
         has_kv: its KV has come from elsewhere; else it is prefilled here.
         keeps_reply: what it generates stays cached, too.
         min_cached_tokens: a precondition; ``refused`` is called if it is not met.
+        shared: the prefix of its prompt that other conversations have, too.
     """
 
     session: int
@@ -48,6 +49,7 @@ class Job:
     refused: Then | None = None
     min_cached_tokens: int = 0
     keeps_reply: bool = True
+    shared: SharedPrefix | None = None
     cached_tokens: int = field(default=0, init=False)
     left_tokens: int = field(default=0, init=False)
     ends_at_step: int = field(default=0, init=False)
@@ -192,7 +194,7 @@ class Engine:
                 return
             self._waiting.popleft()
             # The last token is always computed: it gives the first of the reply.
-            found = self.cache.take(job.session, job.kv_tokens)
+            found = self.cache.take(job.session, job.kv_tokens, job.shared)
             job.cached_tokens = min(found, job.prompt_tokens - 1)
             if job.has_kv and self._overlap:
                 self._take_computed(job, now_ms)
@@ -289,5 +291,5 @@ class Engine:
         # The last generated token was never fed back.
         reply = max(0, job.output_tokens - 1) if job.keeps_reply else 0
         kept = job.prompt_tokens + reply
-        self.cache.give(job.session, job.kv_tokens, kept)
+        self.cache.give(job.session, job.kv_tokens, kept, job.shared)
         job.done(now_ms)

@@ -35,6 +35,7 @@ from ppd.effects import (
 from ppd.errors import EngineError
 from ppd.placement import Plan, PlannedTurn
 
+from .cache import SharedPrefix
 from .clock import Clock
 from .cost_model import Costs
 from .engine import Job
@@ -62,6 +63,8 @@ class SimulatedRequest:
         decoding: the job of the latest attempt that generates.
         legs: the workers that serve it just now.
         home: the worker that counts it as in flight.
+        prefiller: the prefill worker that does.
+        shared: the prefix of its prompt that other conversations have, too.
     """
 
     session: int
@@ -77,6 +80,8 @@ class SimulatedRequest:
     decoding: Job | None = None
     legs: frozenset[SimulatedWorker] = frozenset()
     home: SimulatedWorker | None = None
+    prefiller: SimulatedWorker | None = None
+    shared: SharedPrefix | None = None
 
     @property
     def plan(self) -> Plan:
@@ -167,6 +172,7 @@ class SimulatedHandler:
             tokens = request.prompt_tokens + request.generated_tokens
             job = Job(request.session, tokens, 0, False, lambda _: None)
             job.done = partial(self._prefilled, request, plan, job)
+            job.shared = request.shared
             if self._costs.overlap:
                 # The decode worker makes room for the KV between two steps; only then the prefill
                 # worker begins.
@@ -193,7 +199,9 @@ class SimulatedHandler:
         prefill = plan.prefill
         assert prefill is not None
         home = self._cluster.workers[plan.decode.name].engine
-        held = home.cache.cached_tokens(request.session) if self._delta else 0
+        held = 0
+        if self._delta:
+            held = home.cache.cached_tokens(request.session, request.shared)
         if not request.generated_tokens:
             request.cached_tokens = job.cached_tokens
         moved_tokens = job.prompt_tokens - held
@@ -214,7 +222,7 @@ class SimulatedHandler:
         done = request.generated_tokens
         tokens = request.prompt_tokens + done
         job = Job(request.session, tokens, request.output_tokens - done, has_kv, lambda _: None)
-        job.keeps_reply = self._keeps_replies
+        job.keeps_reply, job.shared = self._keeps_replies, request.shared
         job.first = partial(self._answered, request, plan, job)
         job.done = partial(self._on, request, StreamEnded())
         request.decoding = job
@@ -224,6 +232,7 @@ class SimulatedHandler:
         if not request.first_ms:
             request.first_ms = now_ms
         if plan.prefill is not None:
+            self._count_prefill(request, None)
             self._on(request, Prefilled(), now_ms)
         elif not request.generated_tokens:
             request.cached_tokens = job.cached_tokens
@@ -262,3 +271,13 @@ class SimulatedHandler:
         if home is not None:
             home.in_flight += 1
         request.home = home
+        self._count_prefill(request, plan)
+
+    def _count_prefill(self, request: SimulatedRequest, plan: Plan | None) -> None:
+        """Count a request at the worker that prefills it, until it has answered."""
+        prefill = None if plan is None else plan.prefill
+        if request.prefiller is not None:
+            request.prefiller.in_flight -= 1
+        request.prefiller = None if prefill is None else self._cluster.workers[prefill.name]
+        if request.prefiller is not None:
+            request.prefiller.in_flight += 1

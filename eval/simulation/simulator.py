@@ -16,18 +16,21 @@ from itertools import count
 from ppd.arrivals import ArrivalRate
 from ppd.attempts import Attempts
 from ppd.backlog import Backlog
+from ppd.choice import ByLoad
 from ppd.decision import Policy
 from ppd.forecast import Forecast, blend
 from ppd.outcome import Outcome
-from ppd.placement import Placement
+from ppd.placement import Chooser, Placement
 from ppd.planning import Planner, Query
 from ppd.prefix import MessageChain
 from ppd.score import Objective, Weights
 from ppd.sessions import SessionIndex, Turn
+from ppd.shared import SharedPrefixes
 
+from .by_hash import ByHash
 from .clock import Clock
 from .cost_model import Costs
-from .handler import SimulatedHandler, SimulatedRequest
+from .handler import PROBE_INTERVAL_S, SimulatedHandler, SimulatedRequest
 from .outages import Outage, check
 from .rows import Result, TurnRow
 from .traffic import Clients, Conversation
@@ -81,13 +84,19 @@ class Simulation:
         self._arrivals, self._forecast = ArrivalRate(), Forecast()
         self.backlog = Backlog()
         self._numbers = count(1)
+        chooser: Chooser | None = None
+        if placement is PlacementRule.ROUTER_LOAD:
+            chooser = ByLoad(self.cluster, self.backlog)
+        elif placement is PlacementRule.ROUTER_HASH:
+            chooser = ByHash(self.cluster)
         self.planner = Planner(
             policy=policy,
-            placement=Placement(self.cluster, decode_fallback=False),
+            placement=Placement(self.cluster, decode_fallback=False, chooser=chooser),
             index=self._index,
             arrivals=self._arrivals,
             forecast=self._forecast,
             backlog=self.backlog,
+            shared=SharedPrefixes() if placement is PlacementRule.ROUTER_LOAD else None,
         )
         self._clients = clients
         self._objective: Objective = objective or Weights()
@@ -108,6 +117,8 @@ class Simulation:
         self._dialogues: dict[SimulatedRequest, _Dialogue] = {}  # under way
         self._rows: list[TurnRow] = []
         self._ended_ms = 0.0
+        self._reports = placement is PlacementRule.ROUTER_LOAD
+        self._reported_s = -PROBE_INTERVAL_S
 
     def run(self, conversations: Iterable[Conversation]) -> Result:
         for plan in conversations:
@@ -137,7 +148,9 @@ class Simulation:
         tokens = plan.turns[dialogue.turn].out
         query = Query("chat", chain, chain.total_bytes, "t", tokens, self._objective, root)
         self.cluster.assign(root, plan.session)
-        planned = self.planner.plan(query, 0, now_s)
+        self._report(now_s)
+        planned = self.planner.plan(query, dialogue.prompt_tokens + tokens, now_s)
+        self.planner.sent(query, planned, now_s)
         attempts = Attempts(
             planned,
             self.planner.placement,
@@ -148,8 +161,16 @@ class Simulation:
         request = SimulatedRequest(
             plan.session, dialogue.prompt_tokens, tokens, planned, attempts, clock_ms
         )
+        request.shared = plan.shared
         self._dialogues[request] = dialogue
         self._handler.start(request, now_ms)
+
+    def _report(self, now_s: float) -> None:
+        """Have decode workers report their free KV, as often as the router requests it."""
+        if self._reports and now_s >= self._reported_s + PROBE_INTERVAL_S:
+            self._reported_s = now_s
+            for worker in self.cluster.homes:
+                worker.headroom.report(worker.free_tokens)
 
     def _end(self, request: SimulatedRequest, now_ms: float) -> None:
         """A request has ended: record it, and begin the next turn."""
@@ -253,7 +274,11 @@ def _chain(plan: Conversation, turn: int) -> MessageChain:
     """A chat as the router hashes it, its text left out: a boundary after each message."""
     digests: list[bytes] = []
     sizes: list[int] = []
-    tokens = 0
+    tokens = opening = 0
+    if plan.shared is not None:  # a system prompt
+        digests.append(b"shared/%d" % plan.shared.number)
+        sizes.append(plan.shared.tokens * _BYTES_PER_TOKEN)
+        opening = 1
     for number, exchange in enumerate(plan.turns[: turn + 1]):
         if number and not exchange.drops_reply:
             tokens += plan.turns[number - 1].out
@@ -262,4 +287,4 @@ def _chain(plan: Conversation, turn: int) -> MessageChain:
         tokens += exchange.new
         digests.append(b"%d/%d/0" % (plan.session, number))
         sizes.append(tokens * _BYTES_PER_TOKEN)
-    return MessageChain(tuple(digests), tuple(sizes), 0)
+    return MessageChain(tuple(digests), tuple(sizes), opening)

@@ -111,7 +111,7 @@ def run_cluster(options: argparse.Namespace) -> int:
     table = None if options.table is None else _table(options.table)
     outages = tuple(Outage.parse(text) for text in options.outages)
     rows = []
-    costs, about = _costs(options)
+    costs, about = costs_of(options)
     for shape, policy, placement, think_s in product(
         options.shapes, options.policies, options.placement, options.think_s or [None]
     ):
@@ -147,7 +147,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if not (0 < options.share <= 1 and options.max_workers >= 1):
         raise ConfigError("--share must be above 0, at most 1; --max-workers at least 1")
     traffic = replace(_traffic(options), think_s=options.think_s)
-    costs, about = _costs(options)
+    costs, about = costs_of(options)
     tried, best = plan(costs, traffic, targets, options.share, options.max_workers, options.seed)
     for row in tried:
         print(
@@ -174,7 +174,7 @@ def run_plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _costs(options: argparse.Namespace) -> tuple[Costs, dict[str, object]]:
+def costs_of(options: argparse.Namespace) -> tuple[Costs, dict[str, object]]:
     """Return the costs of the machine that is asked for, and the fields of rows that name it."""
     if options.profile is None:
         return paper_model(), {}

@@ -6,8 +6,11 @@ are simulated. A table's provenance has the profile, the calibration and the lin
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import msgspec
 
@@ -15,10 +18,13 @@ from ppd import __version__
 from ppd.decision import Route
 from ppd.policies import static_policy
 
+from ..options import Commands, add_out
 from ..provenance import provenance
+from ..raw_rows import append_whole
 from ..samples import Sample
-from ..sweep.config import Place, Run, SweepConfig, plan
+from ..sweep.config import Place, Run, SweepConfig, load_config, plan
 from ..sweep.rows import RunResult
+from ..table.build import write_table
 from .machine import CHUNKING, Machine
 from .planned import simulated
 from .profile_costs import ProfileCosts
@@ -29,6 +35,41 @@ from .workers import Shape
 
 _APART_S = 1e5  # between rounds, and between conversations that are held one after the other
 _WARM_ROUNDS = 2  # the pacer of a worker that serves is warm
+
+
+def add_to(commands: Commands) -> None:
+    """Declare ``simulate sweep``."""
+    parser = commands.add_parser(
+        "sweep",
+        help="a decision table of a machine that a profile describes",
+        description=(
+            "Simulate a sweep, and write the decision table of a machine that only a profile "
+            "describes. The last line is one JSON object."
+        ),
+    )
+    parser.add_argument("config", type=Path, help="configuration of the sweep")
+    parser.add_argument("--profile", required=True, help="of 'profile list'")
+    parser.add_argument("--calibration", default="device", help="of the profile")
+    parser.add_argument("--link-gbps", type=float, default=100.0)
+    parser.add_argument("--slower", type=float, default=1.0, help="a further factor on every step")
+    parser.add_argument("--table", type=Path, required=True, help="the table to write")
+    add_out(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate a sweep, and write its table.
+
+    Raises:
+        ConfigError: the configuration or the profile is wrong, or a file cannot be written.
+    """
+    config = load_config(options.config)
+    machine = Machine(options.profile, options.link_gbps, options.calibration, options.slower)
+    results = list(sweep(config, machine))
+    if options.out is not None:
+        append_whole(options.out, list(rows_of(config, results)))
+    print(json.dumps(write_table(config, results, options.config, options.table)))
+    return 0
 
 
 def sweep(config: SweepConfig, machine: Machine) -> Iterator[RunResult]:

@@ -13,6 +13,7 @@ import msgspec
 from ppd.errors import ConfigError
 
 from ..traffic.kinds import PAPER_FIRST_TURNS, PAPER_LATER_TURNS, PAPER_QPS
+from .cache import SharedPrefix
 
 
 class TurnTokens(msgspec.Struct, frozen=True):
@@ -65,6 +66,7 @@ class Conversation:
     Attributes:
         think_s: before each turn but the first, from the end of the reply before it.
         since_arrival: ... from when that turn arrived, as traces have it; never before its end.
+        shared: the prefix of its first turn that other conversations have, too.
     """
 
     session: int
@@ -72,6 +74,7 @@ class Conversation:
     turns: tuple[TurnTokens, ...]
     think_s: tuple[float, ...]
     since_arrival: bool = False
+    shared: SharedPrefix | None = None
 
 
 def paper() -> tuple[Workload, ...]:

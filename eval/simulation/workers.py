@@ -28,12 +28,16 @@ class PlacementRule(StrEnum):
     ``chance``: on any worker, each as likely. ``bounded-hash``: as our router does it, rendezvous
     hashing that passes over workers with more than 1.25 times the mean load. ``least-loaded``: on
     the worker with the fewest requests. Load is the turns under way, as the router counts them: a
-    worker has it only later.
+    worker has it only later. In these three a first turn is prefilled by any worker, each as
+    likely. ``router-hash`` and ``router-load`` choose prefill workers, too, as the router does with
+    ``placement`` of the same name.
     """
 
     CHANCE = "chance"
     BOUNDED_HASH = "bounded-hash"
     LEAST_LOADED = "least-loaded"
+    ROUTER_HASH = "router-hash"
+    ROUTER_LOAD = "router-load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class SimulatedWorker:
         start: makes the engine of a new process.
 
     Attributes:
-        in_flight: requests that it decodes, or shall decode.
+        in_flight: requests that it decodes or prefills, or shall.
         alive: its process runs.
         ready: the cluster gives it work; follows ``alive`` with the next probe.
     """
@@ -226,7 +230,7 @@ class Cluster:
                 return self._source.choice(ready)
             case PlacementRule.LEAST_LOADED:
                 return min(ready, key=lambda one: one.in_flight)
-            case PlacementRule.BOUNDED_HASH:
+            case PlacementRule.BOUNDED_HASH | PlacementRule.ROUTER_HASH | PlacementRule.ROUTER_LOAD:
                 found = place(ready, None, seed=session)
                 assert found is not None
                 return found

@@ -6,44 +6,39 @@ have no access to it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from ppd.arrivals import ArrivalRate
-from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.decision_service import decided, parse
 from ppd.errors import RequestError
-from ppd.forecast import Forecast
 from ppd.journal import Reset
-from ppd.planning import Planner
-from ppd.sessions import SessionIndex
 from ppd.table_policy import TablePolicy
 
-from ..config.tables import TableFile
-from ..intake.admission import Admission
-from ..intake.inbound import Endpoint
+from ..intake.inbound import Endpoint, unknown_model
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics
 from ..serving.handler import RequestHandler
+from ..serving.model import ServedModel
 from ..wire.access import carries_token
-from ..workers.fallbacks import Fallback, Fallbacks
+from ..workers.fallbacks import Fallback
 from ..workers.registry import WorkerRegistry
+from ..workers.worker import Worker
 from .peer_state import PeerLoads
 from .responses import json_response
 from .schemas import (
     Explanation,
     Health,
-    ObservedFactor,
     RecentDecisions,
     ResetResult,
     TableState,
     WorkerHealth,
     WorkerState,
 )
+from .scrape import exposition, observed_factors, update
 
 _MAX_EXPLAINED = 1000
 
@@ -55,35 +50,23 @@ class Admin:
     Attributes:
         policy_spec: the policy's name and options, as the configuration has them.
         roles: that the policy requires workers for.
-        policy: that decides.
-        table: the policy's decision table, if any.
-        fallbacks: what the router does without.
+        models: that are served, by name.
+        metrics: of the process, which are those of the model where there is one.
         token: that operators carry; "": none.
         stopping: the router will soon accept no further requests.
     """
 
     policy_spec: str
     roles: frozenset[Role]
-    planner: Planner
-    table: TableFile | None
+    models: Mapping[str, ServedModel]
     registry: WorkerRegistry
     handler: RequestHandler
-    index: SessionIndex
-    arrivals: ArrivalRate
-    backlog: Backlog
-    forecast: Forecast
-    admission: Admission
     peer_loads: PeerLoads
     journal: Journal
     metrics: Metrics
-    fallbacks: Fallbacks
     token: str
     clock: Callable[[], float]
     stopping: bool = False
-
-    def set_policy(self, spec: str, table: TableFile | None) -> None:
-        """Replace the policy after a reload of the configuration."""
-        self.policy_spec, self.table = spec, table
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes of operators to ``app``."""
@@ -99,17 +82,31 @@ class Admin:
     async def health(self, request: web.Request) -> web.Response:
         """Return 200 if each role has a live worker and the router is not stopping, else 503.
 
-        A live replica replaces workers of all other roles.
+        A live replica replaces workers of all other roles. Of several models, one must be
+        complete: the others' requests are refused by themselves.
         """
-        workers = self.registry.workers
-        alive_roles = {w.role for w in workers if w.alive}
-        healthy = alive_roles >= self.roles or Role.REPLICA in alive_roles
-        states = [WorkerHealth(w.url, w.role, w.alive) for w in workers]
+        healthy = any(self.is_complete(model) for model in self.models.values())
+        states = [
+            WorkerHealth(w.url, w.role, w.alive, self.shown_model(w)) for w in self.registry.workers
+        ]
         if self.stopping:
             return json_response(Health("stopping", states), 503)
         if not healthy:
             return json_response(Health("degraded", states), 503)
         return json_response(Health("ok", states))
+
+    def is_complete(self, model: ServedModel) -> bool:
+        """Return whether a model has a live worker of each role."""
+        alive_roles = {w.role for w in model.workers.workers if w.alive}
+        return alive_roles >= self.roles or Role.REPLICA in alive_roles
+
+    def model_of(self, worker: Worker) -> ServedModel:
+        """Return the model that a worker serves."""
+        return self.models[self.registry.served_by(worker).name]
+
+    def shown_model(self, worker: Worker) -> str:
+        """Return the name of a worker's model where there are several, else ""."""
+        return self.model_of(worker).name if len(self.models) > 1 else ""
 
     async def workers(self, request: web.Request) -> web.Response:
         """Return the state of every worker and its last announcement."""
@@ -124,9 +121,10 @@ class Admin:
                     draining=worker.draining,
                     breaker_open=worker.breaker.open,
                     in_flight=None if peers is None else worker.in_flight + peers[worker.url],
-                    backlog_tokens=self.backlog.of(worker.identity),
+                    backlog_tokens=self.model_of(worker).backlog.of(worker.identity),
                     handshake=worker.handshake,
                     announced=worker.announcement,
+                    model=self.shown_model(worker),
                 )
                 for worker in self.registry.workers
             ]
@@ -134,35 +132,25 @@ class Admin:
 
     async def show_metrics(self, request: web.Request) -> web.Response:
         """Return the metrics in Prometheus' text format."""
-        metrics = self.metrics
-        metrics.sessions.set(len(self.index))
-        metrics.qps.set(self._qps())
-        metrics.waiting.set(self.admission.waiting)
-        for fallback, count in self.active_fallbacks().items():
-            metrics.fallbacks.labels(fallback).set(count)
-        of_workers = (metrics.in_flight, metrics.alive, metrics.breaker_open, metrics.backlog)
-        for gauge in (*of_workers, metrics.kv_events_connected):
-            gauge.clear()  # drops workers that have left
-        for worker in self.registry.workers:
-            labels = (worker.role, worker.url)
-            metrics.in_flight.labels(*labels).set(worker.in_flight)
-            metrics.alive.labels(*labels).set(worker.alive)
-            metrics.breaker_open.labels(*labels).set(worker.breaker.open)
-            metrics.backlog.labels(*labels).set(self.backlog.of(worker.identity))
-            if worker.publishes is not None:
-                metrics.kv_events_connected.labels(*labels).set(worker.publishes)
-        metrics.observed_factor.clear()
-        for factor in self._factors():
-            for value in ("ttft", "tpot"):
-                gauge = metrics.observed_factor.labels(factor.cell, factor.route, value)
-                gauge.set(getattr(factor, value))
+        now_s = self.clock()
+        for model in self.models.values():
+            update(model, self.fallbacks_of(model), now_s)
         return web.Response(
-            body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+            body=exposition(self.models, self.metrics),
+            headers={"Content-Type": CONTENT_TYPE_LATEST},
         )
 
     def active_fallbacks(self) -> dict[Fallback, int]:
-        """Return the extent of each fallback; 0: it is not active."""
-        return self.fallbacks.counts(self.policy_spec, self.table)
+        """Return the extent of each fallback, over all models; 0: it is not active."""
+        total = dict.fromkeys(Fallback, 0)
+        for model in self.models.values():
+            for fallback, count in self.fallbacks_of(model).items():
+                total[fallback] += count
+        return total
+
+    def fallbacks_of(self, model: ServedModel) -> dict[Fallback, int]:
+        """Return the extent of each fallback of a model."""
+        return model.fallbacks.counts(self.policy_spec, model.table)
 
     async def recent(self, request: web.Request) -> web.Response:
         """Return the latest decisions and their outcomes; ``?session=`` and ``?limit=`` select.
@@ -182,7 +170,7 @@ class Admin:
         async def explain(request: web.Request) -> web.Response:
             """Return the decision that this request would get now, without sending it."""
             headers = self._clients_headers(request)
-            query, planned = self.handler.explain(endpoint, headers, await request.read())
+            model, query, planned = self.handler.explain(endpoint, headers, await request.read())
             return json_response(
                 Explanation(
                     policy=self.policy_spec,
@@ -190,6 +178,7 @@ class Admin:
                     objective=query.objective,
                     features=planned.features,
                     decision=planned.decision,
+                    model=model,
                 )
             )
 
@@ -202,15 +191,32 @@ class Admin:
             RequestError: a field is wrong.
         """
         headers = self._clients_headers(request)
+        given = parse(await request.read())
+        model = self._named(given.model)
         return json_response(
             decided(
-                parse(await request.read()),
-                self.planner,
+                given,
+                model.planner,
                 self.policy_spec,
                 self.handler.objective(headers),
-                self._qps(),
+                model.qps(self.clock()),
             )
         )
+
+    def _named(self, name: str | None) -> ServedModel:
+        """Return the model of a name; of the one model, whatever the name is.
+
+        Raises:
+            RequestError: no model has the name, or there are several and none is named.
+        """
+        if len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if name is None:
+            known = ", ".join(self.models)
+            raise RequestError(f"model must name one of {known}", param="model")
+        if name not in self.models:
+            raise unknown_model(name, self.models)
+        return self.models[name]
 
     def _clients_headers(self, request: web.Request) -> dict[str, str]:
         """Return a request's headers by lower-case name, without the operators' token."""
@@ -220,8 +226,13 @@ class Admin:
         return headers
 
     async def show_table(self, request: web.Request) -> web.Response:
-        """Return the decision table, the corrections and what has been observed since."""
-        policy, file = self.planner.policy, self.table
+        """Return the decision table, the corrections and what has been observed since.
+
+        Raises:
+            RequestError: of several models, none is named, or one that is not served.
+        """
+        model = self._named(request.query.get("model"))
+        policy, file = model.planner.policy, model.table
         corrections = sorted(policy.corrections) if isinstance(policy, TablePolicy) else []
         record = file.table.record if file else None
         return json_response(
@@ -233,40 +244,29 @@ class Admin:
                 model=record.model if record else None,
                 shape=record.shape if record else None,
                 provenance=record.provenance if record else None,
-                qps=self._qps(),
-                output_prediction_factor=self.forecast.typically_off,
-                observed=self._factors(),
+                qps=model.qps(self.clock()),
+                output_prediction_factor=model.forecast.typically_off,
+                observed=observed_factors(model),
             )
         )
 
     async def reset(self, request: web.Request) -> web.Response:
         """Delete the policy's observations, so that it uses the table's values again.
 
+        Those of all models are deleted, unless one is named.
+
         Raises:
-            RequestError: the policy has no observations.
+            RequestError: the policy has no observations, or no model has the name.
         """
-        if not isinstance(self.planner.policy, TablePolicy):
-            raise RequestError(f"policy {self.policy_spec} observes nothing")
-        deleted = len(self._factors())
-        self.planner.policy.observed.reset()
-        self.journal.reset(Reset(at_s=self.clock()))
+        name = request.query.get("model")
+        models = list(self.models.values()) if name is None else [self._named(name)]
+        deleted = 0
+        for model in models:
+            policy = model.planner.policy
+            if not isinstance(policy, TablePolicy):
+                raise RequestError(f"policy {self.policy_spec} observes nothing")
+            deleted += len(observed_factors(model))
+            policy.observed.reset()
+            shown = model.name if len(self.models) > 1 else ""
+            self.journal.reset(Reset(at_s=self.clock(), model=shown))
         return json_response(ResetResult(deleted))
-
-    def _qps(self) -> float:
-        return self.arrivals.per_second(self.clock()) / max(1, self.registry.decode_workers)
-
-    def _factors(self) -> list[ObservedFactor]:
-        policy = self.planner.policy
-        if not isinstance(policy, TablePolicy) or policy.table is None:
-            return []
-        cells = policy.table.cells
-        return [
-            ObservedFactor(
-                cell=cells[factor.cell].label,
-                route=factor.route,
-                turns=factor.turns,
-                ttft=factor.ttft,
-                tpot=factor.tpot,
-            )
-            for factor in policy.observed.factors()
-        ]

@@ -1,6 +1,6 @@
 """The aiohttp applications, which serve all paths but the token path.
 
-Their error responses have OpenAI's format too.
+Their error responses have OpenAI's format too, and that of the Messages API on its own path.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from ppd.announcement import PATH as ANNOUNCEMENTS
 
 from ..answers import ErrorAnswer, answer_to
 from ..apis.front import PATHS
-from ..apis.passthrough import PASSED_ON, Passthrough
+from ..apis.messages_errors import error_body as messages_error
+from ..apis.passthrough import COUNT_TOKENS, PASSED_ON, Passthrough
 from ..apis.response_store import BY_NAME, PEER_PATH, StoredResponses
+from ..intake.catalog import Catalog
 from ..peers import Peers
 from ..wire.request import Refusal
 from ..workers.membership import Membership
-from ..workers.registry import WorkerRegistry
 from .admin import Admin
 from .dashboard import PAGE, Dashboard
 from .endpoints import LIVE, OPENAPI_PATH
@@ -47,7 +48,7 @@ _OPEN = (
 
 
 def public_app(
-    registry: WorkerRegistry,
+    catalog: Catalog,
     admin: Admin,
     passthrough: Passthrough,
     kept: StoredResponses,
@@ -63,13 +64,13 @@ def public_app(
     app.router.add_get(LIVE, _live)
     passthrough.add_routes(app)
     kept.add_routes(app)
-    Models(registry).add_routes(app)
+    Models(catalog).add_routes(app)
     OpenApi(app, token_paths).add_routes()
     return app
 
 
 def admin_app(
-    registry: WorkerRegistry,
+    catalog: Catalog,
     admin: Admin,
     operations: Operations,
     passthrough: Passthrough,
@@ -84,7 +85,7 @@ def admin_app(
 
     On the same port the token path serves ``token_paths``.
     """
-    app = public_app(registry, admin, passthrough, kept, max_body_bytes, token_paths)
+    app = public_app(catalog, admin, passthrough, kept, max_body_bytes, token_paths)
     app[_GUARD] = Guard(admin_token, peers, _OPEN)
     app.middlewares.append(_only_operators)
     admin.add_routes(app)
@@ -134,7 +135,7 @@ async def _only_operators(request: web.Request, handler: _Handler) -> web.Stream
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Turn every error into a response with an OpenAI error object (middleware)."""
+    """Turn every error into a response with an error object of the API (middleware)."""
     where = f"{request.method} {request.path}"
     try:
         return await handler(request)
@@ -146,13 +147,17 @@ async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         message = f"no such path: {request.path}; there are {', '.join(sorted(served))}"
         return _response(ErrorAnswer(404, message))
     except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
-        return _response(answer_to(error, where))
+        answer = answer_to(error, where)
+        if request.path != COUNT_TOKENS:
+            return _response(answer)
+        body = messages_error(answer.status, answer.message)
+        return _response(answer, body)
 
 
-def _response(error: ErrorAnswer) -> web.Response:
+def _response(error: ErrorAnswer, body: bytes | None = None) -> web.Response:
     return web.Response(
         status=error.status,
-        body=error.body,
+        body=error.body if body is None else body,
         content_type="application/json",
         headers=error.headers,
     )

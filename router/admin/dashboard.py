@@ -20,6 +20,7 @@ from ppd import __version__
 from ppd.decision import Reason, Route
 
 from ..observability.journal import DecisionRecord
+from ..serving.model import ServedModel
 from ..workers.worker import Worker
 from .admin import Admin
 
@@ -105,18 +106,23 @@ class Dashboard:
         if len(records) == _MAX_READ:  # earlier ones are no longer stored
             covered_s = min(_WINDOW_S, max(_MIN_S, now_s - records[-1].decided.at_s))
         window = _since(records, now_s - covered_s)
+        models = list(admin.models.values())
+        tables = [model.table for model in models]
+        counts = (model.metrics.bytes_avoided.get() for model in models)
+        avoided = [count for count in counts if count is not None]
         return {
             "version": __version__,
             "up_s": now_s - self._started_s,
             "policy": admin.policy_spec,
             "reasons": {reason: reason.description for reason in Reason},
-            "table": admin.table.path.name if admin.table else None,
-            "models": admin.registry.models,
+            "table": ", ".join(table.path.name for table in tables if table) or None,
+            "models": [name for model in models for name in model.workers.models],
+            "served": [self._model(model) for model in models] if len(models) > 1 else [],
             "roles": sorted(admin.roles),
-            "known_turns": len(admin.index),
-            "waiting": admin.admission.waiting,
+            "known_turns": sum(len(model.index) for model in models),
+            "waiting": sum(model.admission.waiting for model in models),
             "fallbacks": admin.active_fallbacks(),
-            "kv_bytes_avoided": admin.metrics.bytes_avoided.get(),
+            "kv_bytes_avoided": sum(avoided) if avoided else None,
             "workers": [self._worker(worker, now_s) for worker in admin.registry.workers],
             "window": {"covers_s": covered_s, **_counts(window)},
             "rates": _rates(window, now_s, min(_RATES_S, covered_s)),
@@ -131,20 +137,32 @@ class Dashboard:
             ],
         }
 
+    def _model(self, model: ServedModel) -> dict[str, Any]:
+        """Return the state of one of several models."""
+        ready = {worker.role for worker in model.workers.workers if worker.ready}
+        return {
+            "name": model.name,
+            "table": model.table.path.name if model.table else None,
+            "known_turns": len(model.index),
+            "waiting": model.admission.waiting,
+            "missing": sorted(self._admin.roles - ready),
+        }
+
     def _worker(self, worker: Worker, now_s: float) -> dict[str, Any]:
-        announcement = worker.announcement
+        announcement, model = worker.announcement, self._admin.model_of(worker)
         return {
             "id": worker.id,
             "url": worker.url,
             "role": worker.role,
+            "model": self._admin.shown_model(worker),
             "alive": worker.alive,
             "draining": worker.draining,
             "ready": worker.ready,
             "breaker_open": worker.breaker.open,
             "in_flight": worker.in_flight,
-            "backlog_tokens": self._admin.backlog.of(worker.identity),
+            "backlog_tokens": model.backlog.of(worker.identity),
             "local_prefill": worker.handshake.local_prefill,
-            "lacks_kv_events": worker.alive and self._admin.fallbacks.lacks_kv_events(worker),
+            "lacks_kv_events": worker.alive and model.fallbacks.lacks_kv_events(worker),
             "running": worker.load.running if worker.load else None,
             "free_tokens": worker.load.free_tokens if worker.load else None,
             "announced": announcement.load if announcement else None,

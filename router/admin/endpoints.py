@@ -20,6 +20,7 @@ from ..apis import messages, passthrough, response_store, responses
 from ..apis.messages_errors import MessagesErrorBody
 from ..config.answer_cache import CacheOptions
 from ..config.retrieval import RetrievalOptions
+from ..intake.catalog import ModelCard, ModelList
 from ..intake.inbound import Endpoint
 from ..intake.schemas import FIELDS, ChatFields
 from .peer_state import CHANGES_PATH, WorkerChanges
@@ -27,8 +28,6 @@ from .schemas import (
     AddedWorker,
     Explanation,
     Health,
-    ModelCard,
-    ModelList,
     RecentDecisions,
     ResetResult,
     TableState,
@@ -132,6 +131,9 @@ _GENERATED = {
 }
 _PASSED = {
     passthrough.EMBEDDINGS: "Embed texts.",
+    passthrough.RERANK: "Rank documents by their relevance to a query.",
+    passthrough.SCORE: "Score texts by the probabilities of tokens.",
+    passthrough.CLASSIFY: "Classify texts, with SGLang's native API.",
     "/v1/tokenize": "Tokenize a text.",
     "/v1/detokenize": "Turn token ids into a text.",
     "/v1/messages/count_tokens": "Count the tokens of a request of the Messages API.",
@@ -141,6 +143,7 @@ _PEER_QUERY = (
     ("name", "id of the response"),
     ("part", "`response` or `messages`"),
 )
+_MODEL_QUERY = (("model", "name of the model, where the router serves several"),)
 _EXPLAIN_QUERY = (
     ("limit", "maximum number of decisions, 1 to 1000; 20 by default"),
     ("session", "name of the conversation whose decisions are returned"),
@@ -204,7 +207,7 @@ def _described() -> dict[str, Operation]:
             "Return one model.", Tag.MODELS, Access.OPEN, answer=ModelCard
         ),
         "GET /health": Operation(
-            "Return 200 if each required role has a live worker, else 503.",
+            "Return 200 if each required role has a live worker (of one model), else 503.",
             Tag.STATE,
             Access.OPEN,
             answer=Health,
@@ -266,9 +269,14 @@ def _described() -> dict[str, Operation]:
             Tag.DECISIONS,
             DecideRequest,
         ),
-        "GET /table": _operator("Return the decision table in use.", TableState, Tag.DECISIONS),
+        "GET /table": _operator(
+            "Return the decision table in use.", TableState, Tag.DECISIONS, query=_MODEL_QUERY
+        ),
         "POST /table/reset": _operator(
-            "Delete what was observed since the table was read.", ResetResult, Tag.DECISIONS
+            "Delete what was observed since the table was read, for one of several models or all.",
+            ResetResult,
+            Tag.DECISIONS,
+            query=_MODEL_QUERY,
         ),
         "GET /dashboard": Operation(
             "Return the page.", Tag.DASHBOARD, Access.OPEN, answer=str, media="text/html"

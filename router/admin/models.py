@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ppd.errors import RequestError
-
-from ..workers.registry import WorkerRegistry
+from ..intake.catalog import Catalog, ModelList
+from ..intake.inbound import unknown_model
 from .responses import json_response
-from .schemas import ModelCard, ModelList
 
 
 class Models:
     """The routes that list models.
 
     Args:
-        registry: the workers.
+        catalog: the models.
     """
 
-    def __init__(self, registry: WorkerRegistry) -> None:
-        self._registry = registry
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes to ``app``."""
@@ -28,7 +26,7 @@ class Models:
 
     async def show_all(self, request: web.Request) -> web.Response:
         """Return all models."""
-        return json_response(ModelList(self._cards()))
+        return json_response(ModelList(self._catalog.cards()))
 
     async def show(self, request: web.Request) -> web.Response:
         """Return one model.
@@ -36,18 +34,8 @@ class Models:
         Raises:
             RequestError: it does not exist.
         """
-        model = request.match_info["model"]
-        for card in self._cards():
+        model, cards = request.match_info["model"], self._catalog.cards()
+        for card in cards:
             if card.id == model:
                 return json_response(card)
-        known = ", ".join(card.id for card in self._cards())
-        raise RequestError(
-            f"the model {model!r} does not exist; available: {known}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
-
-    def _cards(self) -> list[ModelCard]:
-        handshake = self._registry.first
-        return [ModelCard(model, handshake.max_model_tokens) for model in handshake.models]
+        raise unknown_model(model, (card.id for card in cards))

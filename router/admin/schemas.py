@@ -17,51 +17,31 @@ from ..observability.journal import DecisionRecord
 from ..workers.sglang import Handshake
 
 
-class WorkerHealth(msgspec.Struct):
+class WorkerHealth(msgspec.Struct, omit_defaults=True):
     """A worker in the response of ``/health``.
 
     Attributes:
         url: base URL of the worker.
         alive: whether it answered its last health check.
+        model: the model that it serves, where there are several.
     """
 
     url: str
     role: Role
     alive: bool
+    model: str = ""
 
 
 class Health(msgspec.Struct):
     """The response of ``/health``.
 
     Attributes:
-        status: ``ok``; ``degraded`` without a live worker of a required role; ``stopping`` at a
-            stop.
+        status: ``ok``; ``degraded`` without a live worker of a required role, for all of several
+            models; ``stopping`` at a stop.
     """
 
     status: Literal["ok", "degraded", "stopping"]
     workers: list[WorkerHealth]
-
-
-class ModelCard(msgspec.Struct):
-    """A model that the workers serve.
-
-    Attributes:
-        id: the name that requests use.
-        max_model_len: maximum number of tokens of a conversation; null if not reported.
-    """
-
-    id: str
-    max_model_len: int | None
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: str = "sglang"
-
-
-class ModelList(msgspec.Struct):
-    """The models that the workers serve."""
-
-    data: list[ModelCard]
-    object: Literal["list"] = "list"
 
 
 class AddedWorker(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,7 +72,7 @@ class WorkerSummary(msgspec.Struct):
     in_flight: int
 
 
-class WorkerState(msgspec.Struct):
+class WorkerState(msgspec.Struct, omit_defaults=True):
     """A worker and its state.
 
     Attributes:
@@ -106,6 +86,7 @@ class WorkerState(msgspec.Struct):
         backlog_tokens: tokens sent there to prefill that it has not responded to yet.
         handshake: its properties, by the last handshake.
         announced: its last announcement; null without one.
+        model: the model that it serves, where there are several.
     """
 
     id: str
@@ -118,6 +99,7 @@ class WorkerState(msgspec.Struct):
     backlog_tokens: int
     handshake: Handshake
     announced: Announcement | None
+    model: str = ""
 
 
 class RecentDecisions(msgspec.Struct):
@@ -132,7 +114,7 @@ class RecentDecisions(msgspec.Struct):
     decisions: list[DecisionRecord]
 
 
-class Explanation(msgspec.Struct):
+class Explanation(msgspec.Struct, omit_defaults=True):
     """The decision that a request would get now.
 
     Attributes:
@@ -140,6 +122,7 @@ class Explanation(msgspec.Struct):
         tenant: the sender of the request.
         objective: the weights or targets of the decision.
         features: the inputs of the decision; null if it needs none.
+        model: the model of the request, where there are several.
     """
 
     policy: str
@@ -147,6 +130,7 @@ class Explanation(msgspec.Struct):
     objective: Objective
     features: Features | None
     decision: Decision
+    model: str = ""
 
 
 class ObservedFactor(msgspec.Struct):

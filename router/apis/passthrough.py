@@ -1,9 +1,10 @@
-"""Requests that one worker answers unchanged: embeddings, and requests to the tokenizer."""
+"""Requests that one worker answers unchanged: of encoders, and requests to the tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from itertools import cycle
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -12,15 +13,17 @@ from ppd.contract import Role
 from ppd.errors import WorkerError
 from ppd.outcome import Outcome
 
+from ..intake.catalog import Catalog
 from ..intake.keys import KeyRing
 from ..intake.requests import json_bytes, json_object
 from ..intake.scrub import isolate, without_routing
 from ..wire.errors import describe
-from ..workers.registry import WorkerRegistry
 from .request_meter import RequestMeter
 
-EMBEDDINGS = "/v1/embeddings"
-PASSED_ON = (EMBEDDINGS, "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
+EMBEDDINGS, RERANK, SCORE, CLASSIFY = "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+_OF_ENCODERS = (EMBEDDINGS, RERANK, SCORE, CLASSIFY)
+PASSED_ON = (*_OF_ENCODERS, "/v1/tokenize", "/v1/detokenize", COUNT_TOKENS)
 _RESPONSE_HEADERS = ("Retry-After",)
 
 
@@ -29,9 +32,10 @@ class Passthrough:
 
     Args:
         client: a session whose timeouts suit such requests.
-        registry: the workers of the router.
-        embedding: base URLs of workers that serve an embedding model. Without any, a decode
-            worker or replica gets the requests for embeddings.
+        catalog: the models.
+        encoders: base URLs of the workers of each model that only embeds, ranks, scores or
+            classifies; "": those of all names that are not listed. Without any, a decode worker
+            or replica gets such requests.
         keys: returns the current keys.
         meter: charges and counts the requests.
     """
@@ -39,17 +43,16 @@ class Passthrough:
     def __init__(
         self,
         client: aiohttp.ClientSession,
-        registry: WorkerRegistry,
-        embedding: Sequence[str],
+        catalog: Catalog,
+        encoders: Mapping[str, Sequence[str]],
         keys: Callable[[], KeyRing],
         meter: RequestMeter,
     ) -> None:
         self._client = client
-        self._registry = registry
-        self._embedding = embedding
+        self._catalog = catalog
+        self._encoders = {model: cycle(urls) for model, urls in encoders.items() if urls}
         self._keys = keys
         self._meter = meter
-        self._turn = count()
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes of all forwarded paths."""
@@ -60,7 +63,8 @@ class Passthrough:
         """Forward one request, and return the worker's response.
 
         Raises:
-            RequestError: the key is unknown, a limit is reached, or the body is no JSON object.
+            RequestError: the key is unknown, a limit is reached, the body is no JSON object, or
+                no model has the name in it.
             WorkerError: no worker is ready, or it did not respond.
         """
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -71,8 +75,10 @@ class Passthrough:
 
     async def _forward(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         keys = self._keys()
-        body = _scrubbed(request.path, await request.read(), keys.tenant(headers))
-        url = self._worker_url(request.path)
+        raw, tenant = await request.read(), keys.tenant(headers)
+        given = json_object(raw)
+        body = _scrubbed(request.path, given, raw, tenant)
+        url = self._worker_url(request.path, given.get("model"))
         try:
             async with self._client.post(
                 url + request.path,
@@ -94,25 +100,31 @@ class Passthrough:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise WorkerError(f"{url} did not answer: {describe(error)}") from error
 
-    def _worker_url(self, path: str) -> str:
-        if path == EMBEDDINGS and self._embedding:
-            return self._embedding[next(self._turn) % len(self._embedding)]
-        role = Role.REPLICA if self._registry.has(Role.REPLICA) else Role.DECODE
-        worker = self._registry.place(role, None)
+    def _worker_url(self, path: str, model: object) -> str:
+        encodes = path in _OF_ENCODERS
+        if encodes:
+            own = self._encoders.get(model) if isinstance(model, str) else None
+            if (urls := own or self._encoders.get("")) is not None:
+                return next(urls)
+        workers = self._catalog.workers(model, encodes=encodes)
+        role = Role.REPLICA if workers.has(Role.REPLICA) else Role.DECODE
+        worker = workers.place(role, None)
         if worker is None:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
         return worker.name
 
 
-def _scrubbed(path: str, raw: bytes, tenant: str) -> bytes:
+def _scrubbed(path: str, given: dict[str, Any], raw: bytes, tenant: str) -> bytes:
     """The body without routing fields; the client's own bytes if it had none.
 
-    Raises:
-        RequestError: the body is no JSON object.
+    Args:
+        path: that it was sent to.
+        given: its fields.
+        raw: as it came.
+        tenant: its sender.
     """
-    given = json_object(raw)
     fields = without_routing(given)
-    if path == EMBEDDINGS:
+    if path in _OF_ENCODERS:
         isolate(fields, tenant)
     return raw if fields == given else json_bytes(fields)
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ppd.choice import PlacementRule
 from ppd.contract import Role
 from ppd.errors import ConfigError
 from ppd.policies import static_policy
@@ -22,6 +23,7 @@ from .answer_cache import AnswerCacheConfig
 from .gateway import GatewayConfig
 from .kubernetes import Kubernetes
 from .limits import AdmissionLimits, RateLimit, Tenant, problems
+from .models import ModelOptions, model_problems
 from .ranges import (
     CountFromOne,
     NonNegative,
@@ -51,17 +53,21 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         prefill: base URLs of the prefill workers: scheme, host and port.
         decode: base URLs of the decode workers.
         replica: base URLs of workers that do both.
-        embedding: base URLs of workers that serve an embedding model, for ``/v1/embeddings``.
+        embedding: base URLs of workers that serve an embedding model, for ``/v1/embeddings``,
+            ``/v1/rerank``, ``/v1/score`` and ``/classify``.
+        models: the served models by name; empty: one, that of the first worker.
         policy: ``ppd`` (the table policy), or one of ``ppd.policies``.
         table: path of a decision table; "": the shipped table of the served model, if any.
         corrections: the corrections that the table policy applies.
+        placement: the choice of a new conversation's workers: ``load`` (queued prefill tokens, KV
+            in use, shared prefixes) or ``hash`` (of the conversation, with bounded load).
         append_budget_tokens: budget of the ``reservation`` correction, for each decode worker.
         weights: default weights of tenants.
         targets: default targets of tenants; they take precedence over weights.
         tenants: objective, keys and rate of tenants, by name. A tenant without ``keys`` has the
             name that ``/explain`` shows for it.
         rate: default rate limit of tenants.
-        admission: limits on requests in flight and waiting.
+        admission: limits on requests in flight and waiting, of each model.
         decision_log: path of the file that every decision and its outcome is appended to; "":
             none.
         accept_workers: workers may announce themselves; then none need be configured.
@@ -127,9 +133,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decode: tuple[str, ...] = ()
     replica: tuple[str, ...] = ()
     embedding: tuple[str, ...] = ()
+    models: dict[str, ModelOptions] = {}
     policy: str = TABLE_POLICY
     table: str = ""
     corrections: frozenset[Correction] = DEFAULT_CORRECTIONS
+    placement: PlacementRule = PlacementRule.LOAD
     append_budget_tokens: PositiveInt = DEFAULT_APPEND_BUDGET
     weights: Weights = Weights()
     targets: Targets | None = None
@@ -219,6 +227,28 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The roles whose workers the policy uses, required or not."""
         return self.roles if self.policy == "replica" else tuple(Role)
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The configured models that prefill, decode or replica workers serve."""
+        return tuple(name for name, model in self.models.items() if model.generates)
+
+    @property
+    def encoders(self) -> dict[str, tuple[str, ...]]:
+        """The URLs of the workers of each model that only embeds, ranks, scores or classifies."""
+        models = self.models.items()
+        return {name: model.embedding for name, model in models if not model.generates}
+
+    def table_of(self, model: str) -> str:
+        """The path of a model's decision table; "": the shipped one, if any."""
+        options = self.models.get(model)
+        return self.table if options is None else options.table or self.table
+
+    def admission_of(self, model: str) -> AdmissionLimits:
+        """The limits on a model's requests."""
+        options = self.models.get(model)
+        own = None if options is None else options.admission
+        return self.admission if own is None else own
+
     def _worker_problems(self) -> list[str]:
         wrong: list[str] = []
         for role in Role:
@@ -231,7 +261,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if role not in self.all_roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")
             wrong += [problem for url in urls if (problem := url_problem(role, url))]
-        wrong += [problem for url in self.embedding if (problem := url_problem("embedding", url))]
+        encoders = [*self.embedding, *(url for urls in self.encoders.values() for url in urls)]
+        wrong += [problem for url in encoders if (problem := url_problem("embedding", url))]
+        wrong += model_problems(self.models, uses_table=self.policy == TABLE_POLICY)
+        if len(self.model_names) > 1:
+            for name in ("table", "embedding"):
+                if getattr(self, name):
+                    wrong.append(
+                        f"{name} is of one model: give models.NAME.{name} for each of them"
+                    )
         given = [*self.prefill, *self.decode, *self.replica]
         for url in sorted({url for url in given if given.count(url) > 1}):
             wrong.append(f"two workers on one URL: {url}")

@@ -40,20 +40,22 @@ def make_policy(
     Args:
         config: with the policy's options.
         models: names of the served model.
-        shape: of the cluster, to compare with the table's.
+        shape: of the cluster, to compare with the table's; "" before the first worker.
 
     Raises:
         TableError: the table cannot be read, is malformed, or is for another model.
     """
     if config.policy != TABLE_POLICY:
         return static_policy(config.policy), None
-    given = Path(config.table) if config.table else None
-    found = _shipped(models) if given is None else _given(given, models)
+    path = config.table_of(models[0])
+    given = Path(path) if path else None
+    found = _shipped(models, _option(config)) if given is None else _given(given, models)
     if found is None:
         logger.warning(
             "no decision table for %s: later turns go by the threshold rule (reason "
-            "unknown_cell) until one is measured (ppd-eval sweep) and given by --table",
+            "unknown_cell) until one is measured (ppd-eval sweep) and given by %s",
             ", ".join(models),
+            _option(config),
         )
     else:
         record = found.table.record
@@ -70,7 +72,7 @@ def make_policy(
             logger.warning("note in %s: %s", found.path, provenance.note)
         if is_empty(found):
             logger.warning("it has no measured cell: later turns go by the threshold rule")
-        if record.shape != shape:
+        if shape not in ("", record.shape):
             logger.warning("it was measured on %s, this cluster is %s", record.shape, shape)
     policy = TablePolicy(
         found.table if found else None, config.corrections, config.append_budget_tokens
@@ -106,8 +108,16 @@ def read_table(path: Path) -> TableFile:
     return TableFile(path, hashlib.sha256(data).hexdigest()[:16], table)
 
 
-def _shipped(models: Sequence[str]) -> TableFile | None:
+def _option(config: RouterConfig) -> str:
+    return "models.NAME.table" if len(config.model_names) > 1 else "--table"
+
+
+def _shipped(models: Sequence[str], option: str) -> TableFile | None:
     """Return the shipped table of a model; None if there is none.
+
+    Args:
+        models: names of the served model.
+        option: that chooses a table.
 
     Raises:
         TableError: there are several. The operator must choose the one of the hardware.
@@ -119,5 +129,5 @@ def _shipped(models: Sequence[str]) -> TableFile | None:
     ]
     if len(found) > 1:
         paths = ", ".join(str(file.path) for file in found)
-        raise TableError(f"several tables are for {', '.join(models)}: choose by --table: {paths}")
+        raise TableError(f"several tables are for {', '.join(models)}: choose by {option}: {paths}")
     return found[0] if found else None

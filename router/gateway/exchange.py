@@ -11,6 +11,8 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 
+import msgspec
+
 from ppd.contract import LocalTerms, Role
 from ppd.decision import Decision, Reason, Route
 from ppd.effects import Cause, ClientGone, Crashed, Finish, Send, StreamBroke
@@ -19,9 +21,12 @@ from ppd.outcome import Outcome
 from ppd.placement import Plan, PlannedTurn, WorkerView
 
 from ..answers import answer_to
+from ..intake.catalog import ModelList
 from ..intake.inbound import Endpoint
 from ..serving.bodies import session_field, with_terms
 from ..serving.context import RequestContext
+from ..serving.model import ServedModel
+from ..workers.group import ModelWorkers
 from ..workers.health import worker_of
 from ..workers.worker import Worker
 from . import envoy
@@ -53,10 +58,7 @@ class Exchange:
         self._messages = Messages(stream, routing.times, routing.max_body_bytes)
         self._options = routing.options
         self._handler = routing.handler
-        self._recorder = routing.recorder
-        self._health = routing.health
-        self._placement = routing.placement
-        self._registry = routing.registry
+        self._catalog = routing.catalog
 
     async def run(self) -> None:
         """Serve the exchange.
@@ -94,8 +96,15 @@ class Exchange:
             await self._messages.write(envoy.immediate(answer.status, answer.headers, answer.body))
 
     async def _models(self, headers: dict[str, str], subset: Collection[str] | None) -> None:
-        """Send a request for the list of models to the least busy worker that decodes."""
-        ready = [*self._registry.ready(Role.DECODE), *self._registry.ready(Role.REPLICA)]
+        """Send a request for the list of models to the least busy worker that decodes.
+
+        No worker has the names of several models, so the gateway gets those of the router.
+        """
+        if len(models := self._catalog.models) > 1:
+            listed = msgspec.json.encode(ModelList(self._catalog.cards()))
+            await self._messages.write(envoy.immediate(200, {}, listed))
+            return
+        ready = _decoding(models[0])
         fit = [worker for worker in ready if self._allowed(worker, subset)]
         if not fit:
             raise WorkerError("no worker that the gateway allows may be given work")
@@ -117,10 +126,11 @@ class Exchange:
         subset: Collection[str] | None,
     ) -> None:
         context, trace = await self._handler.begin(endpoint, headers, body)
+        model = self._handler.model_of(context)
         try:
-            plan = self._plan(context, subset)
+            plan = self._plan(context, model, subset)
             worker = worker_of(plan.decode)
-            turn = Turn(context, worker, self._messages, self._recorder, self._health)
+            turn = Turn(context, worker, self._messages, model.recorder, model.health)
             try:
                 with _in_flight(worker):
                     await self._turn(context, plan, turn, headers)
@@ -134,7 +144,9 @@ class Exchange:
         finally:
             self._handler.end(context, trace)
 
-    def _plan(self, context: RequestContext, subset: Collection[str] | None) -> Plan:
+    def _plan(
+        self, context: RequestContext, model: ServedModel, subset: Collection[str] | None
+    ) -> Plan:
         """Begin the one attempt.
 
         Raises:
@@ -142,16 +154,16 @@ class Exchange:
         """
         try:
             if subset is not None:
-                self._narrow(context.planned, subset)
+                self._narrow(context.planned, model, subset)
         except WorkerError:
-            self._recorder.finished(context, Outcome.WORKER_ERROR)
+            model.recorder.finished(context, Outcome.WORKER_ERROR)
             raise
         effect = context.attempts.start()
         if type(effect) is Send:
             return effect.plan
         assert type(effect) is Finish, "nothing has been sent"
         assert effect.error is not None, "it ends with an error"
-        self._recorder.finished(context, effect.outcome)
+        model.recorder.finished(context, effect.outcome)
         raise effect.error
 
     async def _turn(
@@ -233,19 +245,25 @@ class Exchange:
     def _allowed(self, worker: WorkerView, subset: Collection[str] | None) -> bool:
         return subset is None or self._endpoint(worker_of(worker)) in subset
 
-    def _narrow(self, planned: PlannedTurn, subset: Collection[str]) -> None:
+    def _narrow(self, planned: PlannedTurn, model: ServedModel, subset: Collection[str]) -> None:
         """Plan within the endpoints that the gateway allows."""
         plan = planned.plan
         if plan is None or self._allowed(plan.decode, subset):
             return
-        known = [*self._registry.ready(Role.DECODE), *self._registry.ready(Role.REPLICA)]
-        outside = [worker for worker in known if not self._allowed(worker, subset)]
+        outside = [
+            worker for worker in _decoding(model.workers) if not self._allowed(worker, subset)
+        ]
         decision = planned.decision
         if decision.route is Route.LOCAL:
             decision = Decision(Route.REMOTE, Reason.HOME_GONE)
-        planned.plan = self._placement.plan(planned, decision, outside)
+        planned.plan = model.planner.placement.plan(planned, decision, outside)
         if not self._allowed(planned.plan.decode, subset):
             raise WorkerError("no worker that the gateway allows may be given work")
+
+
+def _decoding(workers: ModelWorkers) -> list[Worker]:
+    """The workers of a model that decode and may be given work."""
+    return [*workers.ready(Role.DECODE), *workers.ready(Role.REPLICA)]
 
 
 @contextmanager

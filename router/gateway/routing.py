@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppd.placement import Placement
-
 from ..config.gateway import GatewayConfig
+from ..intake.catalog import Catalog
 from ..serving.handler import RequestHandler
-from ..serving.recorder import RequestRecorder
-from ..workers.health import WorkerHealth
-from ..workers.registry import WorkerRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +31,13 @@ class Routing:
     Attributes:
         options: of the picker.
         handler: plans requests, and records their ends.
-        recorder: records answers.
-        health: takes successes and failures of workers.
-        placement: names the workers of a plan.
-        registry: the workers.
+        catalog: the models.
         max_body_bytes: of a request.
         times: limits on pauses.
     """
 
     options: GatewayConfig
     handler: RequestHandler
-    recorder: RequestRecorder
-    health: WorkerHealth
-    placement: Placement
-    registry: WorkerRegistry
+    catalog: Catalog
     max_body_bytes: int
     times: Times

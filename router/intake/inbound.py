@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import orjson
 from xxhash import xxh3_128_digest
 
+from ppd.errors import RequestError
 from ppd.media import Media
 from ppd.prefix import PrefixChain
 
@@ -23,21 +24,71 @@ class Endpoint(StrEnum):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What the workers serve.
+    """What the workers of one model serve.
 
     Attributes:
-        models: names that clients may use.
+        models: names that clients may use, the model's own first.
         vocab_size: None if no worker reports it.
     """
 
     models: Sequence[str]
     vocab_size: int | None = None
 
+    def of(self, model: object) -> Served:
+        """What they serve for a request that names ``model``.
+
+        Raises:
+            RequestError: no such model is served.
+        """
+        check_model(model, self.models)
+        return self
+
+
+def check_model(model: object, models: Sequence[str]) -> None:
+    """Check the model that a request names, if it names one.
+
+    Args:
+        model: the field of the request.
+        models: names that clients may use.
+
+    Raises:
+        RequestError: no such model is served.
+    """
+    # "default" is SGLang's name for whatever is served; "base:adapter" names a LoRA adapter.
+    if not isinstance(model, str) or model == "default":
+        return
+    if model not in models and model.rpartition(":")[0] not in models:
+        raise unknown_model(model, models)
+
+
+def unknown_model(model: str, models: Iterable[str]) -> RequestError:
+    """The error of a request for a model that is not served.
+
+    Args:
+        model: that it names.
+        models: names that clients may use.
+    """
+    return RequestError(
+        f"the model {model!r} does not exist; available: {', '.join(models)}",
+        status=404,
+        param="model",
+        code="model_not_found",
+    )
+
+
+class Offer(Protocol):
+    """What may be named by requests: one model, or several."""
+
+    def of(self, model: object) -> Served:
+        """What the workers serve for a request that names ``model``; see ``Served.of``."""
+        ...
+
 
 class Inbound(msgspec.Struct, frozen=True):
     """A checked request.
 
     Attributes:
+        model: the served model's own name.
         fields: what the workers get, less the routing fields.
         opened: the same as JSON, but for the closing brace: the client's own bytes where nothing
             had to be taken off them.
@@ -51,6 +102,7 @@ class Inbound(msgspec.Struct, frozen=True):
     """
 
     endpoint: Endpoint
+    model: str
     fields: dict[str, Any]
     opened: bytes
     stream: bool

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ppd.planning import Query
 from ppd.score import Objective
 
-from .inbound import Endpoint, Inbound, Served
+from .inbound import Endpoint, Inbound, Offer
 from .keys import KeyRing
 from .objectives import Objectives
 from .requests import parse
@@ -26,17 +26,17 @@ class RequestParser:
     """Checks requests against keys, objectives and what the workers serve.
 
     Args:
-        served: what the workers serve now.
+        offer: the models that may be named.
 
     Attributes:
         keys: API keys in force.
         objectives: in force.
     """
 
-    def __init__(self, keys: KeyRing, objectives: Objectives, served: Callable[[], Served]) -> None:
+    def __init__(self, keys: KeyRing, objectives: Objectives, offer: Offer) -> None:
         self.keys = keys
         self.objectives = objectives
-        self._served = served
+        self._offer = offer
 
     def objective(self, headers: Mapping[str, str]) -> Objective:
         """Return the objective of a sender.
@@ -59,7 +59,7 @@ class RequestParser:
         """
         tenant = self.keys.tenant(headers)
         session = headers.get("x-session-id", "")
-        inbound = parse(endpoint, raw, tenant, self._served(), session)
+        inbound = parse(endpoint, raw, tenant, self._offer, session)
         name = tenant or ANONYMOUS
         media, body_bytes = inbound.media, len(raw)
         if media:

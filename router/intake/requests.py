@@ -24,7 +24,7 @@ from ..workers.sglang import (
     TOKEN_ID_FIELDS,
 )
 from .fields import checked, kind_of, sampling_of, typed
-from .inbound import Endpoint, Inbound, Served
+from .inbound import Endpoint, Inbound, Offer
 from .schemas import FIELDS, CommonFields, SampledFields
 from .scrub import isolate, without_routing
 
@@ -50,23 +50,21 @@ _PROMPT_FIELDS = {
 # -- one request ----------------------------------------------------------------------------
 
 
-def parse(
-    endpoint: Endpoint, raw: bytes, tenant: str, served: Served, session: str = ""
-) -> Inbound:
+def parse(endpoint: Endpoint, raw: bytes, tenant: str, offer: Offer, session: str = "") -> Inbound:
     """Read, check and rewrite a request body.
 
     Args:
         endpoint: that it was sent to.
         raw: the body.
         tenant: its sender; "" without a key.
-        served: what the workers serve.
+        offer: the models that may be named.
         session: the sender's name for the conversation, beside the body.
 
     Raises:
         RequestError: naming the field at fault and what is allowed.
     """
     given = json_object(raw)
-    _check_model(given.get("model"), served.models)
+    served = offer.of(given.get("model"))
     fields = checked(given, FIELDS[endpoint])
     body = without_routing(given)
     isolate(body, tenant)
@@ -83,6 +81,7 @@ def parse(
     name = session or fields.prompt_cache_key or fields.user or ""
     return Inbound(
         endpoint=endpoint,
+        model=served.models[0],
         fields=body,
         opened=opened,
         stream=stream,
@@ -122,19 +121,6 @@ def _chain(
             return of_prompt, prompts, media
         case _:
             assert_never(endpoint)
-
-
-def _check_model(model: object, models: Sequence[str]) -> None:
-    # "default" is SGLang's name for whatever is served; "base:adapter" names a LoRA adapter.
-    if not isinstance(model, str) or model == "default":
-        return
-    if model not in models and model.rpartition(":")[0] not in models:
-        raise RequestError(
-            f"the model {model!r} does not exist; available: {', '.join(models)}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
 
 
 def _samples(fields: CommonFields) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -126,16 +127,29 @@ class Journal:
             self._file = None
 
 
-def opened_by(config: RouterConfig, table: TableFile | None) -> Opened:
-    """Return the first event of a run's decision log."""
+def opened_by(config: RouterConfig, tables: Mapping[str, TableFile | None]) -> Opened:
+    """Return the first event of a run's decision log.
+
+    Args:
+        config: of the run.
+        tables: of the models, by name.
+    """
+    found = digests(tables)
+    several = len(found) > 1
     return Opened(
         version=VERSION,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         policy=config.policy,
         corrections=tuple(sorted(config.corrections)),
         append_budget_tokens=config.append_budget_tokens,
-        table=table.digest if table else "",
+        table="" if several else next(iter(found.values()), ""),
+        tables=found if several else {},
     )
+
+
+def digests(tables: Mapping[str, TableFile | None]) -> dict[str, str]:
+    """Return the digest of each table, "" for none."""
+    return {model: table.digest if table else "" for model, table in tables.items()}
 
 
 def _end_last_line(file: IO[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,9 +36,8 @@ def _checks(config: RouterConfig) -> Iterator[Callable[[], object]]:
     yield config.check
     yield lambda: Secrets.of(config).check(config)
     yield lambda: tls_of(config)
-    if config.table:
-        path = Path(config.table)
-        yield lambda: read_table(path)
+    for given in {config.table, *(model.table for model in config.models.values())} - {""}:
+        yield partial(read_table, Path(given))
     if config.workers_file:
         roles, interval_s = config.all_roles, config.discovery_interval_s
         yield lambda: WorkersFile(config.workers_file, roles, interval_s)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import aiohttp
 
-from ppd.arrivals import ArrivalRate
-from ppd.backlog import Backlog
-from ppd.decision import Policy
-from ppd.forecast import Forecast
 from ppd.marks import Marks
-from ppd.placement import Placement
-from ppd.planning import Planner
-from ppd.sessions import SessionIndex
 
 from ..admin.admin import Admin
 from ..admin.operations import Operations
@@ -30,11 +23,9 @@ from ..apis.request_meter import RequestMeter
 from ..apis.response_store import ResponseStore, StoredResponses
 from ..config.options import RouterConfig, Secrets
 from ..config.retrieval import RetrievalConfig
-from ..config.tables import TableFile
 from ..embedder import Embedder
 from ..gateway.routing import Routing, Times
-from ..intake.admission import Admission
-from ..intake.inbound import Served
+from ..intake.catalog import Catalog
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
 from ..intake.parser import RequestParser
@@ -51,12 +42,10 @@ from ..retrieval.milvus import MilvusRetriever
 from ..retrieval.retriever import PoolRetriever, Retriever
 from ..retrieval.stage import RetrievalStage
 from ..serving.handler import RequestHandler
-from ..serving.recorder import RequestRecorder
-from ..serving.sending import Sender
+from ..serving.model import ServedModel
 from ..wire.client import Upstreams
-from ..workers.fallbacks import Fallbacks
-from ..workers.health import WorkerHealth
 from ..workers.registry import WorkerRegistry
+from .models import Policies, make_models
 from .reload import Reloader
 
 
@@ -65,6 +54,7 @@ class Parts:
     """The components that the server uses.
 
     Attributes:
+        catalog: the models that clients may name.
         front: serves the token path.
         admin: operators' read access.
         operations: operators' changes of workers.
@@ -77,6 +67,7 @@ class Parts:
         gateway: None without ``[gateway]``.
     """
 
+    catalog: Catalog
     front: Front
     admin: Admin
     operations: Operations
@@ -91,8 +82,7 @@ class Parts:
 
 def make_parts(
     config: RouterConfig,
-    policy: Policy,
-    table: TableFile | None,
+    policies: Policies,
     registry: WorkerRegistry,
     journal: Journal,
     upstreams: Upstreams,
@@ -107,8 +97,7 @@ def make_parts(
 
     Args:
         config: of this process.
-        policy: that decides.
-        table: the policy's decision table, if any.
+        policies: that decide, with their tables.
         registry: the workers.
         journal: of decisions.
         upstreams: connections to workers, of the token path.
@@ -120,67 +109,29 @@ def make_parts(
         changes: of workers, by operators, before this process was started.
     """
     clock = time.monotonic
-    metrics, arrivals, backlog, forecast = Metrics(), ArrivalRate(), Backlog(), Forecast()
-    index = SessionIndex(capacity=config.session_capacity, ttl_s=config.session_ttl_s)
-    keys = KeyRing(config.tenants, secrets.worker_api_key)
-    admission = Admission(config.admission, registry.has_room, metrics, clock)
-    registry.on_change = admission.admit_next
-    planner = Planner(
-        policy=policy,
-        placement=Placement(registry, decode_fallback=config.decode_fallback),
-        index=index,
-        arrivals=arrivals,
-        forecast=forecast,
-        backlog=backlog,
-    )
-    recorder = RequestRecorder(
-        index=index,
-        planner=planner,
-        forecast=forecast,
-        journal=journal,
-        metrics=metrics,
-        clock=clock,
-        new_session=lambda: random.getrandbits(48),
-    )
-    health = WorkerHealth(registry, metrics)
+    metrics, keys = Metrics(), KeyRing(config.tenants, secrets.worker_api_key)
+    models = make_models(config, policies, registry, journal, upstreams, metrics, clock)
+    catalog = Catalog(registry.models, config.encoders)
     handler = RequestHandler(
-        parser=RequestParser(
-            keys, Objectives(config), lambda: Served(registry.models, registry.vocab_size)
-        ),
-        health=health,
-        planner=planner,
-        backlog=backlog,
-        arrivals=arrivals,
-        sender=Sender(upstreams, health, lambda: random.getrandbits(63)),
-        recorder=recorder,
+        parser=RequestParser(keys, Objectives(config), catalog),
+        models=models,
         journal=journal,
         metrics=metrics,
         rates=Rates(config.rate, config.tenants, named=keys.closed, metrics=metrics, clock=clock),
-        admission=admission,
         max_resumptions=config.resume_streams,
         max_body_bytes=config.max_body_bytes,
         tracing=tracing,
         clock=clock,
     )
-    fallbacks = Fallbacks(
-        registry, decode_fallback=config.decode_fallback, kv_events=config.kv_events
-    )
     admin = Admin(
         policy_spec=config.policy,
         roles=frozenset(config.roles),
-        planner=planner,
-        table=table,
+        models=models,
         registry=registry,
         handler=handler,
-        index=index,
-        arrivals=arrivals,
-        backlog=backlog,
-        forecast=forecast,
-        admission=admission,
         peer_loads=PeerLoads(control, peers),
         journal=journal,
         metrics=metrics,
-        fallbacks=fallbacks,
         token=secrets.admin_token,
         clock=clock,
     )
@@ -189,13 +140,13 @@ def make_parts(
         secrets=secrets,
         registry=registry,
         handler=handler,
-        admission=admission,
-        planner=planner,
+        models=models,
         admin=admin,
         journal=journal,
     )
+    encoders = {"": config.embedding, **config.encoders}
     meter = RequestMeter(handler.charge, handler.undecided)
-    passthrough = Passthrough(client, registry, config.embedding, lambda: handler.keys, meter)
+    passthrough = Passthrough(client, catalog, encoders, lambda: handler.keys, meter)
     store = ResponseStore(config.responses_max_bytes, config.session_ttl_s, clock)
     stored_responses = StoredResponses(store, control, peers, lambda: handler.keys, meter)
     retriever = retrieval = feedback = None
@@ -204,7 +155,7 @@ def make_parts(
         # The collection has questions of all tenants.
         private = frozenset({config.answer_cache.collection} if config.answer_cache else ())
         retrieval, feedback = _retrieval(
-            config.retrieval, retriever, handler, client, metrics, private, registry
+            config.retrieval, retriever, handler, client, metrics, private, registry, models
         )
     answers = None
     if (cache := config.answer_cache) is not None:
@@ -225,16 +176,14 @@ def make_parts(
         gateway = Routing(
             options=config.gateway,
             handler=handler,
-            recorder=recorder,
-            health=health,
-            placement=planner.placement,
-            registry=registry,
+            catalog=catalog,
             max_body_bytes=config.max_body_bytes,
             times=Times(
                 config.client_request_timeout_s, config.answer_timeout_s, config.idle_timeout_s
             ),
         )
     return Parts(
+        catalog,
         front,
         admin,
         operations,
@@ -256,6 +205,7 @@ def _retrieval(
     metrics: Metrics,
     private: frozenset[str],
     registry: WorkerRegistry,
+    models: Mapping[str, ServedModel],
 ) -> tuple[RetrievalStage, Feedback | None]:
     retrieval_metrics = RetrievalMetrics(metrics.registry)
     marks = lru_cache(maxsize=1)(Marks)
@@ -274,7 +224,10 @@ def _retrieval(
         return stage, None
 
     def totals() -> Totals:
-        return Totals(metrics.bytes_sent.get() or 0, metrics.decode_s, retrieval_metrics.stalled_s)
+        of_models = [model.metrics for model in models.values()]
+        bytes_sent = sum(one.bytes_sent.get() or 0 for one in of_models)
+        decode_s = sum(one.decode_s for one in of_models)
+        return Totals(bytes_sent, decode_s, retrieval_metrics.stalled_s)
 
     feedback = Feedback(
         url=config.url,

@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppd.errors import PpdError
-from ppd.planning import Planner
 
 from ..admin.admin import Admin
 from ..config.options import RouterConfig, Secrets
-from ..config.tables import make_policy
-from ..intake.admission import Admission
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
-from ..observability.journal import Journal, opened_by
+from ..observability.journal import Journal, digests, opened_by
 from ..serving.handler import RequestHandler
+from ..serving.model import ServedModel
 from ..workers.registry import WorkerRegistry
 from .listening import tls_of, trust_certificate
+from .models import make_policies, tables_of
 
 logger = logging.getLogger("ppd.router")
 
 _TLS = ("tls_certificate", "tls_key")
 _POLICY = ("policy", "table", "corrections", "append_budget_tokens")
 _TENANTS = ("weights", "targets", "tenants", "rate")
-RELOADABLE = (*_POLICY, *_TENANTS, *_TLS, "admission", "resume_streams")
+RELOADABLE = (*_POLICY, *_TENANTS, *_TLS, "models", "admission", "resume_streams")
 
 
 @dataclass(slots=True)
@@ -46,8 +45,7 @@ class Reloader:
     secrets: Secrets
     registry: WorkerRegistry
     handler: RequestHandler
-    admission: Admission
-    planner: Planner
+    models: Mapping[str, ServedModel]
     admin: Admin
     journal: Journal
     tls: ssl.SSLContext | None = None
@@ -70,19 +68,23 @@ class Reloader:
             raise PpdError(f"policy {new.policy} uses other workers than {old.policy}: restart")
         if (tls_of(new) is None) is not (self.tls is None):
             raise PpdError("tls_certificate: with TLS or without is for a restart")
-        policy, table = make_policy(new, self.registry.models, self.registry.shape)
-        current = self.admin.table
-        if any(name in _POLICY for name in names) or (table and table.digest) != (
-            current and current.digest
-        ):
-            self.journal.opened(opened_by(new, table))
-            self.planner.replace_policy(policy, since=self.journal.next_number())
-            self.admin.set_policy(new.policy, table)
+        if (new.model_names, new.encoders) != (old.model_names, old.encoders):
+            raise PpdError("models: other models, or other embedding workers, are for a restart")
+        policies = make_policies(new, self.registry)
+        tables = tables_of(policies)
+        if any(name in _POLICY for name in names) or digests(tables) != self._digests():
+            self.journal.opened(opened_by(new, tables))
+            since = self.journal.next_number()
+            for name, (policy, table) in policies.items():
+                self.models[name].planner.replace_policy(policy, since=since)
+                self.models[name].table = table
+            self.admin.policy_spec = new.policy
         keys = KeyRing(new.tenants, self.secrets.worker_api_key)
         self.handler.reload(keys, Objectives(new), new.resume_streams)
         self.handler.rates.reload(new.rate, new.tenants, named=keys.closed)
-        self.admission.limits = new.admission
-        self.admission.admit_next()
+        for name, model in self.models.items():
+            model.admission.limits = new.admission_of(name)
+            model.admission.admit_next()
         if self.tls is not None:  # the files may have new content
             self.tls.load_cert_chain(new.tls_certificate, new.tls_key)
         if self.trusted is not None:
@@ -92,3 +94,6 @@ class Reloader:
         logger.info("configuration reloaded: %s", ", ".join(applied) or "nothing in it has changed")
         if later:
             logger.warning("only a restart takes up: %s", ", ".join(later))
+
+    def _digests(self) -> dict[str, str]:
+        return digests({name: model.table for name, model in self.models.items()})

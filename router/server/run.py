@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -27,9 +27,9 @@ from ..admin.peer_state import fetch_changes
 from ..apis import passthrough, response_store
 from ..apis.front import PATHS
 from ..config.options import RouterConfig, Secrets
-from ..config.tables import TableFile, make_policy
 from ..gateway.routing import Routing
 from ..observability.journal import Journal, opened_by
+from ..observability.metrics import Metrics
 from ..observability.tracing import Tracing
 from ..peers import Peers, forwarding_to_peers
 from ..wire.client import Upstreams
@@ -37,9 +37,11 @@ from ..workers.breaker import Breaker
 from ..workers.discovery import Reconciler, first_of_each, open_sources
 from ..workers.kv_events import kv_event_subscriptions
 from ..workers.membership import Membership
-from ..workers.registry import connect
+from ..workers.registry import WorkerRegistry, connect
+from ..workers.worker import Worker
 from .build import build
 from .listening import bind, serving, tls_of, url_of
+from .models import make_policies, tables_of
 from .parts import make_parts
 
 logger = logging.getLogger("ppd.router")
@@ -103,6 +105,7 @@ async def running(
             config.startup_timeout_s,
             lambda: Breaker(config.breaker_failures, config.breaker_open_s),
             changes.drained,
+            config.model_names,
         )
         membership = None
         if config.accept_workers:
@@ -133,10 +136,13 @@ async def running(
                 await first_of_each(registry, config.roles)
         if not registry.workers:
             raise WorkerError("operators have removed every worker: add one before this can serve")
-        table: TableFile | None = None
+        if not sources and membership is None:
+            _check_models(registry, config.roles)
         if policy is None:
-            policy, table = make_policy(config, registry.models, registry.shape)
-        journal = Journal(config.decision_log, opened_by(config, table))
+            policies = make_policies(config, registry)
+        else:
+            policies = {model.name: (policy, None) for model in registry.models}
+        journal = Journal(config.decision_log, opened_by(config, tables_of(policies)))
         stack.callback(journal.close)
         await stack.enter_async_context(
             background_task(registry.probe_forever(config.probe_interval_s))
@@ -158,8 +164,7 @@ async def running(
         client = await stack.enter_async_context(aiohttp.ClientSession(timeout=times))
         parts = make_parts(
             config,
-            policy,
-            table,
+            policies,
             registry,
             journal,
             upstreams,
@@ -170,11 +175,17 @@ async def running(
             peers,
             changes,
         )
+        models = parts.admin.models
         if config.kv_events:
-            await stack.enter_async_context(kv_event_subscriptions(registry, parts.admin.metrics))
+
+            def metrics_of(worker: Worker) -> Metrics:
+                return models[registry.served_by(worker).name].metrics
+
+            await stack.enter_async_context(kv_event_subscriptions(registry, metrics_of))
         if config.decode_fallback:
-            watching = parts.admin.fallbacks.watch_forever(config.probe_interval_s)
-            await stack.enter_async_context(background_task(watching))
+            for model in models.values():
+                watching = model.fallbacks.watch_forever(config.probe_interval_s)
+                await stack.enter_async_context(background_task(watching))
         if membership is not None:
             await stack.enter_async_context(background_task(membership.watch_forever()))
         if parts.retriever is not None:
@@ -185,7 +196,7 @@ async def running(
             await stack.enter_async_context(background_task(parts.answers.run_forever()))
         limit = config.max_body_bytes
         app = admin_app(
-            registry,
+            parts.catalog,
             parts.admin,
             parts.operations,
             parts.passthrough,
@@ -202,7 +213,7 @@ async def running(
         if admin_listener is not None:
             await stack.enter_async_context(serving(app, admin_listener, config, tls=tls))
             app = public_app(
-                registry, parts.admin, parts.passthrough, parts.stored_responses, limit
+                parts.catalog, parts.admin, parts.passthrough, parts.stored_responses, limit
             )
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         if parts.gateway is not None:  # it stops first
@@ -215,6 +226,17 @@ async def running(
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         stack.push_async_callback(_announce_stop, parts.admin, config.shutdown_delay_s)
         yield url_of(listener, tls)
+
+
+def _check_models(registry: WorkerRegistry, roles: Collection[Role]) -> None:
+    """Check that each of several models has its workers, where no others can be found.
+
+    Raises:
+        WorkerError: a model has not.
+    """
+    for model in registry.models:
+        if (missing := model.lacks(roles)) and not model.of(Role.REPLICA) and registry.names:
+            raise WorkerError(f"no {' and no '.join(missing)} worker serves {model.name}")
 
 
 def _picking(config: RouterConfig, routing: Routing) -> AbstractAsyncContextManager[None]:

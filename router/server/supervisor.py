@@ -20,7 +20,8 @@ from contextlib import suppress
 
 import msgspec
 
-from ..config.limits import RateLimit, Tenant
+from ..config.limits import AdmissionLimits, RateLimit, Tenant
+from ..config.models import ModelOptions
 from ..config.options import RouterConfig
 from .listening import bind
 
@@ -46,18 +47,14 @@ def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> R
         ConfigError: the configuration is wrong.
     """
     config.check()
-    admission = config.admission
     return msgspec.structs.replace(
         config,
         admin_port=first_port + index,
         processes=count,
         rate=_shared(config.rate, count),
         tenants={name: _tenant(tenant, count) for name, tenant in config.tenants.items()},
-        admission=msgspec.structs.replace(
-            admission,
-            max_in_flight=math.ceil(admission.max_in_flight / count),
-            max_waiting=math.ceil(admission.max_waiting / count),
-        ),
+        admission=_admission(config.admission, count),
+        models={name: _model(model, count) for name, model in config.models.items()},
         append_budget_tokens=math.ceil(config.append_budget_tokens / count),
         responses_max_bytes=math.ceil(config.responses_max_bytes / count),
         session_capacity=math.ceil(config.session_capacity / count),
@@ -72,6 +69,19 @@ def _shared(rate: RateLimit, count: int) -> RateLimit:
 def _tenant(tenant: Tenant, count: int) -> Tenant:
     rate = None if tenant.rate is None else _shared(tenant.rate, count)
     return msgspec.structs.replace(tenant, rate=rate)
+
+
+def _admission(limits: AdmissionLimits, count: int) -> AdmissionLimits:
+    return msgspec.structs.replace(
+        limits,
+        max_in_flight=math.ceil(limits.max_in_flight / count),
+        max_waiting=math.ceil(limits.max_waiting / count),
+    )
+
+
+def _model(model: ModelOptions, count: int) -> ModelOptions:
+    own = None if model.admission is None else _admission(model.admission, count)
+    return msgspec.structs.replace(model, admission=own)
 
 
 class Supervisor:

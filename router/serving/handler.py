@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import assert_never
 
-from ppd.arrivals import ArrivalRate
 from ppd.attempts import Attempts
-from ppd.backlog import Backlog
 from ppd.decision import Route
 from ppd.effects import (
     Abandon,
@@ -36,11 +34,10 @@ from ppd.errors import PpdError, RequestError
 from ppd.journal import Decided
 from ppd.outcome import Outcome
 from ppd.placement import PlannedTurn
-from ppd.planning import Planner, Query
+from ppd.planning import Query
 from ppd.score import Objective, Targets
 
 from ..answers import ErrorAnswer, answer_to
-from ..intake.admission import Admission
 from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
@@ -50,15 +47,13 @@ from ..intake.scrub import ANONYMOUS
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics
 from ..observability.tracing import Trace, Tracing
-from ..workers.health import WorkerHealth
 from .context import RequestContext
 from .hooks import LatencyEstimate, RequestHook, complete_while_waiting
 from .internal import ServerRequest
-from .recorder import RequestRecorder
+from .model import ServedModel
 from .relay import StreamRelay, relay_body
 from .resume import Resumption
 from .samples import serve_samples
-from .sending import Sender
 
 logger = logging.getLogger("ppd.router.turns")
 
@@ -72,6 +67,8 @@ class RequestHandler:
     """Serves requests of all endpoints, each by one coroutine.
 
     Args:
+        models: by their own names.
+        metrics: of requests that end before their model is known.
         max_resumptions: how often a stream may go on on another worker.
         max_body_bytes: of all samples' requests together.
         tracing: None: no spans are made.
@@ -85,32 +82,22 @@ class RequestHandler:
         self,
         *,
         parser: RequestParser,
-        health: WorkerHealth,
-        planner: Planner,
-        backlog: Backlog,
-        arrivals: ArrivalRate,
-        sender: Sender,
-        recorder: RequestRecorder,
+        models: Mapping[str, ServedModel],
         journal: Journal,
         metrics: Metrics,
         rates: Rates,
-        admission: Admission,
         max_resumptions: int,
         max_body_bytes: int,
         tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
         self._parser = parser
-        self._health = health
-        self._planner = planner
-        self._backlog = backlog
-        self._arrivals = arrivals
-        self._sender = sender
-        self._recorder = recorder
+        self._models = models
+        # Decisions name the model where there are several.
+        self._shown = {name: name if len(models) > 1 else "" for name in models}
         self._journal = journal
         self._metrics = metrics
         self.rates = rates
-        self._admission = admission
         self._max_resumptions = max_resumptions
         self._max_body_bytes = max_body_bytes
         self._tracing = tracing
@@ -146,8 +133,9 @@ class RequestHandler:
             await serve_samples(request, parsed.inbound.samples, self.serve)
             return
         trace = self._begin_trace(request)
+        model = self._models[parsed.inbound.model]
         try:
-            parsed, kv_tokens = await self._admit(request, parsed, hook)
+            parsed, kv_tokens = await self._admit(request, model, parsed, hook)
         except asyncio.CancelledError:
             self.undecided(request.path, _gone(request), trace)
             raise
@@ -156,17 +144,17 @@ class RequestHandler:
             return
         try:
             try:
-                context = self._plan(request.headers, parsed, kv_tokens, arrived_s, trace)
+                context = self._plan(request.headers, model, parsed, kv_tokens, arrived_s, trace)
             except Exception as error:  # noqa: BLE001 - as above
                 self.rates.refund(parsed.query.tenant, kv_tokens)
                 self._refuse(request, error, trace)
                 return
             try:
-                await self._perform(request, context, hook)
+                await self._perform(request, model, context, hook)
             finally:
-                self._record(context, trace)
+                self._record(model, context, trace)
         finally:
-            self._admission.leave()
+            model.admission.leave()
 
     def _parse(self, request: ServerRequest, body: bytes) -> ParsedRequest:
         """Check a request, and hash its prefixes.
@@ -179,7 +167,11 @@ class RequestHandler:
         return self._parser.parse(_ENDPOINTS[request.path], request.headers, body)
 
     async def _admit(
-        self, request: ServerRequest, parsed: ParsedRequest, hook: RequestHook | None
+        self,
+        request: ServerRequest,
+        model: ServedModel,
+        parsed: ParsedRequest,
+        hook: RequestHook | None,
     ) -> tuple[ParsedRequest, int]:
         """Charge a request, and wait until it may be served.
 
@@ -189,24 +181,24 @@ class RequestHandler:
         Raises:
             Overloaded: it may not be served now.
         """
-        tenant = parsed.query.tenant
-        kv_tokens = self._planner.kv_tokens(parsed.query)
+        tenant, admission = parsed.query.tenant, model.admission
+        kv_tokens = model.planner.kv_tokens(parsed.query)
         self.rates.charge(tenant, kv_tokens)
         try:
             if hook is None:
-                if not self._admission.enters(kv_tokens):
-                    await self._admission.enter(tenant, kv_tokens)
+                if not admission.enters(kv_tokens):
+                    await admission.enter(tenant, kv_tokens)
                 return parsed, kv_tokens
-            estimate = self._estimate(parsed.query, kv_tokens)
-            entering = self._admission.enter(tenant, kv_tokens)
-            body = await complete_while_waiting(hook, estimate, entering, self._admission.leave)
+            estimate = self._estimate(model, parsed.query, kv_tokens)
+            entering = admission.enter(tenant, kv_tokens)
+            body = await complete_while_waiting(hook, estimate, entering, admission.leave)
             try:
                 parsed = self._parse(request, body)
-                more = self._planner.kv_tokens(parsed.query) - kv_tokens
+                more = model.planner.kv_tokens(parsed.query) - kv_tokens
                 self.rates.settle(tenant, more)  # what was added takes room, and is paid for
                 kv_tokens += more
             except BaseException:
-                self._admission.leave()
+                admission.leave()
                 raise
             return parsed, kv_tokens
         except BaseException:
@@ -216,6 +208,7 @@ class RequestHandler:
     def _plan(
         self,
         client_headers: Mapping[str, str],
+        model: ServedModel,
         parsed: ParsedRequest,
         kv_tokens: int,
         arrived_s: float,
@@ -224,10 +217,11 @@ class RequestHandler:
         """Decide the route, and name the workers. Nothing is awaited until they are sent to."""
         inbound, query = parsed
         now_s = self._clock()
-        self._arrivals.note(now_s)
+        model.arrivals.note(now_s)
         started_s = time.perf_counter()
-        planned = self._planner.plan(query, kv_tokens, now_s)
-        self._metrics.decision.of().observe(time.perf_counter() - started_s)
+        planned = model.planner.plan(query, kv_tokens, now_s)
+        model.metrics.decision.of().observe(time.perf_counter() - started_s)
+        model.planner.sent(query, planned, now_s)
         number = self._journal.next_number()
         self._journal.decided(
             Decided(
@@ -238,6 +232,7 @@ class RequestHandler:
                 objective=query.objective,
                 features=planned.features,
                 decision=planned.decision,
+                model=self._shown[inbound.model],
             )
         )
         headers = self.keys.forwarded(client_headers)
@@ -245,7 +240,7 @@ class RequestHandler:
             headers.update(trace.headers)
         return RequestContext(
             number=number,
-            session=self._recorder.session(planned.hit),
+            session=model.recorder.session(planned.hit),
             inbound=inbound,
             tenant=query.tenant,
             headers=headers,
@@ -254,17 +249,21 @@ class RequestHandler:
             planned=planned,
             attempts=Attempts(
                 planned,
-                self._planner.placement,
-                self._backlog,
+                model.planner.placement,
+                model.backlog,
                 number=number,
                 max_resumptions=self._max_resumptions,
             ),
-            note=self._health.note,
+            note=model.health.note,
             clock=self._clock,
         )
 
     async def _perform(
-        self, request: ServerRequest, context: RequestContext, hook: RequestHook | None
+        self,
+        request: ServerRequest,
+        model: ServedModel,
+        context: RequestContext,
+        hook: RequestHook | None,
     ) -> None:
         """Carry out one effect after another, until the request has ended."""
         attempts, relay = context.attempts, None
@@ -272,21 +271,21 @@ class RequestHandler:
             effect = attempts.start()
             while True:
                 if type(effect) is Send:
-                    self._sender.send(context, effect.plan)
+                    model.sender.send(context, effect.plan)
                 elif type(effect) is Relay:
-                    relay = self._relay(request, context, effect, hook, relay)
+                    relay = self._relay(request, model, context, effect, hook, relay)
                 elif type(effect) is Finish:
-                    self._finish(request, context, effect, relay)
+                    self._finish(request, model, context, effect, relay)
                     return
                 elif type(effect) is Abandon:
-                    effect = await self._abandon(context, effect)
+                    effect = await self._abandon(model, context, effect)
                     continue
                 elif type(effect) is Append:
                     assert relay is not None, "a stream stands still"
                     if not effect.passage:
                         logger.warning("no worker goes on behind a passage: %s", effect.reason)
                         relay.give_passage_up()
-                    self._sender.send(context, effect.plan)
+                    model.sender.send(context, effect.plan)
                 elif type(effect) is Prime:
                     assert relay is not None, "a passage is found while a stream is relayed"
                     relay.prime(effect)
@@ -296,14 +295,14 @@ class RequestHandler:
         except asyncio.CancelledError:
             gone = _gone(request)
             context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())
-            self._recorder.finished(context, gone)
+            model.recorder.finished(context, gone)
             if relay is not None:
                 relay.close()
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the connection
             answer = answer_to(error, f"{request.method} {request.path}")
             context.take(Crashed())
-            self._recorder.finished(context, answer.outcome)
+            model.recorder.finished(context, answer.outcome)
             if relay is not None:
                 relay.close()
             _respond(request, answer)
@@ -311,23 +310,24 @@ class RequestHandler:
     def _relay(
         self,
         request: ServerRequest,
+        model: ServedModel,
         context: RequestContext,
         effect: Relay,
         hook: RequestHook | None,
         relay: StreamRelay | None,
     ) -> StreamRelay | None:
         """Pass an answer on: a whole one, the beginning of a stream, or the rest of one."""
-        answer = context.answer
+        answer, recorder = context.answer, model.recorder
         assert answer is not None
         if relay is not None:
             if relay.resuming:
-                self._recorder.resumed(True)
+                recorder.resumed(True)
             relay.go_on(answer)
             return relay
         context.streams = answer.streams
-        self._recorder.answered(context)
+        recorder.answered(context)
         if not answer.streams:
-            relay_body(request, context, answer, self._recorder)
+            relay_body(request, context, answer, recorder)
             context.deliver(_ENDED)
             return None
         observer = resumption = None
@@ -335,29 +335,30 @@ class RequestHandler:
             observer = None if hook is None else hook.observer()
             if self._max_resumptions or observer is not None:
                 resumption = Resumption(context.inbound)
-        return StreamRelay(
-            request, context, answer, self._recorder, self._sender, resumption, observer
-        )
+        return StreamRelay(request, context, answer, recorder, model.sender, resumption, observer)
 
-    async def _abandon(self, context: RequestContext, effect: Abandon) -> Effect:
+    async def _abandon(
+        self, model: ServedModel, context: RequestContext, effect: Abandon
+    ) -> Effect:
         """Close an attempt's legs, take a dead worker out of service, probe what may be dead."""
         context.close_legs()
-        await self._health.settle(effect)
+        await model.health.settle(effect)
         return context.take(Settled())
 
     def _finish(
         self,
         request: ServerRequest,
+        model: ServedModel,
         context: RequestContext,
         effect: Finish,
         relay: StreamRelay | None,
     ) -> None:
         """Give the client the end of its answer, or the error."""
-        self._recorder.finished(context, effect.outcome)
+        model.recorder.finished(context, effect.outcome)
         if relay is not None:
             if effect.outcome is Outcome.TRUNCATED:
                 if relay.resuming:
-                    self._recorder.resumed(False)
+                    model.recorder.resumed(False)
                 if effect.error is not None:
                     logger.warning("no worker goes on with a stream: %s", effect.error)
             relay.finish(effect.outcome)
@@ -365,12 +366,12 @@ class RequestHandler:
             answer = answer_to(effect.error, f"{request.method} {request.path}")
             _respond(request, answer, _RETRIED if context.attempts.retried else _NO_HEADERS)
 
-    def _record(self, context: RequestContext, trace: Trace | None) -> None:
+    def _record(self, model: ServedModel, context: RequestContext, trace: Trace | None) -> None:
         """Give back what the request held; charge what was used, nothing if no worker answered."""
         try:
             context.close_legs()
         finally:
-            self._recorder.recorded(context)
+            model.recorder.recorded(context)
             if trace is not None:
                 answered_at_s = context.attempts.answered_at_s
                 outcome = context.outcome or Outcome.INTERNAL_ERROR
@@ -405,11 +406,12 @@ class RequestHandler:
             if (samples := parsed.inbound.samples) > 1:
                 message = f"n must be 1 behind a gateway, got {samples}"
                 raise RequestError(message, param="n")
-            tenant, kv_tokens = parsed.query.tenant, self._planner.kv_tokens(parsed.query)
+            model = self._models[parsed.inbound.model]
+            tenant, kv_tokens = parsed.query.tenant, model.planner.kv_tokens(parsed.query)
             self.rates.charge(tenant, kv_tokens)
             try:
-                if not self._admission.enters(kv_tokens):
-                    await self._admission.enter(tenant, kv_tokens)
+                if not model.admission.enters(kv_tokens):
+                    await model.admission.enter(tenant, kv_tokens)
             except BaseException:
                 self.rates.refund(tenant, kv_tokens)
                 raise
@@ -420,19 +422,24 @@ class RequestHandler:
             self.undecided(endpoint, answer_to(error, endpoint).outcome, trace)
             raise
         try:
-            return self._plan(headers, parsed, kv_tokens, arrived_s, trace), trace
+            return self._plan(headers, model, parsed, kv_tokens, arrived_s, trace), trace
         except Exception:
             self.undecided(endpoint, Outcome.INTERNAL_ERROR, trace)
             self.rates.refund(tenant, kv_tokens)
-            self._admission.leave()
+            model.admission.leave()
             raise
 
     def end(self, context: RequestContext, trace: Trace | None) -> None:
         """Record the end of a request that ``begin`` has planned."""
+        model = self.model_of(context)
         try:
-            self._record(context, trace)
+            self._record(model, context, trace)
         finally:
-            self._admission.leave()
+            model.admission.leave()
+
+    def model_of(self, context: RequestContext) -> ServedModel:
+        """The model of a request that ``begin`` has planned."""
+        return self._models[context.inbound.model]
 
     # -- requests without a route ------------------------------------------------------------
 
@@ -490,22 +497,27 @@ class RequestHandler:
 
     def explain(
         self, endpoint: Endpoint, headers: Mapping[str, str], raw: bytes
-    ) -> tuple[Query, PlannedTurn]:
+    ) -> tuple[str, Query, PlannedTurn]:
         """What would be decided about a request now; nothing is sent or recorded.
+
+        Returns:
+            The name of its model where there are several, its query, and the decision.
 
         Raises:
             RequestError: the request is wrong.
         """
-        query = self._parser.parse(endpoint, headers, raw).query
-        return query, self._planner.plan(query, self._planner.kv_tokens(query), self._clock())
+        inbound, query = self._parser.parse(endpoint, headers, raw)
+        planner = self._models[inbound.model].planner
+        planned = planner.plan(query, planner.kv_tokens(query), self._clock())
+        return self._shown[inbound.model], query, planned
 
     def _check_samples(self, count: int, body_bytes: int) -> None:
         if count > 1 and count * body_bytes > self._max_body_bytes:
             message = f"{count} samples of such a body are more than {self._max_body_bytes} bytes"
             raise RequestError(message, status=413, param="n")
 
-    def _estimate(self, query: Query, kv_tokens: int) -> LatencyEstimate:
-        decision = self._planner.plan(query, kv_tokens, self._clock()).decision
+    def _estimate(self, model: ServedModel, query: Query, kv_tokens: int) -> LatencyEstimate:
+        decision = model.planner.plan(query, kv_tokens, self._clock()).decision
         target_ms = query.objective.ttft_ms if isinstance(query.objective, Targets) else None
         costs = decision.assessment
         if costs is None:

@@ -57,8 +57,8 @@ async def open_sources(config: RouterConfig) -> list[Source]:
 
 
 async def first_of_each(registry: WorkerRegistry, roles: Collection[Role]) -> None:
-    """Wait until the registry has a worker of each role."""
-    while missing := [role for role in roles if not registry.of(role)]:
+    """Wait until the registry has a worker of each role, of one and the same model."""
+    while missing := registry.lacks(roles):
         logger.info("waiting for a %s worker", " and a ".join(missing))
         registry.join_event.clear()
         await registry.join_event.wait()

@@ -14,10 +14,13 @@ from ppd.contract import Role
 
 from ..config.options import TABLE_POLICY
 from ..config.tables import TableFile, is_empty
-from .registry import WorkerRegistry
+from .group import ModelWorkers
 from .worker import Worker
 
 logger = logging.getLogger("ppd.router.workers")
+
+_BEGINS = "no prefill worker is ready: decode workers prefill whole prompts (decode_fallback)"
+_ENDS = "decode workers no longer prefill whole prompts (decode_fallback)"
 
 _REMOTE_POLICY = "pd"  # the policy that needs no plugin
 
@@ -38,13 +41,17 @@ class Fallbacks:
     they are found; this class writes that of ``decode_fallback``.
 
     Args:
-        registry: the workers.
+        workers: of one model.
+        shown: the model's name where there are several, else "".
         decode_fallback: without a prefill worker, decode workers prefill whole prompts.
         kv_events: the router subscribes to KV events.
     """
 
-    def __init__(self, registry: WorkerRegistry, *, decode_fallback: bool, kv_events: bool) -> None:
-        self._registry = registry
+    def __init__(
+        self, workers: ModelWorkers, *, decode_fallback: bool, kv_events: bool, shown: str = ""
+    ) -> None:
+        self._workers = workers
+        self._of = f", model {shown}" if shown else ""
         self._decode_fallback = decode_fallback
         self._kv_events = kv_events
         self._logged = False
@@ -56,7 +63,7 @@ class Fallbacks:
             policy: name of the policy in force.
             table: its decision table.
         """
-        workers = [worker for worker in self._registry.workers if worker.alive]
+        workers = [worker for worker in self._workers.workers if worker.alive]
         decode = [worker for worker in workers if worker.role is Role.DECODE]
         needs_plugin = policy != _REMOTE_POLICY or self._decode_fallback
         return {
@@ -71,7 +78,7 @@ class Fallbacks:
         """Whether decode workers prefill whole prompts, for want of another worker that could."""
         if not self._decode_fallback:
             return False
-        ready = self._registry.ready
+        ready = self._workers.ready
         return bool(ready(Role.DECODE) and not ready(Role.PREFILL) and not ready(Role.REPLICA))
 
     def lacks_kv_events(self, worker: Worker) -> bool:
@@ -84,11 +91,9 @@ class Fallbacks:
         """Log the beginning and the end of ``decode_fallback``, once each."""
         active = self.decode_workers_prefill
         if active and not self._logged:
-            logger.error(
-                "no prefill worker is ready: decode workers prefill whole prompts (decode_fallback)"
-            )
+            logger.error("%s%s", _BEGINS, self._of)
         elif self._logged and not active:
-            logger.info("decode workers no longer prefill whole prompts (decode_fallback)")
+            logger.info("%s%s", _ENDS, self._of)
         self._logged = active
 
     async def watch_forever(self, interval_s: float) -> None:

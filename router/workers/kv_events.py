@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -103,9 +103,16 @@ def _session(name: str | None) -> int | None:
 
 
 @asynccontextmanager
-async def kv_event_subscriptions(registry: WorkerRegistry, metrics: Metrics) -> AsyncIterator[None]:
-    """Subscribe to every publishing worker of the registry while the context is open."""
-    subscriptions = _Subscriptions(metrics)
+async def kv_event_subscriptions(
+    registry: WorkerRegistry, metrics_of: Callable[[Worker], Metrics]
+) -> AsyncIterator[None]:
+    """Subscribe to every publishing worker of the registry while the context is open.
+
+    Args:
+        registry: the workers.
+        metrics_of: returns the metrics of a worker's model.
+    """
+    subscriptions = _Subscriptions(metrics_of)
     for worker in registry.workers:
         subscriptions.subscribe(worker)
     registry.on_join, registry.on_leave = subscriptions.subscribe, subscriptions.unsubscribe
@@ -119,8 +126,8 @@ async def kv_event_subscriptions(registry: WorkerRegistry, metrics: Metrics) -> 
 class _Subscriptions:
     """One task and one ZeroMQ socket for each worker that publishes KV events."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics_of: Callable[[Worker], Metrics]) -> None:
+        self._metrics_of = metrics_of
         self._context: Any = None  # zmq.asyncio.Context, made for the first publisher
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -201,7 +208,7 @@ class _Subscriptions:
             )
             try:
                 socket.connect(address)
-                subscriber = KvEventSubscriber(worker, self._metrics)
+                subscriber = KvEventSubscriber(worker, self._metrics_of(worker))
                 while True:
                     subscriber.receive(await socket.recv_multipart())
                     await asyncio.sleep(0)  # recv_multipart does not yield if a message waits

@@ -13,7 +13,7 @@ import msgspec
 from eval.fake_worker.request import Script
 from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
-from router.workers.registry import WorkerRegistry
+from router.workers.group import ModelWorkers
 from router.workers.sglang import Handshake
 from router.workers.worker import Worker
 from tests.unit.fixtures import table_record
@@ -56,15 +56,14 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             pass  # each look is a round trip
 
 
-def registry_of(**counts: int) -> WorkerRegistry:
-    """So many workers of each role, which nobody has to reach."""
+def model_workers(**counts: int) -> ModelWorkers:
+    """So many workers of each role and one model, which nobody has to reach."""
     shake = Handshake("decode", ("m",), None, 16, 1, True, None, None)
-    workers = [
-        Worker(f"http://{role}{i}:1", Role[role.upper()], shake)
-        for role, count in counts.items()
-        for i in range(count)
-    ]
-    return WorkerRegistry(control=None, workers=workers)  # type: ignore[arg-type]
+    made = ModelWorkers()
+    for role, count in counts.items():
+        for i in range(count):
+            made.join(Worker(f"http://{role}{i}:1", Role[role.upper()], shake))
+    return made
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -52,3 +53,29 @@ async def test_it_serves_and_describes_itself(python: tuple[str, ...]) -> None:
                     assert await response.read()
             async with http.get(f"{url}/openapi.json") as response:
                 assert CHAT in (await response.json())["paths"]
+
+
+async def test_it_serves_two_models(python: tuple[str, ...], tmp_path: Path) -> None:
+    config = tmp_path / "router.toml"
+    config.write_text("[models.red]\n[models.blue]\n")
+    async with AsyncExitStack() as stack:
+        flags = ["--port", "0", "--policy", "full", "--config", str(config)]
+        decode = {}
+        for model in ("red", "blue"):
+            for role in ("prefill", "decode"):
+                engine = FakeWorker(role, answering(), model=model)
+                await stack.enter_async_context(engine.serving())
+                flags += [f"--{role}", engine.url]
+                decode[model] = engine
+        running = await stack.enter_async_context(router(*flags, command=python))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        url = await running.url()
+        for model, engine in decode.items():
+            for stream in (False, True):
+                body = CHAT_BODY | {"model": model, "stream": stream}
+                async with http.post(url + CHAT, json=body) as response:
+                    assert response.status == 200, await response.text()
+                    assert await response.read()
+            assert len(engine.legs) == 2
+        async with http.post(url + CHAT, json=CHAT_BODY | {"model": "green"}) as response:
+            assert response.status == 404

@@ -12,7 +12,7 @@ from ppd.contract import Role
 from ppd.decision import Route
 
 from .conftest import Cluster
-from .fixtures import registry_of
+from .fixtures import model_workers
 from .scripts import answering, failing
 
 APART = ("remote", "first_turn")
@@ -43,7 +43,7 @@ async def test_conversations_stay_with_the_kind_of_home_they_began_on(cluster: C
 
 @pytest.mark.parametrize(("prefill", "decode", "replica"), [(1, 1, 1), (1, 1, 2), (2, 1, 1)])
 def test_each_gpu_gets_its_share(prefill: int, decode: int, replica: int) -> None:
-    pool = registry_of(prefill=prefill, decode=decode, replica=replica)
+    pool = model_workers(prefill=prefill, decode=decode, replica=replica)
     began = [pool.opening(root) for root in roots(2000)]
     share = replica / (prefill + decode + replica)
     assert began.count(Route.REPLICA) == pytest.approx(2000 * share, abs=100)
@@ -51,7 +51,7 @@ def test_each_gpu_gets_its_share(prefill: int, decode: int, replica: int) -> Non
 
 
 def test_a_side_that_has_too_much_under_way_gets_no_more() -> None:
-    pool = registry_of(prefill=1, decode=1, replica=1)
+    pool = model_workers(prefill=1, decode=1, replica=1)
     busy = {Route.REPLICA: pool.of(Role.REPLICA)[0], Route.REMOTE: pool.of(Role.DECODE)[0]}
     for route, worker in busy.items():
         worker.in_flight = 20
@@ -60,9 +60,9 @@ def test_a_side_that_has_too_much_under_way_gets_no_more() -> None:
 
 
 def test_one_kind_alone_is_no_choice() -> None:
-    assert registry_of(prefill=1, decode=1).opening(b"root....") is None
-    assert registry_of(replica=2).opening(b"root....") is Route.REPLICA
-    assert registry_of(prefill=2, replica=1).opening(b"root....") is Route.REPLICA
+    assert model_workers(prefill=1, decode=1).opening(b"root....") is None
+    assert model_workers(replica=2).opening(b"root....") is Route.REPLICA
+    assert model_workers(prefill=2, replica=1).opening(b"root....") is Route.REPLICA
 
 
 async def test_a_lost_replica_leaves_its_conversations_to_the_others(cluster: Cluster) -> None:

@@ -10,30 +10,30 @@ from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 
 from .conftest import Cluster
-from .fixtures import registry_of
+from .fixtures import model_workers
 from .scripts import answering
 
 
 def test_conversations_are_spread_and_move_little_when_a_worker_leaves() -> None:
     roots = [random.Random(i).randbytes(16) for i in range(2000)]
-    registry = registry_of(decode=4)
-    before = [registry.place(Role.DECODE, None, root=root) for root in roots]
-    counts = [before.count(worker) for worker in registry.workers]
+    group = model_workers(decode=4)
+    before = [group.place(Role.DECODE, None, root=root) for root in roots]
+    counts = [before.count(worker) for worker in group.workers]
     assert min(counts) > 400
-    gone = registry.workers[1]
+    gone = group.workers[1]
     gone.draining = True
-    after = [registry.place(Role.DECODE, None, root=root) for root in roots]
+    after = [group.place(Role.DECODE, None, root=root) for root in roots]
     moved = sum(a is not b for a, b in zip(before, after, strict=True))
     assert moved == counts[1]
 
 
 def test_no_worker_gets_much_more_than_its_share_of_one_opening() -> None:
-    registry = registry_of(decode=4)
+    group = model_workers(decode=4)
     for _ in range(400):
-        worker = registry.place(Role.DECODE, None, root=b"the same hello..")
+        worker = group.place(Role.DECODE, None, root=b"the same hello..")
         assert worker is not None
         worker.in_flight += 1
-    assert max(w.in_flight for w in registry.workers) <= 1.25 * 100 + 1
+    assert max(w.in_flight for w in group.workers) <= 1.25 * 100 + 1
 
 
 @pytest.mark.parametrize("field", ["", "prompt_cache_key", "user"])

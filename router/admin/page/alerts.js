@@ -19,6 +19,10 @@ const bad = (text) => ({ bad: true, text });
 const warn = (text) => ({ bad: false, text });
 
 function roles(state) {
+  if (state.served.length) {
+    return state.served.flatMap(({ name, missing }) =>
+      missing.map((role) => bad(`No ${role} worker of ${name} is ready.`)));
+  }
   return state.roles
     .filter((role) => !state.workers.some((one) => one.role === role && one.ready))
     .map((role) => bad(`No ${role} worker is ready.`));
@@ -65,7 +69,9 @@ function traffic(state) {
       : null,
     fallbacks.no_table
       ? warn(
-          state.table === null
+          state.served.length
+            ? `${count(fallbacks.no_table)} of ${count(state.served.length)} models have no measured decision table: a threshold decides.`
+            : state.table === null
             ? "There is no decision table for the model: a threshold decides."
             : "No cell of the decision table was measured: a threshold decides.",
         )

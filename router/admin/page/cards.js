@@ -69,6 +69,7 @@ function card(worker) {
       el("span", { class: "id", title: worker.url }, worker.id),
       el("span", { class: "pill", title: STATES[state] }, state)),
     el("dl", {}, ...terms(!worker.alive ? [["in flight", count(worker.in_flight)]] : [
+      ["model", worker.model || null],
       ["in flight", count(worker.in_flight)],
       [decode ? "reserved" : "to prefill", tokens(worker.backlog_tokens)],
       ["running", decode && running !== null ? count(running) : null],

@@ -148,6 +148,7 @@ function decisionOf(decided, finished) {
       ["route", el("span", { class: `route ${route}` }, route)],
       ["reason", reason],
       ["became", became ? `${finished.route}, ${finished.reason}` : null],
+      ["model", decided.model ?? null],
       ["endpoint", decided.endpoint],
       ["tenant", decided.tenant],
       ["wanted", wanted],

@@ -14,6 +14,7 @@ import pytest
 from playwright.async_api import Browser, Error, Page, async_playwright, expect
 
 from eval.fake_worker.worker import FakeWorker
+from router.config.models import ModelOptions
 
 from ..conftest import Client, Cluster
 from ..fixtures import LATER, local_unless_long, workers, write_table
@@ -23,6 +24,7 @@ from ..workers.test_kv_events import kv_events_info
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _RESOURCE_ERROR = "Failed to load resource"  # Chromium's message for an error response
 
+ROLES = ("prefill", "decode")
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 
 
@@ -215,3 +217,20 @@ async def test_nothing_overflows_from_400_pixels_on(cluster: Cluster, browser: B
                 narrow = "box => box.scrollWidth <= box.clientWidth"
                 assert await recorded.page.locator(box).first.evaluate(narrow), (box, width)
         await recorded.page.close()
+
+
+async def test_several_models_are_named(cluster: Cluster, browser: Browser) -> None:
+    models = {"red": ModelOptions(), "blue": ModelOptions()}
+    engines = [FakeWorker(role, answering(), model=name) for name in models for role in ROLES]
+    async with cluster(*engines, models=models) as client:
+        await client.chat("hello", model="blue")
+        opened = await open_dashboard(browser, client)
+        page = opened.page
+        for engine in engines:
+            card = page.locator(f'[data-worker="127.0.0.1:{engine.port}"]')
+            await expect(card).to_contain_text(engine.model)
+        await page.locator("#decisions tbody tr button").first.click()
+        await expect(page.locator("#decisions .detail")).to_contain_text("blue")
+        engines[1].vanish()
+        await expect(page.locator("#alerts")).to_contain_text("No decode worker of red is ready.")
+        assert opened.messages == []

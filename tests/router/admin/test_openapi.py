@@ -23,15 +23,16 @@ from router.admin.openapi import document, routes_of
 from router.admin.peer_state import WorkerChanges
 from router.apis.front import PATHS
 from router.config.options import RouterConfig, Secrets
-from router.config.tables import make_policy
 from router.observability.journal import Journal, opened_by
 from router.peers import Peers
+from router.server.models import make_policies, tables_of
 from router.server.parts import make_parts
 from router.wire.client import Upstreams
 from router.workers.membership import Membership
+from router.workers.registry import WorkerRegistry
 
 from ..conftest import CHAT_BODY, Client, Cluster
-from ..fixtures import registry_of
+from ..fixtures import model_workers
 from ..scripts import answering
 
 # The router's own headers, in every generated answer.
@@ -42,9 +43,11 @@ ROUTE_HEADERS = {"X-PPD-Route", "X-PPD-Reason", "X-PPD-Turn"}
 async def applications() -> AsyncIterator[tuple[web.Application, web.Application]]:
     """The public and the operators' application of a router with every feature that adds routes."""
     config = RouterConfig(accept_workers=True)
-    registry = registry_of(prefill=1, decode=1)
+    registry = WorkerRegistry(control=None)  # type: ignore[arg-type]
+    for worker in model_workers(prefill=1, decode=1).workers:
+        registry.join(worker)
     peers = Peers(0, {}, "secret")
-    policy, table = make_policy(config, ("m",), "1P1D")
+    policies = make_policies(config, registry)
     upstreams = Upstreams(connect_s=1, answer_s=1, idle_s=1, reuse_s=1)
     membership = Membership(
         registry, roles=config.roles, token="", peers=peers, budget_s=1, clock=lambda: 0.0
@@ -52,10 +55,9 @@ async def applications() -> AsyncIterator[tuple[web.Application, web.Application
     async with aiohttp.ClientSession() as http:
         parts = make_parts(
             config,
-            policy,
-            table,
+            policies,
             registry,
-            Journal("", opened_by(config, table)),
+            Journal("", opened_by(config, tables_of(policies))),
             upstreams,
             Secrets.of(config),
             None,
@@ -65,9 +67,9 @@ async def applications() -> AsyncIterator[tuple[web.Application, web.Application
             WorkerChanges(),
         )
         kinds = (parts.passthrough, parts.stored_responses)
-        public = public_app(registry, parts.admin, *kinds, 1)
+        public = public_app(parts.catalog, parts.admin, *kinds, 1)
         operators = admin_app(
-            registry, parts.admin, parts.operations, *kinds, membership, "", peers, 1
+            parts.catalog, parts.admin, parts.operations, *kinds, membership, "", peers, 1
         )
         yield public, operators
         await upstreams.close()

@@ -112,7 +112,7 @@ async def test_a_closed_stderr_ends_no_request() -> None:
 async def test_the_end_of_the_decision_log_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    journal = Journal("/dev/full", opened_by(RouterConfig(), None))
+    journal = Journal("/dev/full", opened_by(RouterConfig(), {}))
     for at_s in range(3):
         journal.reset(Reset(float(at_s)))
     journal.close()

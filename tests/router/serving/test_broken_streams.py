@@ -30,7 +30,7 @@ from router.serving.context import RequestContext
 from tests.unit.test_attempts import BROKEN
 
 from ..conftest import Cluster
-from ..fixtures import registry_of
+from ..fixtures import model_workers
 from .test_resume import LOST, chunk, cut_off, scripted_workers
 
 
@@ -58,10 +58,10 @@ async def test_a_rest_that_does_not_stream_is_no_rest(cluster: Cluster) -> None:
 
 def context() -> tuple[RequestContext, list[Effect]]:
     """A remote turn that has been sent, and the effects that were noted for it."""
-    registry, noted = registry_of(prefill=1, decode=2), list[Effect]()
+    group, noted = model_workers(prefill=1, decode=2), list[Effect]()
     first = Decision(Route.REMOTE, Reason.FIRST_TURN)
     planned = PlannedTurn(None, None, first, 0, 0, None, True, None)
-    placement = Placement(registry, decode_fallback=False)
+    placement = Placement(group, decode_fallback=False)
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     one = RequestContext(
         number=1,

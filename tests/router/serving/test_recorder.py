@@ -25,23 +25,23 @@ from router.observability.journal import Journal, opened_by
 from router.observability.metrics import Metrics
 from router.serving.context import RequestContext
 from router.serving.recorder import RequestRecorder
-from router.workers.registry import WorkerRegistry
+from router.workers.group import ModelWorkers
 from router.workers.sglang import Usage
 from tests.unit.fixtures import FEATURES
 
-from ..fixtures import registry_of
+from ..fixtures import model_workers
 
 
 @pytest.mark.parametrize(("evicted", "learned"), [(0, True), (208, False)])
 def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, learned: bool) -> None:
     index = SessionIndex(capacity=9, ttl_s=9.0)
-    registry = registry_of(prefill=1, decode=1)
-    recorder = recorder_of(Metrics(), index, registry)
-    home = registry.of(Role.DECODE)[0]
+    group = model_workers(prefill=1, decode=1)
+    recorder = recorder_of(Metrics(), index, group)
+    home = group.of(Role.DECODE)[0]
     before = Turn(1, 1, home.identity, 900, 200, None, 0, 200.0)
     seen = replace(FEATURES, evicted_tokens=evicted)
     planned = PlannedTurn(Hit(before, b"", 9), seen, LOCAL, 0, 0, None, True, None)
-    context = context_of(planned, registry)
+    context = context_of(planned, group)
     context.attempts.start()
     context.deliver(Answered(streams=True))
     recorder.record_answer(
@@ -56,29 +56,29 @@ def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, lear
 LOCAL = Decision(Route.LOCAL, Reason.POLICY_FULL)
 
 
-def recorder_of(metrics: Metrics, index: SessionIndex, registry: WorkerRegistry) -> RequestRecorder:
+def recorder_of(metrics: Metrics, index: SessionIndex, group: ModelWorkers) -> RequestRecorder:
     forecast = Forecast()
     return RequestRecorder(
         index=index,
         planner=Planner(
             policy=static_policy("full"),
-            placement=Placement(registry, decode_fallback=False),
+            placement=Placement(group, decode_fallback=False),
             index=index,
             arrivals=ArrivalRate(),
             forecast=forecast,
             backlog=Backlog(),
         ),
         forecast=forecast,
-        journal=Journal("", opened_by(RouterConfig(), None)),
+        journal=Journal("", opened_by(RouterConfig(), {})),
         metrics=metrics,
         clock=lambda: 0.0,
         new_session=lambda: 1,
     )
 
 
-def context_of(planned: PlannedTurn, registry: WorkerRegistry) -> RequestContext:
+def context_of(planned: PlannedTurn, group: ModelWorkers) -> RequestContext:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
-    placement = Placement(registry, decode_fallback=False)
+    placement = Placement(group, decode_fallback=False)
     return RequestContext(
         inbound=parse(Endpoint.CHAT, body, "", Served(("m",))),
         number=1,
@@ -95,10 +95,10 @@ def context_of(planned: PlannedTurn, registry: WorkerRegistry) -> RequestContext
 
 
 def test_a_request_ends_once() -> None:
-    metrics, registry = Metrics(), registry_of(prefill=1, decode=1)
-    recorder = recorder_of(metrics, SessionIndex(capacity=1, ttl_s=1.0), registry)
+    metrics, group = Metrics(), model_workers(prefill=1, decode=1)
+    recorder = recorder_of(metrics, SessionIndex(capacity=1, ttl_s=1.0), group)
     first = Decision(Route.REMOTE, Reason.FIRST_TURN)
-    context = context_of(PlannedTurn(None, None, first, 0, 0, None, True, None), registry)
+    context = context_of(PlannedTurn(None, None, first, 0, 0, None, True, None), group)
     context.attempts.start()
     context.deliver(Answered(streams=True))
     context.deliver(StreamEnded())

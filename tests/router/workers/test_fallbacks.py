@@ -13,55 +13,55 @@ from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 from router.config.tables import is_empty, read_table
 from router.workers.fallbacks import Fallback, Fallbacks
-from router.workers.registry import WorkerRegistry
+from router.workers.group import ModelWorkers
 from router.workers.sglang import Publisher
 
 from ..conftest import Client, Cluster
-from ..fixtures import local_unless_long, registry_of, until, workers, write_table
+from ..fixtures import local_unless_long, model_workers, until, workers, write_table
 from ..scripts import answering
 
 
 def active(
-    registry: WorkerRegistry, policy: str = "full", decode_fallback: bool = True
+    group: ModelWorkers, policy: str = "full", decode_fallback: bool = True
 ) -> dict[str, int]:
-    fallbacks = Fallbacks(registry, decode_fallback=decode_fallback, kv_events=True)
+    fallbacks = Fallbacks(group, decode_fallback=decode_fallback, kv_events=True)
     return {name: count for name, count in fallbacks.counts(policy, None).items() if count}
 
 
 def test_a_complete_cluster_has_none() -> None:
-    assert active(registry_of(prefill=1, decode=2)) == {}
+    assert active(model_workers(prefill=1, decode=2)) == {}
 
 
 def test_without_a_prefill_worker_decode_workers_prefill() -> None:
-    registry = registry_of(prefill=1, decode=1)
-    registry.of(Role.PREFILL)[0].alive = False
-    assert active(registry) == {Fallback.DECODE_FALLBACK: 1}
-    assert active(registry, decode_fallback=False) == {}, "then requests are refused"
-    hybrid = registry_of(prefill=1, decode=1, replica=1)
+    group = model_workers(prefill=1, decode=1)
+    group.of(Role.PREFILL)[0].alive = False
+    assert active(group) == {Fallback.DECODE_FALLBACK: 1}
+    assert active(group, decode_fallback=False) == {}, "then requests are refused"
+    hybrid = model_workers(prefill=1, decode=1, replica=1)
     hybrid.of(Role.PREFILL)[0].alive = False
     assert active(hybrid) == {}, "the replica serves all"
 
 
 def test_plain_workers_are_counted_unless_the_policy_needs_no_plugin() -> None:
-    registry = registry_of(prefill=1, decode=3)
-    for worker in registry.of(Role.DECODE)[:2]:
+    group = model_workers(prefill=1, decode=3)
+    for worker in group.of(Role.DECODE)[:2]:
         worker.handshake = replace(worker.handshake, local_prefill=False)
-    assert active(registry) == {Fallback.UNPATCHED: 2}
-    assert active(registry, "pd", decode_fallback=False) == {}
+    assert active(group) == {Fallback.UNPATCHED: 2}
+    assert active(group, "pd", decode_fallback=False) == {}
 
 
 def test_kv_events_that_do_not_arrive() -> None:
-    registry = registry_of(prefill=1, decode=2)
-    one, two = registry.of(Role.DECODE)
+    group = model_workers(prefill=1, decode=2)
+    one, two = group.of(Role.DECODE)
     for worker in (one, two):
         worker.handshake = replace(worker.handshake, publisher=Publisher(1, "", 1))
     one.publishes, two.publishes = True, False
-    assert active(registry) == {Fallback.KV_EVENTS_STOPPED: 1}
+    assert active(group) == {Fallback.KV_EVENTS_STOPPED: 1}
     one.publishes = None  # the subscription has ended, as with a lower cache tier
-    assert active(registry) == {Fallback.KV_EVENTS_STOPPED: 2}
+    assert active(group) == {Fallback.KV_EVENTS_STOPPED: 2}
     two.alive = False
     one.handshake = replace(one.handshake, keeps_sessions=True)
-    assert active(registry) == {}
+    assert active(group) == {}
 
 
 def test_a_table_without_a_measured_cell_is_as_none(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_table_without_a_measured_cell_is_as_none(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(raw))
     assert is_empty(read_table(path))
     assert is_empty(None)
-    assert active(registry_of(prefill=1, decode=1), "ppd") == {Fallback.NO_TABLE: 1}
+    assert active(model_workers(prefill=1, decode=1), "ppd") == {Fallback.NO_TABLE: 1}
 
 
 async def fallback_is(client: Client, kind: Fallback, value: float) -> None:

@@ -11,15 +11,17 @@ import pytest
 from router.workers.registry import WorkerRegistry
 from router.workers.worker import Worker
 
-from ..fixtures import registry_of
+from ..fixtures import model_workers
 
 
 class FaultyRegistry(WorkerRegistry):
     """A registry whose health check of its first worker raises; it counts the checks."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
-        super().__init__(control=None, workers=workers)  # type: ignore[arg-type]
+        super().__init__(control=None)  # type: ignore[arg-type]
         self.checks: Counter[str] = Counter()
+        for worker in workers:
+            self.join(worker)
 
     async def check(self, worker: Worker) -> None:
         self.checks[worker.url] += 1
@@ -30,7 +32,7 @@ class FaultyRegistry(WorkerRegistry):
 async def test_a_health_check_that_raises_is_logged_and_all_checks_continue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool = FaultyRegistry(registry_of(prefill=1, decode=1).workers)
+    pool = FaultyRegistry(model_workers(prefill=1, decode=1).workers)
     faulty, sound = (worker.url for worker in pool.workers)
     probing = asyncio.create_task(pool.probe_forever(0.001))
     async with asyncio.timeout(10):

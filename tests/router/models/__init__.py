@@ -1,0 +1,1 @@
+"""Tests of several models behind one router."""
