@@ -81,11 +81,12 @@ def make_models(
         limits = config.admission_of(workers.name)
         admission = Admission(limits, workers.has_room, own, clock)
         workers.on_change = admission.admit_next
+        queued = backlog if sharing is None else sharing.load
         by_load = config.placement is PlacementRule.LOAD
         placement = Placement(
             workers,
             decode_fallback=config.decode_fallback,
-            chooser=ByLoad(workers, backlog) if by_load else None,
+            chooser=ByLoad(workers, queued) if by_load else None,
         )
         planner = Planner(
             policy=policy,
