@@ -113,7 +113,7 @@ class Sharing:
             self._status,
             metrics,
             load,
-            self._apply,
+            self.apply,
             clock,
         )
         self.drains = DrainSharing(registry, origin, self.publisher.publish_drain, wall_clock)
@@ -201,7 +201,13 @@ class Sharing:
         for problem in StoreProblem:
             self._metrics.problems.labels(problem).set(problem in present)
 
-    def _apply(self, batch: Batch, origin: bytes) -> None:
+    def apply(self, batch: Batch, origin: bytes) -> None:
+        """Apply the records of another router.
+
+        Args:
+            batch: the records.
+            origin: names the other router.
+        """
         now_s, merged, unserved = self._clock(), 0, 0
         if batch.loads is not None:
             self.load.read(origin, batch.loads, now_s)
@@ -211,9 +217,11 @@ class Sharing:
             if index is None:
                 unserved += 1
                 continue
-            merged += index.merge(
+            if not index.merge(
                 shared.digest, shared.anchor, turn, shared.finished_at_s, now_s, shared.after
-            )
+            ):
+                continue
+            merged += 1
             if followed:
                 self._served(followed, turn.session, turn.home, turn.prefill_worker)
         self._metrics.received.add("merged", more=merged)

@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
 from eval.fake_worker.worker import FakeWorker
 from eval.store_server import StoreServer
+from ppd.backlog import Backlog
+from ppd.contract import Role
+from ppd.evictions import Evictions
+from ppd.sessions import SessionIndex, Turn
+from ppd.shared_records import Batch, SharedTurn, decode
+from router.shared.metrics import SharedMetrics
+from router.shared.sharing import Sharing
+from router.shared.store import Store
+from router.workers.registry import WorkerRegistry
 
 from ..conftest import Client, Cluster
-from ..fixtures import serving, until
+from ..fixtures import model_workers, serving, until
 from ..scripts import answering
 from .conftest import shared
 
@@ -265,10 +275,42 @@ async def stream(server: StoreServer) -> list[Any]:
 
 
 async def until_written(server: StoreServer, records: int) -> None:
-    from ppd.shared_records import decode
-
     async def holds() -> bool:
         entries = await stream(server)
         return sum(len(decode(fields[b"b"], 0.0).turns) for _, fields in entries) >= records
 
     await until(holds)
+
+
+async def test_a_turn_of_another_router_is_no_longer_evicted(
+    cluster: Cluster, server: StoreServer
+) -> None:
+    """Its worker has served it again, which the events of evictions do not show."""
+    (home,) = model_workers(decode=1).of(Role.DECODE)
+    registry = WorkerRegistry(control=None)  # type: ignore[arg-type]
+    registry.join(home)
+    home.evictions = Evictions()
+    sharing = Sharing(
+        config=shared(server),
+        store=Store(shared(server), 60.0),
+        ttl_s=60.0,
+        registry=registry,
+        metrics=SharedMetrics(CollectorRegistry()),
+        clock=time.monotonic,
+        wall_clock=time.time,
+    )
+    sharing.serve("m", SessionIndex(capacity=10, ttl_s=60.0), Backlog())
+    now_s = time.monotonic()
+
+    def arrive(finished_at_s: float) -> int:
+        assert home.evictions is not None
+        home.evictions.stored(7, None, [1, 2], 16)
+        home.evictions.removed([1, 2])
+        turn = Turn(7, 1, home.identity, 32, 1, None, 0, 1.0)
+        shared_turn = SharedTurn(bytes(16), turn, finished_at_s=finished_at_s, model="m")
+        sharing.apply(Batch(turns=(shared_turn,)), b"another")
+        return home.evictions.lost(7)
+
+    assert arrive(now_s - 1.0) == 0
+    assert arrive(now_s - 2.0) == 32, "an older record is no news"
+    await sharing.close()
