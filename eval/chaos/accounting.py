@@ -143,17 +143,16 @@ def explain(reply: Reply, injections: Sequence[Injection], roles: Mapping[str, i
 def other_outcomes(reply: Reply, injections: Sequence[Injection]) -> Sequence[str]:
     """Return the outcomes that the router may have counted for a hang-up, besides the client's.
 
-    The hang-up may have reached the router together with the end of the answer. Then nothing that
-    the client has received shows which was first. That is so if it received ``[DONE]``, but not
-    HTTP's end behind it; and if a worker was disrupted just then, so that an error may have been
-    under way.
+    The hang-up may have reached the router when it had sent the end of the stream, which the client
+    then did not read. If a worker was disrupted just then, that end may have been an error.
     """
     if not reply.left or reply.whole:
         return ()
     if reply.dones:
         return (Outcome.DISCONNECTED,)
     near = any(_near(event, reply, _AFTER_S) for event in injections)
-    return (Outcome.WORKER_ERROR, Outcome.TRUNCATED) if near else ()
+    sent = (Outcome.OK,) if reply.streams else ()
+    return (*sent, Outcome.WORKER_ERROR, Outcome.TRUNCATED) if near else sent
 
 
 def recovery_delay_s(reply: Reply, injections: Sequence[Injection]) -> float:

@@ -9,6 +9,7 @@ combinatorial optimization", 1997). It is no optimum, but a bound that a policy 
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 from collections.abc import Callable
@@ -83,6 +84,7 @@ class Clairvoyant(Policy):
         for route in (Route.LOCAL, Route.REMOTE):
             reader, writer = os.pipe()
             if (fork := os.fork()) == 0:
+                gc.disable()  # it would copy all pages that parent and fork share
                 self._pipe, self._ends_ms = writer, self._now_ms() + self._horizon_ms
                 return route
             os.close(writer)

@@ -63,7 +63,7 @@ class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     machine: Machine
     shape: str = "1P_1pD"
-    horizon_s: float = 30.0
+    horizon_s: float = 3.0
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

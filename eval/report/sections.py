@@ -22,6 +22,7 @@ from .sources import (
     InterferenceRow,
     Source,
     WeightsRow,
+    newest,
     read_source,
 )
 
@@ -69,7 +70,8 @@ def _interference(folder: Path) -> Section:
     run = "ppd-eval bench interference --out results/interference.jsonl"
     source = read_source(folder, "interference.jsonl", InterferenceRow, run)
 
-    def make(of: Source) -> Content:
+    def make(whole: Source) -> Content:
+        of = newest(whole, "commit")
         rounds: dict[int, set[int]] = {}
         for row in of.rows:
             rounds.setdefault(row["context"], set()).add(row["round"])
@@ -92,7 +94,8 @@ def _weights(folder: Path) -> Section:
     run = "ppd-eval table weights eval/sweep/cpu-weights.toml --out results/weights-cpu.jsonl"
     source = read_source(folder, "weights-cpu.jsonl", WeightsRow, run)
 
-    def make(of: Source) -> Content:
+    def make(whole: Source) -> Content:
+        of = newest(whole, "commit")
         mixes: dict[str, dict[float, dict[str, float]]] = {}
         for row in of.rows:  # a weight that was measured twice: the newer row
             mixes.setdefault(row["mix"]["grid"], {})[row["w_ttft"]] = dict(row)

@@ -24,7 +24,7 @@ from ..raw_rows import append_whole
 from ..samples import Sample
 from ..sweep.config import Place, Run, SweepConfig, load_config, plan
 from ..sweep.rows import RunResult
-from ..table.build import write_table
+from ..table.build import lost, write_table
 from .machine import CHUNKING, Machine
 from .planned import simulated
 from .profile_costs import ProfileCosts
@@ -75,6 +75,9 @@ def run(options: argparse.Namespace) -> int:
 def sweep(config: SweepConfig, machine: Machine) -> Iterator[RunResult]:
     """Simulate every run of a sweep.
 
+    With ``adaptive`` a place is left out if the cluster cannot serve it on one of the routes. The
+    table fills its cell from those around.
+
     Raises:
         ConfigError: the machine has no such profile, or the sweep makes no table.
         OutsideProfileError: a step lies beyond twice the range of the profile.
@@ -84,10 +87,10 @@ def sweep(config: SweepConfig, machine: Machine) -> Iterator[RunResult]:
     for seed in config.seeds:
         for workload in config.workloads():
             for qps in (None, *range(len(config.axes.qps))):
-                for policy in config.policies:
-                    run = Run(Place(workload, qps), policy, seed)
-                    rows = _simulate(config, run, costs)
-                    yield _result(run, rows, machine)
+                runs = [Run(Place(workload, qps), policy, seed) for policy in config.policies]
+                results = [_result(run, _simulate(config, run, costs), machine) for run in runs]
+                if config.adaptive is None or not any(lost(result) for result in results):
+                    yield from results
 
 
 def rows_of(config: SweepConfig, results: list[RunResult]) -> Iterator[dict[str, object]]:

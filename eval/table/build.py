@@ -173,10 +173,15 @@ def _measured(
     )
 
 
+def lost(*runs: RunResult) -> int:
+    """Count the turns that failed or took another route; 0 if they are few."""
+    turns = sum(result.summary["failed"] + result.summary["strayed"] for result in runs)
+    return turns if turns > _MAX_LOST * sum(result.summary["turns"] for result in runs) else 0
+
+
 def _check_lost(runs: Sequence[RunResult], where: str) -> None:
-    lost = sum(result.summary["failed"] + result.summary["strayed"] for result in runs)
-    if lost > _MAX_LOST * sum(result.summary["turns"] for result in runs):
-        raise ConfigError(f"{where}: {lost} turns failed, or took another route")
+    if turns := lost(*runs):
+        raise ConfigError(f"{where}: {turns} turns failed, or took another route")
 
 
 def _statistic(runs: Sequence[RunResult], name: str, where: str) -> Statistic:

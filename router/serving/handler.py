@@ -293,8 +293,12 @@ class RequestHandler:
                     assert_never(effect)
                 effect = context.ready_effect() or await context.next_effect()
         except asyncio.CancelledError:
-            gone = _gone(request)
-            context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())
+            if relay is not None and relay.complete:  # the client has left behind the end
+                gone = Outcome.OK
+                context.take(StreamEnded(well=True))
+            else:
+                gone = _gone(request)
+                context.take(Stopping() if gone is Outcome.STOPPED else ClientGone())
             model.recorder.finished(context, gone)
             if relay is not None:
                 relay.close()

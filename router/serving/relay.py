@@ -136,6 +136,11 @@ class StreamRelay:
         request.connection.set_listener(self)
         self._leg.set_sink(self)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the client was sent the whole stream, its end included."""
+        return self._tail.done and not self._tail.failed
+
     # -- legs.Sink ------------------------------------------------------------------------
 
     def block(self, block: bytes) -> None:

@@ -91,12 +91,6 @@ def test_foresight_costs_no_more_than_the_best_static_policy(rows: Path, tmp_pat
     )
 
 
-def test_no_fork_is_left(rows: Path) -> None:
-    assert rows.exists()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-
-
 def test_full_transfer_moves_more(rows: Path) -> None:
     moved = {
         row["way"]: row["kv_bytes_moved"]

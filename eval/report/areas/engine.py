@@ -173,7 +173,7 @@ def plugin_cost(results: Results) -> Block:
 
 def interference(results: Results) -> Block:
     """Return TPOT of 16 running decodes while prefills run beside them, by context."""
-    rows = results.rows("interference.jsonl").where(batch=16)
+    rows = results.rows("interference.jsonl").newest().where(batch=16)
     cells = {
         (cell["context"], cell["prefills"], cell["kind"]): cell
         for cell in interference_rows.summarize([dict(row) for row in rows])

@@ -130,7 +130,7 @@ def claims(results: Results) -> Block:
 def cpu(results: Results) -> Block:
     """Return how far the simulator is from the sweep of a real CPU cluster."""
     rows = results.rows("simulate-cpu.jsonl")
-    run = rows.pick(lambda row: "cells" in row, "a summary")
+    run = rows.pick(lambda row: "cells" in row, "a summary").newest()
     last = run.rows[-1]
     table = []
     for part, name in (("quiet", "quiet (fitted)"), ("remote", "remote"), ("local", "local")):

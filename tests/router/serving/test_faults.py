@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from eval.fake_worker.request import Script
+from eval.fake_worker.request import Request, Script
 
 from ..conftest import Client, Cluster
 from ..scripts import answering, ending_early, failing, hanging, resetting, streaming_forever
@@ -119,3 +119,26 @@ async def test_a_client_that_hangs_up_in_mid_stream_reaches_the_decode_leg(
         response.close()
         await asyncio.wait_for(d.hung_up.wait(), 5.0)
         assert await in_flight(client, p, d) == 0
+
+
+async def test_a_client_that_leaves_behind_the_end_was_served(cluster: Cluster) -> None:
+    """Clients close at ``[DONE]``; the worker's connection may end a moment later."""
+
+    async def open_ended(request: Request) -> None:
+        await answering()(request)
+        await asyncio.Event().wait()
+
+    p, d = workers(answering(), open_ended)
+    async with cluster(p, d) as client, aiohttp.ClientSession() as http:
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": "hello"}],
+            "stream": True,
+        }
+        response = await http.post(f"{client.url}/v1/chat/completions", json=body)
+        await response.content.readuntil(b"[DONE]\n\n")
+        response.close()
+        await asyncio.wait_for(d.hung_up.wait(), 5.0)
+        assert await in_flight(client, p, d) == 0
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "ok"}
+        assert await client.metric("ppd_finished_total", **labels) == 1

@@ -1,0 +1,108 @@
+"""Every policy on simulated clusters at true lengths, and what a clairvoyant would win."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...compare import family
+from ...compare.config import BASE, FULL_TRANSFER, PPD
+from ..parts import Block, Table, block, change, percent, short
+from ..results import Results, Rows
+
+_WEIGHTS = "1:1"
+
+
+def _rows(results: Results) -> tuple[Rows, list[dict[str, Any]]]:
+    """Return the rows of the newest commit, and their verdicts, all together."""
+    rows = results.rows("payoff.jsonl").newest()
+    judgements = [copy.deepcopy(dict(row)) for row in rows]
+    family.correct(judgements)
+    return rows, judgements
+
+
+def traffic(results: Results) -> Block:
+    """Return what the traffic was, and TTFT of later turns by policy."""
+    rows, judgements = _rows(results)
+    table = []
+    for one in judgements:
+        ways = one["ways"]
+        names = (FULL_TRANSFER, BASE, "full", "threshold", f"{PPD} {_WEIGHTS}")
+        cells = (
+            f"{short(ways[n]['ttft_p50_ms'])} / {short(ways[n]['ttft_p90_ms'])}" for n in names
+        )
+        sizes = (f"{one['conversations']:,}", f"{one['later_turns']:,}")
+        table.append((one["trace"], _machine(one), *sizes, *cells))
+    head = ("traffic", "link", "conversations", "later turns", "full transfer", "delta transfer")
+    caption = "TTFT of later turns, p50 / p90, ms; conversations with a later turn, all windows"
+    return block(Table((*head, "`full`", "`threshold`", "`ppd`"), table, caption), made_of=[rows])
+
+
+def verdicts(results: Results) -> Block:
+    """Return what ``ppd`` and the clairvoyant cost beside the best static policy."""
+    rows, judgements = _rows(results)
+    table = []
+    for one in judgements:
+        (each,) = (v for v in one["verdicts"] if (v["at"], v["weights"]) == ("each", _WEIGHTS))
+        best = each["costs"][each["best_static"]]
+        counted = Counter(verdict["verdict"] for verdict in one["verdicts"])
+        table.append(
+            (
+                one["trace"],
+                _machine(one),
+                f"`{each['best_static']}` {best:.3f}",
+                f"{each['costs'][f'{PPD} {_WEIGHTS}']:.3f}",
+                f"{each['clairvoyant']:.3f}",
+                percent(1 - each["clairvoyant"] / best),
+                f"{counted['beats']}, {counted['ties']}, {counted['loses']}",
+                _kv(one["ways"]),
+            )
+        )
+    head = ("traffic", "link", "best static", "`ppd`", "clairvoyant", "to be won")
+    caption = (
+        "cost at even weights, mean over turns: delta transfer costs 2; wins, ties and losses of "
+        "`ppd` in nine comparisons; KV moved by `ppd` against delta transfer"
+    )
+    return block(
+        Table((*head, "wins, ties, losses", "KV"), table, caption),
+        _sums(judgements),
+        made_of=[rows],
+    )
+
+
+def _ttft(way: Mapping[str, Any]) -> str:
+    return f"{short(way['ttft_p50_ms'])} / {short(way['ttft_p90_ms'])}"
+
+
+def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
+    summary = family.summary(judgements)
+    share = summary["clairvoyant_share"]
+    line = (
+        f"{summary['comparisons']}",
+        f"{summary['wins']}",
+        f"{summary['ties']}",
+        f"{summary['losses']}",
+        percent(summary["clairvoyant_gain"] or 0.0),
+        "nothing to win" if share is None else percent(share),
+        summary["a_a_ties"],
+    )
+    head = ("comparisons", "wins", "ties", "losses", "clairvoyant's gain", "`ppd`'s share of it")
+    return Table((*head, "A/A ties"), [line], "all of them, after Holm's correction")
+
+
+def _machine(one: Mapping[str, Any]) -> str:
+    slower = "" if one["calibration_factor"] == 1 else f", x {one['calibration_factor']:g}"
+    return f"{one['link_gbps']:g} Gb/s{slower}"
+
+
+def _kv(ways: Mapping[str, Any]) -> str:
+    base = ways[BASE]["kv_mb_moved"]
+    return change(ways[f"{PPD} {_WEIGHTS}"]["kv_mb_moved"] / base) if base else "-"
+
+
+BLOCKS: dict[str, Callable[[Results], Block]] = {
+    "payoff-traffic": traffic,
+    "payoff-verdicts": verdicts,
+}
