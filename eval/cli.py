@@ -15,6 +15,7 @@ from . import (
     bench_decision,
     bench_hash,
     bench_placement,
+    bench_shared,
     check_load,
     demo,
     load,
@@ -75,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     _add_bench_decision(bench)
     bench_placement.add_to(bench)
     bench_cores.add_to(bench)
+    bench_shared.add_to(bench)
     bench_engine.add_to(bench)
     interference.add_to(bench)
     bench_speculation.add_to(bench)

@@ -6,12 +6,23 @@ decided at once see each other and cannot stampede to one worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class Backlog:
-    """Tokens in the prefill queues of all workers, by identity."""
+    """Tokens in the prefill queues of all workers, by identity.
+
+    Attributes:
+        on_change: called after each change; None: nothing is.
+    """
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] | None = None
         self._tokens: dict[str, int] = {}
+
+    def all(self) -> dict[str, int]:
+        """Return the tokens of all workers that have any."""
+        return dict(self._tokens)
 
     def of(self, worker: str) -> int:
         """Tokens in a worker's queue."""
@@ -21,6 +32,8 @@ class Backlog:
         """Reserve a turn's tokens."""
         assert tokens >= 0
         self._tokens[worker] = self.of(worker) + tokens
+        if self.on_change is not None:
+            self.on_change()
 
     def remove(self, worker: str, tokens: int) -> None:
         """Give back exactly what was added: the worker has answered, or never will."""
@@ -30,3 +43,5 @@ class Backlog:
             self._tokens[worker] = left
         else:
             self._tokens.pop(worker, None)
+        if self.on_change is not None:
+            self.on_change()

@@ -23,6 +23,7 @@ from xxhash import xxh3_64_intdigest
 from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.placement import MAX_LOAD, ClusterView, PlannedTurn, WorkerView
+from ppd.shared_load import SharedLoad
 
 MIN_SLACK = 256  # tokens; prefill workers whose costs differ by less are equal
 SLACK = 0.1  # share of the least cost, likewise
@@ -45,10 +46,10 @@ class ByLoad:
 
     Args:
         cluster: the workers.
-        backlog: the prefill queues of the workers.
+        backlog: the prefill queues of the workers, by the turns of this router or of several.
     """
 
-    def __init__(self, cluster: ClusterView, backlog: Backlog) -> None:
+    def __init__(self, cluster: ClusterView, backlog: Backlog | SharedLoad) -> None:
         self._cluster = cluster
         self._backlog = backlog
 

@@ -23,6 +23,7 @@ from ppd.prefix import PrefixChain
 from ppd.score import Objective
 from ppd.sessions import Hit, SessionIndex
 from ppd.shared import SharedPrefixes
+from ppd.shared_load import SharedLoad
 
 # What follows the known prefix is estimated from bytes. If it is so much less than the reply alone
 # was, the reply has not come back whole: clients leave reasoning out.
@@ -58,6 +59,7 @@ class Planner:
 
     Args:
         shared: prefixes that conversations share; None: none are followed.
+        loads: tokens of several routers; None: ``backlog`` has all there are.
 
     Attributes:
         policy: the one in force.
@@ -74,6 +76,7 @@ class Planner:
         forecast: Forecast,
         backlog: Backlog,
         shared: SharedPrefixes | None = None,
+        loads: SharedLoad | None = None,
     ) -> None:
         self.policy = policy
         self._since = 0  # the first request that it decides
@@ -84,6 +87,7 @@ class Planner:
         self._forecast = forecast
         self._backlog = backlog
         self._shared = shared
+        self._loads = loads
 
     def replace_policy(self, policy: Policy, since: int) -> None:
         """Decide by another policy from request number ``since`` on; it observes no earlier one."""
@@ -192,6 +196,9 @@ class Planner:
         new_tokens = max(1, new_tokens) + media_after
         dropped_tokens = 0 if home is None else home.evicted_tokens(turn.session)
         held_tokens = max(0, turn.kv_tokens - dropped_tokens)
+        queued, reserved = self._backlog.of, self._backlog.of(turn.home)
+        if self._loads is not None:
+            queued, reserved = self._loads.of, self._loads.claimed(turn.home, now_s)
         prefill_cached = 0
         if prefill is not None and prefill.identity == turn.prefill_worker:
             prefill_cached = max(0, turn.prefill_tokens - prefill.evicted_tokens(turn.session))
@@ -206,12 +213,12 @@ class Planner:
                 query.tenant, turn.usual_reply_tokens, query.max_reply_tokens
             ),
             prefill_cached_tokens=prefill_cached,
-            prefill_queue_tokens=0 if prefill is None else self._backlog.of(prefill.identity),
+            prefill_queue_tokens=0 if prefill is None else queued(prefill.identity),
             qps=self._arrivals.per_second(now_s) / max(1, self._cluster.decode_workers),
             home=self._state(home),
             page_size=1 if home is None else home.page_size,
             home_running=0 if home is None else home.running,
-            home_append_tokens=self._backlog.of(turn.home),
+            home_append_tokens=reserved,
             home_free_tokens=None if home is None else home.free_tokens,
             has_media=bool(query.media),
         )

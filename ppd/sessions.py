@@ -135,21 +135,64 @@ class SessionIndex:
             now_s: by a monotonic clock.
             after: digest of the turn that it continued (``Hit.digest``).
         """
-        digest = chain.end
         for entries in (self._newest, self._followed):
             while entries and next(iter(entries.values())).expires_at_s <= now_s:
                 self._remove(entries, next(iter(entries)))
+        self._put(chain.end, chain.anchor, turn, now_s + self._ttl_s, after)
+
+    def merge(
+        self,
+        digest: Digest,
+        anchor: Anchor | None,
+        turn: Turn,
+        finished_at_s: float,
+        now_s: float,
+        after: Digest | None = None,
+    ) -> bool:
+        """Record a request that another router has finished, unless a younger one is known.
+
+        The younger of two requests with the same input is the one that was finished or used last.
+        So the order in which requests arrive does not matter.
+
+        Args:
+            digest: of its input.
+            anchor: the end of its prompt, relative to the prompt's blocks.
+            turn: what is known of it.
+            finished_at_s: by this router's clock.
+            now_s: by the same clock.
+            after: digest of the turn that it continued.
+
+        Returns:
+            Whether it was recorded.
+        """
+        expires_at_s = min(finished_at_s, now_s) + self._ttl_s
+        if expires_at_s <= now_s:
+            return False
+        known = self._newest.get(digest) or self._followed.get(digest)
+        if known is not None and known.expires_at_s >= expires_at_s:
+            return False
+        self._put(digest, anchor, turn, expires_at_s, after)
+        return True
+
+    def _put(
+        self,
+        digest: Digest,
+        anchor: Anchor | None,
+        turn: Turn,
+        expires_at_s: float,
+        after: Digest | None,
+    ) -> None:
+        for entries in (self._newest, self._followed):
             if digest in entries:
                 self._remove(entries, digest)
         if after is not None and (followed := self._newest.pop(after, None)) is not None:
-            followed.expires_at_s = now_s + self._ttl_s
+            followed.expires_at_s = max(followed.expires_at_s, expires_at_s)
             self._followed[after] = followed
         while len(self) >= self._capacity:
             entries = self._followed or self._newest
             self._remove(entries, next(iter(entries)))
-        anchor = chain.anchor
         fields = msgspec.structs.astuple(turn)
-        self._newest[digest] = _Entry(*fields, anchor=anchor, expires_at_s=now_s + self._ttl_s)
+        self._newest[digest] = _Entry(*fields, anchor=anchor, expires_at_s=expires_at_s)
         if anchor is not None:
             tails = self._tails.setdefault(anchor.block, {})
             tails[anchor.tail_bytes] = tails.get(anchor.tail_bytes, 0) + 1

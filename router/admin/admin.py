@@ -23,6 +23,7 @@ from ..observability.journal import Journal
 from ..observability.metrics import Metrics
 from ..serving.handler import RequestHandler
 from ..serving.model import ServedModel
+from ..shared.sharing import Sharing
 from ..wire.access import carries_token
 from ..workers.fallbacks import Fallback
 from ..workers.registry import WorkerRegistry
@@ -52,6 +53,7 @@ class Admin:
         roles: that the policy requires workers for.
         models: that are served, by name.
         metrics: of the process, which are those of the model where there is one.
+        sharing: with other routers; None without it.
         token: that operators carry; "": none.
         stopping: the router will soon accept no further requests.
     """
@@ -64,6 +66,7 @@ class Admin:
     peer_loads: PeerLoads
     journal: Journal
     metrics: Metrics
+    sharing: Sharing | None
     token: str
     clock: Callable[[], float]
     stopping: bool = False
@@ -135,6 +138,8 @@ class Admin:
         now_s = self.clock()
         for model in self.models.values():
             update(model, self.fallbacks_of(model), now_s)
+        if self.sharing is not None:
+            self.sharing.show()
         return web.Response(
             body=exposition(self.models, self.metrics),
             headers={"Content-Type": CONTENT_TYPE_LATEST},

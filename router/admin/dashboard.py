@@ -122,6 +122,7 @@ class Dashboard:
             "known_turns": sum(len(model.index) for model in models),
             "waiting": sum(model.admission.waiting for model in models),
             "fallbacks": admin.active_fallbacks(),
+            "store_problems": sorted(admin.sharing.problems()) if admin.sharing else [],
             "kv_bytes_avoided": sum(avoided) if avoided else None,
             "workers": [self._worker(worker, now_s) for worker in admin.registry.workers],
             "window": {"covers_s": covered_s, **_counts(window)},

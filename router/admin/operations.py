@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import aiohttp
 import msgspec
@@ -35,11 +35,17 @@ class Operations:
         registry: the workers.
         roles: of the workers that the router's policy uses.
         changes: the changes so far, to which new ones are added.
+        share: called with a worker that was drained or resumed; None: nothing is shared.
     """
 
     def __init__(
-        self, registry: WorkerRegistry, roles: Collection[Role], changes: WorkerChanges
+        self,
+        registry: WorkerRegistry,
+        roles: Collection[Role],
+        changes: WorkerChanges,
+        share: Callable[[Worker], None] | None = None,
     ) -> None:
+        self._share = share
         self._registry = registry
         self._roles = roles
         self._changes = changes
@@ -117,6 +123,8 @@ class Operations:
         worker = self._worker_of(request)
         worker.draining = True
         self._changes.record_drained(worker)
+        if self._share is not None:
+            self._share(worker)
         logger.info("worker draining: %s %s", worker.role, worker.url)
         return _describe(worker)
 
@@ -125,6 +133,8 @@ class Operations:
         worker = self._worker_of(request)
         worker.draining = False
         self._changes.record_resumed(worker)
+        if self._share is not None:
+            self._share(worker)
         logger.info("worker resumed: %s %s", worker.role, worker.url)
         return _describe(worker)
 

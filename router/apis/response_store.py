@@ -23,6 +23,7 @@ from ppd.errors import RequestError, WorkerError
 
 from ..intake.keys import KeyRing
 from ..peers import PEER_HEADER, Peers
+from ..shared.responses import SharedResponses
 from ..wire.errors import describe
 from . import responses
 from .request_meter import RequestMeter
@@ -130,6 +131,12 @@ class ResponseStore:
             self._drop(tenant, name)
         return response
 
+    def forget(self, name: str) -> None:
+        """Remove a response, whose tenant is not known."""
+        for tenant, held in list(self._tenants.items()):
+            if name in held.by_name:
+                self._drop(tenant, name)
+
     def _drop(self, tenant: str, name: str) -> None:
         responses = self._tenants[tenant]
         _, response = responses.by_name.pop(name)
@@ -160,7 +167,7 @@ class ResponseStore:
 
 
 class StoredResponses:
-    """The responses of all processes on the port.
+    """The responses of all processes on the port, and of all routers that share them.
 
     Args:
         store: the responses of this process.
@@ -168,6 +175,7 @@ class StoredResponses:
         peers: the other processes; None if there are none.
         keys: returns the current keys.
         meter: charges and counts the requests of clients.
+        shared: the responses of all routers; None: they are not shared.
     """
 
     def __init__(
@@ -177,7 +185,9 @@ class StoredResponses:
         peers: Peers | None,
         keys: Callable[[], KeyRing],
         meter: RequestMeter,
+        shared: SharedResponses | None = None,
     ) -> None:
+        self._shared = shared
         self._store = store
         self._control = control
         self._peers = peers
@@ -193,6 +203,8 @@ class StoredResponses:
         """Store a response and the conversation that ends with it."""
         stored = StoredResponse(msgspec.json.encode(response), msgspec.json.encode(messages))
         self._store.put(tenant, name, stored)
+        if self._shared is not None:
+            self._shared.put(tenant, name, (stored.response, stored.messages))
 
     async def find(self, tenant: str, name: str, param: str) -> Messages:
         """The conversation that ends with a response.
@@ -212,7 +224,7 @@ class StoredResponses:
         return msgspec.json.decode(data, type=tuple[dict[str, Any], ...])
 
     async def _request(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
-        """Get or delete a response, here or at the process that holds it.
+        """Get or delete a response, here, at the process that holds it, or in the shared store.
 
         Args:
             method: ``GET`` or ``DELETE``.
@@ -229,6 +241,27 @@ class StoredResponses:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
+        shared = self._shared
+        if shared is None:
+            return await self._of_port(match, method, tenant, name, part)
+        try:
+            data = await self._of_port(match, method, tenant, name, part)
+        except WorkerError:
+            data = None  # the store has it, too
+        if data is None and (parts := await shared.get(tenant, name)) is not None:
+            data = _part(StoredResponse(*parts), part)
+        if data is not None and method == "DELETE":
+            shared.delete(tenant, name)
+        return data
+
+    async def _of_port(
+        self, match: re.Match[str], method: str, tenant: str, name: str, part: str
+    ) -> bytes | None:
+        """Get or delete a response that a process on the port holds.
+
+        Raises:
+            WorkerError: the process that may hold it does not answer.
+        """
         peers, number = self._peers, int(match[1], 16)
         if peers is None or number == peers.own or number not in peers.urls:
             return self._local(method, tenant, name, part)
@@ -255,7 +288,7 @@ class StoredResponses:
         response = (self._store.get if method == "GET" else self._store.pop)(tenant, name)
         if response is None:
             return None
-        return response.messages if part == "messages" else response.response
+        return _part(response, part)
 
     # -- for clients --------------------------------------------------------------------
 
@@ -297,6 +330,10 @@ class StoredResponses:
         query = request.query
         data = self._local(request.method, query["tenant"], query["name"], query["part"])
         return web.Response(status=404) if data is None else _json(data)
+
+
+def _part(response: StoredResponse, part: str) -> bytes:
+    return response.messages if part == "messages" else response.response
 
 
 def _not_found(name: str, param: str | None = None, code: str | None = None) -> RequestError:

@@ -35,6 +35,7 @@ from .ranges import (
     range_problems,
 )
 from .retrieval import RetrievalConfig
+from .shared import SharedConfig
 
 TABLE_POLICY = "ppd"
 
@@ -86,6 +87,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         retrieval: passages from a vector pool that are added to chats' new turns.
         answer_cache: answers stored for questions with the same meaning.
         gateway: a gRPC service that decides where a gateway sends requests.
+        shared: a store that several routers share.
         discovery_interval_s: interval of reading ``workers_file``, and of retrying workers that
             are to join or leave.
         heartbeat_budget_s: an announced worker is dropped after so long without an announcement.
@@ -159,6 +161,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     retrieval: RetrievalConfig | None = None
     answer_cache: AnswerCacheConfig | None = None
     gateway: GatewayConfig | None = None
+    shared: SharedConfig | None = None
     discovery_interval_s: Positive = 2.0
     heartbeat_budget_s: Positive = 10.0
     host: str = "127.0.0.1"
@@ -275,7 +278,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wrong.append(f"two workers on one URL: {url}")
         if self.kubernetes is not None:
             wrong += self.kubernetes.problems(self.all_roles)
-        for part in (self.retrieval, self.answer_cache, self.gateway):
+        for part in (self.retrieval, self.answer_cache, self.gateway, self.shared):
             if part is not None:
                 wrong += part.problems()
         return wrong

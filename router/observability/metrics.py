@@ -186,7 +186,8 @@ class Metrics:
         self.fallbacks = Gauge(
             "ppd_fallback",
             "Fallbacks in use, 0 if not: decode_fallback (no prefill worker is ready), no_table "
-            "(or one without a measured cell), unpatched_workers and kv_events_stopped (workers)",
+            "(or one without a measured cell), unpatched_workers and kv_events_stopped (workers), "
+            "not_shared (problems of the shared store)",
             ["kind"],
             registry=self.registry,
         )

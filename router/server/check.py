@@ -47,6 +47,11 @@ def _checks(config: RouterConfig) -> Iterator[Callable[[], object]]:
         yield lambda: _require("opentelemetry.sdk", "otlp_endpoint", "otel")
     if config.kubernetes is not None:
         yield lambda: _require("kubernetes_asyncio", "kubernetes", "k8s")
+    if (shared := config.shared) is not None:
+        yield lambda: _require("redis.asyncio", "shared", "shared")
+        yield lambda: shared.secret
+        if shared.responses:
+            yield shared.encryption_key
 
 
 def _require_writable(log: Path) -> None:

@@ -23,6 +23,7 @@ from ..observability.metrics import Metrics
 from ..serving.model import ServedModel
 from ..serving.recorder import RequestRecorder
 from ..serving.sending import Sender
+from ..shared.sharing import Sharing
 from ..wire.client import Upstreams
 from ..workers.fallbacks import Fallbacks
 from ..workers.group import ModelWorkers
@@ -53,6 +54,7 @@ def make_models(
     journal: Journal,
     upstreams: Upstreams,
     metrics: Metrics,
+    sharing: Sharing | None,
     clock: Callable[[], float],
 ) -> dict[str, ServedModel]:
     """Return the served models by name.
@@ -64,6 +66,7 @@ def make_models(
         journal: of decisions.
         upstreams: connections to workers.
         metrics: of the process, which are those of the model where there is one.
+        sharing: with other routers; None without it.
         clock: seconds, monotonic.
     """
     several = len(registry.models) > 1
@@ -74,14 +77,16 @@ def make_models(
         arrivals, backlog, forecast = ArrivalRate(), Backlog(), Forecast()
         capacity = max(1, config.session_capacity // len(registry.models))
         index = SessionIndex(capacity=capacity, ttl_s=config.session_ttl_s)
+        share = None if sharing is None else sharing.serve(workers.name, index, backlog)
         limits = config.admission_of(workers.name)
         admission = Admission(limits, workers.has_room, own, clock)
         workers.on_change = admission.admit_next
+        queued = backlog if sharing is None else sharing.load
         by_load = config.placement is PlacementRule.LOAD
         placement = Placement(
             workers,
             decode_fallback=config.decode_fallback,
-            chooser=ByLoad(workers, backlog) if by_load else None,
+            chooser=ByLoad(workers, queued) if by_load else None,
         )
         planner = Planner(
             policy=policy,
@@ -91,6 +96,7 @@ def make_models(
             forecast=forecast,
             backlog=backlog,
             shared=SharedPrefixes() if by_load else None,
+            loads=None if sharing is None else sharing.load,
         )
         health = WorkerHealth(registry, own)
         return ServedModel(
@@ -112,6 +118,7 @@ def make_models(
                 metrics=own,
                 clock=clock,
                 new_session=lambda: random.getrandbits(48),
+                share=share,
             ),
             metrics=own,
             fallbacks=Fallbacks(
@@ -119,6 +126,7 @@ def make_models(
                 decode_fallback=config.decode_fallback,
                 kv_events=config.kv_events,
                 shown=workers.name if several else "",
+                store_problems=lambda: 0 if sharing is None else len(sharing.problems()),
             ),
         )
 

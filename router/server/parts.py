@@ -43,10 +43,12 @@ from ..retrieval.retriever import PoolRetriever, Retriever
 from ..retrieval.stage import RetrievalStage
 from ..serving.handler import RequestHandler
 from ..serving.model import ServedModel
+from ..shared.sharing import Sharing
 from ..wire.client import Upstreams
 from ..workers.registry import WorkerRegistry
 from .models import Policies, make_models
 from .reload import Reloader
+from .sharing import make_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Parts:
         feedback: reports to the pool.
         answers: the answer cache.
         gateway: None without ``[gateway]``.
+        sharing: None without ``[shared]``.
     """
 
     catalog: Catalog
@@ -78,6 +81,7 @@ class Parts:
     feedback: Feedback | None
     answers: AnswerCache | None
     gateway: Routing | None
+    sharing: Sharing | None
 
 
 def make_parts(
@@ -110,7 +114,9 @@ def make_parts(
     """
     clock = time.monotonic
     metrics, keys = Metrics(), KeyRing(config.tenants, secrets.worker_api_key)
-    models = make_models(config, policies, registry, journal, upstreams, metrics, clock)
+    store = ResponseStore(config.responses_max_bytes, config.session_ttl_s, clock)
+    sharing = make_sharing(config, registry, metrics, store)
+    models = make_models(config, policies, registry, journal, upstreams, metrics, sharing, clock)
     catalog = Catalog(registry.models, config.encoders)
     handler = RequestHandler(
         parser=RequestParser(keys, Objectives(config), catalog),
@@ -132,6 +138,7 @@ def make_parts(
         peer_loads=PeerLoads(control, peers),
         journal=journal,
         metrics=metrics,
+        sharing=sharing,
         token=secrets.admin_token,
         clock=clock,
     )
@@ -147,8 +154,10 @@ def make_parts(
     encoders = {"": config.embedding, **config.encoders}
     meter = RequestMeter(handler.charge, handler.undecided)
     passthrough = Passthrough(client, catalog, encoders, lambda: handler.keys, meter)
-    store = ResponseStore(config.responses_max_bytes, config.session_ttl_s, clock)
-    stored_responses = StoredResponses(store, control, peers, lambda: handler.keys, meter)
+    responses = None if sharing is None else sharing.responses
+    stored_responses = StoredResponses(
+        store, control, peers, lambda: handler.keys, meter, responses
+    )
     retriever = retrieval = feedback = None
     if config.retrieval is not None:
         retriever = _retriever(config.retrieval, client)
@@ -170,7 +179,8 @@ def make_parts(
     front = Front(
         handler, stored_responses, retrieval, answers, secrets.admin_token, config.max_body_bytes
     )
-    operations = Operations(registry, config.all_roles, changes)
+    share = None if sharing is None else sharing.drains.changed
+    operations = Operations(registry, config.all_roles, changes, share)
     gateway = None
     if config.gateway is not None:
         gateway = Routing(
@@ -194,6 +204,7 @@ def make_parts(
         feedback,
         answers,
         gateway,
+        sharing,
     )
 
 

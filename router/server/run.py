@@ -10,9 +10,8 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import aiohttp
 
@@ -43,6 +42,8 @@ from .build import build
 from .listening import bind, serving, tls_of, url_of
 from .models import make_policies, tables_of
 from .parts import make_parts
+from .sharing import sharing
+from .tasks import background_task
 
 logger = logging.getLogger("ppd.router")
 
@@ -176,6 +177,8 @@ async def running(
             changes,
         )
         models = parts.admin.models
+        if parts.sharing is not None:
+            await stack.enter_async_context(sharing(parts.sharing))
         if config.kv_events:
 
             def metrics_of(worker: Worker) -> Metrics:
@@ -267,20 +270,3 @@ def _control(api_key: str, timeout_s: float) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
     )
-
-
-@asynccontextmanager
-async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run ``work`` as a task while the context is open."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(_log_bug)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def _log_bug(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("a bug of ours: %s has ended", task.get_coro(), exc_info=error)

@@ -47,6 +47,8 @@ def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> R
         ConfigError: the configuration is wrong.
     """
     config.check()
+    # By the shared store each process has the turns of all, and counts the tokens of all.
+    alone = 1 if config.shared is not None else count
     return msgspec.structs.replace(
         config,
         admin_port=first_port + index,
@@ -55,9 +57,9 @@ def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> R
         tenants={name: _tenant(tenant, count) for name, tenant in config.tenants.items()},
         admission=_admission(config.admission, count),
         models={name: _model(model, count) for name, model in config.models.items()},
-        append_budget_tokens=math.ceil(config.append_budget_tokens / count),
+        append_budget_tokens=math.ceil(config.append_budget_tokens / alone),
         responses_max_bytes=math.ceil(config.responses_max_bytes / count),
-        session_capacity=math.ceil(config.session_capacity / count),
+        session_capacity=math.ceil(config.session_capacity / alone),
         decision_log=f"{config.decision_log}.{index}" if config.decision_log else "",
     )
 

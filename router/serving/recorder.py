@@ -10,6 +10,7 @@ from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
 from ppd.outcome import Outcome
 from ppd.planning import Planner
+from ppd.prefix import Digest, PrefixChain
 from ppd.sessions import Hit, SessionIndex, Turn
 
 from ..observability.counting import HistogramChild
@@ -35,6 +36,8 @@ class RequestRecorder:
     Args:
         clock: seconds, monotonic.
         new_session: a fresh name for a conversation.
+        share: queues a finished turn for other routers: prefixes of its input, the turn, and the
+            digest of the turn that it continued; None: nothing is shared.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class RequestRecorder:
         metrics: Metrics,
         clock: Callable[[], float],
         new_session: Callable[[], int],
+        share: Callable[[PrefixChain, Turn, Digest | None], None] | None = None,
     ) -> None:
         self._index = index
         self._planner = planner
@@ -55,6 +59,7 @@ class RequestRecorder:
         self._metrics = metrics
         self._clock = clock
         self._new_session = new_session
+        self._share = share
 
     def session(self, hit: Hit | None) -> int:
         """The number of a request's conversation, a new one where it has none."""
@@ -113,7 +118,10 @@ class RequestRecorder:
             return
         now_s = self._clock()
         turn = self._turn(context, home, usage)
-        self._index.record(chain, turn, now_s, context.hit.digest if context.hit else None)
+        after = context.hit.digest if context.hit else None
+        self._index.record(chain, turn, now_s, after)
+        if self._share is not None:
+            self._share(chain, turn, after)
         for worker in (home, context.prefill):
             if isinstance(worker, Worker) and worker.evictions is not None:
                 worker.evictions.served(turn.session)

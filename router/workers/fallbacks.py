@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import StrEnum
 
 from ppd.contract import Role
@@ -32,24 +33,33 @@ class Fallback(StrEnum):
     NO_TABLE = "no_table"  # none, or one without a measured cell
     UNPATCHED = "unpatched_workers"
     KV_EVENTS_STOPPED = "kv_events_stopped"
+    NOT_SHARED = "not_shared"  # the shared store has a problem
 
 
 class Fallbacks:
     """Counts the fallbacks that are active.
 
-    The log has one line when each begins. Those of tables, plugins and KV events are written where
-    they are found; this class writes that of ``decode_fallback``.
+    The log has one line when each begins. Those of tables, plugins, KV events and the shared store
+    are written where they are found; this class writes that of ``decode_fallback``.
 
     Args:
         workers: of one model.
         shown: the model's name where there are several, else "".
         decode_fallback: without a prefill worker, decode workers prefill whole prompts.
         kv_events: the router subscribes to KV events.
+        store_problems: returns the number of problems of the shared store.
     """
 
     def __init__(
-        self, workers: ModelWorkers, *, decode_fallback: bool, kv_events: bool, shown: str = ""
+        self,
+        workers: ModelWorkers,
+        *,
+        decode_fallback: bool,
+        kv_events: bool,
+        shown: str = "",
+        store_problems: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._store_problems = store_problems
         self._workers = workers
         self._of = f", model {shown}" if shown else ""
         self._decode_fallback = decode_fallback
@@ -71,6 +81,7 @@ class Fallbacks:
             Fallback.NO_TABLE: int(policy == TABLE_POLICY and is_empty(table)),
             Fallback.UNPATCHED: needs_plugin * sum(not w.takes_appends for w in decode),
             Fallback.KV_EVENTS_STOPPED: sum(map(self.lacks_kv_events, workers)),
+            Fallback.NOT_SHARED: self._store_problems(),
         }
 
     @property

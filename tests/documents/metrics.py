@@ -11,6 +11,7 @@ from router.answer_cache.metrics import AnswerCacheMetrics
 from router.observability.metrics import Metrics
 from router.pool.metrics import PoolMetrics
 from router.retrieval.metrics import RetrievalMetrics
+from router.shared.metrics import SharedMetrics
 from sglang_patches.telemetry import Telemetry
 
 from .tables import code, sentence, table
@@ -40,11 +41,13 @@ def names() -> set[str]:
 
 def _sources() -> Iterator[tuple[str, str, CollectorRegistry]]:
     yield "The router", "`GET /metrics` of each process.", Metrics().registry
-    retrieval, cache, plugin = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    retrieval, cache, shared, plugin = (CollectorRegistry() for _ in range(4))
     RetrievalMetrics(retrieval)
     yield "Retrieval", "Beside the router's, with `[retrieval]` in its file.", retrieval
     AnswerCacheMetrics(cache)
     yield "The answer cache", "Beside the router's, with `[answer_cache]` in its file.", cache
+    SharedMetrics(shared)
+    yield "The shared store", "Beside the router's, with `[shared]` in its file.", shared
     Telemetry(_SGLANG_LABELS, plugin)
     where = "In SGLang's own `/metrics`, with `--enable-metrics` and with SGLang's labels."
     yield "The plugin", where, plugin

@@ -17,6 +17,7 @@ from ppd.contract import Role
 from ppd.errors import ConfigError
 from router.cli import make_parser as make_router_parser
 from router.config.options import Secrets
+from router.config.shared import KEY_VARIABLE, PASSWORD_VARIABLE
 from router.pool.cli import make_parser as make_pool_parser
 from router.workers.kubernetes import Pods
 from sglang_patches import settings
@@ -89,7 +90,18 @@ def test_tenants_get_the_digests_of_their_keys(tools: Tools, tmp_path: Path) -> 
 def test_the_secret_has_the_keys_that_variables_name(tools: Tools) -> None:
     documents = tools.render(MATRIX["secrets"])
     secret = named(documents, "Secret", "sglang-ppd")
-    assert secret["stringData"] == {"admin-token": "s3cret", "worker-api-key": "w0rker"}
+    assert secret["stringData"] == {
+        "admin-token": "s3cret",
+        "worker-api-key": "w0rker",
+        "shared-password": "st0re",
+        "shared-responses-key": "5a" * 32,
+    }
+    router = next(one for one in containers(documents) if "PPD_ADMIN_TOKEN" in variables(one))
+    for name, key in (
+        (PASSWORD_VARIABLE, "shared-password"),
+        (KEY_VARIABLE, "shared-responses-key"),
+    ):
+        assert variables(router)[name]["secretKeyRef"]["key"] == key
     for container in containers(documents):
         flags = arguments(container)
         if "--role" in flags:
@@ -159,7 +171,8 @@ def test_the_router_finds_workers_elsewhere(tools: Tools, tmp_path: Path) -> Non
 
 @every
 def test_variables_are_the_programs_own(documents: list[Document]) -> None:
-    routers = {f"PPD_{name.upper()}" for name in Secrets.__struct_fields__} | {"PPD_MILVUS_TOKEN"}
+    routers = {f"PPD_{name.upper()}" for name in Secrets.__struct_fields__}
+    routers |= {"PPD_MILVUS_TOKEN", PASSWORD_VARIABLE, KEY_VARIABLE}
     for container in containers(documents):
         names = {variable["name"] for variable in container.get("env", ())}
         ours = {name for name in names if name.startswith("PPD_")}

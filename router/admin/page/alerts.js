@@ -63,6 +63,9 @@ function traffic(state) {
     fallbacks.decode_fallback
       ? bad("Decode workers prefill whole prompts, for want of a prefill worker.")
       : null,
+    fallbacks.not_shared
+      ? warn(`The shared store fails: ${state.store_problems.join(", ")}. Turns of other routers may be remote.`)
+      : null,
     state.waiting ? warn(`${count(state.waiting)} requests wait for admission.`) : null,
     fallbacks.unpatched_workers && decode.length && !decode.some((one) => one.local_prefill)
       ? warn("No decode worker offers local prefill: all turns are remote.")

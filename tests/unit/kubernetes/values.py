@@ -58,6 +58,7 @@ _OPTIONS: Values = {
         },
     },
     "answer_cache": {"url": "http://pool:8100", "threshold": 0.9},
+    "shared": {"url": "rediss://valkey:6379/0", "username": "router", "responses": True},
 }
 
 
@@ -112,6 +113,8 @@ MATRIX: dict[str, Values] = {
         "secrets": {
             "adminToken": "s3cret",
             "workerApiKey": "w0rker",
+            "sharedPassword": "st0re",
+            "sharedResponsesKey": "5a" * 32,
             "protectWorkers": True,
             "tenantKeys": {"blue": ["sk-blue"], "red": ["sk-red", "sk-red-2"]},
         },

@@ -1,0 +1,1 @@
+"""State that routers share over a Valkey or Redis server."""
