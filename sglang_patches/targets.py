@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppd.errors import ConfigError
-from sglang_patches.engines import VERSIONS, Engine, engine
+from sglang_patches.engines import VERSIONS, Engine, engine, installed
 
 REPOSITORY = "https://github.com/sgl-project/sglang"
 
@@ -96,13 +96,11 @@ def register_all(hooks: Sequence[Hook]) -> None:
             registered.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sglang.version import __version__ as installed
 
     problems = [problem for hook in hooks if (problem := hook.problem(engine()))]
     if problems:
         raise ConfigError(
-            f"the hooks fit SGLang {VERSIONS}, not the installed {installed}: "
-            + "; ".join(problems)
+            f"the hooks fit SGLang {VERSIONS}, not {installed()}: " + "; ".join(problems)
         )
     for hook in hooks:
         HookRegistry.register(hook.path, hook.function, HookType(hook.kind))

@@ -58,11 +58,13 @@ class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         shape: in the simulator's notation, as ``1P_1pD``; its decode workers take local turns.
-        horizon_s: the clairvoyant counts turns that are decided so long after a decision.
+        clairvoyant: the weights of its clairvoyant ways, each of them one of the comparison's.
+        horizon_s: they count turns that are decided so long after a decision.
     """
 
     machine: Machine
     shape: str = "1P_1pD"
+    clairvoyant: tuple[Weights, ...] = (Weights(),)
     horizon_s: float = 3.0
 
 
@@ -122,7 +124,7 @@ def ways(config: Comparison) -> list[Way]:
     found += [Way(PPD, weights) for weights in config.weightings]
     if config.simulated is not None:
         found.append(Way(AGAIN))
-        found += [Way(CLAIRVOYANT, weights) for weights in config.weightings]
+        found += [Way(CLAIRVOYANT, weights) for weights in config.simulated.clairvoyant]
     return found
 
 
@@ -167,6 +169,8 @@ def _problems(config: Comparison) -> Iterator[str]:
             yield f"trace {trace.name}: every must be at least 1, and without poisson"
     if config.simulated is not None:
         yield from _simulated_problems(config.simulated)
+        if not set(config.simulated.clairvoyant) <= set(config.weightings):
+            yield "simulated.clairvoyant must name weights that are in weightings"
     yield from (problem for weighting in config.weightings if (problem := weighting.problem()))
 
 

@@ -69,7 +69,7 @@ def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def _gains(verdicts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    at = [verdict for verdict in verdicts if verdict["at"] == _CLAIRVOYANT_AT]
+    at = [one for one in verdicts if one["at"] == _CLAIRVOYANT_AT and "clairvoyant" in one]
     best = sum(verdict["costs"][verdict["best_static"]] for verdict in at)
     won = best - sum(verdict["clairvoyant"] for verdict in at)
     ours = -sum(verdict["difference"] for verdict in at)

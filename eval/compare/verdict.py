@@ -225,7 +225,8 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
             }
             if foreseen:
                 found["p"] = family.p_value(costs[mine] - costs[best], difference)
-                found["clairvoyant"] = round(cost(Way(CLAIRVOYANT, weights).name), 3)
+                if (foresight := Way(CLAIRVOYANT, weights).name) in every:
+                    found["clairvoyant"] = round(cost(foresight), 3)
                 again = costs_drawn(AGAIN) - costs_drawn(BASE)
                 found["p_again"] = family.p_value(cost(AGAIN) - cost(BASE), again)
             yield found

@@ -27,6 +27,7 @@ policies = ["replica", "pd-full", "pd", "full", "threshold"]
 weightings = [{ ttft = 1.0, tpot = 1.0 }, { ttft = 1.0, tpot = 3.0 }]
 [simulated]
 machine = { profile = "llama-3.1-8b-h100-tp1", link_gbps = 25 }
+clairvoyant = [{ ttft = 1.0, tpot = 1.0 }, { ttft = 1.0, tpot = 3.0 }]
 horizon_s = 5
 [[traces]]
 name = "busy"
@@ -144,6 +145,7 @@ def test_a_window_may_be_every_third_conversation(tmp_path: Path) -> None:
         ("horizon_s = 5", "horizon_s = 0", "horizon_s must be above 0"),
         ("horizon_s = 5", 'shape = "1P_1D"', "must have P and pD alone"),
         ("horizon_s = 5", 'shape = "2X"', "no such shape"),
+        ("clairvoyant = [{ ttft = 1.0", "clairvoyant = [{ ttft = 2.0", "that are in weightings"),
         ("qps = 3.0\npoisson = true", "qps = 3.0", "also needs poisson"),
         ("poisson = true", "poisson = true\nevery = 2", "every must be at least 1"),
     ],
