@@ -1,14 +1,16 @@
 """The exceptions that this project raises on purpose, as one tree.
 
 PpdError
-├── ConfigError      an option, an environment variable or a configuration file is wrong
-├── ContractError    a message between router and worker is malformed
-├── EngineError      a worker answered with an error, or not at all
-├── IndexFileError   a vector index, or what it is built from, cannot be read or written
-├── RequestError     a client's request is wrong (HTTP 4xx)
-│   └── Overloaded   the request may be retried later (HTTP 429)
-├── TableError       a decision table is malformed, or was measured with another model
-└── WorkerError      a worker is unreachable, or is not what the router needs
+├── ConfigError          an option, an environment variable or a configuration file is wrong
+├── ContractError        a message between router and worker is malformed
+├── EngineError          a worker answered with an error, or not at all
+├── ForeignFormatError   shared records have another format than this version reads
+├── IndexFileError       a vector index, or what it is built from, cannot be read or written
+├── MalformedBatchError  shared records cannot be decoded
+├── RequestError         a client's request is wrong (HTTP 4xx)
+│   └── Overloaded       the request may be retried later (HTTP 429)
+├── TableError           a decision table is malformed, or was measured with another model
+└── WorkerError          a worker is unreachable, or is not what the router needs
 
 ``ppd`` and ``sglang_patches`` define no other exception. Packages above them derive theirs from
 these classes.
@@ -65,8 +67,24 @@ class EngineError(PpdError):
         return Outcome.REJECTED if 400 <= self.status < 500 else Outcome.WORKER_ERROR
 
 
+class ForeignFormatError(PpdError):
+    """Records of another router have another format than this version reads.
+
+    Attributes:
+        found: the number of their format.
+    """
+
+    def __init__(self, found: int, known: int) -> None:
+        super().__init__(f"records of format {found}; this version reads format {known}")
+        self.found = found
+
+
 class IndexFileError(PpdError):
     """A vector index, or what it is built from, cannot be read, written or loaded."""
+
+
+class MalformedBatchError(PpdError):
+    """Records of a shared store cannot be decoded."""
 
 
 class RequestError(PpdError):

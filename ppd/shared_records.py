@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from ppd.errors import PpdError
+from ppd.errors import ForeignFormatError, MalformedBatchError
 from ppd.prefix import Anchor, Digest
 from ppd.sessions import Turn
 
@@ -22,22 +22,6 @@ _MAX_SESSION = 2**48
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_COUNT)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-
-
-class ForeignFormatError(PpdError):
-    """A batch has another format than this version of the router reads.
-
-    Attributes:
-        found: the number of its format.
-    """
-
-    def __init__(self, found: int) -> None:
-        super().__init__(f"records of format {found}; this version reads format {FORMAT}")
-        self.found = found
-
-
-class MalformedBatchError(PpdError):
-    """A batch cannot be decoded."""
 
 
 class SharedTurn(msgspec.Struct, frozen=True, gc=False):
@@ -185,7 +169,7 @@ def decode(data: bytes, written_at_s: float) -> Batch:
     if not data:
         raise MalformedBatchError("an empty batch")
     if data[0] != FORMAT:
-        raise ForeignFormatError(data[0])
+        raise ForeignFormatError(data[0], FORMAT)
     try:
         wire = msgspec.msgpack.decode(memoryview(data)[1:], type=_WireBatch)
         # All turns of an index share the one string of a worker.

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ppd.errors import ForeignFormatError, MalformedBatchError
 from ppd.shared_load import SharedLoad, entry_id
-from ppd.shared_records import Batch, ForeignFormatError, MalformedBatchError, decode
+from ppd.shared_records import Batch, decode
 
 from .clock import StoreClock
 from .metrics import SharedMetrics

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.errors import ForeignFormatError, MalformedBatchError
 from ppd.prefix import Anchor, hash_messages
 from ppd.sessions import SessionIndex, Turn
 from ppd.shared_drains import SharedDrains, later
@@ -16,9 +17,7 @@ from ppd.shared_records import (
     FORMAT,
     Batch,
     DrainRecord,
-    ForeignFormatError,
     LoadRecord,
-    MalformedBatchError,
     SharedTurn,
     decode,
     encode,
