@@ -1,0 +1,59 @@
+"""An interpreter that has imported SGLang, for reproductions with and without the plugin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.engine.interpreter import Interpreter, interpreter_with
+
+_PRELUDE = """
+from sglang_patches.cpu import stand_ins
+stand_ins.install()
+import warnings
+warnings.simplefilter("ignore")
+import sglang.srt.managers.scheduler
+import sglang.srt.managers.tokenizer_manager
+import sglang.srt.disaggregation.mooncake.conn
+"""
+_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "MC_FORCE_TCP": "true",
+    "MOONCAKE_PROTOCOL": "tcp",
+    "OMP_NUM_THREADS": "1",
+    "PPD_ENABLE": "0",
+}
+
+Reproduction = Callable[..., dict[str, Any]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder as tests of the engine."""
+    for item in items:
+        if "tests/upstream/" in item.path.as_posix():
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    """An interpreter that has imported SGLang, without the plugin's hooks."""
+    folder = tmp_path_factory.mktemp("upstream")
+    with interpreter_with(_PRELUDE, folder, **_ENVIRONMENT) as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(scope="session")
+def outcome_of(sglang: Interpreter) -> Reproduction:
+    """Run a reproduction by its module's name, and return what it reports."""
+
+    def run(name: str, **environment: str) -> dict[str, Any]:
+        result = sglang.run(f"from tests.upstream.faults import {name}; {name}.main()", **environment)
+        outcomes = [line for line in result.stdout.splitlines() if line.startswith('{"outcome"')]
+        assert len(outcomes) == 1, result.stdout + result.stderr
+        outcome: dict[str, Any] = json.loads(outcomes[0])["outcome"]
+        return outcome
+
+    return run
