@@ -10,7 +10,10 @@ import pytest
 
 from tests.engine.interpreter import Interpreter, interpreter_with
 
+# A scheduler that fails kills its parent process, which is the interpreter here.
 _PRELUDE = """
+import signal
+signal.signal(signal.SIGQUIT, signal.SIG_IGN)
 from sglang_patches.cpu import stand_ins
 stand_ins.install()
 import warnings

@@ -26,15 +26,19 @@ _DECODE = (
 )
 
 
-def with_scheduler(reproduce: Callable[[Any], None], *flags: str, decode: bool = True) -> None:
+def with_scheduler(
+    reproduce: Callable[[Any], None], *flags: str, decode: bool = True, dp_rank: int | None = None
+) -> None:
     """Build a scheduler as SGLang's own process does, and call ``reproduce`` as its event loop.
 
-    SGLang loads its plugins first. With ``PPD_ENABLE=1`` the hooks are applied.
+    SGLang loads its plugins first. With ``PPD_ENABLE=1`` the hooks are applied. An exception that
+    reaches the event loop is reported. As in a server, SGLang logs it and kills the parent process.
 
     Args:
         reproduce: gets the scheduler.
         flags: added to those of a small server on a CPU.
-        decode: a decode server; else one without disaggregation.
+        decode: a decode server; else one without disaggregation, if ``flags`` name none.
+        dp_rank: the rank of data parallelism.
     """
     from sglang.srt.managers import scheduler as module
     from sglang.srt.server_args import PortArgs, prepare_server_args
@@ -42,20 +46,30 @@ def with_scheduler(reproduce: Callable[[Any], None], *flags: str, decode: bool =
     model = str(tiny_model.ensure())
     role = _DECODE if decode else ()
     server_args = prepare_server_args(["--model-path", model, *_FLAGS, *role, *flags])
-    setattr(module.Scheduler, "run_event_loop", reproduce)  # noqa: B010 (mypy: a method)
+
+    def run_event_loop(scheduler: Any) -> None:
+        try:
+            reproduce(scheduler)
+        except Exception as error:
+            report(ended_by=type(error).__name__)
+            raise
+
+    setattr(module.Scheduler, "run_event_loop", run_event_loop)  # noqa: B010 (mypy: a method)
     receiver, sender = Pipe(duplex=False)
     with receiver, sender:
         module.run_scheduler_process(
-            server_args, PortArgs.init_new(server_args), 0, 0, 0, None, sender
+            server_args, PortArgs.init_new(server_args), 0, 0, 0, dp_rank, sender
         )
 
 
-def request(rid: str, ids: list[int], new_tokens: int, **fields: Any) -> Any:
+def request(
+    rid: str, ids: list[int], new_tokens: int, params: Any = None, **fields: Any
+) -> Any:
     """A request of token ids as the tokenizer process sends it, decoded greedily to its limit."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens)
+    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, **params or {})
     sampling.normalize(None)
     given: dict[str, Any] = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 1, "bootstrap_room": 1}
     return TokenizedGenerateReqInput(
