@@ -18,11 +18,12 @@ from eval import tiny_model
 _FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
     *("--sampling-backend", "pytorch", "--max-running-requests", "8", "--disable-overlap-schedule"),
-    *("--skip-tokenizer-init", "--host", "127.0.0.1", "--log-level", "warning"),
+    *("--host", "127.0.0.1", "--log-level", "warning", "--chunked-prefill-size", "512"),
+    *("--max-total-tokens", "2000"),
 )
 _DECODE = (
     *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake"),
-    *("--disaggregation-decode-enable-radix-cache", "--chunked-prefill-size", "512"),
+    *("--disaggregation-decode-enable-radix-cache"),
 )
 
 
@@ -63,29 +64,31 @@ def with_scheduler(
 
 
 def request(
-    rid: str, ids: list[int], new_tokens: int, params: Any = None, **fields: Any
+    rid: str, ids: list[int], new_tokens: int, **fields: Any
 ) -> Any:
     """A request of token ids as the tokenizer process sends it, decoded greedily to its limit."""
+    from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, **params or {})
+    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens)
     sampling.normalize(None)
-    given: dict[str, Any] = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 1, "bootstrap_room": 1}
+    given = {
+        "input_text": "",
+        "input_embeds": None,
+        "mm_inputs": None,
+        "token_type_ids": None,
+        "return_logprob": False,
+        "logprob_start_len": -1,
+        "top_logprobs_num": 0,
+        "token_ids_logprob": None,
+        "stream": True,
+        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
+        "bootstrap_port": 1,
+        "bootstrap_room": 1,
+    }
     return TokenizedGenerateReqInput(
-        rid=rid,
-        input_text="",
-        input_ids=array("q", ids),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=sampling,
-        return_logprob=False,
-        logprob_start_len=-1,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=True,
-        **given | fields,
+        rid=rid, input_ids=array("q", ids), sampling_params=sampling, **given | fields
     )
 
 

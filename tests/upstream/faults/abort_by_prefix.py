@@ -25,4 +25,4 @@ def reproduce(scheduler: Any) -> None:
 
 def main() -> None:
     """Run the reproduction."""
-    with_scheduler(reproduce, "--max-total-tokens", "2000")
+    with_scheduler(reproduce)

@@ -6,6 +6,7 @@ compares that with its rank of DP attention, which is 0 on both.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tests.upstream.in_process import report, request, with_scheduler
@@ -29,6 +30,8 @@ def reproduce(scheduler: Any) -> None:
 def main() -> None:
     """Run the reproduction."""
     from sglang.srt.utils.network import get_free_port
+
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # else each rank needs a NUMA node
 
     port = str(get_free_port())
     flags = ("--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake")

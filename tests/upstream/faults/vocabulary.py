@@ -13,16 +13,15 @@ from tests.upstream.in_process import monolithic_step, report, request, with_sch
 
 def reproduce(scheduler: Any, name: str) -> None:
     """Send a request with a number outside the vocabulary, as the tokenizer process would."""
-    size, ordinary = scheduler.model_config.vocab_size, list(range(10, 30))
-    logprobs: dict[str, Any] = {}
-    ids, sampling = ordinary, {}
+    size, ids = scheduler.model_config.vocab_size, list(range(10, 30))
+    fields: dict[str, Any] = {}
     if name == "input_ids":
-        ids = [*ordinary, size + 1000]  # the embedding has some more rows than ids
+        ids = [*ids, size + 1000]  # the embedding has some more rows than there are ids
     elif name == "top_logprobs_num":
-        logprobs = {"return_logprob": True, "top_logprobs_num": size + 1}
-    else:
-        sampling = {"stop_token_ids": [size], "min_new_tokens": 2}
-    sent = request(name, ids, 4, sampling, **logprobs)
+        fields = {"return_logprob": True, "top_logprobs_num": size + 1}
+    sent = request(name, ids, 4, **fields)
+    if name == "stop_token_ids":
+        sent.sampling_params.stop_token_ids, sent.sampling_params.min_new_tokens = {size}, 2
     sent.sampling_params.verify(size)  # all that the tokenizer process checks
     scheduler.handle_generate_request(sent)
     while monolithic_step(scheduler):
@@ -32,5 +31,4 @@ def reproduce(scheduler: Any, name: str) -> None:
 
 def main(name: str = "input_ids") -> None:
     """Run the reproduction for one field."""
-    flags = ("--max-total-tokens", "2000", "--chunked-prefill-size", "512")
-    with_scheduler(lambda scheduler: reproduce(scheduler, name), *flags, decode=False)
+    with_scheduler(lambda scheduler: reproduce(scheduler, name), decode=False)
