@@ -53,7 +53,9 @@ def outcome_of(sglang: Interpreter) -> Reproduction:
     """Run a reproduction by its module's name, and return what it reports."""
 
     def run(name: str, **environment: str) -> dict[str, Any]:
-        result = sglang.run(f"from tests.upstream.faults import {name}; {name}.main()", **environment)
+        result = sglang.run(
+            f"from tests.upstream.faults import {name}; {name}.main()", **environment
+        )
         outcomes = [line for line in result.stdout.splitlines() if line.startswith('{"outcome"')]
         assert len(outcomes) == 1, result.stdout + result.stderr
         outcome: dict[str, Any] = json.loads(outcomes[0])["outcome"]

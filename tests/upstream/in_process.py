@@ -17,18 +17,22 @@ from eval import tiny_model
 
 _FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
-    *("--sampling-backend", "pytorch", "--max-running-requests", "8", "--disable-overlap-schedule"),
+    *("--sampling-backend", "pytorch", "--max-running-requests", "8"),
     *("--host", "127.0.0.1", "--log-level", "warning", "--chunked-prefill-size", "512"),
     *("--max-total-tokens", "2000"),
 )
 _DECODE = (
     *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake"),
-    *("--disaggregation-decode-enable-radix-cache"),
+    "--disaggregation-decode-enable-radix-cache",
 )
 
 
 def with_scheduler(
-    reproduce: Callable[[Any], None], *flags: str, decode: bool = True, dp_rank: int | None = None
+    reproduce: Callable[[Any], None],
+    *flags: str,
+    decode: bool = True,
+    dp_rank: int | None = None,
+    overlap: bool = False,
 ) -> None:
     """Build a scheduler as SGLang's own process does, and call ``reproduce`` as its event loop.
 
@@ -40,12 +44,13 @@ def with_scheduler(
         flags: added to those of a small server on a CPU.
         decode: a decode server; else one without disaggregation, if ``flags`` name none.
         dp_rank: the rank of data parallelism.
+        overlap: whether scheduling overlaps with forwards.
     """
     from sglang.srt.managers import scheduler as module
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
     model = str(tiny_model.ensure())
-    role = _DECODE if decode else ()
+    role = (*(_DECODE if decode else ()), *(() if overlap else ("--disable-overlap-schedule",)))
     server_args = prepare_server_args(["--model-path", model, *_FLAGS, *role, *flags])
 
     def run_event_loop(scheduler: Any) -> None:
@@ -63,9 +68,7 @@ def with_scheduler(
         )
 
 
-def request(
-    rid: str, ids: list[int], new_tokens: int, **fields: Any
-) -> Any:
+def request(rid: str, ids: list[int], new_tokens: int, **fields: Any) -> Any:
     """A request of token ids as the tokenizer process sends it, decoded greedily to its limit."""
     from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput

@@ -19,7 +19,9 @@ def reproduce(scheduler: Any) -> None:
     queue = scheduler.disagg_prefill_bootstrap_queue
     refused = []
     for room in (3, 2):
-        sent = request(str(room), list(range(10, 40)), 4, bootstrap_host="127.0.0.1", bootstrap_room=room)
+        sent = request(
+            str(room), list(range(10, 40)), 4, bootstrap_host="127.0.0.1", bootstrap_room=room
+        )
         scheduler.handle_generate_request(sent)
         status = queue.kv_manager.check_status(room)
         if status == KVPoll.Failed:
@@ -35,4 +37,13 @@ def main() -> None:
 
     port = str(get_free_port())
     flags = ("--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake")
-    with_scheduler(reproduce, *flags, "--disaggregation-bootstrap-port", port, "--dp-size", "2", decode=False, dp_rank=1)
+    with_scheduler(
+        reproduce,
+        *flags,
+        "--disaggregation-bootstrap-port",
+        port,
+        "--dp-size",
+        "2",
+        decode=False,
+        dp_rank=1,
+    )

@@ -69,4 +69,9 @@ def main() -> None:
     result, arrived = send()
     transfer.install()
     bounded, bounded_arrived = send()
-    report(failed=bool(result), arrived=arrived, bounded_failed=bool(bounded), bounded_arrived=bounded_arrived)
+    report(
+        failed=bool(result),
+        arrived=arrived,
+        bounded_failed=bool(bounded),
+        bounded_arrived=bounded_arrived,
+    )

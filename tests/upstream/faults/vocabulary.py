@@ -21,7 +21,8 @@ def reproduce(scheduler: Any, name: str) -> None:
         fields = {"return_logprob": True, "top_logprobs_num": size + 1}
     sent = request(name, ids, 4, **fields)
     if name == "stop_token_ids":
-        sent.sampling_params.stop_token_ids, sent.sampling_params.min_new_tokens = {size}, 2
+        sent.sampling_params.stop_token_ids = {size + 1000}
+        sent.sampling_params.min_new_tokens = 2
     sent.sampling_params.verify(size)  # all that the tokenizer process checks
     scheduler.handle_generate_request(sent)
     while monolithic_step(scheduler):
