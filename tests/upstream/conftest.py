@@ -49,13 +49,19 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
 
 
 @pytest.fixture(scope="session")
-def outcome_of(sglang: Interpreter) -> Reproduction:
-    """Run a reproduction by its module's name, and return what it reports."""
+def version(sglang: Interpreter) -> str:
+    """The version of SGLang."""
+    printed = sglang.run("from sglang.version import __version__; print(__version__)").stdout
+    return printed.strip()
 
-    def run(name: str, **environment: str) -> dict[str, Any]:
-        result = sglang.run(
-            f"from tests.upstream.faults import {name}; {name}.main()", **environment
-        )
+
+@pytest.fixture(scope="session")
+def outcome_of(sglang: Interpreter) -> Reproduction:
+    """Run a reproduction by its module's name and arguments, and return what it reports."""
+
+    def run(name: str, *arguments: str, **environment: str) -> dict[str, Any]:
+        call = f"{name}.main({', '.join(map(repr, arguments))})"
+        result = sglang.run(f"from tests.upstream.faults import {name}; {call}", **environment)
         outcomes = [line for line in result.stdout.splitlines() if line.startswith('{"outcome"')]
         assert len(outcomes) == 1, result.stdout + result.stderr
         outcome: dict[str, Any] = json.loads(outcomes[0])["outcome"]

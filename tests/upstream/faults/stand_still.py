@@ -1,8 +1,8 @@
 """A decode server stands still for ever: a retracted request has no room, a transfer holds it.
 
 ``process_decode_queue`` takes up no transfer while a retracted request waits for room. Here two
-requests decode in a pool of 750 tokens. The KV of a third one, of 300 tokens, is on its way. The two
-fill the pool, and one of them is retracted. The other one ends. Then the transfer ends too.
+requests decode in a pool of 750 tokens. The KV of a third one, of 300 tokens, is on its way. Those
+two fill the pool, and one of them is retracted. The other one ends. Then the transfer ends too.
 """
 
 from __future__ import annotations
