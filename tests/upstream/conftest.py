@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,31 +42,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
 
 
-@pytest.fixture(scope="session")
-def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
-    """An interpreter that has imported SGLang, without the plugin's hooks."""
-    folder = tmp_path_factory.mktemp("upstream")
-    with interpreter_with(_PRELUDE, folder, **_ENVIRONMENT) as interpreter:
-        yield interpreter
+@contextmanager
+def reproducing(folder: Path, **environment: str) -> Iterator[tuple[Interpreter, Reproduction]]:
+    """Give an interpreter that has imported SGLang, and the function that runs reproductions."""
+    with interpreter_with(_PRELUDE, folder, **_ENVIRONMENT | environment) as interpreter:
+
+        def run(name: str, *arguments: str, **environment: str) -> dict[str, Any]:
+            call = f"{name}.main({', '.join(map(repr, arguments))})"
+            code = f"from tests.upstream.faults import {name}; {call}"
+            result = interpreter.run(code, **environment)
+            lines = result.stdout.splitlines()
+            outcomes = [line for line in lines if line.startswith('{"outcome"')]
+            assert len(outcomes) == 1, result.stdout + result.stderr
+            outcome: dict[str, Any] = json.loads(outcomes[0])["outcome"]
+            return outcome
+
+        yield interpreter, run
 
 
 @pytest.fixture(scope="session")
-def version(sglang: Interpreter) -> str:
+def stock(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Interpreter, Reproduction]]:
+    """SGLang without the plugin's hooks, unless a reproduction has ``PPD_ENABLE=1``."""
+    with reproducing(tmp_path_factory.mktemp("upstream")) as both:
+        yield both
+
+
+@pytest.fixture(scope="session")
+def version(stock: tuple[Interpreter, Reproduction]) -> str:
     """The version of SGLang."""
-    printed = sglang.run("from sglang.version import __version__; print(__version__)").stdout
-    return printed.strip()
+    code = "from sglang.version import __version__; print(__version__)"
+    return stock[0].run(code).stdout.strip()
 
 
 @pytest.fixture(scope="session")
-def outcome_of(sglang: Interpreter) -> Reproduction:
+def outcome_of(stock: tuple[Interpreter, Reproduction]) -> Reproduction:
     """Run a reproduction by its module's name and arguments, and return what it reports."""
-
-    def run(name: str, *arguments: str, **environment: str) -> dict[str, Any]:
-        call = f"{name}.main({', '.join(map(repr, arguments))})"
-        result = sglang.run(f"from tests.upstream.faults import {name}; {call}", **environment)
-        outcomes = [line for line in result.stdout.splitlines() if line.startswith('{"outcome"')]
-        assert len(outcomes) == 1, result.stdout + result.stderr
-        outcome: dict[str, Any] = json.loads(outcomes[0])["outcome"]
-        return outcome
-
-    return run
+    return stock[1]

@@ -1,0 +1,50 @@
+"""The patches that docs/UPSTREAM.md proposes: a copy of SGLang with all of them has no such fault."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import Reproduction, reproducing
+
+_PATCHES = sorted((Path(__file__).parent / "patches").glob("*.diff"))
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory, version: str) -> Iterator[Reproduction]:
+    """Reproductions on a patched copy of SGLang, without the plugin's hooks."""
+    if version != "0.5.23":
+        pytest.skip("the patches are for 0.5.23")
+    folder = tmp_path_factory.mktemp("patched")
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    python = folder / "python"
+    shutil.copytree(Path(spec.origin).parent, python / "sglang")
+    for patch in _PATCHES:
+        subprocess.run(["patch", "-p1", "-i", str(patch)], cwd=folder, check=True)
+    with reproducing(folder, PYTHONPATH=str(python)) as (_interpreter, run):
+        yield run
+
+
+def test_a_patched_server_does_not_stand_still(patched: Reproduction) -> None:
+    outcome = patched("stand_still")
+    assert outcome["steps_after_the_transfer"] > 0
+    assert (outcome["retracted"], outcome["in_transfer"]) == (0, 0)
+
+
+def test_a_patched_server_streams_tokens_alone(patched: Reproduction) -> None:
+    assert patched("empty_event") == {"events": [["a", 1]]}
+
+
+def test_each_sample_of_a_patched_server_has_a_room(patched: Reproduction) -> None:
+    assert patched("samples") == {"rooms": [5, 6]}
+
+
+def test_a_patched_rank_takes_its_own_rooms(patched: Reproduction) -> None:
+    assert patched("data_parallel") == {"rank": 1, "refused": [2]}
