@@ -1,4 +1,4 @@
-"""The patches that docs/UPSTREAM.md proposes: a copy of SGLang with all of them has no such fault."""
+"""The patches that docs/UPSTREAM.md proposes, on a copy of SGLang that has all of them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory, version: str) -> Iterator[
         subprocess.run(["patch", "-p1", "-i", str(patch)], cwd=folder, check=True)
     with reproducing(folder, PYTHONPATH=str(python)) as (_interpreter, run):
         yield run
+    shutil.rmtree(python)
 
 
 def test_a_patched_server_does_not_stand_still(patched: Reproduction) -> None:
