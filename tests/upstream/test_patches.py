@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -31,6 +32,12 @@ def patched(tmp_path_factory: pytest.TempPathFactory, version: str) -> Iterator[
     with reproducing(folder, PYTHONPATH=str(python)) as (_interpreter, run):
         yield run
     shutil.rmtree(python)
+
+
+def test_the_document_has_the_patches() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "UPSTREAM.md").read_text()
+    shown = re.findall(r"```diff\n(.*?)```", document, re.DOTALL)
+    assert sorted(shown) == sorted(path.read_text() for path in _PATCHES)
 
 
 def test_a_patched_server_does_not_stand_still(patched: Reproduction) -> None:

@@ -23,7 +23,7 @@ def main() -> None:
 
     rooms: list[int] = []
 
-    class Recording(TokenizerManager):
+    class Recording(TokenizerManager):  # type: ignore[misc]  # SGLang has no types
         """Sends nothing: it records the room, and takes each request as answered."""
 
         async def _send_one_request(self, tokenized: Any) -> None:
