@@ -71,8 +71,8 @@ def stock(
 
 @pytest.fixture(scope="session")
 def version(stock: tuple[Interpreter, Reproduction]) -> str:
-    """The version of SGLang."""
-    code = "from sglang.version import __version__; print(__version__)"
+    """The supported version that SGLang is, or that a source tree is read as."""
+    code = "from sglang_patches.engines import installed; print(installed().read_as)"
     return stock[0].run(code).stdout.strip()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -26,12 +27,16 @@ def patched(tmp_path_factory: pytest.TempPathFactory, version: str) -> Iterator[
     assert spec is not None
     assert spec.origin is not None
     python = folder / "python"
-    shutil.copytree(Path(spec.origin).parent, python / "sglang")
+    original = Path(spec.origin).parent
+    shutil.copytree(original, python / "sglang", copy_function=os.symlink)
     for patch in _PATCHES:
+        name = patch.read_text().splitlines()[0].removeprefix("--- a/python/sglang/")
+        target = python / "sglang" / name
+        target.unlink()
+        shutil.copyfile(original / name, target)
         subprocess.run(["patch", "-p1", "-i", str(patch)], cwd=folder, check=True)
     with reproducing(folder, PYTHONPATH=str(python)) as (_interpreter, run):
         yield run
-    shutil.rmtree(python)
 
 
 def test_the_document_has_the_patches() -> None:
