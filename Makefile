@@ -32,7 +32,7 @@ help:
 	@echo "make test-fast    checks and the tests that need no engine"
 	@echo "make smoke        one conversation on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
-	@echo "make test-upstream  identity, retraction and abort tests on a source tree (SGLANG_SOURCE=.../sglang/python)"
+	@echo "make test-upstream  SGLang's faults, identity, retraction and aborts on a source tree (SGLANG_SOURCE=.../python)"
 	@echo "make check        ruff, mypy, import-linter; documents: numbers, links, lengths, generated pages"
 	@echo "make reference    write the pages that are made from the code: docs/reference"
 	@echo "make docs         the site of the documents, in build/site; broken links and references fail"
@@ -131,8 +131,8 @@ test-matrix: setup
 test-upstream: setup
 	@test -f '$(SGLANG_SOURCE)/sglang/version.py' || { echo "SGLANG_SOURCE must be the folder that holds the package sglang"; exit 1; }
 	PYTHONPATH='$(abspath $(SGLANG_SOURCE))' $(BIN)/ppd-worker --check-engine
-	PYTHONPATH='$(abspath $(SGLANG_SOURCE))' $(BIN)/python -m pytest tests/engine/test_identity.py \
-	  tests/engine/test_memory.py tests/engine/test_trouble.py
+	PYTHONPATH='$(abspath $(SGLANG_SOURCE))' $(BIN)/python -m pytest tests/upstream \
+	  tests/engine/test_identity.py tests/engine/test_memory.py tests/engine/test_trouble.py
 
 wheel: setup
 	rm -rf build dist
