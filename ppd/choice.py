@@ -123,7 +123,7 @@ def choose_decode(
     fit = [w for w in fit if w.has_room(kv_tokens)] or fit
     if len(fit) < 2:
         return fit[0] if fit else None
-    under_way, most_left = 1, 0
+    under_way, max_left = 1, 0
     for worker in fit:
         under_way += worker.in_flight
     bound = MAX_LOAD * under_way / len(fit)
@@ -132,13 +132,13 @@ def choose_decode(
         if worker.in_flight < bound:
             left = worker.headroom.left_tokens
             calm.append((worker, left))
-            if left is not None and left > most_left:
-                most_left = left
-    least = MIN_LEFT * most_left
+            if left is not None and left > max_left:
+                max_left = left
+    least = MIN_LEFT * max_left
     fit = [worker for worker, left in calm if left is None or left >= least]
     if held:
-        most_held = max(held.get(w.identity, 0) for w in fit)
-        fit = [w for w in fit if held.get(w.identity, 0) >= most_held - MIN_SLACK]
+        max_held = max(held.get(w.identity, 0) for w in fit)
+        fit = [w for w in fit if held.get(w.identity, 0) >= max_held - MIN_SLACK]
     return min(fit, key=lambda w: w.in_flight) if seed is None else _hashed(fit, seed)
 
 
