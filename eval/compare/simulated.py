@@ -107,7 +107,8 @@ def run(study: Study, simulation: Simulated, out: Path, processes: int) -> None:
     end_last_line(out)
     with multiprocessing.get_context("fork").Pool(min(processes, max(1, len(left)))) as pool:
         for number, rows in enumerate(pool.imap_unordered(work, left), 1):
-            append_whole(out, rows)
+            new = [row for row in rows if (row["trace"], row["seed"], row["way"]) not in done]
+            append_whole(out, new)
             last = rows[-1]
             print(
                 f"{number}/{len(left)} {last['trace']} seed {last['seed']}",
