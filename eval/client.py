@@ -79,23 +79,33 @@ class _Prompts:
         self._vocabulary = vocabulary
         source = random.Random(f"{seed}/pool")
         self._pool = source.choices(vocabulary, k=longest + _POOL_TOKENS)
+        self._shared: dict[tuple[int, int], list[int]] = {}
 
     def source(self, number: int) -> random.Random:
         return random.Random(f"{self._seed}/{number}")
 
-    def first(self, source: random.Random, tokens: int, shared: int) -> list[int]:
+    def first(self, source: random.Random, tokens: int, shared: int, prompt: int) -> list[int]:
         """Return the prompt of a conversation's first turn.
 
         Args:
-            shared: so many are as in all conversations of the run.
+            shared: tokens of the system prompt.
+            prompt: number of the system prompt.
         """
         shared = min(shared, tokens)
         own = min(_UNIQUE_TOKENS, tokens - shared)
         return [
-            *self._pool[:shared],
+            *self._system(prompt, shared),
             *source.choices(self._vocabulary, k=own),
             *self.later(source, tokens - shared - own),
         ]
+
+    def _system(self, prompt: int, tokens: int) -> list[int]:
+        if prompt == 0:
+            return self._pool[:tokens]
+        if (prompt, tokens) not in self._shared:
+            source = random.Random(f"{self._seed}/system/{prompt}")
+            self._shared[prompt, tokens] = source.choices(self._vocabulary, k=tokens)
+        return self._shared[prompt, tokens]
 
     def later(self, source: random.Random, tokens: int) -> list[int]:
         at = source.randrange(len(self._pool) - tokens)
@@ -123,8 +133,8 @@ async def _hold_one(run: _Run, number: int, conversation: Conversation) -> list[
             del history[planned_turn.keep_tokens :]
         context = len(history)
         if turn == 1:
-            shared = conversation.shared_tokens
-            history += run.prompts.first(source, planned_turn.new_tokens, shared)
+            shared = conversation.shared_tokens, conversation.shared_prompt
+            history += run.prompts.first(source, planned_turn.new_tokens, *shared)
         else:
             history += run.prompts.later(source, planned_turn.new_tokens)
         body = orjson.dumps(greedy_body(history, planned_turn.output_tokens))

@@ -66,12 +66,12 @@ def ensure_pair(spec: DraftSpec | None = None, root: Path | None = None) -> tupl
     return folder / _TARGET, folder / _DRAFT
 
 
-def draft_flags(draft: Path, algorithm: str) -> tuple[str, ...]:
-    """SGLang's flags for chains of ``STEPS`` draft tokens."""
+def draft_flags(draft: Path, algorithm: str, steps: int = STEPS) -> tuple[str, ...]:
+    """SGLang's flags for chains of ``steps`` draft tokens."""
     return (
         *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)),
-        *("--speculative-num-steps", str(STEPS), "--speculative-eagle-topk", "1"),
-        *("--speculative-num-draft-tokens", str(STEPS + 1)),
+        *("--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", str(steps + 1)),
     )
 
 

@@ -22,9 +22,10 @@ from ..engine.client import EngineClient, Reply, bootstrap_port_of
 from ..raw_rows import Write
 from .check_rows import Measured, Predicted, turn_row
 from .knobs import Knobs
+from .model import LETTERS
 from .predictions import NEW_TOKENS, REPLY_TOKENS, Cell, Way, decode_ms, predicted_ttft_ms
 from .traces import RefusedRunError, device_use, extends_of
-from .workers import LETTERS, PREFILL_CHUNK, Emulated
+from .workers import PREFILL_CHUNK, Emulated
 
 CONTEXTS = (2048, 8192)
 LINKS_GBPS = (25.0, 100.0)

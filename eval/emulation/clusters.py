@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from ppd.choice import PlacementRule
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
@@ -30,8 +31,9 @@ from ..summary import Slo
 from ..traffic.conversations import Conversation
 from ..traffic.workloads import Demand, plan
 from .knobs import Knobs
+from .model import LETTERS
 from .traces import DeviceUse, device_use
-from .workers import LETTERS, Emulated
+from .workers import Emulated
 
 SHAPES = ("1P1D", "2P2D", "1P3D", "4R")
 _KINDS = {"P": Role.PREFILL, "D": Role.DECODE, "R": Role.REPLICA}
@@ -50,6 +52,8 @@ class Run:
     Attributes:
         policy: of the router.
         qps: conversations a second of the emulated cluster.
+        placement: the router's rule for new conversations.
+        drafts: of speculative decoding, as ``Drafts.parse`` takes them; empty: none.
     """
 
     workload: str
@@ -59,6 +63,8 @@ class Run:
     conversations: int
     slow_motion: float
     link_gbps: float
+    placement: str = PlacementRule.HASH  # what rows without it were measured with
+    drafts: str = ""
 
     def key(self) -> tuple[object, ...]:
         """What tells it from other runs in a file."""
@@ -128,9 +134,9 @@ def compressed(sample: Sample, by: float) -> Sample:
 
 
 def start_cluster(
-    cluster: Emulated, shape: str, policy: str, router_flags: Sequence[str], worker: Sequence[str]
+    cluster: Emulated, shape: str, router_flags: Sequence[str], worker: Sequence[str]
 ) -> Process:
-    """Start the workers of a shape and a router of one policy, and wait for them.
+    """Start the workers of a shape and a router, and wait for them.
 
     Args:
         worker: variables of the decode workers' plugin, ``NAME=VALUE``.
@@ -145,7 +151,7 @@ def start_cluster(
     router = cluster.launch.router(
         cluster.of("p"),
         cluster.of("d"),
-        *("--policy", policy, *router_flags),
+        *router_flags,
         replica=cluster.of("r"),
     )
     wait_all([router])
@@ -165,7 +171,8 @@ def run_once(cluster: Emulated, router: Process, run: Run, slo: Slo) -> Iterator
     samples = asyncio.run(_hold(cluster, router, run, planned))
     use = device_use(cluster.traces, from_s, time.monotonic())
     print(
-        f"  {run.policy} {run.qps:g}/s seed {run.seed}: idle with work {use.bubble_share:.2%}, "
+        f"  {run.policy} {run.placement} {run.qps:g}/s seed {run.seed}: "
+        f"idle with work {use.bubble_share:.2%}, "
         f"longest stall {use.longest_stall_ms:.2f} ms",
         file=sys.stderr,
         flush=True,
@@ -204,14 +211,17 @@ def _summary(
         "planned_turns": sum(len(one.turns) for one in planned),
         "failed": sum(bool(sample.error) for sample in samples),
         "local": sum(sample.route == "local" for sample in later),
+        "t1_cached_share": share([s.cached_tokens for s in first], [s.new_tokens for s in first]),
         "t1_ttft_p50_ms": median([sample.ttft_ms for sample in first]),
+        "t1_ttft_p99_ms": quantile([sample.ttft_ms for sample in first], 0.99),
         "t2_ttft_p50_ms": median([sample.ttft_ms for sample in later]),
         "tpot_p50_ms": median([s.tpot_ms for s in (*first, *later) if s.output_tokens > 1]),
         "slo_ttft_ms": slo.ttft_ms,
         "slo_tpot_ms": slo.tpot_ms,
         "slo_met": round(met / max(1, len(samples)), 4) if slo.given else None,
         "steps": use.steps,
-        "device_busy_ms": round(use.busy_ms, 1),
+        "device_busy_ms": round(sum(use.busy_ms.values()), 1),
+        "busy_ms_of": {worker: round(ms, 1) for worker, ms in use.busy_ms.items()},
         "bubble_share": round(use.bubble_share, 5),
         "longest_stall_ms": round(use.longest_stall_ms, 3),
         "continued_steps": use.continued,
@@ -220,5 +230,15 @@ def _summary(
 
 def median(values: Sequence[float]) -> float | None:
     """Return the median, a value that was measured; None of no values."""
+    return quantile(values, 0.5)
+
+
+def quantile(values: Sequence[float], at: float) -> float | None:
+    """Return a quantile, a value that was measured; None of no values."""
     ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2] if ordered else None
+    return ordered[max(0, math.ceil(at * len(ordered)) - 1)] if ordered else None
+
+
+def share(parts: Sequence[int], wholes: Sequence[int]) -> float | None:
+    """Return the share of all parts in all wholes; None of no values."""
+    return round(sum(parts) / sum(wholes), 4) if wholes else None

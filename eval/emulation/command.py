@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ppd.choice import PlacementRule
 from ppd.contract import Role
 from ppd.errors import ConfigError
 
@@ -24,6 +25,7 @@ from .check import CONTEXTS, DECODES, LINKS_GBPS, Plan, measure
 from .check_rows import largest_error, summarize
 from .clusters import SHAPES, Run, roles_of, run_once, slow_motion_for, start_cluster
 from .compare import compare
+from .drafts import Drafts
 from .rest import measure_rest
 from .workers import emulated
 
@@ -67,6 +69,13 @@ def add_to(commands: Commands) -> None:
     cluster.add_argument("--qps", type=float, nargs="+", default=[1.0], help="conversations/s")
     cluster.add_argument("--seeds", type=int, nargs="+", default=[0])
     cluster.add_argument("--policies", nargs="+", default=["full", "pd"], help="of the router")
+    cluster.add_argument(
+        "--placements",
+        nargs="+",
+        choices=[*PlacementRule],
+        default=[PlacementRule.LOAD],
+        help="the router's option placement; default: load",
+    )
     cluster.add_argument("--table", type=Path, help="decision table, for the policy ppd")
     cluster.add_argument("--link-gbps", type=float, default=100.0)
     cluster.add_argument(
@@ -74,6 +83,13 @@ def add_to(commands: Commands) -> None:
     )
     cluster.add_argument("--slo-ttft-ms", type=float)
     cluster.add_argument("--slo-tpot-ms", type=float)
+    cluster.add_argument(
+        "--drafts",
+        default="",
+        metavar="RATE,RATE,...@SHARE",
+        help="speculative decoding: accept rate of each draft token, and the time of a draft's "
+        "forward as a share of the target's; 0.8,0.7,0.6@0.05",
+    )
     cluster.add_argument("--tpot-target-ms", type=float, help="of the decode workers' pacer")
     cluster.set_defaults(run=run_cluster)
     against = commands.add_parser(
@@ -175,6 +191,7 @@ def run_cluster(options: argparse.Namespace) -> int:
     runs = _runs(options)
     rows = kept_rows(options.out, profile)
     slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+    drafts = Drafts.parse(options.drafts) if options.drafts else None
     target = []
     if options.tpot_target_ms is not None:
         target = [f"PPD_TPOT_TARGET_MS={options.tpot_target_ms * runs[0].slow_motion:g}"]
@@ -182,20 +199,21 @@ def run_cluster(options: argparse.Namespace) -> int:
     folder = options.logs / "emulation"
     with (
         launching(options.logs) as launch,
-        emulated(launch, profile, options.profile, folder) as cluster,
+        emulated(launch, profile, options.profile, folder, drafts) as cluster,
     ):
-        routers: dict[str, Process] = {}
+        routers: dict[tuple[str, str], Process] = {}
         for run in runs:
             fields = {"shape": options.shape, **asdict(run)}
             if any(_is_of(row, {"row": "run", **fields}) for row in rows):
                 continue
-            if run.policy not in routers:
-                flags = table if run.policy == "ppd" else []
-                routers[run.policy] = start_cluster(
-                    cluster, options.shape, run.policy, flags, target
-                )
+            of_router = run.policy, run.placement
+            if of_router not in routers:
+                flags = ["--policy", run.policy, "--placement", run.placement]
+                if run.policy == "ppd":
+                    flags += table
+                routers[of_router] = start_cluster(cluster, options.shape, flags, target)
             origin = {"shape": options.shape, **profile.provenance(), **provenance(run.seed)}
-            own = [{**row, **origin} for row in run_once(cluster, routers[run.policy], run, slo)]
+            own = [{**row, **origin} for row in run_once(cluster, routers[of_router], run, slo)]
             rows += own
             if options.out is not None:
                 append_whole(options.out, own)
@@ -231,7 +249,7 @@ def run_compare(options: argparse.Namespace) -> int:
 def _runs(options: argparse.Namespace) -> list[Run]:
     workers = len(roles_of(options.shape))
 
-    def run(policy: str, qps: float, seed: int, slow_motion: float) -> Run:
+    def run(policy: str, placement: str, qps: float, seed: int, slow_motion: float) -> Run:
         return Run(
             options.workload,
             policy,
@@ -240,17 +258,21 @@ def _runs(options: argparse.Namespace) -> list[Run]:
             options.conversations,
             slow_motion,
             options.link_gbps,
+            placement,
+            options.drafts,
         )
 
     policies = ["replica"] if options.shape.endswith("R") else options.policies
     slow_motion = options.slow_motion or max(
-        slow_motion_for(workers, run(policies[0], qps, 0, 1.0).plan()) for qps in options.qps
+        slow_motion_for(workers, run(policies[0], PlacementRule.LOAD, qps, 0, 1.0).plan())
+        for qps in options.qps
     )
     return [
-        run(policy, qps, seed, slow_motion)
+        run(policy, placement, qps, seed, slow_motion)
         for seed in options.seeds
         for qps in options.qps
         for policy in policies
+        for placement in options.placements
     ]
 
 

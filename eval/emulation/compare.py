@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ppd.errors import ConfigError
 from ppd.policies import static_policy
 
 from ..profiles.profile import load_profile
@@ -18,7 +19,7 @@ from ..simulation.profile_costs import ProfileCosts
 from ..simulation.rows import TurnRow
 from ..simulation.simulator import Simulation
 from ..simulation.traffic import Clients
-from ..simulation.workers import Chunking, Shape
+from ..simulation.workers import Chunking, PlacementRule, Shape
 from .clusters import Run, median, roles_of
 from .workers import APPEND_CHUNK, PREFILL_CHUNK
 
@@ -29,9 +30,12 @@ def compare(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Simulate the run of a row; return a row for each metric of both.
 
     Raises:
-        ConfigError: the workload has pauses of two kinds, or the run's profile is not there.
+        ConfigError: the workload has pauses of two kinds, the run speculated, or its profile is not
+            there.
     """
-    run = Run(**{name: row[name] for name in _RUN_FIELDS})
+    run = Run(**{name: row[name] for name in _RUN_FIELDS if name in row})
+    if run.drafts:
+        raise ConfigError("the simulator has no speculative decoding: leave out runs with --drafts")
     found, plain = (
         metrics(simulate(run, row["shape"], row["profile"], row["calibration"], overlap=overlap))
         for overlap in (True, False)
@@ -71,6 +75,7 @@ def simulate(
         run.seed,
         delta=True,
         chunking=Chunking(PREFILL_CHUNK, APPEND_CHUNK),
+        placement=PlacementRule(f"router-{run.placement}"),
     )
     return simulation.run(simulated(run.plan())).rows
 

@@ -67,14 +67,17 @@ class Device:
         """Note what the next step has in it, so that idle time can be told from waiting."""
         self._work = work
 
-    def launch(self, step: Step) -> None:
+    def launch(self, step: Step, share: float = 1.0) -> None:
         """Add a step to the timeline.
+
+        Args:
+            share: of the time of such a step, that a draft takes.
 
         Raises:
             OutsideProfileError: the profile has no time for it.
         """
         now_s, slow_motion = self._clock(), self.knobs.slow_motion
-        ms = self.profile.step_ms(step)
+        ms = share * self.profile.step_ms(step)
         start_s = max(now_s, self.free_at_s)
         bubble_s = self._bubble_s(now_s)
         self.free_at_s = start_s + ms * slow_motion / 1e3
@@ -88,6 +91,8 @@ class Device:
                     "extends": [[one.new_tokens, one.cached_tokens] for one in step.extends],
                     "sequences": step.sequences,
                     "context_tokens": step.context_tokens,
+                    "width": step.width,
+                    "share": share,
                     "bubble_s": round(bubble_s, 6),
                     "late_s": round(self._late_s, 6),
                     "covered": self.profile.covers(step),

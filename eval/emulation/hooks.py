@@ -16,8 +16,9 @@ from sglang_patches.targets import Hook, check_applied, source_link
 
 from ..profiles.profile import Extend, Step
 from .device import Device, Work
+from .drafts import DraftedOutputs, Drafts
 from .link import Link
-from .workers import LETTERS
+from .model import LETTERS
 
 READ_AGAINST = ("0.5.23",)
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -28,9 +29,10 @@ _POLL_S = 0.001  # of a scheduler that waits for transfers, which would spin
 class Emulation:
     """The functions of the hooks, around one device."""
 
-    def __init__(self, device: Device, link: Link) -> None:
+    def __init__(self, device: Device, link: Link, drafts: Drafts | None) -> None:
         self._device = device
         self._link = link
+        self._drafts = None if drafts is None else DraftedOutputs(drafts)
 
     def init_scheduler(self, _result: None, scheduler: Any, *_: Any, **__: Any) -> None:
         """Stop a worker that cannot be emulated.
@@ -40,7 +42,8 @@ class Emulation:
         """
         try:
             check_applied(self.hooks())
-            problems = _problems(scheduler.server_args)
+            drafts = None if self._drafts is None else self._drafts.drafts
+            problems = _problems(scheduler.server_args, drafts)
             if not scheduler.enable_overlap:
                 problems.append("--disable-overlap-schedule: results would be read at once")
             if problems:
@@ -58,16 +61,21 @@ class Emulation:
         )
         return original(scheduler, batch, *rest)
 
-    def forward(self, _original: Any, _runner: Any, batch: Any, *_: Any, **__: Any) -> Any:
+    def forward(self, _original: Any, runner: Any, batch: Any, *_: Any, **__: Any) -> Any:
         """Launch a step instead of computing it."""
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
         from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
         step = step_of(batch)
-        if step is not None:
+        if step is not None and self._drafts is not None and runner.is_draft_worker:
+            self._device.launch(step, self._drafts.drafts.share)
+        elif step is not None:
             self._device.launch(step)
-        logits = LogitsProcessorOutput(next_token_logits=None)
-        return ModelRunnerOutput(logits_output=logits, can_run_graph=True)
+        logits = hidden = None
+        if self._drafts is not None:
+            logits, hidden = self._drafts.outputs(runner, batch)
+        output = LogitsProcessorOutput(next_token_logits=logits, hidden_states=hidden)
+        return ModelRunnerOutput(logits_output=output, can_run_graph=True)
 
     def sample(self, _original: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
         """Return a lower-case letter for each sequence, by its position."""
@@ -94,20 +102,28 @@ class Emulation:
         return tuple(_hooks(self))
 
 
-def _problems(server_args: Any) -> list[str]:
+def _problems(server_args: Any, drafts: Drafts | None) -> list[str]:
     refused = (
         ("tp_size", 1, "the profile has the tensor parallelism, the process has none"),
         ("dp_size", 1, "one worker is one device"),
         ("pp_size", 1, "one worker is one device"),
-        ("speculative_algorithm", None, "drafts have no profile yet"),
         ("enable_hierarchical_cache", False, "its copies have no time"),
         ("grammar_backend_required", False, "replies are letters"),
     )
-    return [
+    found = [
         f"--{name.replace('_', '-')}: {reason}"
         for name, default, reason in refused
         if (getattr(server_args, name, default) or None) != (default or None)
     ]
+    algorithm, steps = server_args.speculative_algorithm, server_args.speculative_num_steps
+    if algorithm is not None and drafts is None:
+        found.append("--speculative-algorithm: the settings have no accept rates")
+    elif drafts is not None and (algorithm, steps) != ("EAGLE", drafts.steps):
+        found.append(
+            f"accept rates of {drafts.steps} draft tokens need --speculative-algorithm EAGLE and "
+            f"--speculative-num-steps {drafts.steps}; got {algorithm}, {steps}"
+        )
+    return found
 
 
 def step_of(batch: Any) -> Step | None:
@@ -119,8 +135,12 @@ def step_of(batch: Any) -> Step | None:
     mode = batch.forward_mode
     if mode.is_idle():
         return None
+    if mode.is_target_verify() or mode.is_draft_extend_v2():
+        sequences = len(batch.seq_lens)
+        return Step((), sequences, int(batch.seq_lens.sum()), len(batch.input_ids) // sequences)
     if mode.is_decode():
-        return Step((), len(batch.seq_lens_cpu), int(batch.seq_lens_cpu.sum()))
+        lengths = batch.seq_lens if batch.seq_lens_cpu is None else batch.seq_lens_cpu
+        return Step((), len(lengths), int(lengths.sum()))
     rows = zip(batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu, strict=True)
     extends: list[Extend] = []
     sequences = context = 0

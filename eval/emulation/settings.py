@@ -9,6 +9,8 @@ import msgspec
 
 from ppd.errors import ConfigError
 
+from .drafts import Drafts
+
 ENVIRONMENT = "SGLANG_EMULATION"  # PPD_* names are the plugin's
 
 
@@ -20,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         profile: a profile's name, or the path of its file.
         knobs: the shared file.
         trace: folder of the step traces.
+        drafts: of speculative decoding; None: it is refused.
     """
 
     worker: str
@@ -27,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calibration: str
     knobs: str
     trace: str
+    drafts: Drafts | None = None
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:

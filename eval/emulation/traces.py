@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ class TracedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One step; seconds are the machine's, milliseconds the device's.
 
     Attributes:
+        width: tokens of each sequence that decodes.
+        share: of the time of such a step; below 1 for a draft's.
         bubble_s: how long the device was idle although the step could have run.
         late_s: by how much the host woke up late before it.
         covered: whether the shape lies in the profile's range.
@@ -34,6 +37,8 @@ class TracedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extends: list[tuple[int, int]]
     sequences: int
     context_tokens: int
+    width: int
+    share: float
     bubble_s: float
     late_s: float
     covered: bool
@@ -44,13 +49,14 @@ class DeviceUse:
     """What the devices did in an interval.
 
     Attributes:
+        busy_ms: of each worker, on the device's clock.
         bubble_share: idle time with runnable work, of that and the busy time; the worst worker's.
         longest_stall_ms: on the device's clock: a late wake-up, or one idle gap.
         continued: steps beyond the profile's range, for which it was continued.
     """
 
     steps: int
-    busy_ms: float
+    busy_ms: dict[str, float]
     bubble_share: float
     longest_stall_ms: float
     continued: int
@@ -83,8 +89,10 @@ def read_steps(path: Path) -> Iterator[TracedStep]:
 def device_use(folder: Path, from_s: float, to_s: float) -> DeviceUse:
     """Return what the devices of all workers did in an interval of ``time.monotonic``."""
     steps = continued = 0
-    busy_ms = worst_share = stall_ms = 0.0
+    worst_share = stall_ms = 0.0
+    busy_ms: dict[str, float] = defaultdict(float)
     for path in sorted(folder.glob("*.jsonl")):
+        worker = path.stem.rpartition("-")[0]
         own = [step for step in read_steps(path) if from_s <= step.start_s < to_s]
         busy_s = sum(step.end_s - step.start_s for step in own)
         bubble_s = sum(step.bubble_s for step in own)
@@ -92,10 +100,10 @@ def device_use(folder: Path, from_s: float, to_s: float) -> DeviceUse:
             worst_share = max(worst_share, bubble_s / (busy_s + bubble_s))
         for step in own:
             stall_ms = max(stall_ms, 1e3 * max(step.bubble_s, step.late_s) / step.slow_motion)
-            busy_ms += step.ms
+            busy_ms[worker] += step.ms
             continued += not step.covered
         steps += len(own)
-    return DeviceUse(steps, busy_ms, worst_share, stall_ms, continued)
+    return DeviceUse(steps, dict(busy_ms), worst_share, stall_ms, continued)
 
 
 def extends_of(folder: Path, worker: str, from_s: float) -> int:

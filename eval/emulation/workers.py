@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,17 +15,13 @@ from sglang_patches.worker import plan_launch
 
 from .. import tiny_model
 from ..cluster import Launcher, Process, free_port
+from ..draft_model import DraftSpec, draft_flags, ensure_pair
 from ..profiles.profile import Profile
-from ..tiny_model import ModelSpec
+from .drafts import Drafts
 from .knobs import Knobs, SharedKnobs
+from .model import MODEL
 from .settings import ENVIRONMENT, Settings
 
-# One layer with one head of 16: 64 bytes of KV a token, so that a million tokens fit.
-MODEL = ModelSpec(
-    dtype="bfloat16", layers=1, hidden=16, heads=1, kv_heads=1, max_context_tokens=131_072
-)
-_FIRST = len(tiny_model.SPECIAL_TOKENS) + string.printable.index("a")
-LETTERS = range(_FIRST, _FIRST + len(string.ascii_lowercase))  # ids of its tokenizer
 PREFILL_CHUNK = 8192  # SGLang's own on a GPU of 80 GB
 APPEND_CHUNK = 2048  # the plugin's own on a GPU
 _MAX_RUNNING = 256
@@ -39,6 +34,8 @@ class Emulated:
 
     Attributes:
         folder: of settings, knobs and traces.
+        drafts: of speculative decoding; None: there is none.
+        draft: the folder of the draft's model.
     """
 
     launch: Launcher
@@ -47,6 +44,8 @@ class Emulated:
     folder: Path
     model: Path
     knobs: SharedKnobs
+    drafts: Drafts | None = None
+    draft: Path | None = None
     workers: dict[str, Process] = field(default_factory=dict)
 
     def start(self, name: str, role: Role, *flags: str) -> Process:
@@ -65,6 +64,7 @@ class Emulated:
                     calibration=self.profile.calibration.name,
                     knobs=str(self.folder / "knobs"),
                     trace=str(self.traces),
+                    drafts=self.drafts,
                 )
             )
         )
@@ -76,6 +76,8 @@ class Emulated:
         passed += ["--chunked-prefill-size", str(chunk)]
         passed += ["--max-total-tokens", str(self.profile.kv_pool_tokens)]
         passed += ["--max-running-requests", str(_MAX_RUNNING), "--random-seed", "0"]
+        if self.drafts is not None and self.draft is not None:
+            passed += draft_flags(self.draft, "EAGLE", len(self.drafts.accept_rates))
         variables = [flag for flag in flags if not flag.startswith("--") and "=" in flag]
         passed += [flag for flag in flags if flag not in variables]
         plan = plan_launch(
@@ -114,13 +116,19 @@ class Emulated:
 
 
 @contextmanager
-def emulated(launch: Launcher, profile: Profile, name: str, folder: Path) -> Iterator[Emulated]:
+def emulated(
+    launch: Launcher, profile: Profile, name: str, folder: Path, drafts: Drafts | None = None
+) -> Iterator[Emulated]:
     """Give an emulated cluster without workers; ``launch`` stops them."""
     (folder / "traces").mkdir(parents=True, exist_ok=True)
     for old in (folder / "traces").glob("*.jsonl"):
         old.unlink()
     knobs = SharedKnobs.create(folder / "knobs", Knobs())
     try:
-        yield Emulated(launch, profile, name, folder, tiny_model.ensure(MODEL), knobs)
+        if drafts is None:
+            yield Emulated(launch, profile, name, folder, tiny_model.ensure(MODEL), knobs)
+        else:
+            model, draft = ensure_pair(DraftSpec(MODEL))
+            yield Emulated(launch, profile, name, folder, model, knobs, drafts, draft)
     finally:
         knobs.close()

@@ -93,10 +93,25 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_ms: tuple[tuple[float, ...], ...]
 
 
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an engine takes beside its steps; measured or fitted, so a device's profile has none.
+
+    Attributes:
+        request_ms: of each request, once.
+        handover_ms: of each remote turn, beside its transfer.
+        overlap: a step is launched while the one before it runs.
+    """
+
+    request_ms: float = 0.0
+    handover_ms: float = 0.0
+    overlap: bool = True
+
+
 class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file of a profile.
 
     Attributes:
+        host: used by the simulator; an emulation has a host of its own.
         kv_bytes_per_token: of the whole worker, all its GPUs together.
         kv_pool_tokens: tokens of KV that fit a worker.
         kv_pool: how that number was computed.
@@ -116,6 +131,7 @@ class ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interpolation: Interpolation
     calibrations: tuple[Calibration, ...]
     tables: Tables
+    host: Host = Host()
 
 
 def known() -> list[str]:

@@ -32,13 +32,15 @@ class Step:
 
     Attributes:
         extends: sequences with new tokens; a prompt or a chunk of one.
-        sequences: that decode one token each.
+        sequences: that decode.
         context_tokens: that these hold together.
+        width: tokens of each that decodes; more than one if a draft is verified.
     """
 
     extends: tuple[Extend, ...] = ()
     sequences: int = 0
     context_tokens: int = 0
+    width: int = 1
 
     @property
     def new_tokens(self) -> int:
@@ -88,6 +90,8 @@ class Profile:
     def step_ms(self, step: Step) -> float:
         """Return the milliseconds of a step, calibrated.
 
+        The tokens of a draft that is verified read the KV of their sequence together.
+
         Raises:
             OutsideProfileError: the shape lies beyond twice the range of the profile.
         """
@@ -95,10 +99,11 @@ class Profile:
         if step.sequences:
             mean_tokens = step.context_tokens / step.sequences
             attention_ms += self._decode.at(step.sequences, mean_tokens)
-        if step.extends:
-            rest_ms = self._step.at(step.new_tokens + step.sequences)
+        decoded = step.sequences * step.width
+        if step.extends or decoded > self._sequences.points[-1]:
+            rest_ms = self._step.at(step.new_tokens + decoded)
         else:
-            rest_ms = self._decode_step.at(step.sequences)
+            rest_ms = self._decode_step.at(decoded)
         return self.calibration.factor * (rest_ms + attention_ms) + self.calibration.step_ms
 
     def _attention_ms(self, extends: Sequence[Extend]) -> float:
@@ -106,7 +111,8 @@ class Profile:
 
     def covers(self, step: Step) -> bool:
         """Whether no table has to be continued beyond its range for a step."""
-        tokens_fit = not step.extends or self._step.axis.covers(step.new_tokens + step.sequences)
+        tokens = step.new_tokens + step.sequences * step.width
+        tokens_fit = not step.extends or self._step.axis.covers(tokens)
         mean_tokens = step.context_tokens / max(1, step.sequences)
         decodes_fit = not step.sequences or (
             self._sequences.covers(step.sequences) and self._decode.columns.covers(mean_tokens)

@@ -18,10 +18,12 @@ import msgspec
 from ppd.errors import ConfigError
 
 from ..options import Commands, add_out
+from ..profiles.files import write_file
 from ..provenance import provenance
 from ..sweep.config import load_config
-from . import cpu_check, placement_study, study_command, sweeping
-from .cost_model import VLLM_H100, CostModel, paper_model
+from . import cpu_check, placement_study, search_placement, study_command, sweeping
+from .cost_model import H100, LLAMA_8B, VLLM_H100, CostModel, paper_model
+from .fitted_profile import fitted_profile
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
 from .paper_points import CALIBRATION, PREDICTED, Measured, calibrate, simulated
@@ -73,11 +75,15 @@ def add_to(commands: Commands) -> None:
     study_command.add_to(commands)
     sweeping.add_to(commands)
     placement_study.add_to(commands)
+    search_placement.add_to(commands)
     fitting = commands.add_parser(
         "calibrate",
         parents=[given],
         help="fit the cost model to measured points",
         description="Fit the cost model to measured points. The last line is one JSON object.",
+    )
+    fitting.add_argument(
+        "--profile", type=Path, help="write the fitted model as a profile: a .json"
     )
     fitting.set_defaults(run=run_calibrate)
 
@@ -89,8 +95,14 @@ def run_cpu_check(options: argparse.Namespace) -> int:
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
-    """Fit the cost model to the measured points, and print it as one JSON line."""
+    """Fit the cost model to the measured points, and print it as one JSON line.
+
+    Raises:
+        ConfigError: the workloads cannot be read, or the profile cannot be written.
+    """
     serving = calibrate(VLLM_H100, load(options.workloads))
+    if options.profile is not None:
+        write_file(options.profile, fitted_profile(CostModel(LLAMA_8B, H100, serving)))
     print(json.dumps({"seed": 0, **asdict(serving)}))
     return 0
 

@@ -77,6 +77,7 @@ class Engine:
         self._chunk_tokens = chunk_tokens
         self._pacer = pacer
         self._overlap = costs.overlap
+        self._searches: list[tuple[float, Then]] = []
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._prefilling: deque[Job] = deque()
         self._fresh: list[Job] = []  # their first token comes with the next step
@@ -108,6 +109,21 @@ class Engine:
                 f"reply counted; the KV of a worker holds {self.cache.capacity_tokens:,}"
             )
         self._waiting.append(job)
+        if self._idle:
+            self._next(now_ms)
+        elif self._run is not None:
+            self._cut(now_ms)
+
+    def search(self, ms: float, then: Then, now_ms: float) -> None:
+        """Have the device run a vector search after the step under way.
+
+        Searches that wait at the end of a step run side by side, before the next step.
+
+        Args:
+            ms: what it takes on the device.
+            then: called at its end.
+        """
+        self._searches.append((ms, then))
         if self._idle:
             self._next(now_ms)
         elif self._run is not None:
@@ -168,6 +184,9 @@ class Engine:
     def _next(self, now_ms: float) -> None:
         """At the end of a step: what comes next."""
         self._run = None
+        if self._searches:
+            self._start_searches(now_ms)
+            return
         self._admit(now_ms)
         if self._prefilling and not (self._rest_steps and self.sequences):
             self._start_mixed(now_ms)
@@ -180,6 +199,17 @@ class Engine:
             self._start_run(now_ms, steps)
         else:
             self._idle = True
+
+    def _start_searches(self, now_ms: float) -> None:
+        ended, self._searches = self._searches, []
+        all_ms = max(ms for ms, _ in ended)
+        self._at(now_ms + all_ms, lambda end_ms: self._end_searches(ended, all_ms, end_ms))
+
+    def _end_searches(self, ended: list[tuple[float, Then]], all_ms: float, now_ms: float) -> None:
+        self.busy_ms += all_ms
+        for _, then in ended:
+            then(now_ms)
+        self._next(now_ms)
 
     def _admit(self, now_ms: float) -> None:
         while self._waiting:

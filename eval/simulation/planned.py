@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ppd.errors import ConfigError
 
 from ..traffic.conversations import Conversation as Planned
+from .cache import SharedPrefix
 from .traffic import Conversation, TurnTokens
 
 
@@ -30,7 +31,12 @@ def simulated(planned: Sequence[Planned], *, end_at_cuts: bool = False) -> list[
         if thinks and gaps:
             raise ConfigError("the simulator has no workload with pauses of two kinds")
         pauses = tuple(turn.gap_s if gaps else turn.think_s for turn in later)
-        found.append(Conversation(session, one.starts_at_s, turns, pauses, since_arrival=gaps))
+        shared = None
+        if one.shared_tokens:
+            shared = SharedPrefix(one.shared_prompt + 1, one.shared_tokens)
+        found.append(
+            Conversation(session, one.starts_at_s, turns, pauses, shared=shared, since_arrival=gaps)
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """A profile as the cost model of a simulation: any model and GPU that has one, TP, MoE and MLA too.
 
 The same tables make the times of the emulation (``eval/emulation``), so that the two can be
-compared. What a profile does not have is given beside it: the link, and what a request takes.
+compared. The link is given beside the profile.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ class ProfileCosts:
 
     Args:
         link_gbps: gigabits a second of a worker's link.
-        request_ms: of each request, once; 0: as on a host that takes no time.
-        handover_ms: of each remote turn, beside its transfer.
-        overlap: of steps, as SGLang has it.
+        overlap: of steps; None: as the profile has it.
     """
 
     def __init__(
@@ -26,14 +24,13 @@ class ProfileCosts:
         profile: Profile,
         link_gbps: float,
         *,
-        request_ms: float = 0.0,
-        handover_ms: float = 0.0,
-        overlap: bool = True,
+        overlap: bool | None = None,
     ) -> None:
-        self.overlap = overlap
+        host = profile.file.host
+        self.overlap = host.overlap if overlap is None else overlap
         self.profile = profile
-        self.request_ms = request_ms
-        self.handover_ms = handover_ms
+        self.request_ms = host.request_ms
+        self.handover_ms = host.handover_ms
         self.transfer_ms = profile.transfer_ms(1, link_gbps)
 
     @property

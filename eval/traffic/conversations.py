@@ -39,13 +39,15 @@ class Conversation:
 
     Attributes:
         label: its kind, for comparisons within a run.
-        shared_tokens: with which all conversations of a run begin: a system prompt.
+        shared_tokens: of the system prompt, with which other conversations begin, too.
+        shared_prompt: number of that system prompt.
     """
 
     starts_at_s: float
     turns: tuple[PlannedTurn, ...]
     label: str = ""
     shared_tokens: int = 0
+    shared_prompt: int = 0
 
     def contexts(self) -> Iterator[int]:
         """Tokens of history that each turn is sent with, if replies are as long as planned."""

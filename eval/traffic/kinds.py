@@ -8,7 +8,7 @@ sources of their files. ``workloads`` sets their number and arrivals.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -78,7 +78,8 @@ class TurnScaling(Thinking, frozen=True):
 class Grid(Thinking, frozen=True):
     """Settings of a grid: lists of numbers, of which every combination is a cell.
 
-    ``context`` is the mean of later turns.
+    ``context`` is the mean of later turns. ``prompts`` is how many system prompts of ``shared``
+    tokens there are.
     """
 
     context: str = "1024"
@@ -86,6 +87,7 @@ class Grid(Thinking, frozen=True):
     out: str = "64"
     turns: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 3
     shared: TokensOrZero = 0
+    prompts: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
 
 
 class ReplaySettings(Settings, frozen=True):
@@ -108,6 +110,7 @@ class Workload:
         kinds: conversations to hold, each of them as often as wanted if ``endless``.
         timed: their ``starts_at_s`` mean something.
         think_s: mean of think times to draw; 0: the turns' own.
+        prompts: system prompts to draw from, by Zipf's law.
     """
 
     kinds: Sequence[Conversation]
@@ -115,6 +118,7 @@ class Workload:
     timed: bool = False
     think_s: float = 0.0
     max_context: int | None = None
+    prompts: int = 1
 
 
 def load(spec: str, tokenizer: Path | None = None) -> Workload:
@@ -137,7 +141,7 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             return _made(scaling, [_turns(spec, what, scaling)])
         case "grid" if not what:
             grid = _settings(spec, query, Grid)
-            return _made(grid, list(_grid(spec, grid)))
+            return replace(_made(grid, list(_grid(spec, grid))), prompts=grid.prompts)
         case "mooncake":
             mooncake = _settings(spec, query, Mooncake)
             return _read(mooncake, read_mooncake(_path(spec, what), mooncake.block))

@@ -61,6 +61,8 @@ def plan(demand: Demand) -> list[Conversation]:
     chosen = [kinds[number % len(kinds)] for number in range(wanted)]
     if workload.think_s:
         chosen = [_thinking(conversation, workload.think_s, source) for conversation in chosen]
+    if workload.prompts > 1:
+        chosen = _with_prompts(chosen, workload.prompts, source)
     starts_s = _starts(demand, workload, chosen, source)
     return [scaled(conversation, demand.scale) for conversation in starting(chosen, starts_s)]
 
@@ -119,3 +121,15 @@ def _thinking(conversation: Conversation, think_s: float, source: random.Random)
     first, *later = conversation.turns
     drawn = (replace(turn, think_s=source.expovariate(1 / think_s)) for turn in later)
     return replace(conversation, turns=(first, *drawn))
+
+
+def _with_prompts(
+    conversations: Sequence[Conversation], prompts: int, source: random.Random
+) -> list[Conversation]:
+    """Draw the system prompt of each by Zipf's law: few assistants have most users."""
+    weights = [1 / (number + 1) for number in range(prompts)]
+    drawn = source.choices(range(prompts), weights, k=len(conversations))
+    return [
+        replace(conversation, shared_prompt=number)
+        for conversation, number in zip(conversations, drawn, strict=True)
+    ]

@@ -107,12 +107,33 @@ class Milvus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str = ""
 
 
+class Chroma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Chroma server that replaces the pool.
+
+    Attributes:
+        url: base URL of the Chroma server.
+        embeddings_url: base URL of a server of ``/v1/embeddings``.
+        embeddings_model: the model that the embedding requests name.
+        tenant: Chroma's tenant of the collections.
+        database: Chroma's database of the collections.
+        token: token of the Chroma server; "": $PPD_CHROMA_TOKEN, or none.
+    """
+
+    url: str
+    embeddings_url: str
+    embeddings_model: str = "default"
+    tenant: str = "default_tenant"
+    database: str = "default_database"
+    token: str = ""
+
+
 class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[retrieval]`` of the router's file.
 
     Attributes:
-        url: base URL of the pool; "" if ``milvus`` replaces it.
-        milvus: the server that replaces the pool.
+        url: base URL of the pool; "" if another server replaces it.
+        milvus: a server that replaces the pool.
+        chroma: a server that replaces the pool.
         ttft_budget_ms: TTFT of a turn with retrieval that has no TTFT target of its own. The
             predicted time of its prefill is reserved within it.
         min_ms: shortest time limit of a search, whatever the budget leaves.
@@ -133,6 +154,7 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str = ""
     milvus: Milvus | None = None
+    chroma: Chroma | None = None
     ttft_budget_ms: Positive = 1000.0
     min_ms: Positive = 20.0
     max_ms: Positive = 1000.0
@@ -147,9 +169,15 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def problems(self) -> Iterator[str]:
         """Yield a message for each option that is wrong."""
-        if (self.milvus is None) is (self.url == ""):
-            yield "retrieval: give one of url and milvus"
+        stores = (self.url != "", self.milvus is not None, self.chroma is not None)
+        if sum(stores) != 1:
+            yield "retrieval: give one of url, milvus and chroma"
         urls = {"url": self.url}
+        if self.chroma is not None:
+            urls |= {
+                "chroma.url": self.chroma.url,
+                "chroma.embeddings_url": self.chroma.embeddings_url,
+            }
         if self.milvus is not None:
             urls["milvus.embeddings_url"] = self.milvus.embeddings_url
         for name, url in urls.items():

@@ -35,6 +35,7 @@ from ..observability.metrics import Metrics
 from ..observability.tracing import Tracing
 from ..peers import Peers
 from ..retrieval import milvus
+from ..retrieval.chroma import ChromaRetriever
 from ..retrieval.feedback import Feedback, Totals
 from ..retrieval.memory import Memory
 from ..retrieval.metrics import RetrievalMetrics
@@ -231,7 +232,7 @@ def _retrieval(
         clock=time.monotonic,
     )
 
-    if config.milvus is not None:  # which has no control loop
+    if not config.url:  # other servers have no control loop
         return stage, None
 
     def totals() -> Totals:
@@ -257,6 +258,16 @@ def _retriever(config: RetrievalConfig, client: aiohttp.ClientSession) -> Retrie
     Raises:
         WorkerError: the vector database cannot be used.
     """
+    if config.chroma is not None:
+        store = config.chroma
+        return ChromaRetriever(
+            store.url,
+            tenant=store.tenant,
+            database=store.database,
+            token=store.token or os.environ.get("PPD_CHROMA_TOKEN", ""),
+            client=client,
+            embedder=Embedder(store.embeddings_url, store.embeddings_model, client),
+        )
     if config.milvus is None:
         return PoolRetriever(config.url, client)
     database = config.milvus

@@ -24,6 +24,7 @@ OWN = {
     },
     "PoolOptions": {"data", "host", "port", "shards", "device"},
     "Milvus": {"token"},
+    "Chroma": {"token"},
 }
 _ROOTS: dict[str, type] = {"RouterOptions": RouterConfig, "PoolOptions": PoolConfig}
 _LEFT_OUT = ("title", "description", "default")  # docs/reference/options.md has them

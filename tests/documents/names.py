@@ -42,7 +42,7 @@ _SAMPLES = ("", "_total", "_bucket", "_sum", "_count")
 _PACKAGES = {"ppd_router", "ppd_eval", "ppd_tables"}
 
 # Variables of the build and of retrieval, which no settings list.
-_OTHER_VARIABLES = {"PPD_COMPILE", "PPD_MILVUS_TOKEN"}
+_OTHER_VARIABLES = {"PPD_CHROMA_TOKEN", "PPD_COMPILE", "PPD_MILVUS_TOKEN"}
 
 # Documents of the past, and those whose tables name flags of other programs in the first column.
 _PAST = ("docs/LOG.md",)

@@ -10,9 +10,12 @@ import pytest
 
 from eval.emulation.check import Plan, measure
 from eval.emulation.check_rows import largest_error, summarize
+from eval.emulation.clusters import Run, run_once, start_cluster
+from eval.emulation.drafts import Drafts
 from eval.emulation.traces import RefusedRunError
 from eval.emulation.workers import Emulated, emulated
-from eval.profiles.profile import load_profile
+from eval.profiles.profile import Step, load_profile
+from eval.summary import Slo
 from ppd.contract import Role
 
 from .workers import begin_stop, wait_ready, worker_launcher
@@ -63,3 +66,36 @@ def test_a_flag_that_is_not_emulated_ends_the_worker(cluster: Emulated) -> None:
     refused = cluster.workers["refused"]
     assert refused.popen.wait(120) != 0
     assert "not emulated: --disable-overlap-schedule" in refused.log.read_text()
+
+
+_DRAFTS = "0.9,0.7,0.5@0.04"
+
+
+def test_drafts_are_accepted_at_their_rates(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("drafts")
+    profile, drafts = load_profile(_PROFILE), Drafts.parse(_DRAFTS)
+    workload = "turns:3?first=2048&first_out=192&new=128&out=192&think_s=0.1"
+    run = Run(workload, "full", 2.0, 0, 6, 20.0, 100.0, drafts=_DRAFTS)
+    with (
+        worker_launcher(folder) as launch,
+        emulated(launch, profile, _PROFILE, folder / "emulated", drafts) as cluster,
+    ):
+        router = start_cluster(cluster, "1P1D", ["--policy", "full"], [])
+        try:
+            *turns, summary = run_once(cluster, router, run, Slo(None, None))
+        except RefusedRunError as refused:
+            pytest.skip(f"the machine is too busy to emulate anything: {refused}")
+        finally:
+            begin_stop(launch.started)
+    assert summary["failed"] == 0
+    assert summary["local"] == 12  # all later turns
+    assert {turn["output_tokens"] for turn in turns} == {192}
+    # Three verify steps' worth of drafts, and one forward of the draft behind each.
+    step = Step((), 1, 2200, drafts.steps + 1)
+    alone_ms = profile.step_ms(step) + drafts.share * (
+        profile.step_ms(step) + (drafts.steps - 1) * profile.step_ms(Step((), 1, 2200))
+    )
+    quickest = min(turn["tpot_ms"] for turn in turns)
+    assert quickest == pytest.approx(alone_ms / drafts.tokens_per_step, rel=0.25)
+    plain_ms = profile.step_ms(Step((), 1, 2200))
+    assert summary["tpot_p50_ms"] < 0.7 * plain_ms

@@ -275,6 +275,17 @@ async def test_prompts_follow_the_plan() -> None:
     assert third.sent_at_s - third.late_ms / 1e3 == pytest.approx(due_s, abs=0.005)
 
 
+async def test_conversations_of_one_system_prompt_begin_alike() -> None:
+    turns = (PlannedTurn(40, 2),)
+    plan = [Conversation(0.0, turns, shared_tokens=20, shared_prompt=n) for n in (0, 1, 2, 1, 2)]
+    engine = FakeWorker("null", whole)
+    async with engine.serving():
+        await hold(engine.url, plan, seed="s", vocabulary=range(32, 96))
+    prompts = [tuple(body["input_ids"]) for body in engine.bodies]
+    assert sorted(Counter(ids[:20] for ids in prompts).values()) == [1, 2, 2]
+    assert len({ids[20:] for ids in prompts}) == 5
+
+
 def test_rows_are_not_glued_to_what_a_killed_run_left(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     out.write_text('{"row": "begin"}\n{"row": "tu')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from eval.emulation.clusters import (
     SHAPES,
     Run,
     compressed,
+    median,
+    quantile,
     roles_of,
     slow_motion_for,
     stretched,
@@ -53,6 +56,22 @@ def test_runs_of_a_plan_are_the_same_each_time() -> None:
     run = Run("turns:3?think_s=2", "full", 2.0, 0, 5, 40.0, 100.0)
     assert run.plan() == run.plan()
     assert len(run.plan()) == 5
+
+
+def test_system_prompts_are_drawn_by_zipfs_law() -> None:
+    workload = "grid?context=9000&new=100&out=8&turns=2&shared=8000&prompts=8"
+    plan = Run(workload, "full", 2.0, 0, 400, 40.0, 100.0, "load").plan()
+    drawn = Counter(one.shared_prompt for one in plan)
+    assert set(drawn) == set(range(8))
+    assert drawn[0] > 2 * drawn[3] > 0
+    assert {one.shared_tokens for one in plan} == {8000}
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    assert quantile([], 0.99) is None
+    assert quantile([5.0], 0.99) == 5.0
+    assert quantile([float(n) for n in range(1, 101)], 0.99) == 99.0
+    assert median([4.0, 1.0, 3.0, 2.0]) == 2.0
 
 
 def test_rows_of_another_profile_are_not_continued(tmp_path: Path) -> None:

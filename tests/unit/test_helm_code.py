@@ -172,7 +172,7 @@ def test_the_router_finds_workers_elsewhere(tools: Tools, tmp_path: Path) -> Non
 @every
 def test_variables_are_the_programs_own(documents: list[Document]) -> None:
     routers = {f"PPD_{name.upper()}" for name in Secrets.__struct_fields__}
-    routers |= {"PPD_MILVUS_TOKEN", PASSWORD_VARIABLE, KEY_VARIABLE}
+    routers |= {"PPD_CHROMA_TOKEN", "PPD_MILVUS_TOKEN", PASSWORD_VARIABLE, KEY_VARIABLE}
     for container in containers(documents):
         names = {variable["name"] for variable in container.get("env", ())}
         ours = {name for name in names if name.startswith("PPD_")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from ppd.ann.control import Aims
 
@@ -11,7 +12,7 @@ from ..parts import Block, Table, block, short, spread
 from ..ratios import HOW, compared, paired
 from ..results import Results, Rows
 
-_RATE = 5.0  # turns a second for each GPU, that places of the search are compared at
+_RATE = 4.0  # turns a second for each worker, that places of the search are compared at
 _STAGES = ("prefill", "decode")
 _NAMES = {  # in the order of the tables
     "ours": "ours",
@@ -199,31 +200,38 @@ def control(results: Results) -> Block:
 
 
 def placement(results: Results) -> Block:
-    """Return where vector search may run in a cluster of GPUs, by the cost model."""
-    rows = results.rows("search-placement.jsonl").newest()
-    sized: dict[tuple[int, str], list[dict[str, float]]] = {}
+    """Return where vector search may run in a cluster of GPUs, simulated."""
+    rows = results.rows("search-placement.jsonl").where(row="searches")
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for row in rows:
-        gpus = sum(row["gpus"].values())
-        line = {**row, "rate": row["turns_per_s"] / gpus}
-        sized.setdefault((gpus, row["where"]), []).append(line)
+        workers = sum(row["workers"].values())
+        groups.setdefault((row["profile"], workers, row["where"]), []).append(row)
     table = []
-    for (gpus, where), lines in sorted(sized.items(), reverse=True):
-        at = min(lines, key=lambda line: abs(line["rate"] - _RATE))
+    for (profile, workers, where), found in groups.items():
+        at = min(found, key=lambda row: abs(row["per_s_a_worker"] - _RATE))
         table.append(
             (
-                f"{gpus}",
+                f"`{profile}`",
+                f"{workers}",
                 where,
-                f"{max(line['rate'] for line in lines):.1f}",
-                *(short(at[key]) for key in ("ttft_ms", "prefill_search_ms", "decode_search_ms")),
+                f"{max(row['per_s_a_worker'] for row in found):g}",
+                _p50_p99(at, "ttft"),
+                _p50_p99(at, "tpot"),
+                _p50_p99(at, "prefill_search"),
+                _p50_p99(at, "decode_search"),
                 f"{at['kv_tokens']:,}",
             )
         )
-    head = ("GPUs", "search runs on", "turns/s a GPU, at most", "TTFT, ms", "prefill's search, ms")
-    caption = f"TTFT and searches at {_RATE:g} turns a second for each GPU"
+    head = ("profile", "workers", "search runs on", "turns/s a worker, at most")
+    times = ("TTFT, ms", "TPOT, ms", "prefill's search, ms", "decode's search, ms")
+    caption = f"p50 / p99 at {_RATE:g} turns a second for each worker"
     return block(
-        Table((*head, "decode's search, ms", "KV tokens of a decode GPU"), table, caption),
-        made_of=[rows],
+        Table((*head, *times, "KV tokens of a decode worker"), table, caption), made_of=[rows]
     )
+
+
+def _p50_p99(row: dict[str, Any], name: str) -> str:
+    return f"{short(row[f'{name}_p50_ms'])} / {short(row[f'{name}_p99_ms'])}"
 
 
 BLOCKS = {

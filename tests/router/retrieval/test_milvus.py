@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
-from aiohttp import web
 
 from eval.fake_worker.worker import FakeWorker
-from router.config.retrieval import Milvus, RetrievalConfig
+from router.config.retrieval import Chroma, Milvus, RetrievalConfig
 
 from ..conftest import Cluster
 from ..scripts import answering
+from .topics import TOPICS, vector_of
 
-TOPICS = ("cats", "dogs", "fish", "other")
 OPTIONS = {"collection": "docs", "k": 1}
-
-
-def vector_of(text: str) -> list[float]:
-    """A vector with 1 for each topic in the text."""
-    vector = [float(topic in text) for topic in TOPICS]
-    return vector if any(vector) else [0.0, 0.0, 0.0, 1.0]
-
-
-@pytest.fixture
-async def embeddings() -> AsyncIterator[str]:
-    """The URL of a server of embeddings."""
-
-    async def embed(request: web.Request) -> web.Response:
-        body = orjson.loads(await request.read())
-        rows = [{"index": i, "embedding": vector_of(one)} for i, one in enumerate(body["input"])]
-        return web.json_response({"data": rows[::-1]})
-
-    app = web.Application()
-    app.router.add_post("/v1/embeddings", embed)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
 
 
 @pytest.fixture
@@ -84,10 +57,12 @@ async def test_passages_come_from_milvus(cluster: Cluster, embeddings: str, data
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (RetrievalConfig(), "give one of url and milvus"),
+        (RetrievalConfig(), "give one of url, milvus and chroma"),
         (RetrievalConfig(url="http://p", milvus=Milvus("u", "http://e")), "give one of url"),
+        (RetrievalConfig(milvus=Milvus("u", "http://e"), chroma=Chroma("u", "e")), "give one of"),
         (RetrievalConfig(milvus=Milvus("u", "e")), "embeddings_url must begin with http"),
+        (RetrievalConfig(chroma=Chroma("u", "http://e")), "chroma.url must begin with http"),
     ],
 )
-def test_one_of_both(config: RetrievalConfig, problem: str) -> None:
+def test_one_of_them(config: RetrievalConfig, problem: str) -> None:
     assert problem in "; ".join(config.problems())

@@ -1,0 +1,15 @@
+"""The small model that emulated workers serve, and the tokens of their replies."""
+
+from __future__ import annotations
+
+import string
+
+from .. import tiny_model
+from ..tiny_model import ModelSpec
+
+# One layer with one head of 16: 64 bytes of KV a token, so that a million tokens fit.
+MODEL = ModelSpec(
+    dtype="bfloat16", layers=1, hidden=16, heads=1, kv_heads=1, max_context_tokens=131_072
+)
+_FIRST = len(tiny_model.SPECIAL_TOKENS) + string.printable.index("a")
+LETTERS = range(_FIRST, _FIRST + len(string.ascii_lowercase))  # ids of its tokenizer
