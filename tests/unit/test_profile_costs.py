@@ -6,11 +6,13 @@ import pytest
 
 from eval.emulation.clusters import Run
 from eval.emulation.compare import metrics, simulate
+from eval.profiles.files import FOLDER, read_file
 from eval.profiles.profile import Extend as ProfileExtend
 from eval.profiles.profile import Step, load_profile
 from eval.simulation.clock import Clock
-from eval.simulation.cost_model import Extend
+from eval.simulation.cost_model import Extend, paper_model
 from eval.simulation.engine import Engine, Job
+from eval.simulation.fitted_profile import fitted_profile
 from eval.simulation.planned import simulated
 from eval.simulation.profile_costs import ProfileCosts
 from eval.traffic.conversations import Conversation, PlannedTurn
@@ -75,6 +77,22 @@ def test_an_emulated_run_is_simulated_on_its_own_inputs(policy: str) -> None:
     assert {turn.route.value for turn in turns if turn.turn > 1} == {
         "local" if policy == "full" else "remote"
     }
+
+
+def test_the_papers_machine_is_a_profile() -> None:
+    model, name = paper_model(), "llama-3.1-8b-h100-vllm"
+    assert read_file(FOLDER / f"{name}.json") == fitted_profile(model)
+    costs = ProfileCosts(load_profile(name), model.serving.link_bytes_per_s * 8 / 1e9)
+    assert (costs.request_ms, costs.handover_ms) == (model.request_ms, model.handover_ms)
+    assert costs.overlap is model.overlap is False
+    assert costs.kv_capacity_tokens == model.kv_capacity_tokens
+    assert costs.transfer_ms == pytest.approx(model.transfer_ms)
+    shapes = [(0, 0, [Extend(512, 0)]), (0, 0, [Extend(8192, 0)]), (0, 0, [Extend(1024, 8192)])]
+    shapes += [(32, 32 * 2048, []), (16, 16 * 8192, [Extend(512, 4096)])]
+    for sequences, context, extends in shapes:
+        # A profile counts the token that a decode step adds to a context.
+        found = costs.step_ms(sequences, context - sequences, extends)
+        assert found == pytest.approx(model.step_ms(sequences, context, extends), rel=0.01)
 
 
 def test_pauses_of_two_kinds_are_refused() -> None:
