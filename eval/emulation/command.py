@@ -208,7 +208,9 @@ def run_cluster(options: argparse.Namespace) -> int:
                 continue
             of_router = run.policy, run.placement
             if of_router not in routers:
-                flags = ["--policy", run.policy, "--placement", run.placement]
+                config = folder / f"{run.placement}.toml"
+                config.write_text(f'placement = "{run.placement}"\n')
+                flags = ["--policy", run.policy, "--config", str(config)]
                 if run.policy == "ppd":
                     flags += table
                 routers[of_router] = start_cluster(cluster, options.shape, flags, target)
