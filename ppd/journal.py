@@ -246,6 +246,6 @@ def replay(
                     policy.observe(decided_on, event.route, event.ttft_ms, event.tpot_ms)
             case Reset():
                 if isinstance(policy, TablePolicy):
-                    policy.observed.reset()
+                    policy.reset()
             case _:
                 assert_never(event)

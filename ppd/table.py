@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import fmean, median
 
 from ppd.errors import TableError
 from ppd.table_file import Axes, CellRecord, Measured, Statistic, TableRecord, decode, problems
@@ -19,6 +20,10 @@ _MAX_PROBLEMS = 20  # in one message
 # The mean range of n normal values, in standard deviations.
 _RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
 _UNKNOWN_NOISE = 0.05  # relative; one seed has no measurable spread
+_MOSTLY_BUSY = 0.5  # requests that decode on a worker, in the mean
+# With overlap scheduling a prefill beside decodes waits for half of the step that runs, on average,
+# and for one that has been launched. Its own step also decodes the batch.
+_APPEND_WAIT_STEPS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Cell:
         running: mean number of requests in a decode worker's batch during the remote run.
         quiet_remote_ms: TTFT of the remote route when no other request waits.
         quiet_local_ms: TTFT of the local route when no other request waits.
+        append_wait_steps: decode steps that a local turn takes longer beside decodes.
     """
 
     index: int
@@ -69,6 +75,7 @@ class Cell:
     running: float
     quiet_remote_ms: float
     quiet_local_ms: float
+    append_wait_steps: float
 
 
 class Table:
@@ -79,6 +86,8 @@ class Table:
 
     Attributes:
         cells: all cells, in the order of their indices.
+        step_ms: the shortest decode step that was measured.
+        token_ms: time to prefill a token, at most; KV transfer is not in it.
 
     Raises:
         TableError: the record is not valid. The message names every problem.
@@ -97,9 +106,25 @@ class Table:
         sizes = [len(bins) for bins in axes]
         self._strides = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
         by_bins: dict[tuple[int, ...], CellRecord] = {c.bins: c for c in record.cells}
+        waits = [_append_wait_steps(record.cells, new) for new in range(sizes[1])]
         self.cells = tuple(
-            _cell(i, record.axes, by_bins[bins])
+            _cell(i, record.axes, by_bins[bins], waits[bins[1]])
             for i, bins in enumerate(product(*map(range, sizes)))
+        )
+        self.step_ms = min(cell.remote.tpot_ms for cell in self.cells)
+        self.token_ms = min(record.prefill_ms_per_token, record.append_ms_per_token)
+        self._log_quiet = [
+            [self._mean_log_quiet(context, new) for new in range(sizes[1])]
+            for context in range(sizes[0])
+        ]
+
+    def _mean_log_quiet(self, context: int, new: int) -> tuple[float, float]:
+        """Logarithms of both quiet TTFTs of two bins, averaged over the other axes."""
+        first = context * self._strides[0] + new * self._strides[1]
+        cells = self.cells[first : first + self._strides[1]]
+        return (
+            fmean(math.log(cell.quiet_remote_ms) for cell in cells),
+            fmean(math.log(cell.quiet_local_ms) for cell in cells),
         )
 
     @classmethod
@@ -151,6 +176,31 @@ class Table:
             index += (below - 1) * stride
         return self.cells[index]
 
+    def quiet_ttft_ms(self, context: float, new: float) -> tuple[float, float]:
+        """Interpolate the TTFT of a turn that nothing waits for, linear in logarithms.
+
+        Args:
+            context: tokens of KV before the turn.
+            new: tokens that the turn adds.
+
+        Returns:
+            Of the remote and of the local route.
+        """
+        row, down = _between(self._points[0], math.log1p(context))
+        column, right = _between(self._points[1], math.log1p(new))
+        remote = local = 0.0
+        for at_row, at_column, weight in (
+            (row, column, (1.0 - down) * (1.0 - right)),
+            (row, column + 1, (1.0 - down) * right),
+            (row + 1, column, down * (1.0 - right)),
+            (row + 1, column + 1, down * right),
+        ):
+            if weight:
+                log_remote, log_local = self._log_quiet[at_row][at_column]
+                remote += weight * log_remote
+                local += weight * log_local
+        return math.exp(remote), math.exp(local)
+
     def interpolate(
         self, context: float, new: float, output: float, qps: float
     ) -> tuple[Costs, Costs]:
@@ -189,6 +239,22 @@ class Table:
         )
 
 
+def _append_wait_steps(cells: Sequence[CellRecord], new: int) -> float:
+    """Measure how many decode steps longer a local turn takes beside decodes.
+
+    It is the median over the cells of a bin of new tokens whose home mostly decoded. Large appends
+    take many steps, because chunks are bounded there.
+    """
+    found = [
+        (cell.local.ttft_ms.median - cell.local.quiet_ttft_ms)
+        / cell.local.tpot_ms.median
+        / (1.0 - math.exp(-cell.remote.running))
+        for cell in cells
+        if cell.bins[1] == new and cell.seeds and cell.remote.running >= _MOSTLY_BUSY
+    ]
+    return max(_APPEND_WAIT_STEPS, median(found)) if found else _APPEND_WAIT_STEPS
+
+
 def base_name(model: str) -> str:
     """A model's name without its folders, which may differ between workers."""
     return model.rstrip("/").rpartition("/")[2]
@@ -216,7 +282,7 @@ def _blend(parts: Sequence[tuple[float, Costs]]) -> Costs:
     return Costs(exp(ttft), exp(tpot), ttft_tail, tpot_tail)
 
 
-def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
+def _cell(index: int, axes: Axes, record: CellRecord, append_wait_steps: float) -> Cell:
     named = zip(axes.each(), record.bins, strict=True)
     label = " ".join(
         f"{name.removesuffix('_tokens')}=[{bins[i].low:g},{bins[i].high:g})"
@@ -231,6 +297,7 @@ def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
         running=record.remote.running,
         quiet_remote_ms=record.remote.quiet_ttft_ms,
         quiet_local_ms=record.local.quiet_ttft_ms,
+        append_wait_steps=append_wait_steps,
     )
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from msgspec import structs
 
 from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route
-from ppd.observed import Observed
+from ppd.observed import Observed, RemoteShares
 from ppd.policies import DynamoThreshold
 from ppd.score import Objective, Score, local_within_noise, score
 from ppd.table import Cell, Costs, Table
@@ -27,9 +27,10 @@ class Correction(StrEnum):
 
     Attributes:
         INTERPOLATION: interpolate costs between the points where cells were measured.
-        STALE_PREFIX: add the tokens that the prefill worker has missed to a remote turn.
-        LOAD: add the current queues and the home's batch where they are longer than in the
-            measurement; refuse a local turn for which the home has no free KV.
+        STALE_PREFIX: add the tokens that the prefill worker has missed to a remote turn, and those
+            that it will miss to a local turn.
+        LOAD: replace the waits of the measurement by the current ones: queues, and the home's
+            batch; refuse a local turn for which the home has no free KV.
         RESERVATION: keep the append tokens under way on a decode worker within a budget.
         SHRINKAGE: multiply a cell's costs by the factors observed in served turns.
         NOISE: choose remote only if it is better by more than the measurement's standard error.
@@ -48,7 +49,8 @@ DEFAULT_CORRECTIONS = frozenset(
     {Correction.STALE_PREFIX, Correction.LOAD, Correction.RESERVATION, Correction.NOISE}
 )
 
-_MAX_CROWDING = 2.0  # bound on the extrapolation of TPOT losses to larger batches
+_REMOTE_WAIT_STEPS = 0.5  # KV that has arrived is taken up when the decode step ends
+_MIN_OUTPUT = 8  # tokens of a reply over which a delay counts as TPOT, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class TablePolicy(Policy):
         self.corrections = corrections
         self.append_budget_tokens = append_budget_tokens
         self.observed = Observed()
+        self.remote_shares = RemoteShares()
         self._fallback = DynamoThreshold()
 
     def choose(self, features: Features, objective: Objective) -> Decision:
@@ -89,16 +92,25 @@ class TablePolicy(Policy):
         return decision
 
     def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
-        """Record the measured costs of a served turn for the ``shrinkage`` correction.
+        """Record the route and the measured costs of a served turn.
 
-        They are compared with the costs before shrinkage, so that its factors do not compound.
+        ``shrinkage`` compares them with the costs before shrinkage, so that its factors do not
+        compound.
         """
         cell = self._cell(features)
-        if cell is None or route is Route.REPLICA or Correction.SHRINKAGE not in self.corrections:
+        if cell is None or route is Route.REPLICA:
+            return
+        self.remote_shares.note(cell.index, route)
+        if Correction.SHRINKAGE not in self.corrections:
             return
         *_, step, _observed = self._steps(features, cell)
         expected = step.local if route is Route.LOCAL else step.remote
         self.observed.note(cell.index, route, expected, ttft_ms, tpot_ms)
+
+    def reset(self) -> None:
+        """Discard what was observed of served turns."""
+        self.observed.reset()
+        self.remote_shares.reset()
 
     def _by_table(self, features: Features, objective: Objective) -> Decision:
         cell = self._cell(features)
@@ -135,29 +147,16 @@ class TablePolicy(Policy):
         if Correction.INTERPOLATION in self.corrections:
             remote, local = self.table.interpolate(*_workload(features))
             yield _Step(Reason.INTERPOLATION, remote, local)
-        record = self.table.record
-        late_ms = 0.0
-        if Correction.STALE_PREFIX in self.corrections and features.missed_tokens:
-            late_ms = features.missed_tokens * record.prefill_ms_per_token
-            remote = replace(remote, ttft_ms=remote.ttft_ms + late_ms)
+        stale_ms = owed_ms = 0.0
+        if Correction.STALE_PREFIX in self.corrections:
+            stale_ms, owed_ms = self._catching_up_ms(features, cell)
+            remote = replace(remote, ttft_ms=remote.ttft_ms + stale_ms)
+            local = replace(local, ttft_ms=local.ttft_ms + owed_ms)
             yield _Step(Reason.STALE_PREFIX, remote, local)
         if Correction.LOAD in self.corrections:
-            # The TTFT of a turn is its TTFT alone plus the current wait. The cell's own TTFT
-            # includes the wait that is usual at its QPS, and is the minimum.
-            if features.prefill_queue_tokens:
-                wait_ms = features.prefill_queue_tokens * record.prefill_ms_per_token
-                now_ms = cell.quiet_remote_ms + late_ms + wait_ms
-                remote = replace(remote, ttft_ms=max(now_ms, remote.ttft_ms))
-            if features.home_append_tokens:
-                wait_ms = features.home_append_tokens * record.append_ms_per_token
-                now_ms = cell.quiet_local_ms + wait_ms
-                local = replace(local, ttft_ms=max(now_ms, local.ttft_ms))
-            # A larger batch has more conversations, whose next turns are appended beside it.
-            lost_ms = local.tpot_ms - remote.tpot_ms
-            crowding = (features.home_running + 1) / (cell.running + 1)
-            if lost_ms > 0 and crowding > 1:
-                lost_ms *= min(_MAX_CROWDING, crowding)
-                local = replace(local, tpot_ms=remote.tpot_ms + lost_ms)
+            remote, local = self._loaded(features, cell, remote, local)
+            remote = replace(remote, ttft_ms=remote.ttft_ms + stale_ms)
+            local = replace(local, ttft_ms=local.ttft_ms + owed_ms)
             yield _Step(Reason.LOAD, remote, local)
         if Correction.SHRINKAGE in self.corrections:
             yield _Step(
@@ -165,6 +164,44 @@ class TablePolicy(Policy):
                 self.observed.correct(cell.index, Route.REMOTE, remote),
                 self.observed.correct(cell.index, Route.LOCAL, local),
             )
+
+    def _catching_up_ms(self, features: Features, cell: Cell) -> tuple[float, float]:
+        """What a remote turn takes for missed tokens, and what a local turn leaves to a later one.
+
+        The prefill worker computes missed tokens once, with the next remote turn. If that one comes
+        anyway, the missed tokens are no reason to avoid it now. But a local turn adds its own.
+        """
+        assert self.table is not None
+        comes = self.remote_shares.of(cell.index)
+        token_ms = self.table.token_ms
+        return (
+            (1.0 - comes) * features.missed_tokens * token_ms,
+            comes * features.new_tokens * token_ms,
+        )
+
+    def _loaded(
+        self, features: Features, cell: Cell, remote: Costs, local: Costs
+    ) -> tuple[Costs, Costs]:
+        """The costs with the current waits in place of those of the measurement.
+
+        An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
+        each of them, over the tokens of a reply.
+        """
+        table = self.table
+        assert table is not None
+        context, new, output, _ = _workload(features)
+        remote_ms, local_ms = table.quiet_ttft_ms(context, new)
+        delay_ms = max(0.0, local_ms - table.step_ms)
+        lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
+        remote_ms += features.prefill_queue_tokens * table.token_ms
+        local_ms += features.home_append_tokens * table.record.append_ms_per_token
+        if features.home_running:
+            remote_ms += _REMOTE_WAIT_STEPS * remote.tpot_ms
+            local_ms += cell.append_wait_steps * remote.tpot_ms
+        return (
+            replace(remote, ttft_ms=remote_ms),
+            replace(local, ttft_ms=local_ms, tpot_ms=remote.tpot_ms + lost_ms),
+        )
 
     def _veto(self, features: Features) -> Reason | None:
         """The reason for which a turn must not be local, at any saving; None without one."""

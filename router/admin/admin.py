@@ -271,7 +271,7 @@ class Admin:
             if not isinstance(policy, TablePolicy):
                 raise RequestError(f"policy {self.policy_spec} observes nothing")
             deleted += len(observed_factors(model))
-            policy.observed.reset()
+            policy.reset()
             shown = model.name if len(self.models) > 1 else ""
             self.journal.reset(Reset(at_s=self.clock(), model=shown))
         return json_response(ResetResult(deleted))

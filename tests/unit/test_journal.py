@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -54,7 +55,7 @@ def test_a_replay_reproduces_every_decision(
             policy.observe(one, now.route, ttft_ms, tpot_ms)
         lines.append(to_line(finished(number, now.route, ttft_ms, tpot_ms)))
         if reset:
-            policy.observed.reset()
+            policy.reset()
             lines.append(to_line(Reset(0.0)))
     again = list(replay(read(lines), fresh))
     assert [one.now for one in again] == [one.was.decision for one in again]
@@ -66,9 +67,10 @@ def log_of(*events: Event) -> Iterator[Event]:
 
 
 def test_other_weights_and_policies_say_what_would_have_changed() -> None:
-    was = fresh(OPENED).choose(FEATURES, Weights())
+    seen = replace(FEATURES, home_running=3)  # an append would delay them
+    was = fresh(OPENED).choose(seen, Weights())
     events = (OPENED, decided(1, None, Weights(), decide(None, fresh(OPENED), Weights())),
-              decided(2, FEATURES, Weights(), was))  # fmt: skip
+              decided(2, seen, Weights(), was))  # fmt: skip
     assert not any(one.changed for one in replay(log_of(*events), fresh))
     (first, second) = replay(log_of(*events), fresh, Weights(0, 1))
     assert (first.changed, second.changed) == (False, True)

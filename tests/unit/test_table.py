@@ -173,3 +173,29 @@ def test_costs_grow_steadily_between_two_points() -> None:
     values = [TABLE.interpolate(c, 64, 128, 1)[0].ttft_ms for c in range(1000, 8001, 500)]
     assert values == sorted(values)
     assert values[0] < values[7] < values[-1]
+
+
+def test_quiet_times_meet_the_measured_ones_and_are_steady_between() -> None:
+    table = Table(table_record(lambda c, n, _o, _q: (100.0 + 100 * c, 9.0, 50.0 + 60 * n, 9.0)))
+    assert table.quiet_ttft_ms(1000, 64) == pytest.approx((100.0, 50.0))
+    assert table.quiet_ttft_ms(1000, 1024) == pytest.approx((100.0, 110.0))
+    assert table.quiet_ttft_ms(10**6, 1) == pytest.approx((200.0, 50.0)), "the nearest point"
+    between = [table.quiet_ttft_ms(1000, new)[1] for new in range(64, 1025, 32)]
+    assert between == sorted(between)
+
+
+def test_the_wait_of_appends_is_that_of_busy_cells() -> None:
+    def waits(local_ms: float, running: float) -> list[float]:
+        record = table_record(lambda *_: (100.0, 10.0, local_ms, 10.0), running=running)
+        cells = tuple(
+            msgspec.structs.replace(
+                cell, local=msgspec.structs.replace(cell.local, quiet_ttft_ms=50.0)
+            )
+            for cell in record.cells
+        )
+        table = Table(msgspec.structs.replace(record, cells=cells))
+        return [cell.append_wait_steps for cell in table.cells]
+
+    assert waits(150.0, 20.0) == pytest.approx([10.0] * 8)  # 100 ms longer, always busy
+    assert waits(60.0, 20.0) == [2.0] * 8  # a step that has been launched, at least
+    assert waits(150.0, 0.1) == [2.0] * 8  # hardly ever busy: not measured

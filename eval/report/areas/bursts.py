@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -202,7 +203,7 @@ def control(results: Results) -> Block:
 def placement(results: Results) -> Block:
     """Return where vector search may run in a cluster of GPUs, simulated."""
     rows = results.rows("search-placement.jsonl").where(row="searches")
-    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         workers = sum(row["workers"].values())
         groups.setdefault((row["profile"], workers, row["where"]), []).append(row)
@@ -230,7 +231,7 @@ def placement(results: Results) -> Block:
     )
 
 
-def _p50_p99(row: dict[str, Any], name: str) -> str:
+def _p50_p99(row: Mapping[str, Any], name: str) -> str:
     return f"{short(row[f'{name}_p50_ms'])} / {short(row[f'{name}_p99_ms'])}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..parts import Block, Table, block, percent, short
@@ -60,10 +60,10 @@ def emulated(results: Results) -> Block:
     return block(Table((*head, "busiest"), table, caption), made_of=[rows])
 
 
-def _busiest(row: dict[str, Any], kind: str) -> float:
+def _busiest(row: Mapping[str, Any], kind: str) -> float:
     """The busiest device of a kind, divided by the mean."""
     busy_ms = [ms for worker, ms in row["busy_ms_of"].items() if worker.startswith(kind)]
-    return max(busy_ms) / statistics.mean(busy_ms)
+    return float(max(busy_ms) / statistics.mean(busy_ms))
 
 
 BLOCKS: dict[str, Callable[[Results], Block]] = {
