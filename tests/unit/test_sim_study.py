@@ -52,9 +52,9 @@ def test_the_tables_policy_weighs_as_on_a_router() -> None:
         routing = Routing(TABLE, Weights(1.0, w_tpot))
         return study(COSTS, "1P_3pD", "ppd", traffic(2.0), 0, routing=routing).local_share
 
-    # In this chat's cells the table saves at most 0.75 of TTFT, and costs at least 0.1 of TPOT.
+    # With much weight on TPOT a turn is local only where nothing decodes, so that it delays nobody.
     assert local_share(1.0) > 0.9
-    assert local_share(20.0) == 0.0
+    assert 0.0 < local_share(20.0) < 0.6
     with pytest.raises(ConfigError, match="--table"):
         study(COSTS, "1P_3pD", "ppd", traffic(), 0)
 
@@ -198,7 +198,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("cluster", *mine[:-2], "--shapes", "1P_1pD", *table, *placed) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["placement"] for line in lines] == ["chance", "least-loaded"]
-    assert all(line["local_share"] == 1.0 for line in lines)
+    assert all(line["policy"] == "ppd" and line["local_share"] > 0.5 for line in lines)
     assert run("plan", *mine, "--slo-ttft-ms", "200", "--max-workers", "2") == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["best"]["shape"] == "1R"
