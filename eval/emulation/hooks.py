@@ -44,7 +44,7 @@ class Emulation:
             check_applied(self.hooks())
             drafts = None if self._drafts is None else self._drafts.drafts
             problems = _problems(scheduler.server_args, drafts)
-            if not scheduler.enable_overlap:
+            if not scheduler.enable_overlap and drafts is None:
                 problems.append("--disable-overlap-schedule: results would be read at once")
             if problems:
                 raise ConfigError("not emulated: " + "; ".join(problems))
@@ -53,13 +53,16 @@ class Emulation:
         scheduler.emulates_device = True  # read by sglang_patches/local_step.py
 
     def run_batch(self, original: Any, scheduler: Any, batch: Any, *rest: Any) -> Any:
-        """Note which requests are in the step that follows."""
+        """Note which requests are in the step that follows; without overlap, wait for its end."""
         queued = [req.time_stats.wait_queue_entry_time for req in batch.reqs]
         known = [at_s for at_s in queued if at_s]
         self._device.plan(
             Work(frozenset(str(req.rid) for req in batch.reqs), min(known, default=0.0))
         )
-        return original(scheduler, batch, *rest)
+        result = original(scheduler, batch, *rest)
+        if not scheduler.enable_overlap:  # the scheduler reads the result at once
+            self._device.wait_until(self._device.free_at_s)
+        return result
 
     def forward(self, _original: Any, runner: Any, batch: Any, *_: Any, **__: Any) -> Any:
         """Launch a step instead of computing it."""
