@@ -74,8 +74,8 @@ _DRAFTS = "0.9,0.7,0.5@0.04"
 def test_drafts_are_accepted_at_their_rates(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("drafts")
     profile, drafts = load_profile(_PROFILE), Drafts.parse(_DRAFTS)
-    workload = "turns:3?first=2048&first_out=192&new=128&out=192&think_s=0.1"
-    run = Run(workload, "full", 2.0, 0, 6, 20.0, 100.0, drafts=_DRAFTS)
+    workload = "turns:2?first=2048&first_out=128&new=128&out=128&think_s=0.1"
+    run = Run(workload, "full", 1.0, 0, 3, 60.0, 100.0, drafts=_DRAFTS)
     with (
         worker_launcher(folder) as launch,
         emulated(launch, profile, _PROFILE, folder / "emulated", drafts) as cluster,
@@ -88,8 +88,8 @@ def test_drafts_are_accepted_at_their_rates(tmp_path_factory: pytest.TempPathFac
         finally:
             begin_stop(launch.started)
     assert summary["failed"] == 0
-    assert summary["local"] == 12  # all later turns
-    assert {turn["output_tokens"] for turn in turns} == {192}
+    assert summary["local"] == 3  # all later turns
+    assert {turn["output_tokens"] for turn in turns} == {128}
     # Three verify steps' worth of drafts, and one forward of the draft behind each.
     step = Step((), 1, 2200, drafts.steps + 1)
     alone_ms = profile.step_ms(step) + drafts.share * (
