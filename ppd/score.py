@@ -8,7 +8,7 @@ likely to meet them is better. Nothing is measured here: another objective compa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -128,10 +128,11 @@ def local_within_noise(
         measured: costs of the local route as measured; only these are uncertain.
         noise: the relative standard errors of the measurement.
     """
-    lowered = replace(
-        local,
-        ttft_ms=_lowered(local.ttft_ms, measured.ttft_ms, noise.ttft),
-        tpot_ms=_lowered(local.tpot_ms, measured.tpot_ms, noise.tpot),
+    lowered = Costs(
+        _lowered(local.ttft_ms, measured.ttft_ms, noise.ttft),
+        _lowered(local.tpot_ms, measured.tpot_ms, noise.tpot),
+        local.ttft_tail,
+        local.tpot_tail,
     )
     return score(objective, remote, lowered).prefers_local
 

@@ -8,7 +8,7 @@ decision is its reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import structs
@@ -150,13 +150,10 @@ class TablePolicy(Policy):
         stale_ms = owed_ms = 0.0
         if Correction.STALE_PREFIX in self.corrections:
             stale_ms, owed_ms = self._catching_up_ms(features, cell)
-            remote = replace(remote, ttft_ms=remote.ttft_ms + stale_ms)
-            local = replace(local, ttft_ms=local.ttft_ms + owed_ms)
+            remote, local = _later(remote, stale_ms), _later(local, owed_ms)
             yield _Step(Reason.STALE_PREFIX, remote, local)
         if Correction.LOAD in self.corrections:
-            remote, local = self._loaded(features, cell, remote, local)
-            remote = replace(remote, ttft_ms=remote.ttft_ms + stale_ms)
-            local = replace(local, ttft_ms=local.ttft_ms + owed_ms)
+            remote, local = self._loaded(features, cell, remote, local, stale_ms, owed_ms)
             yield _Step(Reason.LOAD, remote, local)
         if Correction.SHRINKAGE in self.corrections:
             yield _Step(
@@ -180,7 +177,13 @@ class TablePolicy(Policy):
         )
 
     def _loaded(
-        self, features: Features, cell: Cell, remote: Costs, local: Costs
+        self,
+        features: Features,
+        cell: Cell,
+        remote: Costs,
+        local: Costs,
+        stale_ms: float,
+        owed_ms: float,
     ) -> tuple[Costs, Costs]:
         """The costs with the current waits in place of those of the measurement.
 
@@ -193,14 +196,15 @@ class TablePolicy(Policy):
         remote_ms, local_ms = table.quiet_ttft_ms(context, new)
         delay_ms = max(0.0, local_ms - table.step_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
-        remote_ms += features.prefill_queue_tokens * table.token_ms
-        local_ms += features.home_append_tokens * table.record.append_ms_per_token
+        remote_ms += stale_ms + features.prefill_queue_tokens * table.token_ms
+        local_ms += owed_ms + features.home_append_tokens * table.record.append_ms_per_token
         if features.home_running:
             remote_ms += _REMOTE_WAIT_STEPS * remote.tpot_ms
             local_ms += cell.append_wait_steps * remote.tpot_ms
+        tpot_ms = remote.tpot_ms
         return (
-            replace(remote, ttft_ms=remote_ms),
-            replace(local, ttft_ms=local_ms, tpot_ms=remote.tpot_ms + lost_ms),
+            Costs(remote_ms, tpot_ms, remote.ttft_tail, remote.tpot_tail),
+            Costs(local_ms, tpot_ms + lost_ms, local.ttft_tail, local.tpot_tail),
         )
 
     def _veto(self, features: Features) -> Reason | None:
@@ -211,6 +215,11 @@ class TablePolicy(Policy):
         if Correction.LOAD in self.corrections and not features.fits_at_home:
             return Reason.HOME_FULL
         return None
+
+
+def _later(costs: Costs, ms: float) -> Costs:
+    """The costs with a TTFT that is longer; ``dataclasses.replace`` takes three times as long."""
+    return Costs(costs.ttft_ms + ms, costs.tpot_ms, costs.ttft_tail, costs.tpot_tail)
 
 
 def _workload(features: Features) -> tuple[int, int, int, float]:
