@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from eval.emulation.workers import Emulated, emulated
 from eval.profiles.profile import Step, load_profile
 from eval.summary import Slo
 from ppd.contract import Role
+from sglang_patches.engines import ENGINES
 
 from .workers import begin_stop, wait_ready, worker_launcher
 
@@ -71,6 +73,10 @@ def test_a_flag_that_is_not_emulated_ends_the_worker(cluster: Emulated) -> None:
 _DRAFTS = "0.9,0.7,0.5@0.04"
 
 
+@pytest.mark.skipif(
+    not ENGINES[version("sglang")].speculative_algorithms,
+    reason="this SGLang refuses speculation beside the decode radix cache",
+)
 def test_drafts_are_accepted_at_their_rates(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("drafts")
     profile, drafts = load_profile(_PROFILE), Drafts.parse(_DRAFTS)
