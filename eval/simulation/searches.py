@@ -67,13 +67,13 @@ class SearchCost:
         expansions: nodes whose neighbours it reads, one after the other.
         hop_ms: of one expansion alone: a read that the next one depends on.
         memory_share: of the peak bandwidth, that reads of single rows reach.
-        way_ms: to another GPU's server and back.
+        round_trip_ms: to another GPU's server and back.
     """
 
     expansions: int = 96
     hop_ms: float = 0.006
     memory_share: float = 0.35
-    way_ms: float = 0.3
+    round_trip_ms: float = 0.3
 
     def hop_of(self, lanes: int, index: Index, memory_bytes_per_s: float) -> float:
         """Return the milliseconds of one expansion of so many searches side by side."""
@@ -312,14 +312,16 @@ class SearchSimulation:
 
     def _search(self, engine: Engine, then: Then, now_ms: float, *, on_own: bool) -> None:
         """Search on an engine, or in the pool; ``then`` has the way back in it."""
-        way_ms = 0.0 if on_own and self._where is not Architecture.POOL else self._cost.way_ms
+        round_trip_ms = (
+            0.0 if on_own and self._where is not Architecture.POOL else self._cost.round_trip_ms
+        )
 
         def back(end_ms: float) -> None:
-            self._clock.at(end_ms + way_ms / 2, then)
+            self._clock.at(end_ms + round_trip_ms / 2, then)
 
         if self._where is Architecture.POOL:
             pool = min(self._pools, key=lambda one: one.load)
-            self._clock.at(now_ms + way_ms / 2, partial(pool.search, back))
+            self._clock.at(now_ms + round_trip_ms / 2, partial(pool.search, back))
             return
         ms = self._cost.expansions * self._cost.hop_of(1, self._index, self._memory)
-        self._clock.at(now_ms + way_ms / 2, partial(engine.search, ms, back))
+        self._clock.at(now_ms + round_trip_ms / 2, partial(engine.search, ms, back))

@@ -65,7 +65,7 @@ def test_every_turn_ends_and_searches_as_often_as_it_must(where: Architecture) -
     assert 25 <= turns <= 60
     assert len(found.ttft_ms) == len(found.prefill_search_ms) == turns
     assert len(found.decode_search_ms) == 3 * turns  # after 64, 128 and 192 of 256 tokens
-    least_ms = ALONE_MS if where is not Architecture.POOL else ALONE_MS + COST.way_ms
+    least_ms = ALONE_MS if where is not Architecture.POOL else ALONE_MS + COST.round_trip_ms
     assert min(found.prefill_search_ms) == pytest.approx(least_ms)
 
 
@@ -73,7 +73,7 @@ def test_decode_searches_wait_for_steps_unless_there_is_a_pool() -> None:
     coupled, pool = simulate(Architecture.COUPLED, 6.0), simulate(Architecture.POOL, 6.0)
     waited = statistics.median(coupled.decode_search_ms)
     assert waited > ALONE_MS + 0.3 * COSTS.step_ms(1, 2048, [])
-    assert statistics.median(pool.decode_search_ms) < 2 * (ALONE_MS + COST.way_ms)
+    assert statistics.median(pool.decode_search_ms) < 2 * (ALONE_MS + COST.round_trip_ms)
     # Of four workers the pool has taken one of the two that decode.
     assert statistics.median(pool.tpot_ms) > statistics.median(coupled.tpot_ms)
 
