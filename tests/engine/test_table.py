@@ -31,7 +31,7 @@ def cheap_local(c: int, n: int, o: int, q: int) -> tuple[float, float, float, fl
 
 def cheap_remote(c: int, n: int, o: int, q: int) -> tuple[float, float, float, float]:
     """Costs of a cell where the remote route is better."""
-    return 100.0, 10.0, 110.0, 20.0
+    return 100.0, 10.0, 400.0, 20.0
 
 
 def write_table(path: Path, costs: CostsOf, model: str) -> Path:
