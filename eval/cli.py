@@ -106,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
 
     of_pool = _group(commands, "pool", "studies of the vector-search pool")
     pool.add_queueing(of_pool)
+    pool.add_control(of_pool)
     pool.add_bursts(of_pool)
     rag.add_to(_group(commands, "rag", "chats with passages from a pool"))
     return top

@@ -28,8 +28,16 @@ class Arrival:
     limit: int
 
 
-def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
-    """Draw Poisson arrivals of ``rate`` a second on average, five times as dense in bursts."""
+def draw(rate: float, seconds: float, queries: int, seed: int, wider: int = 1) -> list[Arrival]:
+    """Draw Poisson arrivals, five times as dense in bursts.
+
+    Args:
+        rate: arrivals a second on average.
+        seconds: duration.
+        queries: number of different queries.
+        seed: of the draw.
+        wider: factor of itopk in decode searches.
+    """
     source = random.Random(seed)
     period_s = _QUIET_S + _BURST_S
     quiet_rate = rate * period_s / (_QUIET_S + _BURST * _BURST_S)
@@ -42,4 +50,6 @@ def draw(rate: float, seconds: float, queries: int, seed: int) -> list[Arrival]:
             return arrivals
         stage = Stage.PREFILL if source.random() < _PREFILL_SHARE else Stage.DECODE
         itopk, limit = source.choice(KINDS[stage])
+        if stage is Stage.DECODE:
+            itopk *= wider
         arrivals.append(Arrival(now_s, stage, source.randrange(queries), itopk, limit))

@@ -21,16 +21,18 @@ from ppd.ann.space import Rows
 
 from ..provenance import provenance
 from ..raw_rows import Write, appending
-from . import burst_study, huge_pages, over_http
+from . import burst_study, hdf5, huge_pages, over_http
 from . import rivals as pool_rivals
 from .burst_rounds import Rounds
 from .given import Given, Sample, print_progress, split
+from .hdf5 import Published
 from .recall import RECALL, qps_at
 from .rivals import LIMIT, Ids, Index
 
-_WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+_WIDTHS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _ENOUGH = 0.985  # recall after which a curve is not followed
 _LARGE_DIMENSIONS, _LARGE_CLUSTERS = 128, 2000
+_LARGE_SWEPT = ("hnswlib_32_200",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,15 @@ class Plan:
     Attributes:
         sample: the small collection.
         large: rows of the clustered collection; 0: none.
+        hdf5: files of published sets. If there are some, only the indexes on these are compared.
+        indexes: names of the indexes; none: all of them on the small and the published sets. On
+            the clustered one, of those with other parameters, ``_LARGE_SWEPT``.
     """
 
     sample: Sample
     large: int
+    hdf5: tuple[Path, ...]
+    indexes: tuple[str, ...]
     rounds: int
     burst_s: float
     threads: int
@@ -68,10 +75,15 @@ def run(plan: Plan, out: Path | None) -> int:
         summary: dict[str, Any] = {}
         sample = plan.sample
         origin = provenance(sample.seed)
+        for published in (hdf5.read(path, LIMIT) for path in plan.hdf5):
+            summary[published.name] = _compare(published, plan, pool_rivals.ALL, write, origin)
+        if plan.hdf5:
+            print(json.dumps(summary))
+            return 0
         rows, queries, source = sample.embedded()
+        small = _with_truth("small", rows, queries)
         given = Given(rows, plan.threads)
-        names = pool_rivals.NAMES
-        summary["small"] = _compare("small", given, queries, plan, names, write, origin | source)
+        summary["small"] = _compare(small, plan, pool_rivals.ALL, write, origin | source, given)
         bursty = burst_study.measure(
             Rounds(given.target, queries, plan.threads, plan.burst_s, sample.seed),
             plan.rounds,
@@ -84,8 +96,9 @@ def run(plan: Plan, out: Path | None) -> int:
             rows, queries = split(
                 clustered(plan.large + sample.queries, sample.seed), sample.queries
             )
-            given = Given(rows, plan.threads)
-            summary["large"] = _compare("large", given, queries, plan, names, write, origin)
+            clusters = _with_truth("large", rows, queries)
+            names = (*pool_rivals.NAMES, *_LARGE_SWEPT, *pool_rivals.ON_CARD)
+            summary["large"] = _compare(clusters, plan, names, write, origin)
         summary["bursty"], summary["identical_ids"] = bursty
     print(json.dumps(summary))
     return 0
@@ -112,19 +125,22 @@ def clustered(count: int, seed: int) -> Rows:
     return rows
 
 
+def _with_truth(name: str, rows: Rows, queries: Rows) -> Published:
+    return Published(name, rows, queries, faiss.knn(queries, rows, LIMIT)[1])
+
+
 def _compare(
-    name: str,
-    given: Given,
-    queries: Rows,
+    of: Published,
     plan: Plan,
     names: Sequence[str],
     write: Write,
     origin: dict[str, object],
+    given: Given | None = None,
 ) -> dict[str, Any]:
-    rows = given.rows
-    _, truth = faiss.knn(queries, rows, LIMIT)
+    name, rows, queries, truth = of.name, of.rows, of.queries, of.truth
+    given = given or Given(rows, plan.threads)
     indexes = []
-    for index_name in names:
+    for index_name in plan.indexes or names:
         began_s = time.perf_counter()
         indexes.append(pool_rivals.make(index_name, given))
         built_s = time.perf_counter() - began_s
@@ -146,7 +162,7 @@ def _compare(
         for threads in (1, plan.threads):
             summary[f"{index.name}_qps_{threads}t"] = _qps_at(points, index.name, threads)
     for index in indexes:
-        if index.name in ("ours", "ours_fp32", "hnswlib", *pool_rivals.ON_CARD):
+        if index.name in ("ours", "ours_fp32", "hnswlib", "faiss_hnsw_sq", *pool_rivals.ON_CARD):
             width = _width_at(points, index.name)
             took = _one_by_one(index, queries, width, plan.rounds)
             p50, p99 = (float(np.percentile(took, share)) * 1e6 for share in (50, 99))

@@ -62,6 +62,7 @@ class Rounds:
                 "searches": len(arrivals),
                 "n": self._target.snapshot.count,
                 "scheduling_us": served.scheduling_us,
+                "choosing_us": served.choosing_us,
                 "identical_ids": self._identical(served),
             }
             yield from _by_stage({**common, "way": way, **of_all}, served.waits())

@@ -49,6 +49,7 @@ def measure(
                     values[f"{way}_{stage}_{field}"].append(row[field])
                 values[f"{way}_missed"].append(row["missed_of_all"])
                 values[f"{way}_scheduling_us"].append(row["scheduling_us"])
+                values[f"{way}_choosing_us"].append(row.get("choosing_us", 0.0))
         summary[name] = {key: round(statistics.median(of), 4) for key, of in values.items()}
         print_progress(json.dumps({name: summary[name]}))
     return summary, identical

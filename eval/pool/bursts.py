@@ -24,12 +24,12 @@ from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 
+from . import to_the_end
 from .arrivals import Arrival, draw
 from .orders import BATCH, Queue, Way, queue_of
 from .stopwatch import Stopwatch, TimedLanes
 from .waits import Waits
 
-CONTROLS = Controls(reserved=0.5, flush_s=0.001)
 _NEVER_CUT_S = 3600.0
 _ITOPK = 256
 
@@ -51,10 +51,12 @@ class Served:
 
     Attributes:
         scheduling_us: processor time of each search outside the compiled code.
+        choosing_us: the part of it in which the order is kept.
     """
 
     answered: Sequence[Answered]
     scheduling_us: float
+    choosing_us: float
 
     def waits(self) -> Waits:
         """Return the latencies."""
@@ -128,23 +130,27 @@ def run(way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], thre
     cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(_pinned, next(cores), loop) for _ in range(threads)]
-        scheduling_s = sum(future.result() for future in futures)
+        watches = [future.result() for future in futures]
     assert len(feed.answered) == len(arrivals), "every search is answered"
-    return Served(feed.answered, scheduling_s * 1e6 / len(arrivals))
+    scheduling_s = sum(watch.other_s() for watch in watches)
+    choosing_s = sum(watch.choosing_s for watch in watches)
+    count = len(arrivals)
+    return Served(feed.answered, scheduling_s * 1e6 / count, choosing_s * 1e6 / count)
 
 
-def _pinned(core: int, loop: Callable[[Stopwatch], None]) -> float:
-    """As the pool's own threads are. Returns the seconds of processor time for the order."""
+def _pinned(core: int, loop: Callable[[Stopwatch], None]) -> Stopwatch:
+    """As the pool's own threads are."""
     process.stay_on(core)
     watch = Stopwatch()
     loop(watch)
-    return watch.other_s()
+    watch.stop()
+    return watch
 
 
 def _ours(feed: _Feed, searches: int, engines: int) -> Callable[[Stopwatch], None]:
     pace = Pace()
     plenty = Bounds(searches + 1, searches + 1)
-    scheduler = Scheduler(plenty, CONTROLS, lambda: pace.expansion_s)
+    scheduler = Scheduler(plenty, Controls(), lambda: pace.expansion_s)
 
     def loop(watch: Stopwatch) -> None:
         def make(snapshot: Snapshot, lanes: int, itopk: int) -> LaneSet:
@@ -156,9 +162,11 @@ def _ours(feed: _Feed, searches: int, engines: int) -> Callable[[Stopwatch], Non
         while True:
             with feed.lock:
                 now_s = time.perf_counter()
-                for search in feed.due(now_s):
-                    scheduler.offer(search)
-                chosen, late = engine.choose(now_s)
+                came = feed.due(now_s)
+                with watch.choosing():
+                    for search in came:
+                        scheduler.offer(search)
+                    chosen, late = engine.choose(now_s)
             if not chosen:
                 if not feed.wait(None):
                     return
@@ -178,10 +186,12 @@ def _whole(feed: _Feed, target: Target, way: Way) -> Callable[[Stopwatch], None]
         while True:
             with feed.lock:
                 now_s = time.perf_counter()
-                for search in feed.due(now_s):
-                    queue.offer(search.stage, search.arrived_s, search)
-                batch = queue.take(now_s)
-                due_s = queue.due_s()
+                came = feed.due(now_s)
+                with watch.choosing():
+                    for search in came:
+                        queue.offer(search.stage, search.arrived_s, search)
+                    batch = queue.take(now_s)
+                    due_s = queue.due_s()
             if not batch:
                 if not feed.wait(due_s):
                     return
@@ -207,11 +217,10 @@ def _alone(lanes: CpuLaneSet, search: Search, target: Target, watch: Stopwatch) 
 def _together(lanes: TimedLanes, batch: Sequence[Search], target: Target) -> list[list[int]]:
     """Search until the last of the batch is finished."""
     queries = np.concatenate([search.query for search in batch])
-    places = np.array(lanes.admit(queries, [search.itopk for search in batch]))
-    while not lanes.finished(places).all():
-        lanes.extend(places, _ITOPK)
+    widths = [search.itopk for search in batch]
     limits = [search.limit for search in batch]
-    found: list[list[int]] = lanes.release(places.tolist(), limits, target.hidden)[1].tolist()
+    nodes = to_the_end.run(lanes, queries, widths, 2 * _ITOPK, limits, target.hidden)[1]
+    found: list[list[int]] = nodes.tolist()
     return found
 
 

@@ -13,6 +13,8 @@ from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.lanes import Target
 from ppd.ann.space import Rows
 
+from . import to_the_end
+
 _LANES = 2048
 _QUERIES_AT_ONCE = 512  # of the exact search: its distances must fit
 
@@ -28,11 +30,10 @@ def graph_search(target: Target, limit: int, device: torch.device, most: int = _
         found = np.empty((queries.shape[0], limit), np.int64)
         for begin in range(0, queries.shape[0], most):
             part = space.queries(queries[begin : begin + most])
-            places = np.array(lanes.admit(part, [width] * part.shape[0]), np.int64)
-            while (left := places[~lanes.finished(places)]).size:
-                lanes.extend(left, width)
-            nodes = lanes.release(places.tolist(), [limit] * part.shape[0], target.hidden)[1]
-            found[begin : begin + part.shape[0]] = nodes
+            count = part.shape[0]
+            limits = [limit] * count
+            nodes = to_the_end.run(lanes, part, [width] * count, width, limits, target.hidden)[1]
+            found[begin : begin + count] = nodes
         return found
 
     return find

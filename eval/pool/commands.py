@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ppd.errors import ConfigError
+
 from ..options import Commands, add_out
 
 if TYPE_CHECKING:
@@ -29,6 +31,15 @@ def add_bench(commands: Commands) -> None:
     )
     _add_sentences(bench)
     bench.add_argument("--large", type=int, default=1_000_000, help="synthetic rows; 0: none")
+    bench.add_argument(
+        "--hdf5",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="compare the indexes on these sets of ann-benchmarks, and measure nothing else",
+    )
+    bench.add_argument("--indexes", nargs="*", default=[], help="names; default: all")
     bench.add_argument("--logs", type=Path, default=Path(".run"), help="folder for a pool's log")
     add_out(bench)
     bench.set_defaults(run=_bench)
@@ -94,6 +105,21 @@ def add_queueing(commands: Commands) -> None:
     queueing.set_defaults(run=_queueing)
 
 
+def add_control(commands: Commands) -> None:
+    """Declare ``pool control``."""
+    control = commands.add_parser(
+        "control",
+        help="the control loop while the load changes, in simulated time",
+        description=(
+            "Serve phases of much prefill, much decode and a full KV link in simulated time, with "
+            "the control loop and with fixed controls. The last line is one JSON object."
+        ),
+    )
+    control.add_argument("--seeds", type=int, default=5, help="how many; the medians are printed")
+    add_out(control)
+    control.set_defaults(run=_control)
+
+
 def add_soak(commands: Commands) -> None:
     """Declare ``soak pool``."""
     soak = commands.add_parser(
@@ -117,6 +143,12 @@ def _queueing(options: argparse.Namespace) -> int:
     return queueing_study.run(options.loads, options.seeds, options.out)
 
 
+def _control(options: argparse.Namespace) -> int:
+    from . import control_study
+
+    return control_study.run(options.seeds, options.out)
+
+
 def _soak(options: argparse.Namespace) -> int:
     from . import soak
 
@@ -124,11 +156,16 @@ def _soak(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from . import bench
+    from . import bench, rivals
 
+    if unknown := set(options.indexes) - set(rivals.ALL):
+        names = ", ".join(rivals.ALL)
+        raise ConfigError(f"--indexes: there is no {', '.join(sorted(unknown))}; there are {names}")
     plan = bench.Plan(
         sample=_sample(options),
         large=options.large,
+        hdf5=tuple(options.hdf5),
+        indexes=tuple(options.indexes),
         rounds=options.rounds,
         burst_s=options.burst_s,
         threads=_threads(options),

@@ -8,26 +8,25 @@ asked what would be left if Python took no time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import MAX_ITOPK, Engine, Pace, Search, StepShape, steps_of
-from ppd.ann.lanes import LaneSet, Target, cpu_backend
-from ppd.ann.schedule import Bounds, Controls, Scheduler
+from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
+from ppd.ann.lanes import Advanced, LaneSet, Target, cpu_backend
+from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 
 from .arrivals import Arrival
-from .bursts import CONTROLS
 from .orders import Queue, Way, queue_of
 from .waits import Waits
 
 CORES = 2
-_PYTHON = ("step", "search", "batched", "alone", "choose")  # of the costs
+_PYTHON = ("step", "search", "batch", "batched", "alone")  # of the costs
 _NEVER_S = 1e9
 _TARGET = Target(cast(Snapshot, object()), np.zeros(0, np.uint8))
 
@@ -38,30 +37,41 @@ class Costs:
 
     Attributes:
         kept: for each kept node, when a lane is read and its rows are measured again.
-        step: Python's, of a step of ours or a batch.
+        together: share of an expansion's time that it takes beside other searches of the call.
+        step: Python's, of a step of ours.
         search: Python's, of ours for each search that begins in a step.
+        batch: Python's, of a batch.
         batched: Python's, for each search of a batch.
         alone: Python's, of a search that one compiled call runs to its end.
-        choose: the scheduler's, for each of these searches.
     """
 
     expansion: float = 1.6e-6
     enter: float = 5e-6
     kept: float = 0.33e-6
+    together: float = 1.0
     step: float = 60e-6
     search: float = 37e-6
+    batch: float = 60e-6
     batched: float = 15e-6
     alone: float = 40e-6
-    choose: float = 10e-6
 
-    def compiled(self, itopk: int) -> float:
-        """Return the seconds that a compiled search of this width takes."""
-        return self.enter + itopk * (self.expansion + self.kept)
+    def compiled(self, itopk: int, searches: int = 1) -> float:
+        """Return the seconds that a search of this width takes in a call of so many searches."""
+        expansion = self.expansion * (self.together if searches > 1 else 1.0)
+        return self.enter + itopk * (expansion + self.kept)
 
     def with_python(self, share: float) -> Costs:
         """Return these costs, with a share of Python's."""
         python = {name: share * getattr(self, name) for name in _PYTHON}
         return replace(self, **python)
+
+
+class Ended(NamedTuple):
+    """A search that has ended, in seconds of the history."""
+
+    stage: Stage
+    arrived_s: float
+    at_s: float
 
 
 @dataclass(slots=True)
@@ -70,10 +80,12 @@ class Served:
 
     Attributes:
         python_s: Python's time in all.
+        ended: of ours, the searches in the order of their ends.
     """
 
     waits: Waits = field(default_factory=Waits)
     python_s: float = 0.0
+    ended: list[Ended] = field(default_factory=list)
 
     def scheduling_us(self) -> float:
         """Return Python's time for each search, in microseconds."""
@@ -98,18 +110,25 @@ class _Core:
         self.now_s += len(places) * (self.costs.search + self.costs.enter)
         return places
 
-    def extend(self, places: NDArray[np.int64], steps: int) -> int:
-        before = self.left[places]
-        self.left[places] = np.maximum(before - steps, 0)
-        done = int((before - self.left[places]).sum())
-        self.now_s += done * self.costs.expansion
-        return done
-
-    def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.asarray(self.left[places] == 0)
+    def advance(
+        self,
+        places: Sequence[int],
+        steps: int,
+        limits: Sequence[int],
+        hidden: Sequence[NDArray[np.uint8]],
+    ) -> Advanced:
+        at = list(places)
+        before = self.left[at]
+        self.left[at] = np.maximum(before - steps, 0)
+        done = int((before - self.left[at]).sum())
+        self.now_s += done * self.costs.expansion * (self.costs.together if len(at) > 1 else 1.0)
+        finished = self.left[at] == 0
+        self.release([place for place in at if not self.left[place]], limits, hidden)
+        shape = len(at), max(limits)
+        return Advanced(done, finished, np.zeros(shape, np.float32), np.zeros(shape, np.int32))
 
     def release(
-        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
+        self, places: Sequence[int], limits: Sequence[int], hidden: Sequence[NDArray[np.uint8]]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         self.now_s += float(self.kept[list(places)].sum()) * self.costs.kept
         self.free.extend(places)
@@ -119,15 +138,10 @@ class _Core:
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """A variant of ours.
+    """A variant of ours."""
 
-    Attributes:
-        whole: a core takes one search at a time, and one compiled call runs it to its end. The
-            scheduler still chooses it.
-    """
-
-    controls: Controls = CONTROLS
-    whole: bool = False
+    controls: Controls = field(default_factory=Controls)
+    shape: StepShape = field(default_factory=StepShape)
 
 
 def serve(way: Way, arrivals: Sequence[Arrival], costs: Costs, variant: Ours = Ours()) -> Served:
@@ -137,7 +151,7 @@ def serve(way: Way, arrivals: Sequence[Arrival], costs: Costs, variant: Ours = O
         variant: of ours; other ways have none.
     """
     if way is Way.OURS:
-        return _ours(arrivals, costs, variant)
+        return serve_ours(arrivals, costs, variant)
     return _whole(queue_of(way), arrivals, costs)
 
 
@@ -146,16 +160,25 @@ def mean_alone(arrivals: Sequence[Arrival], costs: Costs) -> float:
     return float(np.mean([_alone(arrival, costs) for arrival in arrivals]))
 
 
-def _ours(arrivals: Sequence[Arrival], costs: Costs, variant: Ours) -> Served:
-    shape = StepShape()
-    if variant.whole:
-        shape = StepShape(1, MAX_ITOPK, MAX_ITOPK)
-        costs = replace(costs, step=costs.choose, search=costs.alone)
+def serve_ours(
+    arrivals: Sequence[Arrival],
+    costs: Costs,
+    variant: Ours,
+    before_turn: Callable[[float, Scheduler, Served], None] = lambda *_: None,
+) -> Served:
+    """Serve all arrivals with the engines and the scheduler.
+
+    Args:
+        arrivals: of the history.
+        costs: of a core.
+        variant: of ours.
+        before_turn: called before each choice with the time, the scheduler and what was served.
+    """
     pace = Pace(costs.expansion)
     plenty = Bounds(len(arrivals), len(arrivals))
     scheduler = Scheduler(plenty, variant.controls, lambda: pace.expansion_s)
     cores = [_Core(costs) for _ in range(CORES)]
-    engines = [_engine(core, scheduler, pace, shape) for core in cores]
+    engines = [_engine(core, scheduler, pace, variant.shape) for core in cores]
     served = Served()
     turns = [(0.0, number) for number in range(CORES)]
     came = 0
@@ -165,6 +188,7 @@ def _ours(arrivals: Sequence[Arrival], costs: Costs, variant: Ours) -> Served:
         while came < len(arrivals) and arrivals[came].at_s <= now_s:
             scheduler.offer(_search(arrivals[came]))
             came += 1
+        before_turn(now_s, scheduler, served)
         chosen, late = engine.choose(now_s)
         if not chosen:
             if came < len(arrivals):
@@ -173,7 +197,9 @@ def _ours(arrivals: Sequence[Arrival], costs: Costs, variant: Ours) -> Served:
         core.now_s = now_s + costs.step
         served.python_s += costs.step
         for found in engine.step(chosen, late):
-            served.waits.add(found.search.stage, core.now_s - found.search.arrived_s)
+            search = found.search
+            served.waits.add(search.stage, core.now_s - search.arrived_s)
+            served.ended.append(Ended(search.stage, search.arrived_s, core.now_s))
         heapq.heappush(turns, (core.now_s, number))
     served.python_s += sum(core.begun for core in cores) * costs.search
     return served
@@ -197,8 +223,9 @@ def _whole(queue: Queue[Arrival], arrivals: Sequence[Arrival], costs: Costs) -> 
             if wakes_s:
                 heapq.heappush(turns, (min(wakes_s), number))
             continue
-        python_s = costs.alone if len(batch) == 1 else costs.step + len(batch) * costs.batched
-        ends_s = now_s + python_s + sum(costs.compiled(one.itopk) for one in batch)
+        count = len(batch)
+        python_s = costs.alone if count == 1 else costs.batch + count * costs.batched
+        ends_s = now_s + python_s + sum(costs.compiled(one.itopk, count) for one in batch)
         served.python_s += python_s
         for one in batch:
             served.waits.add(one.stage, ends_s - one.at_s)

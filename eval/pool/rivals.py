@@ -21,13 +21,15 @@ from ppd.ann.lanes import Target
 from ppd.ann.snapshot import Precision, Snapshot, seed_rows
 from ppd.ann.space import Rows
 
+from . import rivals_int8
 from .given import Given
 
 Ids = NDArray[np.int64]
 Find = Callable[[Rows, int, int], Ids]
 
 LIMIT = 10
-_LINKS, _EFFORT = 16, 200  # M and efConstruction, alike for all HNSW
+LINKS, EFFORT = 16, 200  # M and efConstruction, alike for all HNSW
+SWEPT = ((16, 400), (32, 200), (32, 400))  # others, for the best two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Index:
 
 
 def make(name: str, given: Given) -> Index:
-    """One of ``NAMES``."""
-    return Index(name, (_MAKERS | _ON_CARD)[name](given))
+    """Return the index of one of the names of ``ALL``."""
+    return Index(name, (_MAKERS | _SWEPT | _ON_CARD)[name](given))
 
 
 def _ours(precision: Precision) -> Callable[[Given], Find]:
@@ -70,38 +72,44 @@ def _in_fp32(snapshot: Snapshot) -> Snapshot:
     return Snapshot(snapshot.space, Precision.FP32, 1.0, graph, nothing, snapshot.keys)
 
 
-def _hnswlib(given: Given) -> Find:
-    rows, threads = given.rows, given.threads
-    index = hnswlib.Index("l2", rows.shape[1])
-    index.init_index(rows.shape[0], M=_LINKS, ef_construction=_EFFORT, random_seed=0)
-    index.add_items(rows, num_threads=threads)
+def _hnswlib(links: int = LINKS, effort: int = EFFORT) -> Callable[[Given], Find]:
+    def make(given: Given) -> Find:
+        rows, threads = given.rows, given.threads
+        index = hnswlib.Index("l2", rows.shape[1])
+        index.init_index(rows.shape[0], M=links, ef_construction=effort, random_seed=0)
+        index.add_items(rows, num_threads=threads)
 
-    def find(queries: Rows, width: int, threads: int) -> Ids:
-        index.set_ef(width)
-        return np.asarray(index.knn_query(queries, LIMIT, num_threads=threads)[0], np.int64)
+        def find(queries: Rows, width: int, threads: int) -> Ids:
+            index.set_ef(width)
+            return np.asarray(index.knn_query(queries, LIMIT, num_threads=threads)[0], np.int64)
 
-    return find
+        return find
+
+    return make
 
 
-def _faiss_hnsw(given: Given) -> Find:
-    rows, threads = given.rows, given.threads
-    faiss.omp_set_num_threads(threads)
-    index = faiss.IndexHNSWFlat(rows.shape[1], _LINKS)
-    index.hnsw.efConstruction = _EFFORT
-    index.add(rows)
-
-    def find(queries: Rows, width: int, threads: int) -> Ids:
+def _faiss_hnsw(links: int = LINKS, effort: int = EFFORT) -> Callable[[Given], Find]:
+    def make(given: Given) -> Find:
+        rows, threads = given.rows, given.threads
         faiss.omp_set_num_threads(threads)
-        index.hnsw.efSearch = width
-        return np.asarray(index.search(queries, LIMIT)[1], np.int64)
+        index = faiss.IndexHNSWFlat(rows.shape[1], links)
+        index.hnsw.efConstruction = effort
+        index.add(rows)
 
-    return find
+        def find(queries: Rows, width: int, threads: int) -> Ids:
+            faiss.omp_set_num_threads(threads)
+            index.hnsw.efSearch = width
+            return np.asarray(index.search(queries, LIMIT)[1], np.int64)
+
+        return find
+
+    return make
 
 
 def _faiss_nsg(given: Given) -> Find:
     rows, threads = given.rows, given.threads
     faiss.omp_set_num_threads(threads)
-    index = faiss.IndexNSGFlat(rows.shape[1], 2 * _LINKS)
+    index = faiss.IndexNSGFlat(rows.shape[1], 2 * LINKS)
     index.build_type = 1  # NN-descent, as ours
     index.add(rows)
 
@@ -120,8 +128,8 @@ def _usearch(dtype: str) -> Callable[[Given], Find]:
             ndim=rows.shape[1],
             metric="l2sq",
             dtype=dtype,
-            connectivity=_LINKS,
-            expansion_add=_EFFORT,
+            connectivity=LINKS,
+            expansion_add=EFFORT,
         )
         index.add(np.arange(rows.shape[0]), rows, threads=given.threads)
 
@@ -138,12 +146,20 @@ def _usearch(dtype: str) -> Callable[[Given], Find]:
 _MAKERS: dict[str, Callable[[Given], Find]] = {
     "ours": _ours(Precision.INT8),
     "ours_fp32": _ours(Precision.FP32),
-    "hnswlib": _hnswlib,
-    "faiss_hnsw": _faiss_hnsw,
+    "hnswlib": _hnswlib(),
+    "faiss_hnsw": _faiss_hnsw(),
     "faiss_nsg": _faiss_nsg,
     "usearch": _usearch("f32"),
     "usearch_f16": _usearch("f16"),
+    "faiss_hnsw_sq": rivals_int8.faiss_hnsw_sq(LINKS, EFFORT, LIMIT),
+    "usearch_i8": rivals_int8.usearch_i8(LINKS, EFFORT, LIMIT),
 }
+if rivals_int8.svs_is_installed():
+    _MAKERS["svs_lvq4x8"] = rivals_int8.svs_lvq(LINKS, EFFORT, LIMIT)
+_SWEPT = {f"hnswlib_{m}_{ef}": _hnswlib(m, ef) for m, ef in SWEPT} | {
+    f"faiss_hnsw_sq_{m}_{ef}": rivals_int8.faiss_hnsw_sq(m, ef, LIMIT) for m, ef in SWEPT
+}
+NAMES, SWEPT_NAMES = tuple(_MAKERS), tuple(_SWEPT)
 
 
 def _on_card() -> dict[str, Callable[[Given], Find]]:
@@ -167,4 +183,4 @@ def _on_card() -> dict[str, Callable[[Given], Find]]:
 
 _ON_CARD = _on_card()
 ON_CARD = tuple(_ON_CARD)
-NAMES = (*_MAKERS, *ON_CARD)
+ALL = (*NAMES, *SWEPT_NAMES, *ON_CARD)

@@ -1,4 +1,4 @@
-"""The processor time that a thread spends in compiled searches, and in all else."""
+"""The processor time that a thread spends in compiled searches, in the order, and in all else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.lanes import LaneSet
+from ppd.ann.lanes import Advanced, LaneSet
 from ppd.ann.space import Rows
 
 
@@ -19,12 +19,23 @@ class Stopwatch:
     Args:
         clock: seconds of processor time of the calling thread. So neither sleep counts, nor a wait
             for a lock, nor what other processes take.
+
+    Attributes:
+        choosing_s: seconds in which the order was kept; a part of those outside compiled code.
     """
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
-        self._began_s = clock()
+        self._began_s = self._ended_s = clock()
         self._compiled_s = 0.0
+        self.choosing_s = 0.0
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Count the time within as that of keeping the order."""
+        began_s = self._clock()
+        yield
+        self.choosing_s += self._clock() - began_s
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
@@ -33,9 +44,13 @@ class Stopwatch:
         yield
         self._compiled_s += self._clock() - began_s
 
+    def stop(self) -> None:
+        """Stop; called by the thread that made it."""
+        self._ended_s = self._clock()
+
     def other_s(self) -> float:
-        """Return the seconds outside compiled code so far."""
-        return self._clock() - self._began_s - self._compiled_s
+        """Return the seconds outside compiled code, until the stop."""
+        return self._ended_s - self._began_s - self._compiled_s
 
 
 class TimedLanes:
@@ -55,17 +70,19 @@ class TimedLanes:
         with self._watch.compiled():
             return self._lanes.admit(queries, widths)
 
-    def extend(self, places: NDArray[np.int64], steps: int) -> int:
+    def advance(
+        self,
+        places: Sequence[int],
+        steps: int,
+        limits: Sequence[int],
+        hidden: Sequence[NDArray[np.uint8]],
+    ) -> Advanced:
         """See ``LaneSet``."""
         with self._watch.compiled():
-            return self._lanes.extend(places, steps)
-
-    def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """See ``LaneSet``."""
-        return self._lanes.finished(places)
+            return self._lanes.advance(places, steps, limits, hidden)
 
     def release(
-        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
+        self, places: Sequence[int], limits: Sequence[int], hidden: Sequence[NDArray[np.uint8]]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """See ``LaneSet``."""
         with self._watch.compiled():

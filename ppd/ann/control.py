@@ -1,29 +1,30 @@
-"""The control loop of the pool: balances searches of prefill and decode.
+"""The control loop of the pool: what prefill's searches may take from decode's.
 
-It adjusts the reservation and the flush timeout by feedback, after Trinity (section 3.3). It has
-no clock: the feedback of the last interval is passed in, and the next controls come out.
+It adjusts the reservation by feedback, after Trinity (section 3.3). It has no clock: the feedback
+of the last interval is passed in, and the next controls come out.
+
+Prefill goes first, which costs decode little: both stages share cores that are never idle. The
+exception is a KV link that is full. Then a prefill waits for the link, however fast its search was.
+So the loop gives decode, while its searches are late, what prefill does not need to keep the link
+at its target.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from .schedule import MAX_RESERVED, Controls
 
-_GAIN = 0.15  # of the reservation, for each unit of pressure
-_FLUSH_GAIN = 0.5  # of the timeout's logarithm
-_MAX_PRESSURE = 1.0  # per interval
-_DEAD_BAND = 0.1
+_GAIN = 0.05  # of the reservation, for each interval with the link full
 
 
 class Move(StrEnum):
     """The reason of an adjustment of the controls."""
 
-    PREFILL_WAITS = "prefill_waits"
-    DECODE_STALLS = "decode_stalls"
-    LINK_BUSY = "link_busy"
+    LINK_FULL = "link_full"
+    LINK_FREE = "link_free"
+    DECODE_IN_TIME = "decode_in_time"
     STEADY = "steady"
 
 
@@ -32,37 +33,36 @@ class Feedback:
     """The measurements of one interval.
 
     Attributes:
-        kv_link_use: share of the KV link's bandwidth in use, 0 to 1.
-        prefill_wait_p95_ms: 95th percentile of the latency of prefill searches.
-        decode_stall: share of decode time that is spent waiting for searches, 0 to 1.
+        kv_link_use: share of the KV links' bandwidth in use, 0 to 1.
+        decode_wait_p95_ms: 95th percentile of the latency of decode searches.
+        token_ms: time between two tokens of a stream; None if it is unknown.
     """
 
     kv_link_use: float
-    prefill_wait_p95_ms: float
-    decode_stall: float
+    decode_wait_p95_ms: float
+    token_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Aims:
-    """The targets of the control loop, and the bounds of the controls.
+    """The targets of the control loop, and the bounds of the reservation.
+
+    A stream goes on while a search runs. So a decode search is late by the tokens that the stream
+    generates without the passage.
 
     Attributes:
-        prefill_wait_p95_ms: target of the latency of prefill searches.
-        decode_stall: target of the share of decode time spent waiting.
-        link_busy: above this use of the KV link, faster prefills gain nothing.
+        kv_link_use: target of the use of the KV links.
+        decode_tokens: a decode search that takes longer than so many tokens of a stream is late.
+        decode_wait_p95_ms: the same in milliseconds, while the time of a token is unknown.
         min_reserved: smallest reservation.
         max_reserved: largest reservation.
-        min_flush_s: shortest flush timeout.
-        max_flush_s: longest flush timeout.
     """
 
-    prefill_wait_p95_ms: float = 5.0
-    decode_stall: float = 0.05
-    link_busy: float = 0.9
+    kv_link_use: float = 0.98
+    decode_tokens: float = 2.0
+    decode_wait_p95_ms: float = 50.0
     min_reserved: float = 0.05
     max_reserved: float = MAX_RESERVED
-    min_flush_s: float = 0.0002
-    max_flush_s: float = 0.05
 
 
 class ControlLoop:
@@ -79,25 +79,14 @@ class ControlLoop:
 
     def step(self, seen: Feedback) -> Move:
         """Update ``controls`` by the feedback of one interval; returns the reason."""
-        aims = self.aims
-        wait = seen.prefill_wait_p95_ms / aims.prefill_wait_p95_ms
-        stall = seen.decode_stall / aims.decode_stall
-        link_busy = seen.kv_link_use > aims.link_busy
-        # With a busy link, faster prefills would only wait in the link's queue.
-        wait_over = 0.0 if link_busy else max(0.0, math.log2(max(wait, 1e-9)))
-        stall_over = max(0.0, math.log2(max(stall, 1e-9)))
-        pressure = wait_over - stall_over
-        if link_busy and stall_over == 0.0:
-            pressure = -_DEAD_BAND * 2
-        if abs(pressure) <= _DEAD_BAND:
-            return Move.STEADY
-        pressure = max(-_MAX_PRESSURE, min(pressure, _MAX_PRESSURE))
-        reserved = self.controls.reserved + _GAIN * pressure
-        flush_s = self.controls.flush_s * math.exp(-_FLUSH_GAIN * pressure)
-        self.controls = Controls(
-            reserved=max(aims.min_reserved, min(reserved, aims.max_reserved)),
-            flush_s=max(aims.min_flush_s, min(flush_s, aims.max_flush_s)),
-        )
-        if pressure > 0:
-            return Move.PREFILL_WAITS
-        return Move.DECODE_STALLS if stall_over else Move.LINK_BUSY
+        aims, before = self.aims, self.controls.reserved
+        in_time_ms = aims.decode_wait_p95_ms
+        if seen.token_ms is not None:
+            in_time_ms = aims.decode_tokens * seen.token_ms
+        over = (seen.kv_link_use - aims.kv_link_use) / (1.0 - aims.kv_link_use)
+        move = Move.LINK_FULL if over > 0 else Move.LINK_FREE
+        if seen.decode_wait_p95_ms <= in_time_ms:
+            over, move = -1.0, Move.DECODE_IN_TIME
+        reserved = before - _GAIN * max(-1.0, min(over, 1.0))
+        self.controls = Controls(max(aims.min_reserved, min(reserved, aims.max_reserved)))
+        return Move.STEADY if self.controls.reserved == before else move

@@ -18,7 +18,7 @@ from ppd.errors import IndexFileError
 
 from . import kernels
 from .lanes import Backend, LaneSet, Target
-from .schedule import Scheduler, Ticket
+from .schedule import Room, Scheduler, Ticket
 from .snapshot import Snapshot
 from .space import Rows
 
@@ -36,16 +36,20 @@ _SMOOTH = 0.05
 class StepShape:
     """The size of a step.
 
+    A core serves its searches one after the other: a step has as many whole searches of one stage
+    as fit into ``expansions``, and a longer search is divided into steps of ``each``. So
+    ``expansions`` bounds the wait of a new search. On a GPU searches advance side by side, and
+    ``expansions`` is divided among all of them.
+
     Attributes:
         slots: searches that take part in a step.
-        expansions: expansions of a step, divided among its searches. So the duration of a step
-            hardly depends on their number, and it bounds the wait of a new search.
+        expansions: expansions of a step.
         each: maximum expansions of one search in a step.
     """
 
     slots: int = 8
-    expansions: int = 768
-    each: int = 768
+    expansions: int = 320
+    each: int = 320
 
 
 class Ending(StrEnum):
@@ -160,6 +164,10 @@ class Engine:
         self._pace = pace
         self._clock = clock
         self._shape = shape
+        work, each = float(shape.expansions), float(shape.each)
+        self._room = Room(shape.slots, work, each, mixed=False)
+        if backend.parallel:
+            self._room = Room(shape.slots, shape.slots, 1.0, mixed=True)
         self._backend = backend
         self._itopk = itopk
         self._engines = engines
@@ -178,7 +186,7 @@ class Engine:
         if len(late) == max_late:
             free = 0  # the next searches may have expired as well
         free = min(free, math.ceil(self._scheduler.all_waiting() / self._engines))
-        chosen = self._scheduler.choose(now_s, self._shape.slots, free, self.running)
+        chosen = self._scheduler.choose(self._room, free, self.running)
         return _searches(chosen), _searches(late)
 
     def step(self, chosen: list[Search], late: list[Search]) -> list[Found]:
@@ -197,52 +205,57 @@ class Engine:
             group = late[at : at + self._backend.reserve]
             ended += self._begin(group, began_s)
             begun = [search for search in group if search.place >= 0]
-            ended += self._end(begun, Ending.DEADLINE)  # seeds are better than no result
+            ended += self._cut(begun)  # seeds are better than no result
         ended += self._begin([search for search in chosen if search.place < 0], began_s)
         chosen = [search for search in chosen if search.place >= 0]
         done = 0
-        finished: list[Search] = []
-        steps = max(1, self._shape.expansions // max(1, len(chosen)))
-        steps = min(steps, self._shape.each)
+        steps = self._shape.each
+        if self._backend.parallel:
+            steps = min(steps, max(1, self._shape.expansions // max(1, len(chosen))))
         for _, group in _grouped(chosen, _snapshot):
-            done += self._advance(group, steps, finished)
+            of_group, complete = self._advance(group, steps)
+            done += of_group
+            ended += complete
         now_s = self._clock()
         share = len(chosen) if self._backend.parallel else 1
         self._pace.observe(now_s - began_s, done / max(1, share))
-        ended += self._end(finished, Ending.COMPLETE)
+        over = {id(found.search) for found in ended}
+        self.running = [search for search in self.running if id(search) not in over]
         overdue = [search for search in self.running if search.deadline_s <= now_s]
-        return ended + self._end(overdue, Ending.DEADLINE)
+        return ended + self._cut(overdue)
 
-    def _advance(self, searches: list[Search], steps: int, finished: list[Search]) -> int:
-        """Advance searches of one snapshot; returns how many expansions were done."""
+    def _advance(self, searches: list[Search], steps: int) -> tuple[int, list[Found]]:
+        """Advance searches of one snapshot.
+
+        Returns:
+            The number of expansions that were done, and the results of the searches that ended.
+        """
         done = 0
-        on_lanes = [search for search in searches if search.among is None]
-        if on_lanes:
+        ended = []
+        if on_lanes := [search for search in searches if search.among is None]:
             lanes = self._lane_sets[_snapshot(on_lanes[0])]
-            places = np.array([search.place for search in on_lanes], np.int64)
-            done = lanes.extend(places, steps)
-            for search, is_over in zip(on_lanes, lanes.finished(places).tolist(), strict=True):
-                search.steps_left = max(1.0, search.steps_left - steps)
-                if is_over:
-                    finished.append(search)
+            advanced = lanes.advance(
+                [search.place for search in on_lanes],
+                steps,
+                [search.limit for search in on_lanes],
+                [search.target.hidden for search in on_lanes],
+            )
+            done = advanced.expansions
+            for i, search in enumerate(on_lanes):
+                if advanced.finished[i]:
+                    near, nodes = (
+                        advanced.near[i, : search.limit],
+                        advanced.nodes[i, : search.limit],
+                    )
+                    ended.append(Found(search, near, nodes, Ending.COMPLETE))
         for search in searches:
+            search.steps_left = max(1.0, search.steps_left - steps)
             if search.among is not None:
-                part = search.among[
-                    search.scanned : search.scanned + steps * _SCANNED_PER_EXPANSION
-                ]
-                snapshot = search.target.snapshot
-                # Every row is measured to its end: ``reach`` is an estimate.
-                graph = snapshot.graph._replace(reach=np.ones_like(snapshot.graph.reach))
-                query = search.query[0] / np.float32(snapshot.scale)
-                search.filled = kernels.scan(
-                    graph, query, part, search.near, search.nodes, search.filled
-                )
-                search.scanned += part.size
-                search.steps_left = max(1.0, search.steps_left - steps)
+                _scan(search, search.among, steps * _SCANNED_PER_EXPANSION)
                 done += steps
                 if search.scanned >= search.among.size:
-                    finished.append(search)
-        return done
+                    ended.append(Found(search, *_measured_again(search), Ending.COMPLETE))
+        return done, ended
 
     def _begin(self, searches: list[Search], now_s: float) -> list[Found]:
         """Begin searches; returns those that cannot begin."""
@@ -285,31 +298,28 @@ class Engine:
         self._used_s[key] = now_s
         return self._lane_sets[key]
 
-    def _end(self, searches: list[Search], ending: Ending) -> list[Found]:
-        if not searches:
-            return []
-        ended_ids = set(map(id, searches))
-        self.running = [search for search in self.running if id(search) not in ended_ids]
+    def _cut(self, searches: list[Search]) -> list[Found]:
+        """End searches whose deadline has passed, with what they found."""
+        cut_ids = set(map(id, searches))
+        self.running = [search for search in self.running if id(search) not in cut_ids]
         found = []
-        for _, group in _grouped(searches, _target):
-            on_lanes = [search for search in group if search.among is None]
-            if on_lanes:
-                limits = [search.limit for search in on_lanes]
-                places = [search.place for search in on_lanes]
-                lanes = self._lane_sets[_snapshot(on_lanes[0])]
-                near, nodes = lanes.release(places, limits, on_lanes[0].target.hidden)
+        for _, group in _grouped(searches, _snapshot):
+            if on_lanes := [search for search in group if search.among is None]:
+                near, nodes = self._lane_sets[_snapshot(on_lanes[0])].release(
+                    [search.place for search in on_lanes],
+                    [search.limit for search in on_lanes],
+                    [search.target.hidden for search in on_lanes],
+                )
                 found += [
-                    Found(search, near[i, : search.limit], nodes[i, : search.limit], ending)
+                    Found(
+                        search, near[i, : search.limit], nodes[i, : search.limit], Ending.DEADLINE
+                    )
                     for i, search in enumerate(on_lanes)
                 ]
             for search in group:
                 if search.among is not None:
-                    found.append(Found(search, *_measured_again(search), ending))
+                    found.append(Found(search, *_measured_again(search), Ending.DEADLINE))
         return found
-
-
-def _target(search: Search) -> int:
-    return id(search.target)
 
 
 def _snapshot(search: Search) -> int:
@@ -323,6 +333,17 @@ def _grouped(
     for search in searches:
         groups.setdefault(by(search), []).append(search)
     return groups.items()
+
+
+def _scan(search: Search, among: NDArray[np.int32], rows: int) -> None:
+    """Measure the next rows of ``among``."""
+    part = among[search.scanned : search.scanned + rows]
+    snapshot = search.target.snapshot
+    # Every row is measured to its end: ``reach`` is an estimate.
+    graph = snapshot.graph._replace(reach=np.ones_like(snapshot.graph.reach))
+    query = search.query[0] / np.float32(snapshot.scale)
+    search.filled = kernels.scan(graph, query, part, search.near, search.nodes, search.filled)
+    search.scanned += part.size
 
 
 def _kept(search: Search) -> int:

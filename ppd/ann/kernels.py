@@ -316,6 +316,60 @@ def extend(graph, lanes, places, steps, lines):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def turn(  # type: ignore[no-untyped-def]
+    graph,
+    lanes,
+    new,
+    queries,
+    widths,
+    scale,
+    entries,
+    places,
+    steps,
+    lines,
+    hidden,
+    exact,
+    limits,
+    read,
+    finished,
+    out_near,
+    out_nodes,
+):
+    """Begin searches, extend lanes, and read those that finish.
+
+    Args:
+        graph: the ``Graph``.
+        lanes: the ``Lanes``, written.
+        new: (m,) int64, free lanes, in which searches begin.
+        queries: of ``new``, as in ``admit``.
+        widths: of ``new``, as in ``admit``.
+        scale: as in ``admit``.
+        entries: as in ``admit``.
+        places: (n,) int64, lanes to extend.
+        steps: as in ``extend``.
+        lines: as in ``extend``.
+        hidden: as in ``collect``.
+        exact: as in ``collect``.
+        limits: as in ``collect``.
+        read: whether lanes that finish are read.
+        finished: (n,) bool, written: whether each lane has no node left to expand.
+        out_near: as in ``collect``; rows of lanes that are not read are not written.
+        out_nodes: the same.
+
+    Returns:
+        The number of expansions.
+    """
+    admit(graph, lanes, new, queries, scale, widths, entries)
+    done = extend(graph, lanes, places, steps, lines)
+    for i in range(places.shape[0]):
+        lane = places[i]
+        finished[i] = lanes.cursor[lane] >= lanes.filled[lane]
+        if read and finished[i]:
+            _leave(lanes, lane, hidden, exact, limits[i], out_near[i], out_nodes[i])
+    return done
+
+
+@compiled
 def collect(lanes, places, hidden, exact, limits, out_near, out_nodes):  # type: ignore[no-untyped-def]
     """Read the nearest nodes of lanes that are not hidden, nearest first.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from .space import Rows
 ENTRIES = 4  # seeds at which a search begins
 _CPU_LANES = 32
 _LINES_BYTES = 384  # of each row that are prefetched
+_NO_LANES, _NO_WIDTHS = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,24 @@ class Target:
     hidden: NDArray[np.uint8]
 
 
+class Advanced(NamedTuple):
+    """Lanes after a step; those that finished are free again.
+
+    Attributes:
+        expansions: expansions that were done in all.
+        finished: (lanes,) whether each lane had no node left to expand, so that its result is
+            final.
+        near: (lanes, largest limit) squared distances of those that finished; infinity where
+            there are fewer. Rows of other lanes are undefined.
+        nodes: (lanes, largest limit) their nodes; -1 where there are fewer.
+    """
+
+    expansions: int
+    finished: NDArray[np.bool_]
+    near: NDArray[np.float32]
+    nodes: NDArray[np.int32]
+
+
 class LaneSet(Protocol):
     """Searches over one snapshot that advance together; not thread-safe."""
 
@@ -43,21 +62,31 @@ class LaneSet(Protocol):
             widths: itopk of each.
         """
 
-    def extend(self, places: NDArray[np.int64], steps: int) -> int:
-        """Do up to ``steps`` expansions in each lane; returns how many were done in all."""
+    def advance(
+        self,
+        places: Sequence[int],
+        steps: int,
+        limits: Sequence[int],
+        hidden: Sequence[NDArray[np.uint8]],
+    ) -> Advanced:
+        """Do up to ``steps`` expansions in each lane, and free the lanes that finish.
 
-    def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each lane has no node left to expand, so that its result is final."""
+        Args:
+            places: the lanes.
+            steps: maximum number of expansions of a lane.
+            limits: number of nodes to read, per lane.
+            hidden: for each lane (n,) uint8; 1 for a row that must not be found.
+        """
 
     def release(
-        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
+        self, places: Sequence[int], limits: Sequence[int], hidden: Sequence[NDArray[np.uint8]]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Read the results of lanes and free them.
+        """Read the results of lanes so far, and free the lanes.
 
         Args:
             places: the lanes.
             limits: number of nodes to read, per lane.
-            hidden: (n,) uint8; 1 for a row that must not be found.
+            hidden: for each lane (n,) uint8; 1 for a row that must not be found.
 
         Returns:
             Squared distances and nodes, (lanes, largest limit); infinity and -1 where there are
@@ -138,26 +167,56 @@ class CpuLaneSet:
         ahead = min(graph.codes.shape[1], _LINES_BYTES // graph.codes.itemsize)
         self._ahead = np.arange(0, ahead, step, dtype=np.int64)
         self.free = list(range(lanes))[::-1]
+        self._new: list[tuple[list[int], Rows, Sequence[int]]] = []
+        self._no_queries = np.empty((0, graph.codes.shape[1]), np.float32)
 
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
-        """See ``LaneSet``."""
+        """See ``LaneSet``. The next call computes where they begin."""
         assert len(widths) <= len(self.free), "more queries than free lanes"
         places = [self.free.pop() for _ in widths]
-        kernels.admit(
-            self._snapshot.graph,
-            self.lanes,
-            np.array(places, np.int64),
-            queries,
-            np.float32(self._snapshot.scale),
-            np.array(widths, np.int32),
-            ENTRIES,
-        )
+        self._new.append((places, queries, widths))
         return places
 
-    def extend(self, places: NDArray[np.int64], steps: int) -> int:
+    def advance(
+        self,
+        places: Sequence[int],
+        steps: int,
+        limits: Sequence[int],
+        hidden: Sequence[NDArray[np.uint8]],
+    ) -> Advanced:
         """See ``LaneSet``."""
-        done: int = kernels.extend(self._snapshot.graph, self.lanes, places, steps, self._ahead)
-        return done
+        shape = len(places), max(limits)
+        near, nodes = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        finished = np.empty(len(places), np.bool_)
+        at, many = np.array(places, np.int64), np.array(limits, np.int32)
+        snapshot, exact = self._snapshot, self._snapshot.exact
+        is_shared = all(one is hidden[0] for one in hidden)
+        done: int = kernels.turn(
+            snapshot.graph,
+            self.lanes,
+            *self._entering(),
+            np.float32(snapshot.scale),
+            ENTRIES,
+            at,
+            steps,
+            self._ahead,
+            hidden[0],
+            exact,
+            many,
+            is_shared,
+            finished,
+            near,
+            nodes,
+        )
+        for i, is_over in enumerate(finished.tolist()):
+            if is_over:
+                self.free.append(places[i])
+                if not is_shared:
+                    one = slice(i, i + 1)
+                    kernels.collect(
+                        self.lanes, at[one], hidden[i], exact, many[one], near[one], nodes[one]
+                    )
+        return Advanced(done, finished, self._unscaled(near), nodes)
 
     def search_all(
         self,
@@ -190,30 +249,41 @@ class CpuLaneSet:
             near,
             nodes,
         )
-        if not self._snapshot.exact.shape[0]:
-            near *= np.float32(self._snapshot.scale**2)
-
-    def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """See ``LaneSet``."""
-        return np.asarray(self.lanes.cursor[places] >= self.lanes.filled[places])
+        self._unscaled(near)
 
     def release(
-        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
+        self, places: Sequence[int], limits: Sequence[int], hidden: Sequence[NDArray[np.uint8]]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """See ``LaneSet``."""
+        new, queries, widths = self._entering()
+        snapshot = self._snapshot
+        scale = np.float32(snapshot.scale)
+        kernels.admit(snapshot.graph, self.lanes, new, queries, scale, widths, ENTRIES)
         shape = len(places), max(limits)
-        near = np.empty(shape, np.float32)
-        nodes = np.empty(shape, np.int32)
-        kernels.collect(
-            self.lanes,
-            np.array(places, np.int64),
-            hidden,
-            self._snapshot.exact,
-            np.array(limits, np.int32),
-            near,
-            nodes,
+        near, nodes = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        at, many = np.array(places, np.int64), np.array(limits, np.int32)
+        for i in range(len(places)):
+            one = slice(i, i + 1)
+            kernels.collect(
+                self.lanes, at[one], hidden[i], snapshot.exact, many[one], near[one], nodes[one]
+            )
+        self.free.extend(places)
+        return self._unscaled(near), nodes
+
+    def _entering(self) -> tuple[NDArray[np.int64], Rows, NDArray[np.int32]]:
+        """Lanes, queries and widths of the searches that were admitted since the last call."""
+        if not self._new:
+            return _NO_LANES, self._no_queries, _NO_WIDTHS
+        places, queries, widths = zip(*self._new, strict=True)
+        self._new = []
+        return (
+            np.array([place for some in places for place in some], np.int64),
+            queries[0] if len(queries) == 1 else np.concatenate(queries),
+            np.array([width for some in widths for width in some], np.int32),
         )
+
+    def _unscaled(self, near: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Distances in the space's units; those that were measured again are so already."""
         if not self._snapshot.exact.shape[0]:
             near *= np.float32(self._snapshot.scale**2)
-        self.free.extend(places)
-        return near, nodes
+        return near

@@ -1,9 +1,8 @@
 """The scheduler of searches: chooses those of the next step, and bounds those that wait.
 
-It follows Trinity's pool (section 3.3). Prefill searches are ordered by slack, decode searches by
-arrival. A step has a few slots. A share of them is reserved for prefill. A stage that does not use
-its share leaves it to the other one in the same step. There are neither lanes nor vectors here:
-time and the running searches are passed in.
+It follows Trinity's pool (section 3.3). Prefill searches are ordered by deadline, decode searches
+by arrival. Prefill goes first, and decode gets a share of the work while both stages have
+searches. There are neither lanes nor vectors here: time and the running searches are passed in.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 
 from ppd.errors import Overloaded
 
-MAX_RESERVED = 0.9  # decode keeps the rest, even during a flush
+MAX_RESERVED = 0.9  # decode keeps the rest
 _ROUNDING = 1e-9  # ten tenths must add up to a slot
 
 
@@ -34,15 +33,36 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The parameters that the control loop adjusts.
+    """The parameter that the control loop adjusts.
 
     Attributes:
-        reserved: share of slots that is reserved for prefill, 0 to ``MAX_RESERVED``.
-        flush_s: age at which a prefill search takes precedence over decode.
+        reserved: share of the work that is prefill's while both stages have searches, 0 to
+            ``MAX_RESERVED``. Decode is sure of the rest.
     """
 
-    reserved: float = 0.5
-    flush_s: float = 0.002
+    reserved: float = MAX_RESERVED
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room of one step.
+
+    Attributes:
+        slots: maximum number of searches.
+        work: maximum number of expansions; one search may exceed it alone.
+        each: maximum expansions of one search.
+        mixed: whether searches of both stages share the step. On a core, which serves one search
+            after the other, a prefill search would wait for the decode searches beside it.
+    """
+
+    slots: int
+    work: float
+    each: float
+    mixed: bool
+
+    def work_of(self, ticket: Ticket) -> float:
+        """The expansions of a search in this step, as estimated."""
+        return min(ticket.steps_left, self.each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,26 @@ class Ticket:
     order: int = field(default=-1, init=False)
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step while its searches are chosen."""
+
+    room: Room
+    free_lanes: int
+    chosen: list[Ticket] = field(default_factory=list)
+    work: float = 0.0
+
+    def fits(self, work: float) -> bool:
+        """Whether there is room for a search; the first one always fits."""
+        if not self.chosen:
+            return True
+        return len(self.chosen) < self.room.slots and self.work + work <= self.room.work
+
+    def add(self, ticket: Ticket, work: float) -> None:
+        self.chosen.append(ticket)
+        self.work += work
+
+
 class Scheduler:
     """Queues searches and chooses those of each step.
 
@@ -90,13 +130,12 @@ class Scheduler:
         self.bounds = bounds
         self.controls = controls
         self._step_s = step_s
-        self._prefill: list[tuple[float, int, Ticket]] = []  # a heap, by latest start
+        self._prefill: list[tuple[float, int, Ticket]] = []  # a heap, by deadline
         self._decode: deque[Ticket] = deque()
         self._deadlines: list[tuple[float, int, Ticket]] = []  # a heap, of all that wait or waited
         self._waiting: dict[Stage, set[int]] = {stage: set() for stage in Stage}  # orders
         self._orders = count()
-        self._prefill_credit = 0.0
-        self._decode_credit = 0.0
+        self._owed = 0.0  # expansions that decode is behind its share
 
     def waiting(self, stage: Stage) -> int:
         """The number of searches of a stage that wait."""
@@ -138,7 +177,7 @@ class Scheduler:
             self._waiting[ticket.stage].add(ticket.order)
             heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.order, ticket))
             if ticket.stage is Stage.PREFILL:
-                heapq.heappush(self._prefill, (self._latest_start_s(ticket), ticket.order, ticket))
+                heapq.heappush(self._prefill, (*_urgency(ticket), ticket))
             else:
                 self._decode.append(ticket)
 
@@ -155,116 +194,68 @@ class Scheduler:
         self._drop_gone()
         return late
 
-    def choose(
-        self, now_s: float, slots: int, free_lanes: int, running: Sequence[Ticket]
-    ) -> list[Ticket]:
+    def choose(self, room: Room, free_lanes: int, running: Sequence[Ticket]) -> list[Ticket]:
         """Choose the searches of the next step, and dequeue those that begin.
 
         Args:
-            now_s: the current time.
-            slots: maximum number of searches in the step.
+            room: the room of the step.
             free_lanes: maximum number of searches that may begin.
             running: searches that have begun and are not finished.
 
         Returns:
             The chosen searches, both running and new.
         """
-        waiting = {stage: self.waiting(stage) for stage in Stage}
-        prefill = [ticket for ticket in running if ticket.stage is Stage.PREFILL]
-        prefill.sort(key=lambda ticket: (self._latest_start_s(ticket), ticket.order))
-        decode = [ticket for ticket in running if ticket.stage is Stage.DECODE]
-        decode.sort(key=lambda ticket: ticket.order)
-        of_prefill = min(slots, len(prefill) + min(free_lanes, waiting[Stage.PREFILL]))
-        of_decode = min(slots, len(decode) + min(free_lanes, waiting[Stage.DECODE]))
-        if of_prefill and of_decode:
-            of_prefill, of_decode = self._shares(now_s, slots, prefill, of_prefill, of_decode)
-        chosen: list[Ticket] = []
-        for take in (self._next_prefill, self._next_decode):
-            share = of_prefill if take == self._next_prefill else of_decode
-            begun_tickets = prefill if take == self._next_prefill else decode
-            taken, began = take(begun_tickets, share, free_lanes)
-            free_lanes -= began
-            chosen += taken
-        if len(chosen) < slots:  # one stage took the last lane, the other cannot fill its share
-            taken_up = set(map(id, chosen))
-            rest = [ticket for ticket in (*prefill, *decode) if id(ticket) not in taken_up]
-            chosen += rest[: slots - len(chosen)]
-        return chosen
+        step = _Step(room, free_lanes)
+        begun = {
+            Stage.PREFILL: deque(sorted(_of(running, Stage.PREFILL), key=_urgency)),
+            Stage.DECODE: deque(sorted(_of(running, Stage.DECODE), key=_arrival)),
+        }
+        is_contested = all(self._head(stage, begun[stage], free_lanes) for stage in Stage)
+        if is_contested:
+            self._fill(step, Stage.DECODE, begun[Stage.DECODE], self._owed)
+        for stage in (Stage.PREFILL, Stage.DECODE):
+            if room.mixed or not step.chosen or step.chosen[0].stage is stage:
+                self._fill(step, stage, begun[stage])
+        self._owed = self._still_owed(step) if is_contested else 0.0
+        return step.chosen
 
-    def _shares(
-        self,
-        now_s: float,
-        slots: int,
-        prefill: Sequence[Ticket],
-        of_prefill: int,
-        of_decode: int,
-    ) -> tuple[int, int]:
-        """Divide the slots when both stages could use some; fractions carry over to the next step.
-
-        Returns:
-            The slots of prefill and of decode.
-        """
-        reserved = min(self.controls.reserved, MAX_RESERVED)
-        self._prefill_credit += reserved * slots
-        self._decode_credit += (1.0 - MAX_RESERVED) * slots
-        reserved_slots = int(self._prefill_credit + _ROUNDING)
-        min_decode = min(int(self._decode_credit + _ROUNDING), of_decode)
-        flushed = self._flushed(now_s, prefill, of_prefill)
-        prefill_slots = min(of_prefill, max(reserved_slots, flushed), slots - min_decode)
-        decode_slots = min(of_decode, slots - prefill_slots)
-        prefill_slots = min(of_prefill, slots - decode_slots)
-        # Unused credit is not saved up: at most one slot carries over.
-        self._prefill_credit = min(max(self._prefill_credit - prefill_slots, 0.0), 1.0)
-        self._decode_credit = min(max(self._decode_credit - decode_slots, 0.0), 1.0)
-        return prefill_slots, decode_slots
-
-    def _flushed(self, now_s: float, running: Sequence[Ticket], max_count: int) -> int:
-        """Count the prefill searches that are older than the flush timeout, or will be late."""
-        since_s = now_s - self.controls.flush_s
-        late = sum(
-            ticket.arrived_s <= since_s or self._latest_start_s(ticket) <= now_s
-            for ticket in running
-        )
-        for latest_start_s, _, ticket in self._prefill[:max_count]:  # roughly those of least slack
-            late += ticket.arrived_s <= since_s or latest_start_s <= now_s
-        return min(late, max_count)
-
-    def _next_prefill(
-        self, running: list[Ticket], share: int, free_lanes: int
-    ) -> tuple[list[Ticket], int]:
-        """Take the prefill searches with the least slack; returns them, and how many begin."""
-        taken: list[Ticket] = []
-        began = 0
-        begun = deque(running)
-        while len(taken) < share:
-            may_begin = bool(self._prefill) and began < free_lanes
-            if begun and not (
-                may_begin
-                and self._prefill[0][:2] < (self._latest_start_s(begun[0]), begun[0].order)
-            ):
-                taken.append(begun.popleft())
-            elif may_begin:
-                taken.append(self._begun(heapq.heappop(self._prefill)[2]))
-                began += 1
+    def _fill(
+        self, step: _Step, stage: Stage, begun: deque[Ticket], max_work: float = math.inf
+    ) -> None:
+        """Add the searches of a stage to a step, in their order, while they fit."""
+        while (head := self._head(stage, begun, step.free_lanes)) is not None:
+            work = step.room.work_of(head)
+            if work > max_work + _ROUNDING or not step.fits(work):
+                return
+            max_work -= work
+            step.add(head, work)
+            if begun and head is begun[0]:
+                begun.popleft()
             else:
-                break
-        return taken, began
+                step.free_lanes -= 1
+                self._waiting[stage].remove(head.order)
+                self._drop_gone()
 
-    def _next_decode(
-        self, running: list[Ticket], share: int, free_lanes: int
-    ) -> tuple[list[Ticket], int]:
-        """Take the oldest decode searches; returns them, and how many begin."""
-        taken = running[:share]
-        began = min(share - len(taken), free_lanes, self.waiting(Stage.DECODE))
-        return taken + [self._begun(self._decode.popleft()) for _ in range(began)], began
+    def _head(self, stage: Stage, begun: deque[Ticket], free_lanes: int) -> Ticket | None:
+        """The next search of a stage, among those that have begun and, with a lane, that wait."""
+        first = begun[0] if begun else None
+        if stage is Stage.DECODE:
+            return first or (self._decode[0] if free_lanes and self._decode else None)
+        if not free_lanes or not self._prefill:
+            return first
+        if first is not None and _urgency(first) < self._prefill[0][:2]:
+            return first
+        return self._prefill[0][2]
+
+    def _still_owed(self, step: _Step) -> float:
+        """The expansions that decode is owed after a step for which both stages had searches."""
+        room, of_decode = step.room, sum(map(step.room.work_of, _of(step.chosen, Stage.DECODE)))
+        share = 1.0 - min(self.controls.reserved, MAX_RESERVED)
+        owed = self._owed + share * step.work - of_decode
+        return min(max(owed, 0.0), share * room.work + room.each)  # it is not saved up
 
     def _waits(self, ticket: Ticket) -> bool:
         return ticket.order in self._waiting[ticket.stage]
-
-    def _begun(self, ticket: Ticket) -> Ticket:
-        self._waiting[ticket.stage].remove(ticket.order)
-        self._drop_gone()
-        return ticket
 
     def _drop_gone(self) -> None:
         """Drop expired searches from the head of each queue; others are dropped later."""
@@ -273,6 +264,16 @@ class Scheduler:
         while self._decode and not self._waits(self._decode[0]):
             self._decode.popleft()
 
-    def _latest_start_s(self, ticket: Ticket) -> float:
-        """The latest time at which a search can begin and meet its deadline."""
-        return ticket.deadline_s - ticket.steps_left * self._step_s()
+
+def _of(tickets: Sequence[Ticket], stage: Stage) -> Iterator[Ticket]:
+    return (ticket for ticket in tickets if ticket.stage is stage)
+
+
+def _urgency(ticket: Ticket) -> tuple[float, int]:
+    """The order of prefill searches: by deadline, then by arrival."""
+    return ticket.deadline_s, ticket.order
+
+
+def _arrival(ticket: Ticket) -> int:
+    """The order of decode searches."""
+    return ticket.order

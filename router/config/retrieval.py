@@ -143,10 +143,10 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             decode stage. A worker without a free slot may never do it.
         defaults: options of requests without a ``retrieval`` object, by model.
         tenants: retrieval options of tenants, by name.
-        feedback_interval_s: interval of reports to the pool. They contain the load of KV links
-            and the time that streams stalled.
+        feedback_interval_s: interval of reports to the pool. They contain the use of the KV links
+            and the time of a stream's token.
         link_bytes_per_s: capacity of the KV links of all prefill workers together; None: the
-            links count as idle.
+            highest rate that they have had.
         memory_bytes: maximum size of the stored passages of conversations. The next turn of a
             conversation whose passages were evicted is routed remote.
         memory_s: maximum age of stored passages.

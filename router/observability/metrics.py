@@ -145,7 +145,7 @@ class Metrics:
             (),
             self.registry,
         )
-        self.decode_s = 0.0
+        self.decode_s, self.decoded_tokens = 0.0, 0
         self.decoding = Counter(
             "ppd_decode_seconds", "Time in which streams decoded", registry=self.registry
         )
@@ -210,7 +210,8 @@ class Metrics:
             registry=self.registry,
         )
 
-    def decoded_for(self, seconds: float) -> None:
-        """Add to the time in which streams were decoded."""
+    def decoded(self, tokens: int, seconds: float) -> None:
+        """Add to the tokens of streams after the first one, and to the time that they took."""
         self.decode_s += seconds
+        self.decoded_tokens += tokens
         self.decoding.inc(seconds)

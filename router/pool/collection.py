@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
 from ppd.ann.snapshot import Precision, Shape, Snapshot, build
 from ppd.ann.space import Rows, Space
-from ppd.errors import IndexFileError
+from ppd.errors import IndexFileError, RequestError
 
 from . import index_file
 from .filters import Filter
@@ -68,6 +69,9 @@ class Collection:
 
     Raises:
         IndexFileError: ``folder`` holds no collection, or a damaged one.
+
+    Attributes:
+        swaps: how often all rows were replaced. Payloads of rows found before are gone then.
     """
 
     def __init__(self, folder: Path, warm: Callable[[Target], None]) -> None:
@@ -80,6 +84,7 @@ class Collection:
         self._writing = threading.Lock()
         self._committing = threading.Lock()  # held until committed rows are visible
         self._rebuilding = threading.Lock()
+        self.swaps = 0
         self.version = 0  # of the rows that filters are matched against
         self._rows: Target | Growth
         current = index_path(folder, self.payloads.generation())
@@ -255,6 +260,52 @@ class Collection:
                 index_path(self._folder, before).unlink(
                     missing_ok=True
                 )  # present mappings stay valid
+
+    def swap(self, folder: Path) -> None:
+        """Replace all rows and the index by those that ``ppd-pool build`` has made in a folder.
+
+        Searches continue meanwhile. A killed process leaves the old rows or the new ones.
+
+        Raises:
+            RequestError: the new rows have other dimensions or another metric. The old ones remain.
+            IndexFileError: the folder holds no collection or a damaged one, or the new index cannot
+                be written. The old rows remain.
+        """
+        if not (folder / ROWS_FILE).exists():
+            raise IndexFileError(f"{folder.name}: there is no collection; ppd-pool build makes one")
+        with closing(Payloads(folder / ROWS_FILE)) as made:
+            living, added = made.keys(), made.added()[0]
+            snapshot = index_file.read(index_path(folder, made.generation()))
+        if added.size:
+            raise IndexFileError(f"{folder.name}: {added.size} of its rows are not in its index")
+        with self._rebuilding, self._writing:
+            here, there = self.space, snapshot.space
+            if (here.dimensions, here.metric) != (there.dimensions, there.metric):
+                raise RequestError(
+                    f"{folder.name} has {there.dimensions} dimensions and metric {there.metric}; "
+                    f"{self.name} has {here.dimensions} and {here.metric}",
+                    status=409,
+                    param="folder",
+                )
+            last = int(snapshot.keys[-1]) if snapshot.count else 0
+            offset = int(self.payloads.new_keys(last)[0]) - 1 if last else 0
+            before = self.payloads.generation()
+            new = index_path(self._folder, before + 1)
+            index_file.write(replace(snapshot, keys=snapshot.keys + offset), new)
+            try:
+                moved = index_file.read(new)
+                hidden = (~np.isin(moved.keys, living + offset)).astype(np.uint8)
+                target = Target(moved, hidden)
+                self._warm(target)
+                with self._committing:
+                    self.payloads.replace_by(folder / ROWS_FILE, offset, before + 1)
+                    self.swaps += 1
+                    self._serve((target, moved.count))
+            except BaseException:
+                if self.payloads.generation() == before:
+                    new.unlink(missing_ok=True)
+                raise
+            index_path(self._folder, before).unlink(missing_ok=True)  # mappings stay valid
 
     def close(self) -> None:
         """Close the collection. No search may run any more.

@@ -28,6 +28,7 @@ from ..config.ranges import (
 
 Itopk = Annotated[int, msgspec.Meta(ge=1, le=MAX_ITOPK, description=f"1..{MAX_ITOPK}")]
 _Reserved = Annotated[float, msgspec.Meta(ge=0, le=MAX_RESERVED, description=f"0..{MAX_RESERVED}")]
+_BelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1, description="0 to below 1")]
 _CPU_STEP = StepShape()
 _CUDA_STEP = StepShape(slots=1024, expansions=16 * 1024, each=64)
 
@@ -53,7 +54,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         port: port of the pool; 0 is any free port.
         device: the device that searches run on; ``cuda`` needs PyTorch.
         threads: number of threads that search, or that build an index; 0: one for each core.
-        step: capacity of one step; None: 8 slots and 768 expansions, on a GPU 1,024 and 16,384.
+        step: capacity of one step; None: 8 slots and 320 expansions, on a GPU 1,024 and 16,384.
         bounds: maximum number of waiting searches.
         single_queue: searches of both kinds wait in one queue, for comparisons.
         controls: initial settings of the scheduler.
@@ -141,6 +142,11 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "bounds.prefill": (self.bounds.prefill, PositiveInt),
             "bounds.decode": (self.bounds.decode, PositiveInt),
             "controls.reserved": (self.controls.reserved, _Reserved),
+            "aims.decode_tokens": (self.aims.decode_tokens, Positive),
+            "aims.decode_wait_p95_ms": (self.aims.decode_wait_p95_ms, Positive),
+            "aims.kv_link_use": (self.aims.kv_link_use, _BelowOne),
+            "aims.min_reserved": (self.aims.min_reserved, _Reserved),
+            "aims.max_reserved": (self.aims.max_reserved, _Reserved),
         }
         for name, (value, kind) in nested.items():
             if problem := range_problem(name, value, kind):

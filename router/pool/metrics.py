@@ -28,8 +28,9 @@ class PoolMetrics:
         self.waiting = self._gauge("ppd_pool_waiting", "Searches that have not begun", "stage")
         self.running = self._gauge("ppd_pool_running", "Searches that have begun")
         self.rows = self._gauge("ppd_pool_rows", "Rows that can be found", "collection")
-        self.reserved = self._gauge("ppd_pool_reserved_share", "Slots reserved for prefill")
-        self.flush_s = self._gauge("ppd_pool_flush_seconds", "Flush timeout of prefill searches")
+        self.reserved = self._gauge(
+            "ppd_pool_reserved_share", "Share of the work that is prefill's"
+        )
         self.expansion_s = self._gauge("ppd_pool_expansion_seconds", "Time of one expansion")
         self.moves = Counter(
             "ppd_pool_control_moves_total",

@@ -188,6 +188,37 @@ class Payloads:
             self._db.execute("update rows set vector = null where key in (select key from held)")
             self._db.execute("insert or replace into state values (1, ?)", (generation,))
 
+    def replace_by(self, path: Path, offset: int, generation: int) -> None:
+        """Replace all rows by those of another collection's file, in one transaction.
+
+        Args:
+            path: of the other file. Its indexes for filters are created here, too.
+            offset: is added to its keys, which are new here then.
+            generation: number of the index file that has these rows.
+        """
+        with self._wrapped():
+            self._db.execute("attach database ? as other", (str(path),))
+        try:
+            with self._transaction():
+                self._db.execute("delete from main.rows")
+                self._db.execute(
+                    "insert into main.rows (key, id, text, metadata) "
+                    "select key + ?, id, text, metadata from other.rows order by key",
+                    (offset,),
+                )
+                indexes = self._db.execute(
+                    "select name, sql from other.sqlite_master where name like 'by %'"
+                ).fetchall()
+                for name, sql in indexes:
+                    if not self._db.execute(
+                        "select 1 from main.sqlite_master where name = ?", (name,)
+                    ).fetchone():
+                        self._db.execute(sql)  # unqualified names are those of this file
+                self._db.execute("insert or replace into main.state values (1, ?)", (generation,))
+        finally:
+            with self._wrapped():
+                self._db.execute("detach database other")
+
     def fetch(self, keys: Iterable[int]) -> dict[int, Payload]:
         """Return payloads by key, without those of deleted rows."""
         all_keys = list(keys)

@@ -124,18 +124,28 @@ class PayloadsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 
 
+class SwapBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request to replace a collection by one that was built offline.
+
+    Attributes:
+        folder: of the new collection, in the pool's data folder.
+    """
+
+    folder: str
+
+
 class FeedbackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router's measurements for the control loop.
 
     Attributes:
         kv_link_use: utilization of the KV links, 0 to 1.
-        decode_stall: share of decode time in which streams stalled, 0 to 1.
-        prefill_wait_p95_ms: of prefill searches; None: the pool's own measurement.
+        token_ms: time between two tokens of a stream; None if there was none.
+        decode_wait_p95_ms: latency of decode searches; None: the pool's own measurement.
     """
 
     kv_link_use: float
-    decode_stall: float
-    prefill_wait_p95_ms: float | None = None
+    token_ms: float | None = None
+    decode_wait_p95_ms: float | None = None
 
 
 _T = TypeVar("_T")

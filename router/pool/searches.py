@@ -20,7 +20,7 @@ from .collection import Collection, Plan
 from .config import PoolConfig
 from .filters import Filter
 from .metrics import PoolMetrics
-from .requests import SearchRequest
+from .requests import FeedbackBody, SearchRequest
 from .workers import Workers
 
 _MAX_WAITS = 1000  # for their 95th percentile
@@ -73,7 +73,7 @@ class Searches:
         self.control = ControlLoop(config.aims, config.controls)
         self.broken: str | None = None
         self._batches: dict[int, tuple[_Batch, int]] = {}
-        self._waits_ms: list[float] = []
+        self._decode_waits_ms: list[float] = []
         self._steps_from_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         # A slow filter cannot be cancelled. It must not occupy the threads of other work.
@@ -178,9 +178,9 @@ class Searches:
             raise
         for result in found:
             self._metrics.searches.labels(request.stage, result.ending).inc()
-        if request.stage is Stage.PREFILL:
-            self._waits_ms.append((self._clock() - began_s) * 1e3)
-            del self._waits_ms[:-_MAX_WAITS]
+        if request.stage is Stage.DECODE:
+            self._decode_waits_ms.append((self._clock() - began_s) * 1e3)
+            del self._decode_waits_ms[:-_MAX_WAITS]
         return found
 
     async def _run(self, searches: list[Search]) -> list[Found]:
@@ -202,25 +202,21 @@ class Searches:
                 self._batches.pop(id(search), None)
         return [batch.found[i] for i in range(len(searches))]
 
-    def feed_back(self, kv_link_use: float, decode_stall: float, wait_ms: float | None) -> str:
+    def feed_back(self, body: FeedbackBody) -> str:
         """Take one step of the control loop, and return its effect.
 
         Feedback within the interval after a step is ignored. So feedback from many routers does
         not make larger steps.
-
-        Args:
-            kv_link_use: utilization of the KV links, 0 to 1.
-            decode_stall: share of decode time in which streams stalled, 0 to 1.
-            wait_ms: p95 wait of prefill searches; None: the pool's own measurement.
         """
         if (now_s := self._clock()) < self._steps_from_s:
             return Move.STEADY
         self._steps_from_s = now_s + self._config.control_interval_s
+        wait_ms = body.decode_wait_p95_ms
         if wait_ms is None:
-            waits = self._waits_ms
+            waits = self._decode_waits_ms
             wait_ms = float(np.percentile(waits, 95)) if waits else 0.0
-            self._waits_ms = []
-        move = self.control.step(Feedback(kv_link_use, wait_ms, decode_stall))
+        self._decode_waits_ms = []
+        move = self.control.step(Feedback(body.kv_link_use, wait_ms, body.token_ms))
         self.workers.set_controls(self.control.controls)
         self._metrics.moves.labels(move).inc()
         return move

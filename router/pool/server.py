@@ -29,6 +29,7 @@ from .requests import (
     FeedbackBody,
     PayloadsBody,
     SearchRequest,
+    SwapBody,
     UpsertBody,
     parse,
     parse_search,
@@ -84,6 +85,7 @@ class PoolServer:
                 web.post(f"{path}/delete", self._delete),
                 web.post(f"{path}/payloads", self._payloads),
                 web.post(f"{path}/rebuild", self._rebuild),
+                web.post(f"{path}/swap", self._swap),
                 web.post("/v1/feedback", self._feedback),
                 web.get("/health", self._health),
                 web.get("/metrics", self._show_metrics),
@@ -117,6 +119,15 @@ class PoolServer:
         began_s = time.monotonic()
         collection = self._collection_of(request)
         search = parse_search(await request.read(), request.content_type)
+        swaps = collection.swaps
+        response = await self._searched(collection, search, request.content_type, began_s)
+        if collection.swaps != swaps:  # the rows that were found may be gone
+            response = await self._searched(collection, search, request.content_type, began_s)
+        return response
+
+    async def _searched(
+        self, collection: Collection, search: SearchRequest, content_type: str, began_s: float
+    ) -> web.Response:
         row_filter = Filter.parse(search.filter)
         try:
             left_s = began_s + self._searches.timeout_s(search) - time.monotonic()
@@ -128,7 +139,7 @@ class PoolServer:
             bodies = [empty_result() for _ in range(search.count)]
         else:  # the engines stop at the deadline, with the hits until then
             found = await self._searches.search(collection, search, plan, vectors, began_s)
-            if request.content_type == BINARY:
+            if content_type == BINARY:
                 self._searches.note_answered(search, began_s)
                 return as_binary(vectors, found, search.limit)
             bodies = await results(collection, vectors, found, search.limit, search.with_payload)
@@ -172,17 +183,19 @@ class PoolServer:
         await self._writes.rebuild(collection)
         return as_json(describe(collection))
 
+    async def _swap(self, request: web.Request) -> web.Response:
+        collection = self._collection_of(request)
+        await self._writes.swap(collection, parse(await request.read(), SwapBody))
+        return as_json(describe(collection))
+
     async def _feedback(self, request: web.Request) -> web.Response:
         body = parse(await request.read(), FeedbackBody)
-        for name in ("kv_link_use", "decode_stall"):
-            if not 0 <= getattr(body, name) <= 1:
-                raise RequestError(f"{name} must be 0 to 1", param=name)
-        move = self._searches.feed_back(
-            body.kv_link_use, body.decode_stall, body.prefill_wait_p95_ms
-        )
-        controls = self._searches.control.controls
-        settings = {"reserved": controls.reserved, "flush_ms": controls.flush_s * 1e3}
-        return as_json({"move": move, **settings})
+        if not 0 <= body.kv_link_use <= 1:
+            raise RequestError("kv_link_use must be 0 to 1", param="kv_link_use")
+        if body.token_ms is not None and body.token_ms <= 0:
+            raise RequestError("token_ms must be above 0", param="token_ms")
+        move = self._searches.feed_back(body)
+        return as_json({"move": move, "reserved": self._searches.control.controls.reserved})
 
     async def _health(self, request: web.Request) -> web.Response:
         if self._searches.broken is not None:
@@ -196,7 +209,6 @@ class PoolServer:
         metrics.running.set(workers.running())
         controls = self._searches.control.controls
         metrics.reserved.set(controls.reserved)
-        metrics.flush_s.set(controls.flush_s)
         metrics.expansion_s.set(self._searches.pace.expansion_s)
         for name, collection in self._collections.items():
             metrics.rows.labels(name).set(collection.count)

@@ -1,10 +1,11 @@
-"""Writes to collections: create, add, delete, and rebuilds on request or when outdated."""
+"""Writes to collections: create, add, delete, swap, rebuilds on request or when outdated."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from .requests import (
     CreateBody,
     DeleteBody,
     Point,
+    SwapBody,
     UpsertBody,
     require_dimensions,
     require_fit,
@@ -39,6 +41,7 @@ from .requests import (
 
 _log = logging.getLogger("ppd_router.pool")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_FOLDER = re.compile(r"\.?[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MAX_DIMENSIONS = 16_384
 _RETRY_S = 60.0  # pause after a failed rebuild
 MAX_WRITES = 64  # that wait or run: each has its rows in memory
@@ -201,6 +204,28 @@ class Writes:
         """
         await self._run_rebuild(collection, self._config.cores)
         self._metrics.writes.labels(collection.name, "rebuild").inc()
+
+    async def swap(self, collection: Collection, body: SwapBody) -> None:
+        """Replace a collection by one that was built offline, whose folder is then removed.
+
+        Raises:
+            RequestError: the folder has an invalid name, is served itself, or does not fit.
+            IndexFileError: the folder holds no collection or a damaged one, or the disk is full.
+        """
+        name = body.folder
+        if not _FOLDER.fullmatch(name):
+            raise RequestError(f"{name!r} is no folder of the pool's data folder", param="folder")
+        if name in self._collections:
+            raise RequestError(
+                f"{name!r} is served itself; build into a folder whose name begins with a dot",
+                status=409,
+                param="folder",
+            )
+        folder = Path(self._config.data) / name
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._builder, collection.swap, folder)
+        self._metrics.writes.labels(collection.name, "swap").inc()
+        await asyncio.to_thread(shutil.rmtree, folder)
 
     async def embedded(self, texts: Sequence[str], stage: Stage) -> Rows:
         """Return a vector for each text, (texts, dimensions) float32.

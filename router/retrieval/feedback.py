@@ -1,4 +1,4 @@
-"""Feedback to the pool: how busy the KV links are, and how long streams have stalled.
+"""Feedback to the pool: how busy the KV links are, and how fast streams are.
 
 The pool cannot measure either. It is sent at an interval; a pool that refuses it uses its own
 measurements only.
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import aiohttp
 import orjson
 
+from .link_use import LinkUse
+
 logger = logging.getLogger("ppd.router.retrieval")
 
 
@@ -24,12 +26,12 @@ class Totals:
     Attributes:
         kv_bytes_sent: KV that was transferred, in bytes.
         decode_s: time of decoding, over all streams.
-        stalled_s: time in which streams waited for a passage.
+        decoded_tokens: tokens after the first one, over all streams.
     """
 
     kv_bytes_sent: float
     decode_s: float
-    stalled_s: float
+    decoded_tokens: int
 
 
 class Feedback:
@@ -38,7 +40,7 @@ class Feedback:
     Args:
         url: of the pool, without a path.
         interval_s: seconds between two messages.
-        link_bytes_per_s: capacity of all KV links together; None if they count as idle.
+        link: measures the use of the KV links.
         totals: returns the current totals.
         client: an HTTP session.
         clock: seconds, monotonic.
@@ -49,14 +51,14 @@ class Feedback:
         *,
         url: str,
         interval_s: float,
-        link_bytes_per_s: float | None,
+        link: LinkUse,
         totals: Callable[[], Totals],
         client: aiohttp.ClientSession,
         clock: Callable[[], float],
     ) -> None:
         self._url = f"{url.rstrip('/')}/v1/feedback"
         self._interval_s = interval_s
-        self._link_bytes_per_s = link_bytes_per_s
+        self._link = link
         self._totals = totals
         self._client = client
         self._clock = clock
@@ -73,12 +75,13 @@ class Feedback:
         """Send the feedback since the last message; the first of several failures is logged."""
         totals, now_s = self._totals(), self._clock()
         last = self._last_totals
+        sent_bytes = totals.kv_bytes_sent - last.kv_bytes_sent
+        tokens = totals.decoded_tokens - last.decoded_tokens
+        token_ms = 1e3 * (totals.decode_s - last.decode_s) / tokens if tokens else None
         body = orjson.dumps(
             {
-                "kv_link_use": self._link_use(totals, now_s),
-                "decode_stall": _share(
-                    totals.stalled_s - last.stalled_s, totals.decode_s - last.decode_s
-                ),
+                "kv_link_use": self._link.observe(sent_bytes, now_s - self._last_sent_s),
+                "token_ms": token_ms,
             }
         )
         self._last_totals, self._last_sent_s = totals, now_s
@@ -94,14 +97,3 @@ class Feedback:
         if self._accepted and not accepted:
             logger.warning("%s takes no feedback: %s", self._url, reason)
         self._accepted = accepted
-
-    def _link_use(self, totals: Totals, now_s: float) -> float:
-        if self._link_bytes_per_s is None:
-            return 0.0
-        capacity_bytes = self._link_bytes_per_s * (now_s - self._last_sent_s)
-        return _share(totals.kv_bytes_sent - self._last_totals.kv_bytes_sent, capacity_bytes)
-
-
-def _share(part: float, whole: float) -> float:
-    """The share of a part, from 0 to 1; 0 if the whole is 0."""
-    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0

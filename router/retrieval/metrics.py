@@ -12,9 +12,6 @@ class RetrievalMetrics:
 
     Args:
         registry: of the router's metrics.
-
-    Attributes:
-        stalled_s: time in which streams waited for a passage, for the feedback to the pool.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -31,7 +28,6 @@ class RetrievalMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.stalled_s = 0.0
         self.stalled = Counter(
             "ppd_retrieval_stalled_seconds",
             "Time in which streams waited to go on behind a passage",
@@ -47,5 +43,4 @@ class RetrievalMetrics:
 
     def add_stall(self, seconds: float) -> None:
         """Add a time in which a stream waited for a passage."""
-        self.stalled_s += seconds
         self.stalled.inc(seconds)

@@ -37,6 +37,7 @@ from ..peers import Peers
 from ..retrieval import milvus
 from ..retrieval.chroma import ChromaRetriever
 from ..retrieval.feedback import Feedback, Totals
+from ..retrieval.link_use import LinkUse
 from ..retrieval.memory import Memory
 from ..retrieval.metrics import RetrievalMetrics
 from ..retrieval.milvus import MilvusRetriever
@@ -239,12 +240,13 @@ def _retrieval(
         of_models = [model.metrics for model in models.values()]
         bytes_sent = sum(one.bytes_sent.get() or 0 for one in of_models)
         decode_s = sum(one.decode_s for one in of_models)
-        return Totals(bytes_sent, decode_s, retrieval_metrics.stalled_s)
+        decoded_tokens = sum(one.decoded_tokens for one in of_models)
+        return Totals(bytes_sent, decode_s, decoded_tokens)
 
     feedback = Feedback(
         url=config.url,
         interval_s=config.feedback_interval_s,
-        link_bytes_per_s=config.link_bytes_per_s,
+        link=LinkUse(config.link_bytes_per_s),
         totals=totals,
         client=client,
         clock=time.monotonic,

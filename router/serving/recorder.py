@@ -168,7 +168,7 @@ class RequestRecorder:
             tpot_s = decoding_s / (usage.completion_tokens - 1)
             tpot_ms = 1e3 * tpot_s
             self._metrics.tpot.of(*_kind(context)).observe(tpot_s)
-            self._metrics.decoded_for(max(0.0, decoding_s))
+            self._metrics.decoded(usage.completion_tokens - 1, max(0.0, decoding_s))
             retried = context.attempts.retried
             as_decided = decision is context.planned.decision and not retried
             in_time = context.client_waits_s <= _MAX_WAITING * decoding_s

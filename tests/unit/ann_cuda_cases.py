@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from eval.pool import to_the_end
 from eval.pool.cards import exact_search, graph_search
 from ppd.ann import batch, oracle
 from ppd.ann.cuda.backend import backend_on
@@ -51,10 +52,9 @@ def found(
 ) -> tuple[Rows, NDArray[np.int32]]:
     """All at once, ``steps`` at a time."""
     target, lanes = on
-    places = np.array(lanes.admit(target.snapshot.space.queries(queries), widths))
-    while not (over := lanes.finished(places)).all():
-        assert lanes.extend(places[~over], steps) > 0, "nobody advances"
-    return lanes.release(places.tolist(), [min(limit, width) for width in widths], target.hidden)
+    limits = [min(limit, width) for width in widths]
+    moved = target.snapshot.space.queries(queries)
+    return to_the_end.run(lanes, moved, widths, steps, limits, target.hidden)
 
 
 def test_it_finds_what_the_oracle_finds_at_every_width(exact: Snapshot) -> None:

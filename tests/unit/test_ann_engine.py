@@ -36,7 +36,7 @@ class Clock:
 def engine_and_scheduler(
     clock: Clock,
     backend: Backend = CPU,
-    shape: StepShape = StepShape(slots=6, expansions=30),  # noqa: B008
+    shape: StepShape = StepShape(slots=6, expansions=90, each=30),  # noqa: B008
     engines: int = 1,
 ) -> tuple[Engine, Scheduler]:
     pace = Pace()
@@ -98,7 +98,8 @@ def test_mixed_searches_of_two_targets_find_what_they_find_alone() -> None:
 
 
 def test_an_engine_leaves_the_others_their_share() -> None:
-    engine, scheduler = engine_and_scheduler(Clock(), engines=2)
+    shape = StepShape(slots=6, expansions=300, each=300)
+    engine, scheduler = engine_and_scheduler(Clock(), shape=shape, engines=2)
     scheduler.offer_all([asked(i, 64, list(Stage)[i % 2]) for i in range(5)])
     assert [len(engine.choose(0.0)[0]) for _ in range(4)] == [3, 1, 1, 0]
 

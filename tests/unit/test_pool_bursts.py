@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from eval.pool import ideal, queueing, queueing_study, sentences
+from eval.pool import control_study, ideal, queueing, queueing_study, sentences
 from eval.pool.arrivals import KINDS, Arrival, draw
 from eval.pool.burst_rounds import Rounds
 from eval.pool.bursts import run
 from eval.pool.orders import BATCH, BATCH_WAIT_S, Way
 from eval.pool.stopwatch import Stopwatch
 from ppd.ann import batch
-from ppd.ann.schedule import Stage
+from ppd.ann.engine import StepShape
+from ppd.ann.schedule import MAX_RESERVED, Stage
 from ppd.errors import ConfigError
 
 from .ann_fixtures import clustered, made, target_of
@@ -37,7 +38,7 @@ def test_every_way_answers_all_with_the_same_ids(way: Way) -> None:
     arrivals = draw(3000.0, 0.2, 50, 1)
     served = run(way, target, target.snapshot.space.queries(queries), arrivals, 2)
     assert len(served.answered) == served.waits().count() == len(arrivals)
-    assert served.scheduling_us > 0
+    assert served.scheduling_us > served.choosing_us > 0
     for one in served.answered:
         query = queries[one.query : one.query + 1]
         _, nodes = batch.search(target, query, len(one.nodes), one.itopk)
@@ -63,35 +64,32 @@ def test_without_a_queue_a_search_takes_what_it_costs_and_with_one_it_waits() ->
 
 
 COSTS = queueing.Costs(
-    1e-6, 1e-6, 1e-6, step=100e-6, search=10e-6, batched=4e-6, alone=50e-6, choose=7e-6
+    1e-6, 1e-6, 1e-6, 0.5, step=60e-6, search=10e-6, batch=100e-6, batched=4e-6, alone=50e-6
 )
 
 
-def took(way: Way, arrivals: list[Arrival], stage: Stage, whole: bool = False) -> list[float]:
-    variant = queueing.Ours(whole=whole)
-    return queueing.serve(way, arrivals, COSTS, variant).waits.of[stage]
+def took(way: Way, arrivals: list[Arrival], stage: Stage) -> list[float]:
+    return queueing.serve(way, arrivals, COSTS).waits.of[stage]
 
 
 def test_in_simulated_time_a_search_alone_takes_what_it_costs() -> None:
     narrow = COSTS.compiled(32)
     apart = [Arrival(at_s, Stage.DECODE, 0, 32, 10) for at_s in (0.0, 0.5, 1.0)]
     costs_s = dict.fromkeys(Way, 5e-05 + narrow) | {
-        Way.OURS: 100e-6 + 10e-6 + narrow,
+        Way.OURS: 60e-6 + 10e-6 + narrow,
         Way.FIXED: BATCH_WAIT_S + 50e-6 + narrow,
     }
     for way, cost_s in costs_s.items():
         assert took(way, apart, Stage.DECODE) == pytest.approx([cost_s] * 3)
-    whole = took(Way.OURS, apart, Stage.DECODE, whole=True)
-    assert whole == pytest.approx([7e-6 + 50e-6 + narrow] * 3)
 
 
 def test_in_simulated_time_a_batch_takes_as_long_as_all_of_it() -> None:
-    narrow, wide = COSTS.compiled(32), COSTS.compiled(256)
+    narrow, wide = COSTS.compiled(32, BATCH), COSTS.compiled(256, BATCH)
     full = [Arrival(0.0, Stage.PREFILL, 0, 32, 10)] * (BATCH - 1)
     full.append(Arrival(0.0, Stage.DECODE, 0, 256, 10))
     waits = 100e-6 + BATCH * 4e-6 + (BATCH - 1) * narrow + wide
     assert took(Way.FIXED, full, Stage.PREFILL) == pytest.approx([waits] * (BATCH - 1))
-    assert max(took(Way.OURS, full, Stage.PREFILL)) < waits  # they leave as they finish
+    assert max(took(Way.OURS, full, Stage.PREFILL)) < waits  # without decode's
     of_prefill = 100e-6 + (BATCH - 1) * (4e-6 + narrow)
     assert took(Way.TWO_BATCHERS, full, Stage.PREFILL) == pytest.approx([of_prefill] * (BATCH - 1))
 
@@ -112,16 +110,50 @@ def test_the_study_has_a_row_for_each_way_and_each_share_of_python(
     assert queueing_study.run([0.3], 1, tmp_path / "rows.jsonl", seconds=2.0) == 0
     told = json.loads(capsys.readouterr().out)["load0.3"]
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert (
-        len({(row["way"], row["python_share"]) for row in rows}) == len(rows) == 3 * (len(Way) + 2)
-    )
-    by_share = {row["python_share"]: row["decode_p99_us"] for row in rows if row["way"] == "ours"}
+    kinds = {(row["way"], row["python_share"], row["wider"]) for row in rows}
+    assert len(kinds) == len(rows) == (3 + 2) * (len(Way) + 2)
+    by_share = {
+        row["python_share"]: row["decode_p99_us"]
+        for row in rows
+        if (row["way"], row["wider"]) == ("ours", 1)
+    }
     assert (
         by_share[0.0]
         < by_share[0.5]
         < by_share[1.0]
         == pytest.approx(told["ours_decode_p99_us"], abs=1e-3)
     )
+
+
+def test_a_long_search_is_divided_and_prefill_need_not_wait_for_its_end() -> None:
+    long = Arrival(0.0, Stage.DECODE, 0, 1024, 10)
+    late = Arrival(1e-5, Stage.PREFILL, 0, 32, 10)
+    both_cores = [long, long, late]
+    whole = queueing.Ours(shape=StepShape(each=10_000))
+    waits = {
+        name: queueing.serve(Way.OURS, both_cores, COSTS, variant).waits.of
+        for name, variant in (("divided", queueing.Ours()), ("whole", whole))
+    }
+    assert max(waits["divided"][Stage.PREFILL]) < 0.5 * max(waits["whole"][Stage.PREFILL])
+    assert max(waits["divided"][Stage.DECODE]) > max(waits["whole"][Stage.DECODE])
+
+
+def test_the_control_study_has_a_row_for_each_way_and_phase(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = (
+        control_study.Phase("quiet", 0.2, 0.3, seconds=1.0),
+        control_study.Phase("full link", 0.7, 0.4, link=1.2, seconds=4.0),
+    )
+    assert control_study.run(1, tmp_path / "rows.jsonl", phases) == 0
+    late = json.loads(capsys.readouterr().out)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len({(row["way"], row["phase"]) for row in rows}) == len(rows) == 2 * len(late)
+    share = {(row["way"], row["phase"]): row["reserved"] for row in rows}
+    assert share["fixed at 0.5", "full link"] == 0.5
+    assert share["loop", "full link"] < share["loop", "quiet"] == MAX_RESERVED
+    name = "full link: decode_late"
+    assert late["loop"][name] < late["fixed at 0.9"][name]
 
 
 def test_a_round_has_a_row_for_each_way_and_stage_and_finds_what_a_plain_search_finds() -> None:
@@ -136,11 +168,14 @@ def test_a_round_has_a_row_for_each_way_and_stage_and_finds_what_a_plain_search_
 
 
 def test_a_stopwatch_tells_compiled_code_from_all_else() -> None:
-    times = iter([0.0, 2.0, 7.0, 10.0])
+    times = iter([0.0, 2.0, 7.0, 7.5, 8.5, 10.0])
     watch = Stopwatch(lambda: next(times))
     with watch.compiled():
         pass
-    assert watch.other_s() == 5.0
+    with watch.choosing():
+        pass
+    watch.stop()
+    assert (watch.other_s(), watch.choosing_s) == (5.0, 1.0)
 
 
 def test_costs_are_of_every_kind_that_is_drawn() -> None:

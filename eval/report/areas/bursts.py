@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from ppd.ann.control import Aims
+from ppd.ann.schedule import Stage
 
 from ...pool.arrivals import BUDGET_S
+from ...pool.control_study import LATE_MS
 from ..parts import Block, Table, block, short, spread
 from ..ratios import HOW, compared, paired
 from ..results import Results, Rows
@@ -23,20 +24,21 @@ _NAMES = {  # in the order of the tables
     "two_batchers": "two batchers",
     "fixed": "fixed batches",
     "ideal": "queueing alone",
-    "ours_whole": "ours, whole searches",
-    "ours_whole_strict": "ours, whole searches, prefill first",
+    "ours_single": "ours, one search in a step",
+    "ours_whole": "ours, no search divided",
 }
 _COSTS = {
     "expansion": "compiled: one expansion",
     "enter": "compiled: the begin of a search",
     "kept": "compiled: measuring a kept node again",
-    "step": "Python: a step of ours, or a batch",
-    "search": "Python: a search of ours, besides its steps",
+    "step": "Python: a step of ours",
+    "search": "Python: a search of ours, besides its step",
+    "batch": "Python: a batch",
     "batched": "Python: a search of a batch",
     "alone": "Python: a whole search",
-    "choose": "Python: the scheduler's choice of a whole search",
 }
-_OURS, _PLAIN = "ours", "prefill_first"
+_OURS = "ours"
+_WIDEST = 256  # nodes that a decode search keeps at most
 _SHOWN = (0.3, 0.7)  # loads of the detailed tables, as of the measured bursts
 _LATE = "late: the share that took longer than " + ", ".join(
     f"{1e3 * budget_s:g} ms ({stage})" for stage, budget_s in BUDGET_S.items()
@@ -63,25 +65,19 @@ def bursts(results: Results) -> Block:
                         "1" if way == _OURS else ratio,
                         _late(of[way], "missed"),
                         "-" if way == "ideal" else spread(costs),
+                        spread(of[way].values("choosing_us")),
                     )
                 )
-    head = ("load", "stage", "way", "p99, ms", "ours / it", "late", "scheduling, us")
+    head = ("load", "stage", "way", "p99, ms", "ours / it", "late", "scheduling, us", "choice, us")
     rounds = len(set(rows.values("round")))
     capacity = median(rows.values("capacity"))
     caption = (
         f"latency, {rounds} rounds: medians (lowest to highest); a load of 1 is "
         f"{capacity:,.0f} searches a second; {_LATE}; scheduling is a thread's processor time "
-        f"outside compiled code, for each search; ratios by round: {HOW}"
+        "outside compiled code, for each search; choice: the part of it in which the order is "
+        f"kept; ratios by round: {HOW}"
     )
-    made = block(Table(head, table, caption), made_of=[rows])
-    if _PLAIN in ways:
-        return made
-    missing = (
-        "Not measured yet: prefill first, earliest deadline first and two batchers. Without the "
-        "first one\nthe table does not show how much of the gain comes from continuous batching. "
-        "In these rows a whole search\nis several compiled calls. In the current version it is one."
-    )
-    return Block(f"{made.text}\n\n{missing}", made.made_of)
+    return block(Table(head, table, caption), made_of=[rows])
 
 
 def _ways(rows: Rows) -> list[str]:
@@ -173,11 +169,33 @@ def costs(results: Results) -> Block:
     rows = _simulated(results).where(python_share=1.0)
     row = rows.rows[-1]
     table = [(text, f"{1e6 * row[name]:g}") for name, text in _COSTS.items()]
+    beside = "compiled: one expansion, beside other searches of the call"
+    table.insert(1, (beside, f"{1e6 * row['expansion'] * row['together']:g}"))
     return block(Table(("what takes a core's time", "us"), table), made_of=[rows])
 
 
+def wide(results: Results) -> Block:
+    """Return the ways in simulated time by the width of decode's searches."""
+    rows = results.rows("pool-queueing.jsonl").newest().where(python_share=1.0)
+    load = max(row["load"] for row in rows if row["wider"] > 1)
+    table = []
+    for (wider,), of in sorted(rows.where(load=load).groups("wider").items()):
+        for way in _ways(of):
+            its, plain = of.where(way=way), of.where(way=_OURS)
+            cells = (short(_p99_ms(its, stage)) for stage in _STAGES)
+            ratios = (compared(paired(plain, its, f"{stage}_p99_us", "seed")) for stage in _STAGES)
+            name, width = _NAMES[way], f"{_WIDEST * wider:,}"
+            table.append((width, name, *cells, *(("1", "1") if way == _OURS else ratios)))
+    ways = ("prefill, ms", "decode, ms", "ours / it, prefill", "ours / it, decode")
+    caption = (
+        f"latency p99 at load {load:g} by itopk of the widest decode search, simulated time, "
+        f"medians of {_histories(rows)} histories; ratios by history: {HOW}"
+    )
+    return block(Table(("itopk", "way", *ways), table, caption), made_of=[rows])
+
+
 def _simulated(results: Results) -> Rows:
-    return results.rows("pool-queueing.jsonl").newest()
+    return results.rows("pool-queueing.jsonl").newest().where(wider=1)
 
 
 def _histories(rows: Rows) -> int:
@@ -189,15 +207,21 @@ def _p99_ms(rows: Rows, stage: str) -> float:
 
 
 def control(results: Results) -> Block:
-    """Return how often the aims were missed, with the control loop and with fixed controls."""
-    rows, aims = results.rows("pool-control.jsonl").newest(), Aims()
+    """Return the late searches by load, with the control loop and with fixed controls."""
+    rows = results.rows("pool-control.jsonl").newest()
     table = []
-    for (way,), of in rows.groups("way").items():
-        waits = sum(wait > aims.prefill_wait_p95_ms for wait in of.values("prefill_p95_ms"))
-        stalls = sum(stall > aims.decode_stall for stall in of.values("decode_stall"))
-        table.append((way, f"{len(of)}", f"{waits}", f"{stalls}"))
-    head = ("controls", "intervals", "prefill's p95 above its aim", "decode's stall above its aim")
-    return block(Table(head, table, "simulated time, one seed"), made_of=[rows])
+    for (phase,), of_phase in rows.groups("phase").items():
+        for (way,), of in of_phase.groups("way").items():
+            late = (_late(of, f"{stage}_late") for stage in _STAGES)
+            there = short(median(of.values("kv_there_p95_ms")))
+            table.append((phase, way, f"{median(of.values('reserved')):.2f}", *late, there))
+    head = ("load", "reserved share", "on average", "prefill late", "decode late")
+    caption = (
+        f"simulated time, medians of {_histories(rows)} histories; late: the share that took "
+        f"longer than {LATE_MS[Stage.PREFILL]:g} ms (prefill), {LATE_MS[Stage.DECODE]:g} ms "
+        "(decode); the last column is the time until a prefill's search and transfer are finished"
+    )
+    return block(Table((*head, "KV there, p95 ms"), table, caption), made_of=[rows])
 
 
 def placement(results: Results) -> Block:
@@ -241,6 +265,7 @@ BLOCKS = {
     "pool-queueing-costs": costs,
     "pool-queueing-loads": loads,
     "pool-queueing-python": python,
+    "pool-queueing-wide": wide,
     "pool-control": control,
     "search-placement": placement,
 }

@@ -14,15 +14,27 @@ from ..results import Results, Rows
 
 _FILE = "bench-pool.jsonl"
 _NAMES = {
-    "ours": "ours, int8 and fp32",
     "ours_fp32": "ours, fp32 only",
     "hnswlib": "hnswlib",
+    "hnswlib_16_400": "hnswlib, efConstruction 400",
+    "hnswlib_32_200": "hnswlib, M 32",
+    "hnswlib_32_400": "hnswlib, M 32, efConstruction 400",
     "faiss_hnsw": "faiss HNSW",
     "faiss_nsg": "faiss NSG",
-    "usearch_f16": "usearch, f16",
     "usearch": "usearch, f32",
+    "ours": "ours, int8 and fp32",
+    "faiss_hnsw_sq": "faiss HNSW, 8 bits and fp32",
+    "faiss_hnsw_sq_16_400": "the same, efConstruction 400",
+    "faiss_hnsw_sq_32_200": "the same, M 32",
+    "faiss_hnsw_sq_32_400": "the same, M 32, efConstruction 400",
+    "usearch_i8": "usearch, i8 and fp32",
+    "svs_lvq4x8": "SVS, LVQ of 4 and 8 bits",
+    "usearch_f16": "usearch, f16",
 }
-_RIVAL = "hnswlib"
+_SMALL = ("faiss_hnsw_sq", "usearch_i8", "svs_lvq4x8")  # begin the names of rivals of a byte or so
+_FP32 = ("hnswlib", "faiss_hnsw", "faiss_nsg", "usearch")
+_OURS = ("ours_fp32", "ours")
+_RECALLS = (0.9, RECALL, 0.98)
 _WIDTHS = {"small": (10, 16, 32), "large": (64, 128, 256)}
 
 
@@ -30,51 +42,71 @@ def _rows(results: Results, what: str, of_set: str) -> Rows:
     return results.rows(_FILE).where(what=what, set=of_set).newest()
 
 
-def _rates(curves: Rows, index: str, threads: int) -> dict[int, float]:
-    """Return searches a second at the recall of the comparison, by round."""
+def _rates(curves: Rows, index: str, threads: int, recall: float = RECALL) -> dict[int, float]:
+    """Return searches a second at a recall, by round."""
     found = {}
-    for (number,), rows in curves.where(index=index, threads=threads).groups("round").items():
-        points = sorted((row["width"], row["recall"], row["qps"]) for row in rows)
-        qps = qps_at([(recall, qps) for _, recall, qps in points])
+    mine = [row for row in curves if (row["index"], row["threads"]) == (index, threads)]
+    for number in sorted({row["round"] for row in mine}):
+        points = sorted(
+            (row["width"], row["recall"], row["qps"]) for row in mine if row["round"] == number
+        )
+        qps = qps_at([(recall, qps) for _, recall, qps in points], recall)
         if qps is not None:
             found[number] = qps
     return found
 
 
-def _against(curves: Rows, index: str) -> list[float]:
-    mine, base = _rates(curves, index, 1), _rates(curves, _RIVAL, 1)
+def _against(curves: Rows, ours: str, other: str, threads: int = 1) -> list[float]:
+    mine, base = (_rates(curves, name, threads) for name in (ours, other))
     return [mine[number] / base[number] for number in mine if number in base]
+
+
+def _ours_for(index: str) -> str | None:
+    """Return ours that an index is compared with: that with rows of as many bytes."""
+    if index.startswith(_SMALL):
+        return "ours"
+    return "ours_fp32" if index.startswith(_FP32) and index != "usearch_f16" else None
+
+
+def _best(curves: Rows, ours: str) -> str | None:
+    """Return the fastest rival of one of ours, on one thread; None: none was measured."""
+    rates = {
+        index: median(rates.values())
+        for index in set(curves.values("index"))
+        if _ours_for(index) == ours and (rates := _rates(curves, index, 1))
+    }
+    return max(rates, key=rates.__getitem__) if rates else None
 
 
 def _indexes(results: Results, of_set: str) -> Block:
     curves = _rows(results, "curve", of_set)
     alone = {row["index"]: row for row in _rows(results, "single", of_set)}
     built = {row["index"]: row["seconds"] for row in _rows(results, "build", of_set)}
-    threads = max(curves.values("threads"))
-    table = []
-    for index in (name for name in _NAMES if name in curves.values("index")):
-        one, several = (list(_rates(curves, index, n).values()) for n in (1, threads))
-        query = alone.get(index)
-        highest = max(curves.where(index=index).values("recall"))
-        table.append(
-            (
-                _NAMES[index],
-                spread(one) if one else f"recall {highest:.2f} at most",
-                "1" if index == _RIVAL else compared(_against(curves, index)),
-                spread(several),
-                "-" if query is None else f"{query['p50_us']:,.0f} / {query['p99_us']:,.0f}",
-                f"{built[index]:.0f}" if built[index] >= 1 else "-",  # it takes the other's graph
-            )
-        )
+    names = [name for name in _NAMES if name in curves.values("index")]
     rows, rounds = curves.rows[0]["n"], len(set(curves.values("round")))
-    head = ("", "searches/s, 1 thread", "/ hnswlib", f"{threads} threads")
-    caption = (
-        f"{rows:,} rows, recall {RECALL:g}; medians of {rounds} rounds (lowest to highest); "
-        f"ratios by round: {HOW}"
-    )
-    return block(
-        Table((*head, "one query, p50 / p99 us", "built in, s"), table, caption), made_of=[curves]
-    )
+    tables = []
+    for threads in sorted(set(curves.values("threads"))):
+        table = []
+        for index in names:
+            rates = (list(_rates(curves, index, threads, of).values()) for of in _RECALLS)
+            mine, query = _ours_for(index), alone.get(index)
+            ratio = compared(_against(curves, mine, index, threads)) if mine else "-"
+            cells = [_NAMES[index], *map(spread, rates), ratio]
+            if threads == 1:
+                one = f"{query['p50_us']:,.0f} / {query['p99_us']:,.0f}" if query else "-"
+                # Two of ours have one graph, which is built once.
+                cells += [one, f"{built[index]:.0f}" if built[index] >= 1 else "-"]
+            table.append(tuple(cells))
+        head = ["", *(f"recall {of:g}" for of in _RECALLS), "ours / it"]
+        if threads == 1:
+            head += ["one query, p50 / p99 us", "built in, s"]
+        caption = (
+            f"{rows:,} rows, searches a second on {threads} thread{'s' if threads > 1 else ''}; "
+            f"medians of {rounds} rounds (lowest to highest); ours / it: rows of as many bytes, at "
+            f"recall {RECALL:g}, by round: {HOW}"
+        )
+        tables.append(Table(tuple(head), table, caption))
+    return block(*tables, made_of=[curves])
 
 
 def small(results: Results) -> Block:
@@ -98,29 +130,37 @@ def _curves_by_commit(results: Results) -> list[tuple[str, Rows]]:
 
 
 def runs(results: Results) -> Block:
-    """Return ours against hnswlib in every run that is in the file."""
+    """Return ours against the best rivals in every run that is in the file."""
     table = []
     found = _curves_by_commit(results)
     for commit, rows in found:
-        ratios = (compared(_against(rows, index)) for index in ("ours", "ours_fp32"))
-        table.append((f"{rows.rows[0]['n']:,}", commit[:7], *ratios))
-    head = ("rows", "commit", "ours, int8 and fp32 / hnswlib", "ours, fp32 only / hnswlib")
+        cells: list[str] = []
+        for ours in _OURS:
+            rival = _best(rows, ours)
+            cells += (_NAMES[rival], compared(_against(rows, ours, rival))) if rival else ("-", "-")
+        table.append((f"{rows.rows[0]['n']:,}", commit[:7], *cells))
+    head = ("rows", "commit", "best of fp32", "ours / it", "best of a byte", "ours / it")
     caption = f"searches a second at recall {RECALL:g}, one thread; ratios by round: {HOW}"
     return block(Table(head, table, caption), made_of=[rows for _, rows in found])
 
 
 def summary(results: Results) -> Block:
-    """Return ours against hnswlib in the newest run of each collection."""
+    """Return ours against the best rival with rows of as many bytes, in the newest runs."""
     table, used = [], []
     for of_set in ("small", "large"):
         curves = _rows(results, "curve", of_set)
         used.append(curves)
-        for index in ("ours", "ours_fp32"):
-            rate, base = (list(_rates(curves, name, 1).values()) for name in (index, _RIVAL))
-            ratio = compared(_against(curves, index))
-            n = f"{curves.rows[0]['n']:,}"
-            table.append((n, _NAMES[index], spread(rate), spread(base), ratio))
-    head = ("rows", "", "searches/s", "hnswlib (fp32)", "ours / hnswlib")
+        n = f"{curves.rows[0]['n']:,}"
+        for ours in _OURS:
+            rate = spread(list(_rates(curves, ours, 1).values()))
+            rival = _best(curves, ours)
+            if rival is None:
+                table.append((n, _NAMES[ours], rate, "not measured", "-", "-"))
+                continue
+            its = spread(list(_rates(curves, rival, 1).values()))
+            ratio = compared(_against(curves, ours, rival))
+            table.append((n, _NAMES[ours], rate, _NAMES[rival], its, ratio))
+    head = ("rows", "", "searches/s", "best rival", "its searches/s", "ours / it")
     caption = (
         f"recall {RECALL:g}, one thread; medians over rounds (lowest to highest); ratios by round: "
         f"{HOW}"

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import kernels as cpu
-from ..lanes import ENTRIES
+from ..lanes import ENTRIES, Advanced
 from ..snapshot import Snapshot
 from ..space import Rows
 from . import kernels
@@ -105,8 +105,48 @@ class CudaLaneSet:
         )
         return places
 
-    def extend(self, places: NDArray[np.int64], steps: int) -> int:
+    def advance(
+        self,
+        places: Sequence[int],
+        steps: int,
+        limits: Sequence[int],
+        hidden: Sequence[NDArray[np.uint8]],
+    ) -> Advanced:
         """See ``LaneSet``."""
+        done = self._step(np.array(places, np.int64), steps)
+        finished = self._finished[places]
+        shape = len(places), max(limits)
+        near, nodes = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        if (over := np.flatnonzero(finished)).size:
+            read = over.tolist()
+            found = self.release(
+                [places[i] for i in read], [limits[i] for i in read], [hidden[i] for i in read]
+            )
+            cut = slice(0, found[0].shape[1])
+            near[over, cut], nodes[over, cut] = found
+        return Advanced(done, finished, near, nodes)
+
+    def release(
+        self, places: Sequence[int], limits: Sequence[int], hidden: Sequence[NDArray[np.uint8]]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """See ``LaneSet``."""
+        near = np.full((len(places), max(limits)), np.inf, np.float32)
+        nodes = np.full((len(places), max(limits)), -1, np.int32)
+        lanes = np.array(places, np.int64)
+        for kept, which in self._by_kept(lanes):
+            distances, ids = self._collected(lanes[which], kept)
+            gone = np.stack([hidden[i][row] for i, row in zip(which.tolist(), ids, strict=True)])
+            visible = (ids >= 0) & (gone == 0)
+            order = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
+            seen = np.take_along_axis(visible, order, 1)
+            cut = slice(0, order.shape[1])
+            near[which, cut] = np.where(seen, np.take_along_axis(distances, order, 1), np.inf)
+            nodes[which, cut] = np.where(seen, np.take_along_axis(ids, order, 1), -1)
+        self.free.extend(places)
+        return near, nodes
+
+    def _step(self, places: NDArray[np.int64], steps: int) -> int:
+        """Do up to ``steps`` expansions in each lane; returns how many were done in all."""
         self._mirror.catch_up(self._snapshot)
         self._steps.fill_(steps)
         begun = []
@@ -120,28 +160,6 @@ class CudaLaneSet:
             done += int(expanded.sum())
             self._finished[group] = finished.astype(np.bool_)
         return done
-
-    def finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """See ``LaneSet``."""
-        return self._finished[places]
-
-    def release(
-        self, places: Sequence[int], limits: Sequence[int], hidden: NDArray[np.uint8]
-    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """See ``LaneSet``."""
-        near = np.full((len(places), max(limits)), np.inf, np.float32)
-        nodes = np.full((len(places), max(limits)), -1, np.int32)
-        lanes = np.array(places, np.int64)
-        for kept, which in self._by_kept(lanes):
-            distances, ids = self._collected(lanes[which], kept)
-            visible = (ids >= 0) & (hidden[ids] == 0)
-            order = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
-            seen = np.take_along_axis(visible, order, 1)
-            cut = slice(0, order.shape[1])
-            near[which, cut] = np.where(seen, np.take_along_axis(distances, order, 1), np.inf)
-            nodes[which, cut] = np.where(seen, np.take_along_axis(ids, order, 1), -1)
-        self.free.extend(places)
-        return near, nodes
 
     def _collected(
         self, places: NDArray[np.int64], kept: int

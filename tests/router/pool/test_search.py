@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from ppd.ann.schedule import Bounds
+from ppd.ann.schedule import Bounds, Controls
 from ppd.errors import ConfigError
 from router.pool.config import Device
 
@@ -135,8 +135,8 @@ async def test_other_wrong_requests(built: Path) -> None:
         kind = "application/octet-stream"
         assert b"not finite" in (await pool.raw(path, binary + values, kind))[1]
         assert (await pool.raw(path, binary + values[:-4], kind))[0] == 400
-        got, _ = await pool.post("/v1/feedback", {"kv_link_use": 2, "decode_stall": 0})
-        assert got == 400
+        for body in ({"kv_link_use": 2}, {"kv_link_use": 0, "token_ms": 0}):
+            assert (await pool.post("/v1/feedback", body))[0] == 400
 
 
 async def test_a_missing_gpu_is_reported(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,32 +150,24 @@ async def test_a_missing_gpu_is_reported(data: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("link", "stall", "wait_ms", "move", "grows"),
+    ("link", "decode_ms", "move", "change"),
     [
-        (0.2, 0.0, 100.0, "prefill_waits", "reserved"),
-        (0.2, 0.5, 0.0, "decode_stalls", "flush"),
-        (0.99, 0.0, 100.0, "link_busy", "flush"),  # for nothing is won by faster prefills
+        (0.2, 100.0, "link_free", 1),
+        (1.0, 100.0, "link_full", -1),
+        (1.0, 30.0, "decode_in_time", 1),
     ],
 )
-async def test_feedback_moves_the_controls(
-    built: Path, link: float, stall: float, wait_ms: float, move: str, grows: str
+async def test_feedback_moves_the_reservation(
+    built: Path, link: float, decode_ms: float, move: str, change: int
 ) -> None:
-    async with running(config_for(built)) as pool:
-
-        async def controls() -> tuple[float, float]:
-            _, metrics = await pool.get("/metrics")
-            lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
-            return float(lines["ppd_pool_reserved_share"]), float(lines["ppd_pool_flush_seconds"])
-
-        reserved, flush_s = await controls()
-        seen = {"kv_link_use": link, "decode_stall": stall, "prefill_wait_p95_ms": wait_ms}
+    async with running(config_for(built, controls=Controls(0.5))) as pool:
+        seen = {"kv_link_use": link, "token_ms": 20.0, "decode_wait_p95_ms": decode_ms}
         _, reply = await pool.post("/v1/feedback", seen)
         assert reply["move"] == move
-        now_reserved, now_flush_s = await controls()
-        assert reply["reserved"] == now_reserved
-        assert (now_reserved > reserved) == (now_flush_s < flush_s) == (grows == "reserved")
-        assert now_reserved != reserved
-        assert now_flush_s != flush_s
+        assert (reply["reserved"] > 0.5) - (reply["reserved"] < 0.5) == change
+        _, metrics = await pool.get("/metrics")
+        lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+        assert float(lines["ppd_pool_reserved_share"]) == reply["reserved"]
         assert (await pool.get("/health"))[0] == 200
 
 

@@ -141,10 +141,10 @@ async def test_every_pool_hears_the_feedback(built: Path, data: Path) -> None:
     dead = "http://127.0.0.1:9"
     async with running(config_for(built)) as one, running(config_for(data)) as two:
         async with running(PoolConfig(shards=((one.url, dead), (two.url,)))) as front:
-            body = {"kv_link_use": 1.0, "decode_stall": 0.0}
+            body = {"kv_link_use": 1.0, "token_ms": 20.0, "decode_wait_p95_ms": 500.0}
             assert await front.post("/v1/feedback", body) == (200, {"shards": 2, "accepted": 2})
             for pool in (one, two):
                 _, metrics = await pool.get("/metrics")
-                assert "ppd_pool_reserved_share 0.5" not in metrics
+                assert "ppd_pool_reserved_share 0.9" not in metrics
         async with running(PoolConfig(shards=((dead,),))) as front:
             assert (await front.post("/v1/feedback", body))[0] == 503

@@ -1,0 +1,206 @@
+"""``ppd-eval pool control``: the control loop while the load changes, in simulated time.
+
+The real engines, scheduler and loop, over the costs of the simulated bursts. A prefill search is
+followed by a transfer over the KV link, which serves one transfer after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppd.ann.control import Aims, ControlLoop, Feedback
+from ppd.ann.schedule import MAX_RESERVED, Controls, Scheduler, Stage
+
+from ..provenance import provenance
+from ..raw_rows import appending
+from .arrivals import KINDS, Arrival
+from .queueing import CORES, Costs, Ended, Ours, Served, mean_alone, serve_ours
+
+_INTERVAL_S = 0.25
+_AIMS = Aims()
+LATE_MS = {Stage.PREFILL: 5.0, Stage.DECODE: _AIMS.decode_wait_p95_ms}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the history.
+
+    Attributes:
+        prefill: processor time of the stage's searches, as a share of the cores'.
+        decode: the same.
+        link: load of the KV link by the transfers of the prefills.
+    """
+
+    name: str
+    prefill: float
+    decode: float
+    link: float = 0.5
+    seconds: float = 10.0
+
+
+PHASES = (
+    Phase("quiet", 0.2, 0.4),
+    Phase("much prefill", 0.7, 0.4),
+    Phase("after much prefill", 0.2, 0.4),
+    Phase("much decode", 0.3, 0.8),
+    Phase("after much decode", 0.2, 0.4),
+    Phase("much prefill, full link", 0.7, 0.4, link=1.1),
+    Phase("after the full link", 0.2, 0.4),
+)
+
+
+_LOOPS = ("loop", "loop, speed learned")  # the second: the highest rate so far is the link's speed
+_FIXED = {f"fixed at {share:g}": share for share in (MAX_RESERVED, 0.5)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A prefill whose KV has arrived."""
+
+    arrived_s: float
+    at_s: float
+    waited_s: float
+
+
+def draw(costs: Costs, seed: int, phases: Sequence[Phase] = PHASES) -> list[Arrival]:
+    """Draw the searches of all phases; each stage is a Poisson process."""
+    source = random.Random(seed)
+    arrivals: list[Arrival] = []
+    begins_s = 0.0
+    for phase in phases:
+        for stage, load in ((Stage.PREFILL, phase.prefill), (Stage.DECODE, phase.decode)):
+            kinds = KINDS[stage]
+            mean_s = mean_alone([Arrival(0.0, stage, 0, *kind) for kind in kinds], costs)
+            at_s = begins_s
+            while True:
+                at_s += source.expovariate(load * CORES / mean_s)
+                if at_s >= begins_s + phase.seconds:
+                    break
+                arrivals.append(Arrival(at_s, stage, 0, *source.choice(kinds)))
+        begins_s += phase.seconds
+    return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+
+class _Link:
+    """The KV link: one transfer after the other."""
+
+    def __init__(self, arrivals: Sequence[Arrival], phases: Sequence[Phase]) -> None:
+        self._phases = phases
+        self._free_s = 0.0
+        self._busy: list[tuple[float, float]] = []
+        prefills = [one.at_s for one in arrivals if one.stage is Stage.PREFILL]
+        self._transfer_s = []
+        ends_s = 0.0
+        for phase in phases:
+            begins_s, ends_s = ends_s, ends_s + phase.seconds
+            count = sum(begins_s <= at_s < ends_s for at_s in prefills)
+            self._transfer_s.append(phase.link * phase.seconds / max(1, count))
+
+    def send(self, ended: Ended) -> _Sent:
+        number = phase_at(ended.arrived_s, self._phases)
+        begins_s = max(ended.at_s, self._free_s)
+        self._free_s = begins_s + self._transfer_s[number]
+        self._busy.append((begins_s, self._free_s))
+        return _Sent(ended.arrived_s, self._free_s, begins_s - ended.at_s)
+
+    def use(self, from_s: float, to_s: float) -> float:
+        """The share of a time in which the link is busy."""
+        self._busy = [one for one in self._busy if one[1] > from_s]
+        busy_s = sum(max(0.0, min(end, to_s) - max(begin, from_s)) for begin, end in self._busy)
+        return min(1.0, busy_s / (to_s - from_s))
+
+
+def phase_at(at_s: float, phases: Sequence[Phase] = PHASES) -> int:
+    """Return the number of the phase at a time."""
+    ends_s = list(accumulate(phase.seconds for phase in phases))
+    return min(bisect_right(ends_s, at_s), len(phases) - 1)
+
+
+def simulate(
+    way: str, arrivals: Sequence[Arrival], costs: Costs, phases: Sequence[Phase] = PHASES
+) -> Iterator[dict[str, Any]]:
+    """Serve all phases in one way, and yield a row for each phase."""
+    loop = ControlLoop(_AIMS, Controls()) if way in _LOOPS else None
+    highest = 0.0
+    controls = loop.controls if loop else Controls(_FIXED[way])
+    link = _Link(arrivals, phases)
+    sent: list[_Sent] = []
+    reserved: list[tuple[float, float]] = []
+    seen, next_s = 0, _INTERVAL_S
+
+    def before_turn(now_s: float, scheduler: Scheduler, served: Served) -> None:
+        nonlocal seen, next_s, highest
+        if now_s < next_s:
+            return
+        new, seen = served.ended[seen:], len(served.ended)
+        sent.extend(link.send(one) for one in new if one.stage is Stage.PREFILL)
+        if loop is not None:
+            link_use = link.use(next_s - _INTERVAL_S, next_s)
+            highest = max(highest, link_use)
+            if way == "loop, speed learned" and highest:
+                link_use /= highest
+            loop.step(Feedback(link_use, _p95_ms(new, Stage.DECODE)))
+            scheduler.controls = loop.controls
+        reserved.append((next_s, scheduler.controls.reserved))
+        next_s += _INTERVAL_S * (1 + (now_s - next_s) // _INTERVAL_S)
+
+    served = serve_ours(arrivals, costs, Ours(controls), before_turn)
+    sent.extend(link.send(one) for one in served.ended[seen:] if one.stage is Stage.PREFILL)
+    for number, phase in enumerate(phases):
+        row: dict[str, Any] = {"way": way, "phase": phase.name}
+        for stage in Stage:
+            waits_ms = [
+                1e3 * (one.at_s - one.arrived_s)
+                for one in served.ended
+                if one.stage is stage and phase_at(one.arrived_s, phases) == number
+            ]
+            row[f"{stage}_p95_ms"] = float(np.percentile(waits_ms, 95))
+            row[f"{stage}_late"] = float(np.mean(np.array(waits_ms) > LATE_MS[stage]))
+        ttft_ms = [
+            1e3 * (one.at_s - one.arrived_s)
+            for one in sent
+            if phase_at(one.arrived_s, phases) == number
+        ]
+        row["kv_there_p95_ms"] = float(np.percentile(ttft_ms, 95))
+        shares = [share for at_s, share in reserved if phase_at(at_s - 1e-9, phases) == number]
+        row["reserved"] = statistics.fmean(shares)
+        yield row
+
+
+def _p95_ms(ended: Sequence[Ended], stage: Stage) -> float:
+    waits_ms = [1e3 * (one.at_s - one.arrived_s) for one in ended if one.stage is stage]
+    return float(np.percentile(waits_ms, 95)) if waits_ms else 0.0
+
+
+def run(seeds: int, out: Path | None, phases: Sequence[Phase] = PHASES) -> int:
+    """Simulate all ways; the last line on stdout is one JSON object of medians."""
+    costs = Costs()
+    late: dict[str, dict[str, list[float]]] = {}
+    with appending(out) as write:
+        for seed in range(seeds):
+            arrivals = draw(costs, seed, phases)
+            for way in (*_FIXED, *_LOOPS):
+                for row in simulate(way, arrivals, costs, phases):
+                    write({**row, **asdict(costs), **provenance(seed)})
+                    for stage in Stage:
+                        name = f"{row['phase']}: {stage}_late"
+                        late.setdefault(way, {}).setdefault(name, []).append(row[f"{stage}_late"])
+    print(
+        json.dumps(
+            {
+                way: {name: round(statistics.median(shares), 4) for name, shares in of.items()}
+                for way, of in late.items()
+            }
+        )
+    )
+    return 0
