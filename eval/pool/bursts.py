@@ -150,7 +150,7 @@ def _pinned(core: int, loop: Callable[[Stopwatch], None]) -> Stopwatch:
 def _ours(feed: _Feed, searches: int, engines: int) -> Callable[[Stopwatch], None]:
     pace = Pace()
     plenty = Bounds(searches + 1, searches + 1)
-    scheduler = Scheduler(plenty, Controls(), lambda: pace.expansion_s)
+    scheduler: Scheduler[Search] = Scheduler(plenty, Controls(), lambda: pace.expansion_s)
 
     def loop(watch: Stopwatch) -> None:
         def make(snapshot: Snapshot, lanes: int, itopk: int) -> LaneSet:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ppd.ann.control import Aims, ControlLoop, Feedback
+from ppd.ann.engine import Search
 from ppd.ann.schedule import MAX_RESERVED, Controls, Scheduler, Stage
 
 from ..provenance import provenance
@@ -138,7 +139,7 @@ def simulate(
     reserved: list[tuple[float, float]] = []
     seen, next_s = 0, _INTERVAL_S
 
-    def before_turn(now_s: float, scheduler: Scheduler, served: Served) -> None:
+    def before_turn(now_s: float, scheduler: Scheduler[Search], served: Served) -> None:
         nonlocal seen, next_s, highest
         if now_s < next_s:
             return
@@ -185,21 +186,21 @@ def _p95_ms(ended: Sequence[Ended], stage: Stage) -> float:
 def run(seeds: int, out: Path | None, phases: Sequence[Phase] = PHASES) -> int:
     """Simulate all ways; the last line on stdout is one JSON object of medians."""
     costs = Costs()
-    late: dict[str, dict[str, list[float]]] = {}
+    p95s: dict[str, dict[str, list[float]]] = {}
     with appending(out) as write:
         for seed in range(seeds):
             arrivals = draw(costs, seed, phases)
             for way in (*_FIXED, *_LOOPS):
                 for row in simulate(way, arrivals, costs, phases):
                     write({**row, **asdict(costs), **provenance(seed)})
-                    for stage in Stage:
-                        name = f"{row['phase']}: {stage}_late"
-                        late.setdefault(way, {}).setdefault(name, []).append(row[f"{stage}_late"])
+                    for field in ("prefill_p95_ms", "decode_p95_ms", "kv_there_p95_ms"):
+                        name = f"{row['phase']}: {field}"
+                        p95s.setdefault(way, {}).setdefault(name, []).append(row[field])
     print(
         json.dumps(
             {
-                way: {name: round(statistics.median(shares), 4) for name, shares in of.items()}
-                for way, of in late.items()
+                way: {name: round(statistics.median(values), 2) for name, values in of.items()}
+                for way, of in p95s.items()
             }
         )
     )

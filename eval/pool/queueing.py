@@ -164,7 +164,7 @@ def serve_ours(
     arrivals: Sequence[Arrival],
     costs: Costs,
     variant: Ours,
-    before_turn: Callable[[float, Scheduler, Served], None] = lambda *_: None,
+    before_turn: Callable[[float, Scheduler[Search], Served], None] = lambda *_: None,
 ) -> Served:
     """Serve all arrivals with the engines and the scheduler.
 
@@ -176,7 +176,7 @@ def serve_ours(
     """
     pace = Pace(costs.expansion)
     plenty = Bounds(len(arrivals), len(arrivals))
-    scheduler = Scheduler(plenty, variant.controls, lambda: pace.expansion_s)
+    scheduler: Scheduler[Search] = Scheduler(plenty, variant.controls, lambda: pace.expansion_s)
     cores = [_Core(costs) for _ in range(CORES)]
     engines = [_engine(core, scheduler, pace, variant.shape) for core in cores]
     served = Served()
@@ -237,7 +237,7 @@ def _alone(arrival: Arrival, costs: Costs) -> float:
     return costs.alone + costs.compiled(arrival.itopk)
 
 
-def _engine(core: _Core, scheduler: Scheduler, pace: Pace, shape: StepShape) -> Engine:
+def _engine(core: _Core, scheduler: Scheduler[Search], pace: Pace, shape: StepShape) -> Engine:
     def make(snapshot: Snapshot, lanes: int, itopk: int) -> LaneSet:
         return core
 

@@ -7,7 +7,7 @@ per core, may share a scheduler. Time is passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -60,6 +60,9 @@ class Ending(StrEnum):
     FAILED = "failed"
 
 
+_DEADLINE = Ending.DEADLINE  # an enum's attribute is slow to look up (Python 3.11)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Search(Ticket):
     """One search, as the scheduler and the engine track it.
@@ -71,7 +74,8 @@ class Search(Ticket):
         limit: number of nodes to find.
         among: (m,) nodes to scan completely, instead of following the graph; None to follow it.
             The nearest ones by their codes, some more than ``limit``, are then measured again.
-        place: the lane of the search, -1 before it has begun. A scan has no lane; its place is 0.
+        place: the lane of the search; -1 before it has begun, and after its end. A scan has no
+            lane; its place is 0.
         scanned: nodes of ``among`` that have been scanned.
         near: squared distances of a scan's nearest nodes.
         nodes: these nodes.
@@ -151,7 +155,7 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Search],
         pace: Pace,
         clock: Callable[[], float],
         shape: StepShape,
@@ -186,8 +190,7 @@ class Engine:
         if len(late) == max_late:
             free = 0  # the next searches may have expired as well
         free = min(free, math.ceil(self._scheduler.all_waiting() / self._engines))
-        chosen = self._scheduler.choose(self._room, free, self.running)
-        return _searches(chosen), _searches(late)
+        return self._scheduler.choose(self._room, free, self.running), late
 
     def step(self, chosen: list[Search], late: list[Search]) -> list[Found]:
         """Run one step.
@@ -200,29 +203,28 @@ class Engine:
             The results of all searches that ended in the step.
         """
         began_s = self._clock()
-        ended = []
+        ended: list[Found] = []
         for at in range(0, len(late), self._backend.reserve):
             group = late[at : at + self._backend.reserve]
             ended += self._begin(group, began_s)
-            begun = [search for search in group if search.place >= 0]
-            ended += self._cut(begun)  # seeds are better than no result
-        ended += self._begin([search for search in chosen if search.place < 0], began_s)
-        chosen = [search for search in chosen if search.place >= 0]
-        done = 0
-        steps = self._shape.each
+            # Seeds are better than no result.
+            ended += self._cut([search for search in group if search.place >= 0])
+        if new := [search for search in chosen if search.place < 0]:
+            ended += self._begin(new, began_s)
+            chosen = [search for search in chosen if search.place >= 0]
+        done, steps = 0, self._shape.each
         if self._backend.parallel:
             steps = min(steps, max(1, self._shape.expansions // max(1, len(chosen))))
-        for _, group in _grouped(chosen, _snapshot):
+        for group in _by_snapshot(chosen):
             of_group, complete = self._advance(group, steps)
             done += of_group
             ended += complete
         now_s = self._clock()
         share = len(chosen) if self._backend.parallel else 1
         self._pace.observe(now_s - began_s, done / max(1, share))
-        over = {id(found.search) for found in ended}
-        self.running = [search for search in self.running if id(search) not in over]
+        self.running = [search for search in self.running if search.place >= 0]
         overdue = [search for search in self.running if search.deadline_s <= now_s]
-        return ended + self._cut(overdue)
+        return ended + self._cut(overdue) if overdue else ended
 
     def _advance(self, searches: list[Search], steps: int) -> tuple[int, list[Found]]:
         """Advance searches of one snapshot.
@@ -233,106 +235,114 @@ class Engine:
         done = 0
         ended = []
         if on_lanes := [search for search in searches if search.among is None]:
-            lanes = self._lane_sets[_snapshot(on_lanes[0])]
+            lanes = self._lane_sets[id(on_lanes[0].target.snapshot)]
             advanced = lanes.advance(
                 [search.place for search in on_lanes],
                 steps,
                 [search.limit for search in on_lanes],
                 [search.target.hidden for search in on_lanes],
             )
-            done = advanced.expansions
+            done, finished = advanced.expansions, advanced.finished.tolist()
             for i, search in enumerate(on_lanes):
-                if advanced.finished[i]:
-                    near, nodes = (
-                        advanced.near[i, : search.limit],
-                        advanced.nodes[i, : search.limit],
-                    )
-                    ended.append(Found(search, near, nodes, Ending.COMPLETE))
+                if finished[i]:
+                    near = advanced.near[i, : search.limit]
+                    nodes = advanced.nodes[i, : search.limit]
+                    ended.append(_ended(search, near, nodes, Ending.COMPLETE))
         for search in searches:
             search.steps_left = max(1.0, search.steps_left - steps)
             if search.among is not None:
                 _scan(search, search.among, steps * _SCANNED_PER_EXPANSION)
                 done += steps
                 if search.scanned >= search.among.size:
-                    ended.append(Found(search, *_measured_again(search), Ending.COMPLETE))
+                    ended.append(_ended(search, *_measured_again(search), Ending.COMPLETE))
         return done, ended
 
     def _begin(self, searches: list[Search], now_s: float) -> list[Found]:
         """Begin searches; returns those that cannot begin."""
         failed: list[Found] = []
-        for _, group in _grouped(searches, _snapshot):
-            on_lanes = []
+        for group in _by_snapshot(searches):
+            on_lanes = [search for search in group if search.among is None]
             for search in group:
-                if search.among is None:
-                    on_lanes.append(search)
-                else:
+                if search.among is not None:
                     search.place = 0
                     search.near, search.nodes = _empty_result(_kept(search))
                     self.running.append(search)
-            if on_lanes:
-                try:
-                    lanes = self._lanes_of(on_lanes[0].target.snapshot, now_s)
-                except IndexFileError as error:
-                    failed += [
-                        Found(search, *_empty_result(search.limit), Ending.FAILED, str(error))
-                        for search in on_lanes
-                    ]
-                    continue
+            if not on_lanes:
+                continue
+            try:
+                lanes = self._lanes_of(on_lanes[0].target.snapshot, now_s)
+            except IndexFileError as error:
+                failed += [
+                    Found(search, *_empty_result(search.limit), Ending.FAILED, str(error))
+                    for search in on_lanes
+                ]
+                continue
+            queries = on_lanes[0].query
+            if len(on_lanes) > 1:
                 queries = np.concatenate([search.query for search in on_lanes])
-                places = lanes.admit(queries, [search.itopk for search in on_lanes])
-                for search, place in zip(on_lanes, places, strict=True):
-                    search.place = place
-                self.running += on_lanes
+            places = lanes.admit(queries, [search.itopk for search in on_lanes])
+            for search, place in zip(on_lanes, places, strict=True):
+                search.place = place
+            self.running += on_lanes
         return failed
 
     def _lanes_of(self, snapshot: Snapshot, now_s: float) -> LaneSet:
         """The lanes of a snapshot; lanes of unused snapshots are freed."""
         key = id(snapshot)
-        searched = {_snapshot(search) for search in self.running}
-        for other in sorted(self._used_s, key=self._used_s.__getitem__):  # longest unused first
-            stale = self._used_s[other] < now_s - _KEPT_S or len(self._lane_sets) > _KEPT
-            if stale and other != key and other not in searched:
-                del self._lane_sets[other], self._used_s[other]
+        if len(self._lane_sets) > (key in self._lane_sets):
+            self._free_unused(key, now_s)
         if key not in self._lane_sets:
             self._lane_sets[key] = self._backend.make(snapshot, self._backend.lanes, self._itopk)
         self._used_s[key] = now_s
         return self._lane_sets[key]
 
+    def _free_unused(self, key: int, now_s: float) -> None:
+        """Free the lanes of snapshots that were not searched for long, except those of ``key``."""
+        searched = {id(search.target.snapshot) for search in self.running}
+        for other in sorted(self._used_s, key=self._used_s.__getitem__):  # longest unused first
+            stale = self._used_s[other] < now_s - _KEPT_S or len(self._lane_sets) > _KEPT
+            if stale and other != key and other not in searched:
+                del self._lane_sets[other], self._used_s[other]
+
     def _cut(self, searches: list[Search]) -> list[Found]:
         """End searches whose deadline has passed, with what they found."""
-        cut_ids = set(map(id, searches))
-        self.running = [search for search in self.running if id(search) not in cut_ids]
         found = []
-        for _, group in _grouped(searches, _snapshot):
+        for group in _by_snapshot(searches):
             if on_lanes := [search for search in group if search.among is None]:
-                near, nodes = self._lane_sets[_snapshot(on_lanes[0])].release(
+                near, nodes = self._lane_sets[id(group[0].target.snapshot)].release(
                     [search.place for search in on_lanes],
                     [search.limit for search in on_lanes],
                     [search.target.hidden for search in on_lanes],
                 )
                 found += [
-                    Found(
-                        search, near[i, : search.limit], nodes[i, : search.limit], Ending.DEADLINE
-                    )
+                    _ended(search, near[i, : search.limit], nodes[i, : search.limit], _DEADLINE)
                     for i, search in enumerate(on_lanes)
                 ]
             for search in group:
                 if search.among is not None:
-                    found.append(Found(search, *_measured_again(search), Ending.DEADLINE))
+                    found.append(_ended(search, *_measured_again(search), _DEADLINE))
+        self.running = [search for search in self.running if search.place >= 0]
         return found
 
 
-def _snapshot(search: Search) -> int:
-    return id(search.target.snapshot)
+def _ended(
+    search: Search, near: NDArray[np.float32], nodes: NDArray[np.int32], ending: Ending
+) -> Found:
+    search.place = -1
+    return Found(search, near, nodes, ending)
 
 
-def _grouped(
-    searches: list[Search], by: Callable[[Search], int]
-) -> Iterable[tuple[int, list[Search]]]:
+def _by_snapshot(searches: list[Search]) -> Iterable[list[Search]]:
+    """Group searches by the snapshot that they search."""
+    if not searches:
+        return ()
+    first = searches[0].target.snapshot
+    if all(search.target.snapshot is first for search in searches):
+        return (searches,)
     groups: dict[int, list[Search]] = {}
     for search in searches:
-        groups.setdefault(by(search), []).append(search)
-    return groups.items()
+        groups.setdefault(id(search.target.snapshot), []).append(search)
+    return groups.values()
 
 
 def _scan(search: Search, among: NDArray[np.int32], rows: int) -> None:
@@ -367,9 +377,3 @@ def _measured_again(search: Search) -> tuple[NDArray[np.float32], NDArray[np.int
 
 def _empty_result(limit: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     return np.full(limit, np.inf, np.float32), np.full(limit, -1, np.int32)
-
-
-def _searches(tickets: Sequence[Ticket]) -> list[Search]:
-    searches = [search for search in tickets if isinstance(search, Search)]
-    assert len(searches) == len(tickets), "a scheduler gives back what it was offered"
-    return searches

@@ -274,13 +274,14 @@ class CpuLaneSet:
         """Lanes, queries and widths of the searches that were admitted since the last call."""
         if not self._new:
             return _NO_LANES, self._no_queries, _NO_WIDTHS
-        places, queries, widths = zip(*self._new, strict=True)
+        if len(self._new) == 1:
+            ((places, queries, widths),) = self._new
+        else:
+            places = [place for new in self._new for place in new[0]]
+            queries = np.concatenate([new[1] for new in self._new])
+            widths = [width for new in self._new for width in new[2]]
         self._new = []
-        return (
-            np.array([place for some in places for place in some], np.int64),
-            queries[0] if len(queries) == 1 else np.concatenate(queries),
-            np.array([width for some in widths for width in some], np.int32),
-        )
+        return np.array(places, np.int64), queries, np.array(widths, np.int32)
 
     def _unscaled(self, near: NDArray[np.float32]) -> NDArray[np.float32]:
         """Distances in the space's units; those that were measured again are so already."""

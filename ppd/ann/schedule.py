@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
+from typing import Generic, TypeVar
 
 from ppd.errors import Overloaded
 
@@ -29,6 +30,9 @@ class Stage(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+_PREFILL = Stage.PREFILL  # an enum's attribute is slow to look up (Python 3.11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +101,43 @@ class Ticket:
     order: int = field(default=-1, init=False)
 
 
+T = TypeVar("T", bound=Ticket)
+
+
 @dataclass(slots=True)
-class _Step:
+class _Step(Generic[T]):
     """A step while its searches are chosen."""
 
     room: Room
     free_lanes: int
-    chosen: list[Ticket] = field(default_factory=list)
+    chosen: list[T] = field(default_factory=list)
     work: float = 0.0
 
-    def fits(self, work: float) -> bool:
-        """Whether there is room for a search; the first one always fits."""
-        if not self.chosen:
-            return True
-        return len(self.chosen) < self.room.slots and self.work + work <= self.room.work
+    def add(self, ticket: T, most: float = math.inf) -> bool:
+        """Add a search if it fits; the first one always does.
 
-    def add(self, ticket: Ticket, work: float) -> None:
+        Args:
+            ticket: the search.
+            most: maximum work of the step with it, whatever its room is.
+        """
+        room, work = self.room, self.work + self.room.work_of(ticket)
+        if work > most + _ROUNDING:
+            return False
+        if self.chosen and (work > room.work or len(self.chosen) >= room.slots):
+            return False
         self.chosen.append(ticket)
-        self.work += work
+        self.work = work
+        return True
+
+    def begin(self, ticket: T, most: float = math.inf) -> bool:
+        """Add a search that takes a free lane, if it fits."""
+        if not self.add(ticket, most):
+            return False
+        self.free_lanes -= 1
+        return True
 
 
-class Scheduler:
+class Scheduler(Generic[T]):
     """Queues searches and chooses those of each step.
 
     Args:
@@ -130,22 +150,23 @@ class Scheduler:
         self.bounds = bounds
         self.controls = controls
         self._step_s = step_s
-        self._prefill: list[tuple[float, int, Ticket]] = []  # a heap, by deadline
-        self._decode: deque[Ticket] = deque()
-        self._deadlines: list[tuple[float, int, Ticket]] = []  # a heap, of all that wait or waited
-        self._waiting: dict[Stage, set[int]] = {stage: set() for stage in Stage}  # orders
+        self._prefill: list[tuple[float, int, T]] = []  # a heap, by deadline
+        self._decode: deque[T] = deque()
+        self._deadlines: list[tuple[float, int, T]] = []  # a heap, of all that wait or waited
         self._orders = count()
+        self._prefill_waits: set[int] = set()  # orders
+        self._decode_waits: set[int] = set()  # orders
         self._owed = 0.0  # expansions that decode is behind its share
 
     def waiting(self, stage: Stage) -> int:
         """The number of searches of a stage that wait."""
-        return len(self._waiting[stage])
+        return len(self._waits(stage))
 
     def all_waiting(self) -> int:
         """The number of searches that wait."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._prefill_waits) + len(self._decode_waits)
 
-    def offer(self, ticket: Ticket) -> None:
+    def offer(self, ticket: T) -> None:
         """Queue one search.
 
         Raises:
@@ -153,7 +174,7 @@ class Scheduler:
         """
         self.offer_all([ticket])
 
-    def offer_all(self, tickets: Sequence[Ticket]) -> None:
+    def offer_all(self, tickets: Sequence[T]) -> None:
         """Queue all of the searches, or none.
 
         Raises:
@@ -174,27 +195,31 @@ class Scheduler:
                 )
         for ticket in tickets:
             ticket.order = next(self._orders)
-            self._waiting[ticket.stage].add(ticket.order)
+            self._waits(ticket.stage).add(ticket.order)
             heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.order, ticket))
             if ticket.stage is Stage.PREFILL:
                 heapq.heappush(self._prefill, (*_urgency(ticket), ticket))
             else:
                 self._decode.append(ticket)
 
-    def expired(self, now_s: float, max_count: int) -> list[Ticket]:
+    def expired(self, now_s: float, max_count: int) -> list[T]:
         """Dequeue up to ``max_count`` waiting searches whose deadline has passed."""
-        late: list[Ticket] = []
-        while (len(late) < max_count and self._deadlines) and (
-            self._deadlines[0][0] <= now_s or not self._waits(self._deadlines[0][2])
-        ):
-            ticket = heapq.heappop(self._deadlines)[2]
-            if self._waits(ticket):
-                self._waiting[ticket.stage].remove(ticket.order)
+        late: list[T] = []
+        deadlines = self._deadlines
+        while deadlines and len(late) < max_count:
+            deadline_s, order, ticket = deadlines[0]
+            waits = self._waits(ticket.stage)
+            if order in waits:
+                if deadline_s > now_s:
+                    break
+                waits.remove(order)
                 late.append(ticket)
-        self._drop_gone()
+            heapq.heappop(deadlines)
+        if late:
+            self._drop_gone()
         return late
 
-    def choose(self, room: Room, free_lanes: int, running: Sequence[Ticket]) -> list[Ticket]:
+    def choose(self, room: Room, free_lanes: int, running: Sequence[T]) -> list[T]:
         """Choose the searches of the next step, and dequeue those that begin.
 
         Args:
@@ -205,68 +230,63 @@ class Scheduler:
         Returns:
             The chosen searches, both running and new.
         """
-        step = _Step(room, free_lanes)
-        begun = {
-            Stage.PREFILL: deque(sorted(_of(running, Stage.PREFILL), key=_urgency)),
-            Stage.DECODE: deque(sorted(_of(running, Stage.DECODE), key=_arrival)),
-        }
-        is_contested = all(self._head(stage, begun[stage], free_lanes) for stage in Stage)
-        if is_contested:
-            self._fill(step, Stage.DECODE, begun[Stage.DECODE], self._owed)
-        for stage in (Stage.PREFILL, Stage.DECODE):
-            if room.mixed or not step.chosen or step.chosen[0].stage is stage:
-                self._fill(step, stage, begun[stage])
+        step: _Step[T] = _Step(room, free_lanes)
+        prefill = deque(sorted((t for t in running if t.stage is _PREFILL), key=_urgency))
+        decode = deque(sorted((t for t in running if t.stage is not _PREFILL), key=_arrival))
+        has_prefill = bool(prefill or (free_lanes and self._prefill))
+        is_contested = has_prefill and bool(decode or (free_lanes and self._decode))
+        if is_contested and self._owed:
+            self._fill_decode(step, decode, self._owed)
+        if room.mixed or not step.chosen:
+            self._fill_prefill(step, prefill)
+        if room.mixed or not step.chosen:
+            self._fill_decode(step, decode)
         self._owed = self._still_owed(step) if is_contested else 0.0
         return step.chosen
 
-    def _fill(
-        self, step: _Step, stage: Stage, begun: deque[Ticket], max_work: float = math.inf
-    ) -> None:
-        """Add the searches of a stage to a step, in their order, while they fit."""
-        while (head := self._head(stage, begun, step.free_lanes)) is not None:
-            work = step.room.work_of(head)
-            if work > max_work + _ROUNDING or not step.fits(work):
-                return
-            max_work -= work
-            step.add(head, work)
-            if begun and head is begun[0]:
+    def _fill_prefill(self, step: _Step[T], begun: deque[T]) -> None:
+        """Add prefill searches to a step, in their order, while they fit."""
+        queue = self._prefill
+        while True:
+            may_begin = bool(queue) and step.free_lanes > 0
+            if begun and not (may_begin and queue[0][:2] < _urgency(begun[0])):
+                if not step.add(begun[0]):
+                    return
                 begun.popleft()
-            else:
-                step.free_lanes -= 1
-                self._waiting[stage].remove(head.order)
+            elif may_begin and step.begin(queue[0][2]):
+                self._prefill_waits.remove(heapq.heappop(queue)[1])
                 self._drop_gone()
+            else:
+                return
 
-    def _head(self, stage: Stage, begun: deque[Ticket], free_lanes: int) -> Ticket | None:
-        """The next search of a stage, among those that have begun and, with a lane, that wait."""
-        first = begun[0] if begun else None
-        if stage is Stage.DECODE:
-            return first or (self._decode[0] if free_lanes and self._decode else None)
-        if not free_lanes or not self._prefill:
-            return first
-        if first is not None and _urgency(first) < self._prefill[0][:2]:
-            return first
-        return self._prefill[0][2]
+    def _fill_decode(self, step: _Step[T], begun: deque[T], max_work: float = math.inf) -> None:
+        """Add decode searches to a step, in their order, while they fit and have ``max_work``."""
+        most = step.work + max_work
+        while begun and step.add(begun[0], most):
+            begun.popleft()
+        queue = self._decode
+        while not begun and queue and step.free_lanes and step.begin(queue[0], most):
+            self._decode_waits.remove(queue.popleft().order)
+            self._drop_gone()
 
-    def _still_owed(self, step: _Step) -> float:
+    def _still_owed(self, step: _Step[T]) -> float:
         """The expansions that decode is owed after a step for which both stages had searches."""
-        room, of_decode = step.room, sum(map(step.room.work_of, _of(step.chosen, Stage.DECODE)))
+        room = step.room
+        of_decode = sum(room.work_of(t) for t in step.chosen if t.stage is not _PREFILL)
         share = 1.0 - min(self.controls.reserved, MAX_RESERVED)
         owed = self._owed + share * step.work - of_decode
         return min(max(owed, 0.0), share * room.work + room.each)  # it is not saved up
 
-    def _waits(self, ticket: Ticket) -> bool:
-        return ticket.order in self._waiting[ticket.stage]
+    def _waits(self, stage: Stage) -> set[int]:
+        """The searches of a stage that wait, by their orders."""
+        return self._prefill_waits if stage is _PREFILL else self._decode_waits
 
     def _drop_gone(self) -> None:
         """Drop expired searches from the head of each queue; others are dropped later."""
-        while self._prefill and not self._waits(self._prefill[0][2]):
+        while self._prefill and self._prefill[0][1] not in self._prefill_waits:
             heapq.heappop(self._prefill)
-        while self._decode and not self._waits(self._decode[0]):
+        while self._decode and self._decode[0].order not in self._decode_waits:
             self._decode.popleft()
-
-
-def _of(tickets: Sequence[Ticket], stage: Stage) -> Iterator[Ticket]:
-    return (ticket for ticket in tickets if ticket.stage is stage)
 
 
 def _urgency(ticket: Ticket) -> tuple[float, int]:

@@ -71,7 +71,8 @@ class Collection:
         IndexFileError: ``folder`` holds no collection, or a damaged one.
 
     Attributes:
-        swaps: how often all rows were replaced. Payloads of rows found before are gone then.
+        exchanges: a count that is odd while all rows are exchanged by a swap, and even otherwise.
+            What was found at another count may lack the payloads of its rows.
     """
 
     def __init__(self, folder: Path, warm: Callable[[Target], None]) -> None:
@@ -84,7 +85,7 @@ class Collection:
         self._writing = threading.Lock()
         self._committing = threading.Lock()  # held until committed rows are visible
         self._rebuilding = threading.Lock()
-        self.swaps = 0
+        self.exchanges = 0
         self.version = 0  # of the rows that filters are matched against
         self._rows: Target | Growth
         current = index_path(folder, self.payloads.generation())
@@ -298,14 +299,19 @@ class Collection:
                 target = Target(moved, hidden)
                 self._warm(target)
                 with self._committing:
-                    self.payloads.replace_by(folder / ROWS_FILE, offset, before + 1)
-                    self.swaps += 1
+                    source = folder / ROWS_FILE
+                    self.payloads.replace_by(source, offset, before + 1, self._exchanging)
                     self._serve((target, moved.count))
             except BaseException:
                 if self.payloads.generation() == before:
                     new.unlink(missing_ok=True)
                 raise
+            finally:
+                self.exchanges += self.exchanges % 2
             index_path(self._folder, before).unlink(missing_ok=True)  # mappings stay valid
+
+    def _exchanging(self) -> None:
+        self.exchanges += 1
 
     def close(self) -> None:
         """Close the collection. No search may run any more.

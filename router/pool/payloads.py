@@ -14,7 +14,7 @@ import json
 import math
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, time
@@ -188,13 +188,16 @@ class Payloads:
             self._db.execute("update rows set vector = null where key in (select key from held)")
             self._db.execute("insert or replace into state values (1, ?)", (generation,))
 
-    def replace_by(self, path: Path, offset: int, generation: int) -> None:
+    def replace_by(
+        self, path: Path, offset: int, generation: int, committing: Callable[[], None]
+    ) -> None:
         """Replace all rows by those of another collection's file, in one transaction.
 
         Args:
             path: of the other file. Its indexes for filters are created here, too.
             offset: is added to its keys, which are new here then.
             generation: number of the index file that has these rows.
+            committing: is called just before the new rows can be read.
         """
         with self._wrapped():
             self._db.execute("attach database ? as other", (str(path),))
@@ -215,6 +218,7 @@ class Payloads:
                     ).fetchone():
                         self._db.execute(sql)  # unqualified names are those of this file
                 self._db.execute("insert or replace into main.state values (1, ?)", (generation,))
+                committing()
         finally:
             with self._wrapped():
                 self._db.execute("detach database other")

@@ -69,7 +69,9 @@ class Searches:
         self._metrics = metrics
         self._clock = clock
         self.pace = Pace()
-        self.scheduler = Scheduler(config.bounds, config.controls, lambda: self.pace.expansion_s)
+        self.scheduler: Scheduler[Search] = Scheduler(
+            config.bounds, config.controls, lambda: self.pace.expansion_s
+        )
         self.control = ControlLoop(config.aims, config.controls)
         self.broken: str | None = None
         self._batches: dict[int, tuple[_Batch, int]] = {}

@@ -119,11 +119,11 @@ class PoolServer:
         began_s = time.monotonic()
         collection = self._collection_of(request)
         search = parse_search(await request.read(), request.content_type)
-        swaps = collection.swaps
-        response = await self._searched(collection, search, request.content_type, began_s)
-        if collection.swaps != swaps:  # the rows that were found may be gone
+        while True:  # again, if a swap has removed the rows that were found
+            exchanges = collection.exchanges
             response = await self._searched(collection, search, request.content_type, began_s)
-        return response
+            if exchanges == collection.exchanges and exchanges % 2 == 0:
+                return response
 
     async def _searched(
         self, collection: Collection, search: SearchRequest, content_type: str, began_s: float

@@ -23,7 +23,7 @@ def compile_for(target: Target, backend: Backend) -> None:
     """
     space = target.snapshot.space
     query = space.queries(np.zeros((1, space.dimensions), np.float32))
-    scheduler = Scheduler(Bounds(), Controls(), lambda: 1e-6)
+    scheduler: Scheduler[Search] = Scheduler(Bounds(), Controls(), lambda: 1e-6)
     engine = Engine(scheduler, Pace(), lambda: 0.0, StepShape(), backend, max(backend.widths))
     no_rows = np.empty(0, np.int32)
     kinds: list[tuple[int, NDArray[np.int32] | None]] = [(1, no_rows)]

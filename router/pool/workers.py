@@ -37,7 +37,7 @@ class Workers:
     def __init__(
         self,
         count: int,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Search],
         pace: Pace,
         shape: StepShape,
         backend: Backend,

@@ -136,7 +136,7 @@ def test_an_engine_on_the_card_serves_two_targets_and_deadlines() -> None:
     targets = target_of(snapshot), Target(snapshot, hidden)
     now_s = 0.0
     pace = Pace()
-    scheduler = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
+    scheduler: Scheduler[Search] = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
     engine = Engine(scheduler, pace, lambda: now_s, StepShape(8, 40), BACKEND, 128)
     searches = [
         Search(

@@ -38,9 +38,9 @@ def engine_and_scheduler(
     backend: Backend = CPU,
     shape: StepShape = StepShape(slots=6, expansions=90, each=30),  # noqa: B008
     engines: int = 1,
-) -> tuple[Engine, Scheduler]:
+) -> tuple[Engine, Scheduler[Search]]:
     pace = Pace()
-    scheduler = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
+    scheduler: Scheduler[Search] = Scheduler(Bounds(), Controls(), lambda: pace.expansion_s)
     return Engine(scheduler, pace, clock, shape, backend, 256, engines), scheduler
 
 

@@ -31,7 +31,7 @@ def core(work: float = 10.0, each: float = 10.0, slots: int = 4) -> Room:
 def scheduler(
     reserved: float = 0.5,
     bounds: Bounds = Bounds(PLENTY, PLENTY),  # noqa: B008
-) -> Scheduler:
+) -> Scheduler[Ticket]:
     """A step takes one second."""
     return Scheduler(bounds, Controls(reserved), lambda: 1.0)
 
@@ -64,7 +64,7 @@ def test_unit_searches_meet_their_deadlines_whenever_any_order_does(
 
 
 def on_a_core(
-    one: Scheduler, arrivals: Sequence[tuple[float, Ticket]], room: Room, lanes: int
+    one: Scheduler[Ticket], arrivals: Sequence[tuple[float, Ticket]], room: Room, lanes: int
 ) -> dict[int, float]:
     """Serve all on one core, where an expansion takes a second; returns when each one ends."""
     left = sorted(arrivals, key=lambda arrival: arrival[0])

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from ppd.ann.schedule import Stage
-
 from ...pool.arrivals import BUDGET_S
-from ...pool.control_study import LATE_MS
 from ..parts import Block, Table, block, short, spread
 from ..ratios import HOW, compared, paired
 from ..results import Results, Rows
@@ -212,16 +209,15 @@ def control(results: Results) -> Block:
     table = []
     for (phase,), of_phase in rows.groups("phase").items():
         for (way,), of in of_phase.groups("way").items():
-            late = (_late(of, f"{stage}_late") for stage in _STAGES)
-            there = short(median(of.values("kv_there_p95_ms")))
-            table.append((phase, way, f"{median(of.values('reserved')):.2f}", *late, there))
-    head = ("load", "reserved share", "on average", "prefill late", "decode late")
+            fields = (*(f"{stage}_p95_ms" for stage in _STAGES), "kv_there_p95_ms")
+            p95s = (short(median(of.values(field))) for field in fields)
+            table.append((phase, way, f"{median(of.values('reserved')):.2f}", *p95s))
+    head = ("load", "reserved share", "on average", "prefill, ms", "decode, ms")
     caption = (
-        f"simulated time, medians of {_histories(rows)} histories; late: the share that took "
-        f"longer than {LATE_MS[Stage.PREFILL]:g} ms (prefill), {LATE_MS[Stage.DECODE]:g} ms "
-        "(decode); the last column is the time until a prefill's search and transfer are finished"
+        f"latency p95 of searches in simulated time, medians of {_histories(rows)} histories; the "
+        "last column is the time until a prefill's search and its transfer are finished"
     )
-    return block(Table((*head, "KV there, p95 ms"), table, caption), made_of=[rows])
+    return block(Table((*head, "KV there, ms"), table, caption), made_of=[rows])
 
 
 def placement(results: Results) -> Block:
