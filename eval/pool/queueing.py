@@ -48,11 +48,11 @@ class Costs:
     expansion: float = 1.6e-6
     enter: float = 5e-6
     kept: float = 0.33e-6
-    together: float = 1.0
-    step: float = 60e-6
-    search: float = 37e-6
-    batch: float = 60e-6
-    batched: float = 15e-6
+    together: float = 0.95
+    step: float = 26e-6
+    search: float = 34e-6
+    batch: float = 36e-6
+    batched: float = 25e-6
     alone: float = 40e-6
 
     def compiled(self, itopk: int, searches: int = 1) -> float:

@@ -180,27 +180,31 @@ class Scheduler(Generic[T]):
         Raises:
             Overloaded: the queue of a stage has no room for them.
         """
-        for stage, bound in (
-            (Stage.PREFILL, self.bounds.prefill),
-            (Stage.DECODE, self.bounds.decode),
-        ):
-            new = [ticket for ticket in tickets if ticket.stage is stage]
-            waiting = self.waiting(stage)
-            if new and waiting + len(new) > bound:
-                clears_s = waiting * new[0].steps_left * self._step_s()
-                raise Overloaded(
-                    f"{waiting} {stage} searches are waiting and {bound} may; {len(new)} came",
-                    retry_after_s=max(1.0, math.ceil(clears_s)),
-                    code="queue_full",
-                )
+        of_prefill = [ticket for ticket in tickets if ticket.stage is _PREFILL]
+        if of_prefill:
+            self._check_bound(Stage.PREFILL, of_prefill, self.bounds.prefill)
+        if len(of_prefill) < len(tickets):
+            of_decode = [ticket for ticket in tickets if ticket.stage is not _PREFILL]
+            self._check_bound(Stage.DECODE, of_decode, self.bounds.decode)
         for ticket in tickets:
-            ticket.order = next(self._orders)
-            self._waits(ticket.stage).add(ticket.order)
-            heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.order, ticket))
-            if ticket.stage is Stage.PREFILL:
-                heapq.heappush(self._prefill, (*_urgency(ticket), ticket))
+            order = ticket.order = next(self._orders)
+            heapq.heappush(self._deadlines, (ticket.deadline_s, order, ticket))
+            if ticket.stage is _PREFILL:
+                self._prefill_waits.add(order)
+                heapq.heappush(self._prefill, (ticket.deadline_s, order, ticket))
             else:
+                self._decode_waits.add(order)
                 self._decode.append(ticket)
+
+    def _check_bound(self, stage: Stage, new: list[T], bound: int) -> None:
+        waiting = self.waiting(stage)
+        if waiting + len(new) > bound:
+            clears_s = waiting * new[0].steps_left * self._step_s()
+            raise Overloaded(
+                f"{waiting} {stage} searches are waiting and {bound} may; {len(new)} came",
+                retry_after_s=max(1.0, math.ceil(clears_s)),
+                code="queue_full",
+            )
 
     def expired(self, now_s: float, max_count: int) -> list[T]:
         """Dequeue up to ``max_count`` waiting searches whose deadline has passed."""
