@@ -143,6 +143,11 @@ def _usearch(dtype: str) -> Callable[[Given], Find]:
     return make
 
 
+def _svs(given: Given) -> Find:
+    search = rivals_int8.svs_vamana(given.rows, LINKS, EFFORT, given.threads)
+    return lambda queries, width, threads: search(queries, LIMIT, width, threads)
+
+
 _MAKERS: dict[str, Callable[[Given], Find]] = {
     "ours": _ours(Precision.INT8),
     "ours_fp32": _ours(Precision.FP32),
@@ -155,7 +160,8 @@ _MAKERS: dict[str, Callable[[Given], Find]] = {
     "usearch_i8": rivals_int8.usearch_i8(LINKS, EFFORT, LIMIT),
 }
 if rivals_int8.svs_is_installed():
-    _MAKERS["svs_lvq4x8"] = rivals_int8.svs_lvq(LINKS, EFFORT, LIMIT)
+    _MAKERS["svs"] = _svs
+    _MAKERS["svs_i8"] = rivals_int8.svs_i8(LINKS, EFFORT, LIMIT)
 _SWEPT = {f"hnswlib_{m}_{ef}": _hnswlib(m, ef) for m, ef in SWEPT} | {
     f"faiss_hnsw_sq_{m}_{ef}": rivals_int8.faiss_hnsw_sq(m, ef, LIMIT) for m, ef in SWEPT
 }

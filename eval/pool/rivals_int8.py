@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -79,31 +77,45 @@ def usearch_i8(links: int, effort: int, limit: int) -> Callable[[Given], Find]:
     return make
 
 
-def svs_lvq(links: int, effort: int, limit: int) -> Callable[[Given], Find]:
-    """Return the maker of SVS' Vamana graph over LVQ codes of 4 bits, re-ranked by 8 more."""
+def svs_i8(links: int, effort: int, limit: int) -> Callable[[Given], Find]:
+    """Return the maker of SVS' Vamana graph over int8 rows; numpy refines.
+
+    SVS has its own codes of 4 and 8 bits (LVQ), but ends the process where the CPU is not Intel's.
+    """
 
     def make(given: Given) -> Find:
-        svs: Any = importlib.import_module("svs")
         rows = given.rows
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / "rows.fvecs")
-            svs.write_vecs(rows, path)
-            data = svs.VectorDataLoader(path, svs.DataType.float32, dims=rows.shape[1])
-            index = svs.Vamana.build(
-                svs.VamanaBuildParameters(graph_max_degree=2 * links, window_size=effort),
-                svs.LVQLoader(data, primary=4, residual=8),
-                svs.DistanceType.L2,
-                num_threads=given.threads,
-            )
+        scale = _LEVELS / float(np.abs(rows).max())
+        search = svs_vamana(_int8(rows, scale), links, effort, given.threads)
 
         def find(queries: Rows, width: int, threads: int) -> Ids:
-            index.num_threads = threads
-            index.search_window_size = width
-            return np.asarray(index.search(queries, limit)[0], np.int64)
+            count = min(width, _AGAIN * limit)
+            candidates = search(_int8(queries, scale), count, width, threads)
+            return measured_again(rows, queries, candidates, limit)
 
         return find
 
     return make
+
+
+def svs_vamana(
+    rows: NDArray[Any], links: int, effort: int, threads: int
+) -> Callable[[NDArray[Any], int, int, int], Ids]:
+    """Return SVS' search over a Vamana graph: of queries, a limit, a width and threads."""
+    svs: Any = importlib.import_module("svs")
+    index = svs.Vamana.build(
+        svs.VamanaBuildParameters(graph_max_degree=2 * links, window_size=effort),
+        rows,
+        svs.DistanceType.L2,
+        num_threads=threads,
+    )
+
+    def search(queries: NDArray[Any], limit: int, width: int, threads: int) -> Ids:
+        index.num_threads = threads
+        index.search_window_size = width
+        return np.asarray(index.search(queries, limit)[0], np.int64)
+
+    return search
 
 
 def svs_is_installed() -> bool:

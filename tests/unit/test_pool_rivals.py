@@ -29,9 +29,9 @@ def recall(find: Find, width: int) -> float:
     return sum(len(set(a) & set(b)) for a, b in pairs) / float(truth.size)
 
 
-@pytest.mark.parametrize("kind", ["faiss_hnsw_sq", "usearch_i8", "svs_lvq"])
+@pytest.mark.parametrize("kind", ["faiss_hnsw_sq", "usearch_i8", "svs_i8"])
 def test_codes_of_a_byte_find_what_is_near(kind: str) -> None:
-    pytest.importorskip({"usearch_i8": "usearch", "svs_lvq": "svs"}.get(kind, "faiss"))
+    pytest.importorskip({"usearch_i8": "usearch", "svs_i8": "svs"}.get(kind, "faiss"))
     find = getattr(rivals_int8, kind)(16, 100, LIMIT)(Given(ROWS, 1))
     assert recall(find, 64) > 0.95
     assert recall(find, 64) >= recall(find, 10)

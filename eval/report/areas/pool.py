@@ -22,17 +22,18 @@ _NAMES = {
     "faiss_hnsw": "faiss HNSW",
     "faiss_nsg": "faiss NSG",
     "usearch": "usearch, f32",
+    "svs": "SVS",
     "ours": "ours, int8 and fp32",
     "faiss_hnsw_sq": "faiss HNSW, 8 bits and fp32",
     "faiss_hnsw_sq_16_400": "the same, efConstruction 400",
     "faiss_hnsw_sq_32_200": "the same, M 32",
     "faiss_hnsw_sq_32_400": "the same, M 32, efConstruction 400",
     "usearch_i8": "usearch, i8 and fp32",
-    "svs_lvq4x8": "SVS, LVQ of 4 and 8 bits",
+    "svs_i8": "SVS, int8 and fp32",
     "usearch_f16": "usearch, f16",
 }
-_SMALL = ("faiss_hnsw_sq", "usearch_i8", "svs_lvq4x8")  # begin the names of rivals of a byte or so
-_FP32 = ("hnswlib", "faiss_hnsw", "faiss_nsg", "usearch")
+_SMALL = ("faiss_hnsw_sq", "usearch_i8", "svs_i8")  # begin the names of rivals of a byte or so
+_FP32 = ("hnswlib", "faiss_hnsw", "faiss_nsg", "usearch", "svs")
 _OURS = ("ours_fp32", "ours")
 _RECALLS = (0.9, RECALL, 0.98)
 _WIDTHS = {"small": (10, 16, 32), "large": (64, 128, 256)}
