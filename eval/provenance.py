@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -25,8 +26,12 @@ def provenance(seed: int) -> dict[str, object]:
     }
 
 
+@functools.cache
 def commit_of(folder: Path) -> str:
-    """Return the commit of the checkout that holds a folder.
+    """Return the commit of the checkout that holds a folder, when this was first called.
+
+    A commit that is made during a measurement is not what was measured, so all rows of a
+    process have the same one.
 
     Returns:
         The commit, with ``+`` if the checkout has changes; "unknown" outside a checkout.
