@@ -135,16 +135,16 @@ def burst_rows(*ways: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_bursts_say_which_comparison_is_missing(tmp_path: Path) -> None:
-    made = bursts.bursts(results(tmp_path, bench_pool=burst_rows("ideal", "ours", "fifo")))
-    assert "Not measured yet: prefill first" in made.text
-    assert "| 0.3 | prefill | one after the other | 3 | 0.67 [0.67, 0.67] | - | - |" in made.text
+def test_bursts_compare_ours_with_every_way_that_was_measured(tmp_path: Path) -> None:
     ways = ("ideal", "ours", "fifo", "prefill_first")
-    full = [row | {"missed": 0.25, "scheduling_us": 40.0} for row in burst_rows(*ways)]
-    made = bursts.bursts(results(tmp_path, bench_pool=full))
-    assert "Not measured" not in made.text
-    assert "| 0.3 | decode | prefill first | 4 | 0.50 [0.50, 0.50] | 25.0% | 40 |" in made.text
-    assert "| 0.3 | decode | queueing alone | 1 | 2.00 [2.00, 2.00] | 25.0% | - |" in made.text
+    cost = {"missed": 0.25, "scheduling_us": 40.0, "choosing_us": 9.0}
+    rows = [row | (cost if row["way"] != "fifo" else {}) for row in burst_rows(*ways)]
+    made = bursts.bursts(results(tmp_path, bench_pool=rows))
+    fifo = "| 0.3 | prefill | one after the other | 3 | 0.67 [0.67, 0.67] | - | - | - |"
+    first = "| 0.3 | decode | prefill first | 4 | 0.50 [0.50, 0.50] | 25.0% | 40 | 9 |"
+    ideal = "| 0.3 | decode | queueing alone | 1 | 2.00 [2.00, 2.00] | 25.0% | - | 9 |"
+    for line in (fifo, first, ideal):
+        assert line in made.text
 
 
 def test_simulated_bursts_have_one_row_for_each_load_and_way(tmp_path: Path) -> None:
@@ -155,11 +155,13 @@ def test_simulated_bursts_have_one_row_for_each_load_and_way(tmp_path: Path) -> 
             "python_share": python,
             "seed": seed,
             "scheduling_us": 40.0 * python,
+            "wider": wider,
         }
         | {"prefill_p99_us": p99 * (1 + python), "decode_p99_us": 2 * p99 * (1 + python)}
         | {"prefill_missed": 0.0, "decode_missed": 0.1, **asdict(Costs()), **ORIGIN}
         for load in (0.2, 0.3, 0.7)
         for way, p99 in (("prefill_first", 250.0), ("ours", 500.0))
+        for wider in ((1, 2) if load == 0.3 else (1,))
         for python in (1.0, 0.0)
         for seed in (0, 1)
     ]
@@ -171,6 +173,7 @@ def test_simulated_bursts_have_one_row_for_each_load_and_way(tmp_path: Path) -> 
     assert "| ours | 1 / 2 | 1 / 2 | 1 / 2 |" in bursts.loads(made).text
     assert "| Python: a whole search | 40 |" in bursts.costs(made).text
     assert "| 0.3 | prefill first | 0.5 | 0.25 | 1 | 0.5 |" in bursts.python(made).text
+    assert f"| 512 | prefill first | 0.5 | 1 | {ratios} |" in bursts.wide(made).text
 
 
 def test_a_rate_at_a_recall_lies_between_two_widths() -> None:
@@ -184,15 +187,16 @@ def test_an_index_that_misses_the_recall_has_no_rate(tmp_path: Path) -> None:
         place = {"what": "curve", "set": "small", "n": 9, "threads": 1, "round": number}
         return place | {"index": index, "width": width, "recall": recall, "qps": 1e3} | ORIGIN
 
+    measured = {"ours": (0.9, 0.99), "ours_fp32": (0.9, 0.98), "hnswlib": (0.9, 0.98)}
     curves = [
         point(index, width, recall, number)
-        for index, recalls in (("ours", (0.9, 0.99)), ("hnswlib", (0.9, 0.98)), ("usearch", (0.5,)))
+        for index, recalls in (measured | {"usearch": (0.5,)}).items()
         for width, recall in enumerate(recalls, 10)
         for number in (0, 1)
     ]
     built: list[dict[str, Any]] = [
         {**ORIGIN, "what": "build", "set": "small", "index": index, "seconds": 2.0}
-        for index in ("ours", "hnswlib", "usearch")
+        for index in (*measured, "usearch")
     ]
     single: dict[str, Any] = {
         "what": "single",
@@ -202,9 +206,10 @@ def test_an_index_that_misses_the_recall_has_no_rate(tmp_path: Path) -> None:
         "p99_us": 19.0,
     }
     made = pool.small(results(tmp_path, bench_pool=[*curves, *built, {**ORIGIN, **single}]))
-    assert "| usearch, f32 | recall 0.50 at most | - | - | - | 2 |" in made.text
-    assert "| / hnswlib | 1 threads | one query, p50 / p99 us | built in, s |" in made.text
-    assert "| ours, int8 and fp32 | 1,000 | 1.00 [1.00, 1.00], tie |" in made.text
+    missed = " | ".join(["recall 0.50 at most"] * 3)
+    assert f"| usearch, f32 | {missed} | - | - | 2 |" in made.text
+    assert "| hnswlib | 1,000 | 1,000 | 1,000 | 1.00 [1.00, 1.00], tie | - | 2 |" in made.text
+    assert "| ours, int8 and fp32 | 1,000 | 1,000 | 1,000 | - | 9 / 19 | 2 |" in made.text
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def _p99_ms(rows: Rows, stage: str) -> float:
 
 
 def control(results: Results) -> Block:
-    """Return the late searches by load, with the control loop and with fixed controls."""
+    """Return both stages' latency by load, with the control loop and with fixed shares."""
     rows = results.rows("pool-control.jsonl").newest()
     table = []
     for (phase,), of_phase in rows.groups("phase").items():

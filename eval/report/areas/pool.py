@@ -57,6 +57,14 @@ def _rates(curves: Rows, index: str, threads: int, recall: float = RECALL) -> di
     return found
 
 
+def _rate(curves: Rows, index: str, threads: int, recall: float) -> str:
+    """Return the searches a second as a cell; the highest recall where that is too low."""
+    if rates := _rates(curves, index, threads, recall):
+        return spread(list(rates.values()))
+    highest = max(curves.where(index=index, threads=threads).values("recall"), default=None)
+    return "-" if highest is None else f"recall {highest:.2f} at most"
+
+
 def _against(curves: Rows, ours: str, other: str, threads: int = 1) -> list[float]:
     mine, base = (_rates(curves, name, threads) for name in (ours, other))
     return [mine[number] / base[number] for number in mine if number in base]
@@ -89,10 +97,10 @@ def _indexes(results: Results, of_set: str) -> Block:
     for threads in sorted(set(curves.values("threads"))):
         table = []
         for index in names:
-            rates = (list(_rates(curves, index, threads, of).values()) for of in _RECALLS)
+            rates = [_rate(curves, index, threads, of) for of in _RECALLS]
             mine, query = _ours_for(index), alone.get(index)
             ratio = compared(_against(curves, mine, index, threads)) if mine else "-"
-            cells = [_NAMES[index], *map(spread, rates), ratio]
+            cells = [_NAMES[index], *rates, ratio]
             if threads == 1:
                 one = f"{query['p50_us']:,.0f} / {query['p99_us']:,.0f}" if query else "-"
                 # Two of ours have one graph, which is built once.
