@@ -40,7 +40,7 @@ class Plan:
     """What to measure.
 
     Attributes:
-        sample: the small collection.
+        sample: the small collection; if it has no rows, nothing is measured with it.
         large: rows of the clustered collection; 0: none.
         hdf5: files of published sets. If there are some, only the indexes on these are compared.
         indexes: names of the indexes; none: all of them on the small and the published sets. On
@@ -80,18 +80,8 @@ def run(plan: Plan, out: Path | None) -> int:
         if plan.hdf5:
             print(json.dumps(summary))
             return 0
-        rows, queries, source = sample.embedded()
-        small = _with_truth("small", rows, queries)
-        given = Given(rows, plan.threads)
-        summary["small"] = _compare(small, plan, pool_rivals.ALL, write, origin | source, given)
-        bursty = burst_study.measure(
-            Rounds(given.target, queries, plan.threads, plan.burst_s, sample.seed),
-            plan.rounds,
-            write,
-            origin,
-        )
-        for row in over_http.rows(rows, queries, plan.rounds, plan.threads, plan.logs):
-            write(origin | {"set": "small"} | row)
+        if sample.count:
+            summary |= _small(plan, write, origin)
         if plan.large:
             rows, queries = split(
                 clustered(plan.large + sample.queries, sample.seed), sample.queries
@@ -99,9 +89,22 @@ def run(plan: Plan, out: Path | None) -> int:
             clusters = _with_truth("large", rows, queries)
             names = (*pool_rivals.NAMES, *_LARGE_SWEPT, *pool_rivals.ON_CARD)
             summary["large"] = _compare(clusters, plan, names, write, origin)
-        summary["bursty"], summary["identical_ids"] = bursty
     print(json.dumps(summary))
     return 0
+
+
+def _small(plan: Plan, write: Write, origin: dict[str, object]) -> dict[str, Any]:
+    """Measure all that has the sentences as its rows."""
+    sample = plan.sample
+    rows, queries, source = sample.embedded()
+    small = _with_truth("small", rows, queries)
+    given = Given(rows, plan.threads)
+    compared = _compare(small, plan, pool_rivals.ALL, write, origin | source, given)
+    rounds = Rounds(given.target, queries, plan.threads, plan.burst_s, sample.seed)
+    bursty, identical = burst_study.measure(rounds, plan.rounds, write, origin)
+    for row in over_http.rows(rows, queries, plan.rounds, plan.threads, plan.logs):
+        write(origin | {"set": "small"} | row)
+    return {"small": compared, "bursty": bursty, "identical_ids": identical}
 
 
 def clustered(count: int, seed: int) -> Rows:

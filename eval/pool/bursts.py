@@ -20,7 +20,7 @@ import numpy as np
 from ppd.ann import process
 from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
 from ppd.ann.lanes import CpuLaneSet, LaneSet, Target, cpu_backend
-from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.schedule import Bounds, Controls, Scheduler
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 
@@ -28,18 +28,17 @@ from . import to_the_end
 from .arrivals import Arrival, draw
 from .orders import BATCH, Queue, Way, queue_of
 from .stopwatch import Stopwatch, TimedLanes
-from .waits import Waits
+from .waits import BeforeTurn, Ended, Waits, unchanged
 
 _NEVER_CUT_S = 3600.0
 _ITOPK = 256
+_USUAL = Controls()
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A search that was answered."""
+    """What a search found."""
 
-    stage: Stage
-    took_s: float
     query: int
     itopk: int
     nodes: tuple[int, ...]
@@ -50,19 +49,22 @@ class Served:
     """A history that was served.
 
     Attributes:
+        answered: what the searches found, in the order of their ends.
+        ended: when they ended, in the same order.
         scheduling_us: processor time of each search outside the compiled code.
         choosing_us: the part of it in which the order is kept.
     """
 
     answered: Sequence[Answered]
+    ended: Sequence[Ended]
     scheduling_us: float
     choosing_us: float
 
     def waits(self) -> Waits:
         """Return the latencies."""
         waits = Waits()
-        for one in self.answered:
-            waits.add(one.stage, one.took_s)
+        for one in self.ended:
+            waits.add(one.stage, one.at_s - one.arrived_s)
         return waits
 
 
@@ -71,12 +73,14 @@ class _Feed:
 
     def __init__(self, arrivals: Sequence[Arrival], target: Target, moved: Rows) -> None:
         self.lock = threading.Lock()
+        self.ending = threading.Lock()
         self.start_s = time.perf_counter()
         self._arrivals = arrivals
         self._target = target
         self._moved = moved
         self._next = 0
         self.answered: list[Answered] = []
+        self.ended: list[Ended] = []
         self.numbers: dict[int, int] = {}
 
     def due(self, now_s: float) -> list[Search]:
@@ -113,20 +117,40 @@ class _Feed:
         return True
 
     def done(self, search: Search, nodes: Sequence[int]) -> None:
-        took_s = time.perf_counter() - search.arrived_s
+        now_s = time.perf_counter()
         number = self.numbers.pop(id(search))
-        self.answered.append(Answered(search.stage, took_s, number, search.itopk, tuple(nodes)))
+        ended = Ended(search.stage, search.arrived_s - self.start_s, now_s - self.start_s)
+        with self.ending:
+            self.answered.append(Answered(number, search.itopk, tuple(nodes)))
+            self.ended.append(ended)
 
 
-def run(way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], threads: int) -> Served:
+def run(
+    way: Way,
+    target: Target,
+    moved: Rows,
+    arrivals: Sequence[Arrival],
+    threads: int,
+    controls: Controls = _USUAL,
+    before_turn: BeforeTurn = unchanged,
+) -> Served:
     """Answer every arrival.
 
     Args:
+        way: to order the searches.
+        target: what is searched.
         moved: queries in the space's rows.
+        arrivals: of the history.
+        threads: that search.
+        controls: of ours.
+        before_turn: of ours, called before each choice.
     """
     process.settle()
     feed = _Feed(arrivals, target, moved)
-    loop = _ours(feed, len(arrivals), threads) if way is Way.OURS else _whole(feed, target, way)
+    if way is Way.OURS:
+        loop = _ours(feed, len(arrivals), threads, controls, before_turn)
+    else:
+        loop = _whole(feed, target, way)
     cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(_pinned, next(cores), loop) for _ in range(threads)]
@@ -135,7 +159,7 @@ def run(way: Way, target: Target, moved: Rows, arrivals: Sequence[Arrival], thre
     scheduling_s = sum(watch.other_s() for watch in watches)
     choosing_s = sum(watch.choosing_s for watch in watches)
     count = len(arrivals)
-    return Served(feed.answered, scheduling_s * 1e6 / count, choosing_s * 1e6 / count)
+    return Served(feed.answered, feed.ended, scheduling_s * 1e6 / count, choosing_s * 1e6 / count)
 
 
 def _pinned(core: int, loop: Callable[[Stopwatch], None]) -> Stopwatch:
@@ -147,10 +171,12 @@ def _pinned(core: int, loop: Callable[[Stopwatch], None]) -> Stopwatch:
     return watch
 
 
-def _ours(feed: _Feed, searches: int, engines: int) -> Callable[[Stopwatch], None]:
+def _ours(
+    feed: _Feed, searches: int, engines: int, controls: Controls, before_turn: BeforeTurn
+) -> Callable[[Stopwatch], None]:
     pace = Pace()
     plenty = Bounds(searches + 1, searches + 1)
-    scheduler: Scheduler[Search] = Scheduler(plenty, Controls(), lambda: pace.expansion_s)
+    scheduler: Scheduler[Search] = Scheduler(plenty, controls, lambda: pace.expansion_s)
 
     def loop(watch: Stopwatch) -> None:
         def make(snapshot: Snapshot, lanes: int, itopk: int) -> LaneSet:
@@ -166,6 +192,7 @@ def _ours(feed: _Feed, searches: int, engines: int) -> Callable[[Stopwatch], Non
                 with watch.choosing():
                     for search in came:
                         scheduler.offer(search)
+                    before_turn(now_s - feed.start_s, scheduler, feed.ended)
                     chosen, late = engine.choose(now_s)
             if not chosen:
                 if not feed.wait(None):

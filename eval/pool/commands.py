@@ -30,6 +30,7 @@ def add_bench(commands: Commands) -> None:
         ),
     )
     _add_sentences(bench)
+    _add_rounds(bench)
     bench.add_argument("--large", type=int, default=1_000_000, help="synthetic rows; 0: none")
     bench.add_argument(
         "--hdf5",
@@ -56,12 +57,13 @@ def add_bursts(commands: Commands) -> None:
         ),
     )
     _add_sentences(bursts)
+    _add_rounds(bursts)
     add_out(bursts)
     bursts.set_defaults(run=_bursts)
 
 
 def _add_sentences(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the sentences, and of what is measured with them."""
+    """Declare the options of the sentences."""
     parser.add_argument(
         "--sentences",
         type=Path,
@@ -70,15 +72,11 @@ def _add_sentences(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text, or JSONL with messages; what they lack comes from Python docstrings",
     )
-    parser.add_argument("--count", type=int, default=50_000, help="sentences")
+    parser.add_argument("--count", type=int, default=50_000, help="sentences; `bench`: 0 for none")
     parser.add_argument(
         "--shortest", type=int, help="number of the shortest sentences to embed; default: all"
     )
     parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--burst-s", type=float, default=10.0, help="duration of each run of bursts"
-    )
     parser.add_argument("--threads", type=int, help="default: one a core, two at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -86,6 +84,13 @@ def _add_sentences(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(".run/minilm"),
         help="folder of the model and of embeddings",
+    )
+
+
+def _add_rounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--burst-s", type=float, default=10.0, help="duration of each run of bursts"
     )
 
 
@@ -109,12 +114,18 @@ def add_control(commands: Commands) -> None:
     """Declare ``pool control``."""
     control = commands.add_parser(
         "control",
-        help="the control loop while the load changes, in simulated time",
+        help="the control loop while the load changes",
         description=(
-            "Serve phases of much prefill, much decode and a full KV link in simulated time, with "
-            "the control loop and with fixed controls. The last line is one JSON object."
+            "Serve phases of much prefill, much decode and a full KV link, with the control loop "
+            "and with fixed controls. The last line is one JSON object."
         ),
     )
+    control.add_argument(
+        "--measured",
+        action="store_true",
+        help="over the index of `bench pool`; default: in simulated time. The link is simulated",
+    )
+    _add_sentences(control)
     control.add_argument("--seeds", type=int, default=5, help="how many; the medians are printed")
     add_out(control)
     control.set_defaults(run=_control)
@@ -146,7 +157,10 @@ def _queueing(options: argparse.Namespace) -> int:
 def _control(options: argparse.Namespace) -> int:
     from . import control_study
 
-    return control_study.run(options.seeds, options.out)
+    if not options.measured:
+        return control_study.simulate(options.seeds, options.out)
+    sample, threads = _sample(options, least=1), _threads(options)
+    return control_study.measure(sample, options.seeds, threads, options.out)
 
 
 def _soak(options: argparse.Namespace) -> int:
@@ -177,13 +191,15 @@ def _bench(options: argparse.Namespace) -> int:
 def _bursts(options: argparse.Namespace) -> int:
     from . import burst_study
 
-    sample, threads = _sample(options), _threads(options)
+    sample, threads = _sample(options, least=1), _threads(options)
     return burst_study.run(sample, options.rounds, options.burst_s, threads, options.out)
 
 
-def _sample(options: argparse.Namespace) -> Sample:
+def _sample(options: argparse.Namespace, least: int = 0) -> Sample:
     from .given import Sample
 
+    if options.count < least:
+        raise ConfigError(f"--count: {options.count} sentences; at least {least}")
     return Sample(
         files=tuple(options.sentences),
         count=options.count,

@@ -1,7 +1,8 @@
-"""``ppd-eval pool control``: the control loop while the load changes, in simulated time.
+"""``ppd-eval pool control``: the control loop while the load changes, simulated or measured.
 
-The real engines, scheduler and loop, over the costs of the simulated bursts. A prefill search is
-followed by a transfer over the KV link, which serves one transfer after the other.
+The real engines, scheduler and loop, over the costs of the simulated bursts or over an index. In
+both a prefill search is followed by a transfer over a simulated KV link, which serves one transfer
+after the other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import random
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -24,8 +25,14 @@ from ppd.ann.schedule import MAX_RESERVED, Controls, Scheduler, Stage
 
 from ..provenance import provenance
 from ..raw_rows import appending
+from . import arrivals as bursty
+from . import bursts, huge_pages
 from .arrivals import KINDS, Arrival
-from .queueing import CORES, Costs, Ended, Ours, Served, mean_alone, serve_ours
+from .burst_rounds import Rounds
+from .given import Given, Sample, print_progress
+from .orders import Way
+from .queueing import CORES, Costs, Ours, mean_alone, serve_ours
+from .waits import BeforeTurn, Ended
 
 _INTERVAL_S = 0.25
 _AIMS = Aims()
@@ -73,21 +80,37 @@ class _Sent:
     waited_s: float
 
 
-def draw(costs: Costs, seed: int, phases: Sequence[Phase] = PHASES) -> list[Arrival]:
-    """Draw the searches of all phases; each stage is a Poisson process."""
+Serve = Callable[[Sequence[Arrival], Controls, BeforeTurn], Sequence[Ended]]
+
+
+def draw(
+    capacity: float, queries: int, seed: int, phases: Sequence[Phase] = PHASES
+) -> list[Arrival]:
+    """Draw the searches of all phases; each stage is a Poisson process.
+
+    Args:
+        capacity: searches of the bursts' mix that the cores finish a second.
+        queries: number of different queries.
+        seed: of the draw.
+        phases: one after the other.
+    """
+    costs = Costs()  # how long a search of one stage takes, compared with one of the mix
+    mixed_s = mean_alone(bursty.draw(2000.0, 1.0, 1, 0), costs)
     source = random.Random(seed)
     arrivals: list[Arrival] = []
     begins_s = 0.0
     for phase in phases:
         for stage, load in ((Stage.PREFILL, phase.prefill), (Stage.DECODE, phase.decode)):
             kinds = KINDS[stage]
-            mean_s = mean_alone([Arrival(0.0, stage, 0, *kind) for kind in kinds], costs)
+            alone_s = mean_alone([Arrival(0.0, stage, 0, *kind) for kind in kinds], costs)
+            rate = load * capacity * mixed_s / alone_s
             at_s = begins_s
             while True:
-                at_s += source.expovariate(load * CORES / mean_s)
+                at_s += source.expovariate(rate)
                 if at_s >= begins_s + phase.seconds:
                     break
-                arrivals.append(Arrival(at_s, stage, 0, *source.choice(kinds)))
+                query = source.randrange(queries)
+                arrivals.append(Arrival(at_s, stage, query, *source.choice(kinds)))
         begins_s += phase.seconds
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
 
@@ -127,8 +150,8 @@ def phase_at(at_s: float, phases: Sequence[Phase] = PHASES) -> int:
     return min(bisect_right(ends_s, at_s), len(phases) - 1)
 
 
-def simulate(
-    way: str, arrivals: Sequence[Arrival], costs: Costs, phases: Sequence[Phase] = PHASES
+def rows(
+    way: str, arrivals: Sequence[Arrival], serve: Serve, phases: Sequence[Phase] = PHASES
 ) -> Iterator[dict[str, Any]]:
     """Serve all phases in one way, and yield a row for each phase."""
     loop = ControlLoop(_AIMS, Controls()) if way in _LOOPS else None
@@ -139,11 +162,12 @@ def simulate(
     reserved: list[tuple[float, float]] = []
     seen, next_s = 0, _INTERVAL_S
 
-    def before_turn(now_s: float, scheduler: Scheduler[Search], served: Served) -> None:
+    def before_turn(now_s: float, scheduler: Scheduler[Search], ended: Sequence[Ended]) -> None:
         nonlocal seen, next_s, highest
         if now_s < next_s:
             return
-        new, seen = served.ended[seen:], len(served.ended)
+        new = ended[seen:]
+        seen += len(new)
         sent.extend(link.send(one) for one in new if one.stage is Stage.PREFILL)
         if loop is not None:
             link_use = link.use(next_s - _INTERVAL_S, next_s)
@@ -155,14 +179,14 @@ def simulate(
         reserved.append((next_s, scheduler.controls.reserved))
         next_s += _INTERVAL_S * (1 + (now_s - next_s) // _INTERVAL_S)
 
-    served = serve_ours(arrivals, costs, Ours(controls), before_turn)
-    sent.extend(link.send(one) for one in served.ended[seen:] if one.stage is Stage.PREFILL)
+    ended = serve(arrivals, controls, before_turn)
+    sent.extend(link.send(one) for one in ended[seen:] if one.stage is Stage.PREFILL)
     for number, phase in enumerate(phases):
         row: dict[str, Any] = {"way": way, "phase": phase.name}
         for stage in Stage:
             waits_ms = [
                 1e3 * (one.at_s - one.arrived_s)
-                for one in served.ended
+                for one in ended
                 if one.stage is stage and phase_at(one.arrived_s, phases) == number
             ]
             row[f"{stage}_p95_ms"] = float(np.percentile(waits_ms, 95))
@@ -183,16 +207,63 @@ def _p95_ms(ended: Sequence[Ended], stage: Stage) -> float:
     return float(np.percentile(waits_ms, 95)) if waits_ms else 0.0
 
 
-def run(seeds: int, out: Path | None, phases: Sequence[Phase] = PHASES) -> int:
+def simulate(seeds: int, out: Path | None, phases: Sequence[Phase] = PHASES) -> int:
     """Simulate all ways; the last line on stdout is one JSON object of medians."""
     costs = Costs()
+
+    def serve(
+        arrivals: Sequence[Arrival], controls: Controls, before_turn: BeforeTurn
+    ) -> Sequence[Ended]:
+        return serve_ours(arrivals, costs, Ours(controls), before_turn).ended
+
+    capacity = CORES / mean_alone(bursty.draw(2000.0, 1.0, 1, 0), costs)
+    about = {"measured": False, "capacity": capacity, **asdict(costs)}
+    return _run(serve, capacity, 1, seeds, about, out, phases)
+
+
+def measure(
+    sample: Sample,
+    seeds: int,
+    threads: int,
+    out: Path | None,
+    phases: Sequence[Phase] = PHASES,
+) -> int:
+    """Measure all ways over an index; the last line on stdout is one JSON object of medians."""
+    huge_pages.ensure()
+    rows, queries, _ = sample.embedded()
+    target = Given(rows, threads).target
+    moved = target.snapshot.space.queries(queries)
+    capacity = Rounds(target, queries, threads, 1.0, sample.seed).capacity
+    print_progress(f"one after the other, {capacity:.0f} searches/s are finished")
+
+    def serve(
+        arrivals: Sequence[Arrival], controls: Controls, before_turn: BeforeTurn
+    ) -> Sequence[Ended]:
+        served = bursts.run(Way.OURS, target, moved, arrivals, threads, controls, before_turn)
+        return served.ended
+
+    about = {"measured": True, "capacity": capacity, "n": rows.shape[0]}
+    return _run(serve, capacity, queries.shape[0], seeds, about, out, phases)
+
+
+def _run(
+    serve: Serve,
+    capacity: float,
+    queries: int,
+    seeds: int,
+    about: dict[str, object],
+    out: Path | None,
+    phases: Sequence[Phase],
+) -> int:
     p95s: dict[str, dict[str, list[float]]] = {}
+    ways = [*_FIXED, *_LOOPS]
     with appending(out) as write:
         for seed in range(seeds):
-            arrivals = draw(costs, seed, phases)
-            for way in (*_FIXED, *_LOOPS):
-                for row in simulate(way, arrivals, costs, phases):
-                    write({**row, **asdict(costs), **provenance(seed)})
+            arrivals = draw(capacity, queries, seed, phases)
+            turn = seed % len(ways)  # no way is always the first one
+            for way in ways[turn:] + ways[:turn]:
+                for row in rows(way, arrivals, serve, phases):
+                    write({**row, **about, **provenance(seed)})
                     for field in ("prefill_p95_ms", "decode_p95_ms", "kv_there_p95_ms"):
                         name = f"{row['phase']}: {field}"
                         p95s.setdefault(way, {}).setdefault(name, []).append(row[field])

@@ -8,22 +8,22 @@ asked what would be left if Python took no time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
 from ppd.ann.lanes import Advanced, LaneSet, Target, cpu_backend
-from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.schedule import Bounds, Controls, Scheduler
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 
 from .arrivals import Arrival
 from .orders import Queue, Way, queue_of
-from .waits import Waits
+from .waits import BeforeTurn, Ended, Waits, unchanged
 
 CORES = 2
 _PYTHON = ("step", "search", "batch", "batched", "alone")  # of the costs
@@ -64,14 +64,6 @@ class Costs:
         """Return these costs, with a share of Python's."""
         python = {name: share * getattr(self, name) for name in _PYTHON}
         return replace(self, **python)
-
-
-class Ended(NamedTuple):
-    """A search that has ended, in seconds of the history."""
-
-    stage: Stage
-    arrived_s: float
-    at_s: float
 
 
 @dataclass(slots=True)
@@ -164,7 +156,7 @@ def serve_ours(
     arrivals: Sequence[Arrival],
     costs: Costs,
     variant: Ours,
-    before_turn: Callable[[float, Scheduler[Search], Served], None] = lambda *_: None,
+    before_turn: BeforeTurn = unchanged,
 ) -> Served:
     """Serve all arrivals with the engines and the scheduler.
 
@@ -172,7 +164,7 @@ def serve_ours(
         arrivals: of the history.
         costs: of a core.
         variant: of ours.
-        before_turn: called before each choice with the time, the scheduler and what was served.
+        before_turn: called before each choice.
     """
     pace = Pace(costs.expansion)
     plenty = Bounds(len(arrivals), len(arrivals))
@@ -188,7 +180,7 @@ def serve_ours(
         while came < len(arrivals) and arrivals[came].at_s <= now_s:
             scheduler.offer(_search(arrivals[came]))
             came += 1
-        before_turn(now_s, scheduler, served)
+        before_turn(now_s, scheduler, served.ended)
         chosen, late = engine.choose(now_s)
         if not chosen:
             if came < len(arrivals):

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from ppd.ann.schedule import Stage
+from ppd.ann.engine import Search
+from ppd.ann.schedule import Scheduler, Stage
 
 from .arrivals import BUDGET_S
+
+
+class Ended(NamedTuple):
+    """A search that has ended, in seconds of the history."""
+
+    stage: Stage
+    arrived_s: float
+    at_s: float
+
+
+# Called before each choice of ours: with the seconds of the history, the scheduler, and the
+# searches in the order of their ends.
+BeforeTurn = Callable[[float, Scheduler[Search], Sequence[Ended]], None]
+
+
+def unchanged(now_s: float, scheduler: Scheduler[Search], ended: Sequence[Ended]) -> None:
+    """Change nothing before a choice."""
 
 
 @dataclass(slots=True)
