@@ -11,7 +11,8 @@ A draft of DeepSeek's synchronizes a GPU on any device when it takes the target'
 (deepseek_v2.py:3448).
 
 Upstream verifies greedily on a CPU, whatever the sampling parameters. Here a batch that samples
-takes the branch of GPUs, ``tree_speculative_sampling_target_only``.
+takes the branch of GPUs, ``tree_speculative_sampling_target_only``. A greedy request in it has the
+top k of 1.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def install() -> None:
         (DraftBackendFactory, "_create_backend"),
         (eagle_utils, "_verify_uses_greedy"),
         (eagle_utils, "tree_speculative_sampling_target_only"),
+        (eagle_utils, "top_k_renorm_prob"),
+        (eagle_utils, "top_p_renorm_prob"),
     ):
         getattr(owner, name)
     setattr(torch.cuda, "synchronize", lambda *_: None)  # noqa: B010 (mypy: a function)
@@ -49,6 +52,8 @@ def install() -> None:
     _patch_draft_backends(DraftBackendFactory)
     eagle_utils._verify_uses_greedy = lambda *, is_all_greedy, **_: is_all_greedy
     eagle_utils.tree_speculative_sampling_target_only = sample_chain
+    eagle_utils.top_k_renorm_prob = keep_top_k
+    eagle_utils.top_p_renorm_prob = keep_top_p
 
 
 def _patch_verify_lengths(backend: Any) -> None:
@@ -227,6 +232,27 @@ def sample_chain(
         cumulative = weights.double().cumsum(0)
         drawn = float(uniform_samples_for_final_sampling[row]) * float(cumulative[-1])
         predicts[retrive_index[row, accepted]] = int((cumulative <= drawn).sum())
+
+
+def keep_top_k(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
+    """Return the distributions [rows, vocabulary] of each row's most probable ``top_ks`` tokens."""
+    import torch
+
+    ordered, tokens = probs.sort(dim=-1, descending=True, stable=True)
+    ordered[torch.arange(probs.shape[-1]) >= top_ks[:, None]] = 0.0
+    return _normalised(ordered, tokens)
+
+
+def keep_top_p(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Return the distributions [rows, vocabulary] of the fewest tokens with ``top_ps`` in sum."""
+    ordered, tokens = probs.sort(dim=-1, descending=True, stable=True)
+    ordered[ordered.cumsum(-1) - ordered >= top_ps[:, None]] = 0.0
+    return _normalised(ordered, tokens)
+
+
+def _normalised(ordered: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    kept = ordered / ordered.sum(dim=-1, keepdim=True)
+    return kept.new_zeros(kept.shape).scatter_(-1, tokens, kept)
 
 
 def assign_req_to_token_pool_cpu(

@@ -290,6 +290,33 @@ async def test_samples_are_distributed_as_the_targets(
     await workers.settle(http)
 
 
+async def test_greedy_turns_keep_their_ids_beside_sampled_ones(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    """In one batch with sampled requests a greedy one is sampled with the top k of 1."""
+    await workers.settle(http)
+    parameters = {"temperature": 1.0, "top_k": 20, "top_p": 0.9}
+    sampled_tokens = 90
+
+    async def sample(seed: int) -> list[int]:
+        terms = {"custom_params": LocalTerms(0).to_custom_params()}
+        sampling = {**parameters, "max_new_tokens": sampled_tokens, "ignore_eos": True, **terms}
+        body = {"input_ids": random_ids(seed, 60), "sampling_params": sampling}
+        async with http.post(f"{workers.decode.url}/generate", json=body) as response:
+            reply = await response.json()
+            assert response.status == 200, reply
+        ids: list[int] = reply["output_ids"]
+        return ids
+
+    client = RouteClient(http, workers)
+    samples = asyncio.gather(*(sample(seed) for seed in range(3)))
+    got = await client.converse(31, ("local", "remote", "local"))
+    assert [len(ids) for ids in await samples] == [sampled_tokens] * 3
+    alone = await client.converse(31, ("alone",) * 3)
+    assert [r.ids for r in got] == [r.ids for r in alone]
+    await workers.settle(http)
+
+
 async def test_retracted_requests_of_both_kinds_continue(
     workers: Workers, launcher: Launcher, http: aiohttp.ClientSession
 ) -> None:

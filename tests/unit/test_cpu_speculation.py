@@ -15,6 +15,8 @@ from sglang_patches.cpu.speculation import (
     build_tree_kernel_efficient_cpu,
     copy_all_layer_kv_cache_cpu,
     fill_bonus_tokens_cpu,
+    keep_top_k,
+    keep_top_p,
     sample_chain,
     verify_tree_greedy_cpu,
 )
@@ -99,6 +101,17 @@ def test_a_sampled_chain_has_the_targets_distribution() -> None:
         assert abs(firsts[token] / count - probability) < 0.015
     for token, probability in enumerate([0.1, 0.2, 0.3, 0.4]):
         assert abs(seconds[token] / seconds.total() - probability) < 0.03
+
+
+def test_the_most_probable_tokens_are_kept() -> None:
+    probs = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25], [0.1, 0.4, 0.2, 0.3]])
+    by_number = keep_top_k(probs, torch.tensor([2, 1, 1 << 30]))
+    expected = torch.tensor([[0, 4 / 7, 0, 3 / 7], [1, 0, 0, 0], [0.1, 0.4, 0.2, 0.3]])
+    assert torch.allclose(by_number, expected)
+    by_sum = keep_top_p(probs, torch.tensor([0.6, 0.5, 1.0]))
+    assert torch.allclose(by_sum[0], expected[0])
+    assert torch.allclose(by_sum[1], torch.tensor([0.5, 0.5, 0.0, 0.0]))
+    assert torch.allclose(by_sum[2], probs[2])
 
 
 def test_slots_are_written_and_read_by_rows() -> None:
