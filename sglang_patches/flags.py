@@ -66,7 +66,6 @@ def _tried(reason: str, *names: str) -> tuple[Flag, ...]:
 
 
 _OTHER_LOOP = "the scheduler runs another loop, which the plugin does not hook"
-_PARALLEL = "a turn must reach the rank that holds its KV"
 _DRAINED = (
     "the decode loop does not drain its events, so KV stays pinned (disaggregation/decode.py:3459)"
 )
@@ -78,8 +77,7 @@ _UPSTREAM = "SGLang itself refuses it on such a server"
 
 FLAGS: tuple[Flag, ...] = (
     # Parallelism
-    *_refused(_PARALLEL, "dp-size", "attn-dp-size", default=1),
-    *_refused(_PARALLEL, "enable-dp-attention"),
+    *_tried("each rank is a home of its own", "dp-size", "enable-dp-attention", "attn-dp-size"),
     *_refused(_OTHER_LOOP, "pp-size", default=1),
     *_refused("pages are as many times larger as there are ranks", "dcp-size", default=1),
     *_refused("extends take another path; never tried", "attn-cp-size", "moe-dp-size", default=1),

@@ -43,6 +43,11 @@ def _has_states(scheduler: Any, _: Any) -> bool:
     return bool(scheduler.is_hybrid_ssm or scheduler.tree_cache.supports_mamba())
 
 
+def _speculates_in_step(scheduler: Any, resolved: Any) -> bool:
+    """Whether ranks that run their steps together decode speculatively."""
+    return bool(scheduler.require_mlp_sync and resolved.speculative_algorithm)
+
+
 def _expands_cached_latents(scheduler: Any, resolved: Any) -> bool:
     """Whether MLA attends long cached prefixes in chunks, which these backends lack."""
     backend = resolved.prefill_attention_backend or resolved.attention_backend
@@ -96,10 +101,10 @@ PROPERTIES: tuple[Property, ...] = (
         "an append to 8,192 cached tokens ends the process (flashinfer_mla_backend.py:242)",
     ),
     Property(
-        "steps synchronized over ranks",
-        lambda scheduler, _: scheduler.require_mlp_sync,
+        "DP attention with speculation",
+        _speculates_in_step,
         Verdict.REFUSED,
-        "local steps are not synchronized",
+        "it synchronizes a step more than once (dp_attn.py:501), which was never tried",
     ),
     Property(
         "images, audio and video in requests",

@@ -51,6 +51,8 @@ class LocalStep:
         self._times = StepTimes(queue, pacer, telemetry, lag, accepted)
         self.just_merged: tuple[Any, ...] = ()
         self._decode_steps_left = 0  # before the next chunk, while decodes wait
+        # With DP attention a chunk here lengthens the steps of the other ranks.
+        self._peers_run = False
         # Upstream's waiting_queue while the local queue stands in its place.
         self._received: list[Any] | None = None
 
@@ -88,14 +90,33 @@ class LocalStep:
         self._times.begin()
 
     def scheduled(self, batch: Any, running_batch: Any) -> None:
-        """Record that ``batch`` runs now; None if no batch runs."""
+        """Record that ``batch`` runs now; None if no batch runs.
+
+        With DP attention a rank without work runs an idle batch beside the others' steps.
+        """
+        self._peers_run = batch is not None and self._tokens_of_peers(batch) > 0
         if batch is None:
             self.interrupted()
-        elif batch.forward_mode.is_extend():
-            self._times.prefills(batch, running_batch, self._scheduler.chunked_req)
+            return
+        if batch.forward_mode.is_extend():
+            self._times.prefills(
+                batch, running_batch, self._scheduler.chunked_req, beside_peers=self._peers_run
+            )
+            return
+        if batch.is_extend_in_batch:
+            self._times.beside_chunk_of_peer()
         else:
             self._times.decodes()
-            self._decode_steps_left = max(0, self._decode_steps_left - 1)
+        self._decode_steps_left = max(0, self._decode_steps_left - 1)
+
+    def _tokens_of_peers(self, batch: Any) -> int:
+        """The tokens that other data-parallel ranks compute in this step."""
+        if not self._scheduler.require_mlp_sync:
+            return 0
+        from sglang.srt.runtime_context import get_parallel
+
+        tokens = batch.global_num_tokens  # of each rank
+        return int(sum(tokens) - tokens[get_parallel().attn_dp_rank])
 
     def interrupted(self) -> None:
         """Record that no batch runs, for lack of work or because of a pause."""
@@ -126,7 +147,8 @@ class LocalStep:
             self._queue.ended_early(scheduler.chunked_req)
         scheduler.process_pending_chunked_abort()
         running_batch = self._merge_last_extend(running_batch)
-        decodes_wait = bool(not running_batch.is_empty() or scheduler.waiting_queue)
+        own_wait = bool(not running_batch.is_empty() or scheduler.waiting_queue)
+        decodes_wait = own_wait or self._peers_run
         if decodes_wait and self._decode_steps_left:
             return None, running_batch
         if scheduler.chunked_req is None and (
@@ -144,7 +166,7 @@ class LocalStep:
             plan = scheduler.get_new_batch_prefill(running_batch)
         if plan.batch_to_run is not None:
             # Upstream does not mix a batch with logprobs: then decodes wait for its end.
-            left_out = not plan.batch_to_run.decoding_reqs
+            left_out = own_wait and not plan.batch_to_run.decoding_reqs
             interval = scheduler.prefill_decode_interval  # the operator's minimum
             steps = max(chunk.decode_steps, interval, left_out)
             self._decode_steps_left = steps if decodes_wait else 0
@@ -162,16 +184,16 @@ class LocalStep:
         return self.pacer.next_chunk(max(1, len(first.origin_input_ids) - cached), cached)
 
     def _agreed(self, chunk: Chunk) -> Chunk:
-        """Take the first rank's chunk on every rank.
+        """Take the first rank's chunk on every rank that has the same requests.
 
-        Each rank measures its own times, but all of them must run the same step.
+        Each of them measures its own times, but all of them must run the same step. The ranks of
+        data parallelism have other requests.
         """
-        scheduler = self._scheduler
-        if scheduler.server_args.tp_size == 1:
+        group = self._scheduler.dp_tp_group
+        if group.world_size == 1:
             return chunk
         from sglang.srt.utils import broadcast_pyobj
 
-        group = scheduler.tp_group
         (first,) = broadcast_pyobj([chunk], group.rank, group.cpu_group, src=group.ranks[0])
         assert isinstance(first, Chunk)
         return first

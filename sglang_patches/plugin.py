@@ -70,7 +70,7 @@ class Plugin:
 
     @property
     def kv_token_bytes(self) -> int | None:
-        """Bytes of one token's KV in a transfer, over all ranks of this decode server.
+        """Bytes of one token's KV in a transfer, over all ranks that hold a part of it.
 
         Taken from the buffers that are registered for transfers (``KVArgs.kv_item_lens``: bytes of
         a page in each buffer of this rank): a formula would need a case for every attention.
@@ -80,7 +80,9 @@ class Plugin:
         if not self.takes_appends or args.pp_size > 1:
             return None
         registered = scheduler.disagg_decode_prealloc_queue.kv_manager.kv_args
-        ranks = args.tp_size // (args.dp_size if args.enable_dp_attention else 1)
+        from sglang.srt.runtime_context import get_parallel
+
+        ranks = get_parallel().attn_tp_size  # those of data parallelism hold other requests' KV
         return int(sum(registered.kv_item_lens) // registered.page_size * ranks)
 
     def description(self) -> WorkerDescription:

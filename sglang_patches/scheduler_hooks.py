@@ -82,6 +82,9 @@ def _next_batch(original: Any, scheduler: Any, running_batch: Any) -> Any:
 
     batch, running_batch = step.extend(running_batch)
     if batch is not None:
+        # With DP attention all ranks run their steps together. Upstream's own step, below, does
+        # this too, so every iteration of a rank does it once.
+        batch = scheduler.dp_attn_adapter.maybe_prepare_mlp_sync_batch(batch)
         set_schedule_time_batch(batch)
         return NextBatchPlan(batch_to_run=batch, running_batch=running_batch)
     step.give_way(running_batch)

@@ -29,6 +29,7 @@ class _Step:
         context: mean number of tokens that each of them attends to.
         mixed: whether decodes run in the same forward.
         decodes_wait: whether running decodes wait for the step to end.
+        teaches: whether its duration is that of this rank's work.
         completes: requests whose prefill ends with the step.
     """
 
@@ -36,10 +37,12 @@ class _Step:
     context: float = 0.0
     mixed: bool = False
     decodes_wait: bool = False
+    teaches: bool = True
     completes: tuple[Any, ...] = ()
 
 
 _DECODES_ALONE = _Step()
+_CHUNK_OF_PEER = _Step(mixed=True, teaches=False)
 
 
 class StepTimes:
@@ -90,13 +93,20 @@ class StepTimes:
         """Record that a step of decodes alone runs."""
         self._steps.append(_DECODES_ALONE)
 
-    def prefills(self, batch: Any, running_batch: Any, unfinished: Any) -> None:
+    def beside_chunk_of_peer(self) -> None:
+        """Record that decodes, or nothing, run here while another rank prefills."""
+        self._steps.append(_CHUNK_OF_PEER)
+
+    def prefills(
+        self, batch: Any, running_batch: Any, unfinished: Any, *, beside_peers: bool = False
+    ) -> None:
         """Record that the prefill ``batch`` runs.
 
         Args:
             batch: SGLang's batch; decodes may be mixed in.
             running_batch: the decodes that wait, if they are not mixed in.
             unfinished: the request whose prefill does not end with this batch, or None.
+            beside_peers: whether other ranks decode in the same step, as mixed decodes do.
         """
         mixed = len(batch.decoding_reqs or ())
         requests = batch.reqs[: len(batch.reqs) - mixed]
@@ -109,18 +119,21 @@ class StepTimes:
                 progress.started_s = progress.started_s or self._entered_s
                 progress.chunks += 1
         self._telemetry.chunk(tokens)
+        alone = running_batch.is_empty()
         self._steps.append(
             _Step(
                 tokens,
                 context=attended / max(1, tokens),
-                mixed=mixed > 0,
-                decodes_wait=mixed == 0 and not running_batch.is_empty(),
+                mixed=mixed > 0 or (beside_peers and alone and self._pacer.mixed),
+                decodes_wait=mixed == 0 and not alone,
                 completes=tuple(r for r in requests if r is not unfinished),
             )
         )
 
     def _ended(self, step: _Step, ms: float) -> None:
-        if step.tokens == 0:
+        if not step.teaches:
+            pass
+        elif step.tokens == 0:
             self._pacer.decoded(ms, self._tokens_per_step())
         else:
             self._pacer.chunked(step.tokens, step.context, ms, mixed=step.mixed)

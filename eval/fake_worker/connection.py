@@ -110,8 +110,8 @@ class WorkerConnection(asyncio.Protocol):
         if self._state.loads_fail:
             self._transport.abort()
             return
-        load = self._state.load()
-        self._answer({} if load is None else {"loads": [load]}, 404 if load is None else 200)
+        loads = self._state.loads()
+        self._answer({} if loads is None else {"loads": loads}, 404 if loads is None else 200)
 
     def _answer(self, value: object, status: int = 200) -> None:
         self._transport.write(whole_answer(json.dumps(value).encode(), status))

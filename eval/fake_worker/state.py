@@ -26,7 +26,9 @@ class WorkerState:
         description_version: the version of the plugin's description.
         ready: whether ``/ready``, ``/health`` and ``/flush_cache`` succeed.
         boot_id: changes with each restart.
+        dp_size: ranks of data parallelism.
         free_tokens: of the KV cache; None: ``/v1/loads`` answers 404.
+        free_of_ranks: of some ranks, where that is another number.
         load_written_at: the engine's timestamp of the load.
         loads_fail: whether ``/v1/loads`` closes the connection.
         probes_hang: whether health probes are never answered.
@@ -51,6 +53,7 @@ class WorkerState:
     keeps_sessions: bool = False
     dp_size: int = 1
     free_tokens: int | None = None
+    free_of_ranks: dict[int, int] = field(default_factory=dict)
     running: int = 0
     load_written_at: float = 0.0
     loads_fail: bool = False
@@ -71,17 +74,21 @@ class WorkerState:
         ]
         return {"object": "list", "data": cards}
 
-    def load(self) -> dict[str, object] | None:
-        """Return one engine's load as ``/v1/loads`` reports it; None if it is not reported."""
+    def loads(self) -> list[dict[str, object]] | None:
+        """Return the load of each rank as ``/v1/loads`` reports it; None if it is not reported."""
         if self.free_tokens is None:
             return None
-        capacity = max(_CAPACITY_TOKENS, self.free_tokens)
-        return {
-            "max_total_num_tokens": capacity,
-            "num_total_tokens": capacity - self.free_tokens,
-            "num_running_reqs": self.running,
-            "timestamp": self.load_written_at,
-        }
+        free = [self.free_of_ranks.get(rank, self.free_tokens) for rank in range(self.dp_size)]
+        return [
+            {
+                "dp_rank": rank,
+                "max_total_num_tokens": (capacity := max(_CAPACITY_TOKENS, tokens)),
+                "num_total_tokens": capacity - tokens,
+                "num_running_reqs": self.running,
+                "timestamp": self.load_written_at,
+            }
+            for rank, tokens in enumerate(free)
+        ]
 
     def server_info(self) -> object:
         """Return the answer of ``/server_info`` and of its older names."""

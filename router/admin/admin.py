@@ -27,7 +27,7 @@ from ..shared.sharing import Sharing
 from ..wire.access import carries_token
 from ..workers.fallbacks import Fallback
 from ..workers.registry import WorkerRegistry
-from ..workers.worker import Worker
+from ..workers.worker import Server
 from .peer_state import PeerLoads
 from .responses import json_response
 from .schemas import (
@@ -90,7 +90,8 @@ class Admin:
         """
         healthy = any(self.is_complete(model) for model in self.models.values())
         states = [
-            WorkerHealth(w.url, w.role, w.alive, self.shown_model(w)) for w in self.registry.workers
+            WorkerHealth(server.url, server.role, server.alive, self.shown_model(server))
+            for server in self.registry.servers
         ]
         if self.stopping:
             return json_response(Health("stopping", states), 503)
@@ -103,13 +104,13 @@ class Admin:
         alive_roles = {w.role for w in model.workers.workers if w.alive}
         return alive_roles >= self.roles or Role.REPLICA in alive_roles
 
-    def model_of(self, worker: Worker) -> ServedModel:
-        """Return the model that a worker serves."""
-        return self.models[self.registry.served_by(worker).name]
+    def model_of(self, server: Server) -> ServedModel:
+        """Return the model that a server serves."""
+        return self.models[self.registry.served_by(server).name]
 
-    def shown_model(self, worker: Worker) -> str:
-        """Return the name of a worker's model where there are several, else ""."""
-        return self.model_of(worker).name if len(self.models) > 1 else ""
+    def shown_model(self, server: Server) -> str:
+        """Return the name of a server's model where there are several, else ""."""
+        return self.model_of(server).name if len(self.models) > 1 else ""
 
     async def workers(self, request: web.Request) -> web.Response:
         """Return the state of every worker and its last announcement."""
@@ -123,11 +124,11 @@ class Admin:
                     alive=worker.alive,
                     draining=worker.draining,
                     breaker_open=worker.breaker.open,
-                    in_flight=None if peers is None else worker.in_flight + peers[worker.url],
-                    backlog_tokens=self.model_of(worker).backlog.of(worker.identity),
+                    in_flight=None if peers is None else worker.in_flight + peers[worker.id],
+                    backlog_tokens=self.model_of(worker.server).backlog.of(worker.identity),
                     handshake=worker.handshake,
-                    announced=worker.announcement,
-                    model=self.shown_model(worker),
+                    announced=worker.server.announcement,
+                    model=self.shown_model(worker.server),
                 )
                 for worker in self.registry.workers
             ]

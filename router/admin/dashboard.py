@@ -150,12 +150,13 @@ class Dashboard:
         }
 
     def _worker(self, worker: Worker, now_s: float) -> dict[str, Any]:
-        announcement, model = worker.announcement, self._admin.model_of(worker)
+        server = worker.server
+        announcement, model = server.announcement, self._admin.model_of(server)
         return {
             "id": worker.id,
             "url": worker.url,
             "role": worker.role,
-            "model": self._admin.shown_model(worker),
+            "model": self._admin.shown_model(server),
             "alive": worker.alive,
             "draining": worker.draining,
             "ready": worker.ready,
@@ -168,8 +169,8 @@ class Dashboard:
             "free_tokens": worker.load.free_tokens if worker.load else None,
             "announced": announcement.load if announcement else None,
             "announced_ago_s": None
-            if worker.announced_at_s is None
-            else now_s - worker.announced_at_s,
+            if server.announced_at_s is None
+            else now_s - server.announced_at_s,
         }
 
 

@@ -18,9 +18,9 @@ from ppd.errors import RequestError, WorkerError
 
 from ..config.options import url_problem
 from ..wire.errors import describe
-from ..workers.handshake import connect_worker
+from ..workers.handshake import connect_server
 from ..workers.registry import WorkerRegistry
-from ..workers.worker import Worker
+from ..workers.worker import Server
 from .peer_state import CHANGES_PATH, WorkerChanges
 from .responses import json_response
 from .schemas import AddedWorker, WorkerSummary
@@ -35,7 +35,7 @@ class Operations:
         registry: the workers.
         roles: of the workers that the router's policy uses.
         changes: the changes so far, to which new ones are added.
-        share: called with a worker that was drained or resumed; None: nothing is shared.
+        share: called with a server that was drained or resumed; None: nothing is shared.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Operations:
         registry: WorkerRegistry,
         roles: Collection[Role],
         changes: WorkerChanges,
-        share: Callable[[Worker], None] | None = None,
+        share: Callable[[Server], None] | None = None,
     ) -> None:
         self._share = share
         self._registry = registry
@@ -80,19 +80,19 @@ class Operations:
         if (known := self._known(url, added.role)) is not None:
             return _describe(known)
         try:
-            worker = await connect_worker(self._registry.control, added.role, url)
+            server = await connect_server(self._registry.control, added.role, url)
             if (known := self._known(url, added.role)) is not None:  # added during the handshake
                 return _describe(known)
-            self._registry.join(worker)
+            self._registry.join(server)
         except WorkerError as error:
             raise RequestError(str(error), status=409) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RequestError(f"{url} does not answer ({describe(error)})", status=409) from error
-        self._changes.record_added(worker)
-        logger.info("worker added: %s %s", worker.role, worker.url)
-        return _describe(worker)
+        self._changes.record_added(server)
+        logger.info("worker added: %s %s", server.role, server.url)
+        return _describe(server)
 
-    def _known(self, url: str, role: Role) -> Worker | None:
+    def _known(self, url: str, role: Role) -> Server | None:
         """Return the worker at ``url``, if any.
 
         Adding a worker twice is no error: the first request may not have reached all processes.
@@ -109,51 +109,51 @@ class Operations:
 
     async def remove(self, request: web.Request) -> web.Response:
         """Remove a worker: it gets no new requests, and those in flight end normally."""
-        worker = self._worker_of(request)
-        self._registry.leave(worker)
-        self._changes.record_removed(worker)
-        logger.info("worker removed: %s %s", worker.role, worker.url)
-        return _describe(worker)
+        server = self._worker_of(request)
+        self._registry.leave(server)
+        self._changes.record_removed(server)
+        logger.info("worker removed: %s %s", server.role, server.url)
+        return _describe(server)
 
     async def drain(self, request: web.Request) -> web.Response:
         """Drain a worker: it gets no new requests, and its sessions move to other workers.
 
         The drain lasts until the worker is resumed or its process ends.
         """
-        worker = self._worker_of(request)
-        worker.draining = True
-        self._changes.record_drained(worker)
+        server = self._worker_of(request)
+        server.draining = True
+        self._changes.record_drained(server)
         if self._share is not None:
-            self._share(worker)
-        logger.info("worker draining: %s %s", worker.role, worker.url)
-        return _describe(worker)
+            self._share(server)
+        logger.info("worker draining: %s %s", server.role, server.url)
+        return _describe(server)
 
     async def resume(self, request: web.Request) -> web.Response:
         """Send requests to a drained worker again."""
-        worker = self._worker_of(request)
-        worker.draining = False
-        self._changes.record_resumed(worker)
+        server = self._worker_of(request)
+        server.draining = False
+        self._changes.record_resumed(server)
         if self._share is not None:
-            self._share(worker)
-        logger.info("worker resumed: %s %s", worker.role, worker.url)
-        return _describe(worker)
+            self._share(server)
+        logger.info("worker resumed: %s %s", server.role, server.url)
+        return _describe(server)
 
-    def _worker_of(self, request: web.Request) -> Worker:
+    def _worker_of(self, request: web.Request) -> Server:
         worker_id = request.match_info["id"]
-        for worker in self._registry.workers:
-            if worker.id == worker_id:
-                return worker
-        known = ", ".join(worker.id for worker in self._registry.workers)
+        for server in self._registry.servers:
+            if server.id == worker_id:
+                return server
+        known = ", ".join(server.id for server in self._registry.servers)
         raise RequestError(f"no worker {worker_id}; there are {known}", status=404)
 
 
-def _describe(worker: Worker) -> web.Response:
+def _describe(server: Server) -> web.Response:
     return json_response(
         WorkerSummary(
-            id=worker.id,
-            url=worker.url,
-            role=worker.role,
-            draining=worker.draining,
-            in_flight=worker.in_flight,
+            id=server.id,
+            url=server.url,
+            role=server.role,
+            draining=server.draining,
+            in_flight=server.in_flight,
         )
     )

@@ -21,7 +21,7 @@ from ppd.contract import Role
 
 from ..peers import Peers, fetch
 from ..workers.registry import WorkerRegistry
-from ..workers.worker import Worker
+from ..workers.worker import Server
 
 logger = logging.getLogger("ppd.router.workers")
 
@@ -41,31 +41,31 @@ class WorkerChanges(msgspec.Struct):
     removed: set[str] = msgspec.field(default_factory=set)
     drained: dict[str, str | None] = msgspec.field(default_factory=dict)
 
-    def record_added(self, worker: Worker) -> None:
+    def record_added(self, server: Server) -> None:
         """Record that an operator has added a worker."""
-        self.added[worker.url] = worker.role
-        self.removed.discard(worker.url)
+        self.added[server.url] = server.role
+        self.removed.discard(server.url)
 
-    def record_removed(self, worker: Worker) -> None:
+    def record_removed(self, server: Server) -> None:
         """Record that an operator has removed a worker."""
-        self.added.pop(worker.url, None)
-        self.drained.pop(worker.url, None)
-        self.removed.add(worker.url)
+        self.added.pop(server.url, None)
+        self.drained.pop(server.url, None)
+        self.removed.add(server.url)
 
-    def record_drained(self, worker: Worker) -> None:
+    def record_drained(self, server: Server) -> None:
         """Record that an operator has drained a worker."""
-        self.drained[worker.url] = worker.handshake.boot_id
+        self.drained[server.url] = server.handshake.boot_id
 
-    def record_resumed(self, worker: Worker) -> None:
+    def record_resumed(self, server: Server) -> None:
         """Record that an operator has resumed a drained worker."""
-        self.drained.pop(worker.url, None)
+        self.drained.pop(server.url, None)
 
     def without_lost(self, registry: WorkerRegistry) -> WorkerChanges:
         """Return the changes without added workers that are not alive.
 
         A restarted process would wait for them.
         """
-        living = {worker.url for worker in registry.workers if worker.alive}
+        living = {server.url for server in registry.servers if server.alive}
         added = {url: role for url, role in self.added.items() if url in living}
         return WorkerChanges(added, self.removed, self.drained)
 
@@ -95,7 +95,7 @@ async def fetch_changes(control: aiohttp.ClientSession, peers: Peers | None) -> 
 
 
 class _WorkerLoad(msgspec.Struct):
-    url: str
+    id: str
     in_flight: int
 
 
@@ -112,7 +112,7 @@ class PeerLoads:
     peers: Peers | None
 
     async def in_flight(self, request: web.Request) -> Counter[str] | None:
-        """Return the requests in flight of the peers, by worker URL; None if a peer fails.
+        """Return the requests in flight of the peers, by worker; None if a peer fails.
 
         The result is empty if ``request`` is a peer's own.
         """
@@ -124,5 +124,5 @@ class PeerLoads:
             if response is None:
                 return None
             for load in msgspec.json.decode(response, type=list[_WorkerLoad]):
-                total[load.url] += load.in_flight
+                total[load.id] += load.in_flight
         return total

@@ -76,7 +76,7 @@ class WorkerState(msgspec.Struct, omit_defaults=True):
     """A worker and its state.
 
     Attributes:
-        id: host and port of the worker.
+        id: host and port of the server, and `@` and the rank where it has several.
         url: base URL of the worker.
         alive: whether it answered its last health check.
         draining: whether it gets no new work.

@@ -33,7 +33,7 @@ def update(model: ServedModel, fallbacks: Mapping[Fallback, int], now_s: float) 
     for gauge in (*of_workers, metrics.kv_events_connected):
         gauge.clear()  # drops workers that have left
     for worker in model.workers.workers:
-        labels = (worker.role, worker.url)
+        labels = (worker.role, worker.name)
         metrics.in_flight.labels(*labels).set(worker.in_flight)
         metrics.alive.labels(*labels).set(worker.alive)
         metrics.breaker_open.labels(*labels).set(worker.breaker.open)

@@ -23,7 +23,7 @@ from ppd.placement import Plan, PlannedTurn, WorkerView
 from ..answers import answer_to
 from ..intake.catalog import ModelList
 from ..intake.inbound import Endpoint
-from ..serving.bodies import session_field, with_terms
+from ..serving.bodies import for_rank, session_field, with_terms
 from ..serving.context import RequestContext
 from ..serving.model import ServedModel
 from ..workers.group import ModelWorkers
@@ -172,7 +172,7 @@ class Exchange:
         inbound, worker = context.inbound, worker_of(plan.decode)
         name = session_field(inbound, context.session, *plan.workers)
         if plan.route is Route.LOCAL:
-            body = with_terms(inbound, LocalTerms(), name)
+            body = for_rank(with_terms(inbound, LocalTerms(), name), worker)
         else:
             body = inbound.with_fields(name)
         async with aclosing(self._messages.response()) as response:
@@ -222,7 +222,7 @@ class Exchange:
         """
         changed = dict(headers)
         if prefill is not None:
-            changed[self._options.prefill_header] = prefill.id
+            changed[self._options.prefill_header] = prefill.server.id
         removed = [n for n in clients if n not in changed and n.startswith(_OBEYED)]
         if prefill is None:
             removed.append(self._options.prefill_header)
@@ -238,8 +238,8 @@ class Exchange:
     def _endpoint(self, worker: Worker) -> str:
         """Where the gateway sends a request for a worker."""
         if self._options.decode_port is None or worker.role is Role.REPLICA:
-            return worker.id
-        host = worker.id.rpartition(":")[0]
+            return worker.server.id
+        host = worker.server.id.rpartition(":")[0]
         return f"{host}:{self._options.decode_port}"
 
     def _allowed(self, worker: WorkerView, subset: Collection[str] | None) -> bool:

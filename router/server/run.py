@@ -135,7 +135,7 @@ async def running(
                 app = startup_app(membership if admin_listener is None else None)
                 await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
                 await first_of_each(registry, config.roles)
-        if not registry.workers:
+        if not registry.servers:
             raise WorkerError("operators have removed every worker: add one before this can serve")
         if not sources and membership is None:
             _check_models(registry, config.roles)
@@ -182,7 +182,7 @@ async def running(
         if config.kv_events:
 
             def metrics_of(worker: Worker) -> Metrics:
-                return models[registry.served_by(worker).name].metrics
+                return models[registry.served_by(worker.server).name].metrics
 
             await stack.enter_async_context(kv_event_subscriptions(registry, metrics_of))
         if config.decode_fallback:

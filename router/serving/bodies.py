@@ -33,7 +33,7 @@ def body_of(inbound: Inbound, plan: Plan, session: int, new_room: Callable[[], i
     name = session_field(inbound, session, *plan.workers)
     if plan.prefill is not None:
         assert isinstance(plan.prefill, Worker)
-        return with_room(inbound, plan.prefill, session, new_room, name)
+        return with_room(inbound, plan.prefill, new_room, name)
     if plan.route is Route.LOCAL:
         return with_terms(inbound, LocalTerms(plan.min_cached_tokens), name)
     return inbound.with_fields(name)
@@ -73,31 +73,41 @@ def with_terms(inbound: Inbound, terms: LocalTerms, name: SessionField) -> bytes
 
 
 def with_room(
-    inbound: Inbound,
-    prefill: Worker,
-    session: int,
-    new_room: Callable[[], int],
-    name: SessionField,
+    inbound: Inbound, prefill: Worker, new_room: Callable[[], int], name: SessionField
 ) -> bytes:
-    """The body of both legs of a remote turn: the bootstrap address, and a room a prompt.
-
-    A prefill worker with data parallelism takes a request on the rank ``room % dp_size``
-    (managers/data_parallel_controller.py:901). All turns of a conversation get rooms of one rank,
-    which has their earlier tokens in its cache.
-    """
-    host, port = prefill.bootstrap_host, prefill.handshake.bootstrap_port
+    """The body of both legs of a remote turn: the bootstrap address, and a room a prompt."""
+    host, port = prefill.server.bootstrap_host, prefill.handshake.bootstrap_port
     address: dict[str, Any]
     if inbound.chain is not None:
-        room, ranks = new_room(), prefill.handshake.dp_size
-        if ranks > 1:
-            room += session % ranks - room % ranks
-            room -= ranks if room >= _ROOMS else 0
+        room = _room_of(prefill, new_room())
         address = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
     else:
         n = inbound.prompts
         address = {
             "bootstrap_host": [host] * n,
             "bootstrap_port": [port] * n,
-            "bootstrap_room": [new_room() for _ in range(n)],
+            "bootstrap_room": [_room_of(prefill, new_room()) for _ in range(n)],
         }
     return inbound.with_fields({**address, **name})
+
+
+def for_rank(body: bytes, worker: Worker) -> bytes:
+    """The body of a leg to a worker that decodes: it names the rank, if the server has several.
+
+    A prefill worker's rank is that of the room, and it may have fewer ranks.
+    """
+    if worker.handshake.dp_size == 1:
+        return body
+    return b'{"routed_dp_rank":%d,%b' % (worker.rank, body[1:])
+
+
+def _room_of(prefill: Worker, room: int) -> int:
+    """Return a room like this one that a server takes on the rank of a worker.
+
+    The rank of a room is ``room % dp_size`` (managers/data_parallel_controller.py:901).
+    """
+    ranks = prefill.handshake.dp_size
+    if ranks > 1:
+        room += prefill.rank - room % ranks
+        room -= ranks if room >= _ROOMS else 0
+    return room

@@ -175,7 +175,7 @@ class StreamRelay:
             context.deliver(StreamFailed())
             return
         self._trouble = trouble or "the decode worker ended its stream early"
-        logger.error("truncated stream from %s: %s", self._leg.worker.url, self._trouble)
+        logger.error("truncated stream from %s: %s", self._leg.worker.name, self._trouble)
         rest = None
         if self._resumption is not None:
             self.resuming = True
@@ -304,7 +304,7 @@ class StreamRelay:
 
     def _has_no_room(self, message: str) -> None:
         assert self._observer is not None
-        logger.warning("%s has no room beside a stream: %s", self._leg.worker.url, message)
+        logger.warning("%s has no room beside a stream: %s", self._leg.worker.name, message)
         self._decline(self._observer, 0.0)
 
     def _crash(self) -> None:

@@ -14,7 +14,7 @@ from ..intake.inbound import Inbound
 from ..wire.client import Upstreams
 from ..workers.health import WorkerHealth, worker_of
 from ..workers.worker import Worker
-from .bodies import body_of, session_field, with_terms
+from .bodies import body_of, for_rank, session_field, with_terms
 from .context import RequestContext
 from .legs import Answer, Leg
 
@@ -49,7 +49,8 @@ class Sender:
         if plan.prefill is not None:
             prefill = self._open(context, worker_of(plan.prefill), body, responses.on_prefill)
             prefill.set_sink(None)
-        self._open(context, worker_of(plan.decode), body, responses.on_response)
+        decode = worker_of(plan.decode)
+        self._open(context, decode, for_rank(body, decode), responses.on_response)
 
     async def prime(self, context: RequestContext, primer: Inbound, prime: Prime) -> Failure | None:
         """Have a stream's worker prefill a passage beside the stream; None if it did.
@@ -67,7 +68,7 @@ class Sender:
         terms = LocalTerms(prime.min_cached_tokens)
         body = with_terms(primer, terms, session_field(primer, context.session, worker))
         response = _Response(self._upstreams.loop)
-        leg = self._open(context, worker, body, response.on_response)
+        leg = self._open(context, worker, for_rank(body, worker), response.on_response)
         try:
             answer = await response.future
         finally:

@@ -12,7 +12,7 @@ from ppd.shared_drains import SharedDrains
 from ppd.shared_records import DrainRecord
 
 from ..workers.registry import WorkerRegistry
-from ..workers.worker import Worker
+from ..workers.worker import Server
 
 if TYPE_CHECKING:  # it needs redis
     from .store import Store
@@ -43,13 +43,13 @@ class DrainSharing:
         self._wall_clock = wall_clock
         self._drains = SharedDrains()
 
-    def changed(self, worker: Worker) -> None:
-        """Record that an operator has drained or resumed a worker here."""
+    def changed(self, server: Server) -> None:
+        """Record that an operator has drained or resumed a server here."""
         at_ms = round(1e3 * self._wall_clock())
-        if (known := self._drains.of(worker.url)) is not None:
+        if (known := self._drains.of(server.url)) is not None:
             at_ms = max(at_ms, known.at_ms + 1)  # it is later, whatever the clocks show
-        boot_id = worker.handshake.boot_id
-        record = DrainRecord(worker.url, boot_id, worker.draining, at_ms, self._origin)
+        boot_id = server.handshake.boot_id
+        record = DrainRecord(server.url, boot_id, server.draining, at_ms, self._origin)
         self._drains.merge(record)
         self._publish(record)
 
@@ -60,21 +60,21 @@ class DrainSharing:
                 self._apply(record)
 
     def _apply(self, record: DrainRecord) -> None:
-        worker = self._registry.at(record.url)
-        if worker is None:
+        server = self._registry.at(record.url)
+        if server is None:
             if record.draining:
                 self._registry.drained[record.url] = record.boot_id  # in force when it joins
             else:
                 self._registry.drained.pop(record.url, None)
             return
-        if worker.handshake.boot_id != record.boot_id or worker.draining is record.draining:
+        if server.handshake.boot_id != record.boot_id or server.draining is record.draining:
             return
-        worker.draining = record.draining
+        server.draining = record.draining
         logger.info(
             "worker %s: %s %s (at another router)",
-            *("draining" if record.draining else "resumed", worker.role, worker.url),
+            *("draining" if record.draining else "resumed", server.role, server.url),
         )
-        self._registry.served_by(worker).on_change()
+        self._registry.served_by(server).on_change()
 
     async def reconcile(self, store: Store) -> None:
         """Apply the stored operations, and store those that are missing there.

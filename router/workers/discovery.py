@@ -20,10 +20,10 @@ from ppd.errors import WorkerError
 
 from ..config.options import RouterConfig
 from ..wire.errors import describe
-from .handshake import connect_worker
+from .handshake import connect_server
 from .kubernetes import Pods
 from .registry import WorkerRegistry
-from .worker import Worker
+from .worker import Server
 from .workers_file import WorkersFile
 
 logger = logging.getLogger("ppd.router.workers")
@@ -77,7 +77,7 @@ class Reconciler:
         self._registry = registry
         self._interval_s = interval_s
         self._listed: dict[str, Mapping[str, Role]] = {}  # by source
-        self._joined: dict[str, Worker] = {}  # by URL, the workers that joined in this way
+        self._joined: dict[str, Server] = {}  # by URL, the servers that joined in this way
         self._leaving: dict[str, bool] = {}  # by URL: whether operators had drained it before
         self._connecting: set[str] = set()
         self._join_errors: dict[str, str] = {}  # by URL, as last logged
@@ -109,14 +109,14 @@ class Reconciler:
         """
         listed = self._roles()
         handshakes: list[Coroutine[Any, Any, None]] = []
-        for url, worker in list(self._joined.items()):
-            if self._registry.at(url) is not worker:  # removed by an operator
+        for url, server in list(self._joined.items()):
+            if self._registry.at(url) is not server:  # removed by an operator
                 self._discard(url)
-            elif listed.get(url) is not worker.role:
-                self._drain(worker)
+            elif listed.get(url) is not server.role:
+                self._drain(server)
             elif url in self._leaving:
-                self._resume(worker)
-                handshakes.append(self._registry.check(worker))
+                self._resume(server)
+                handshakes.append(self._registry.check(server))
         for url in self._join_errors.keys() - listed.keys():
             del self._join_errors[url]
         for url, role in listed.items():
@@ -131,46 +131,46 @@ class Reconciler:
     async def _add(self, url: str, role: Role) -> None:
         """Perform the handshake with a listed worker, and add it to the registry."""
         try:
-            worker = await connect_worker(self._registry.control, role, url)
+            server = await connect_server(self._registry.control, role, url)
             if self._roles().get(url) is not role or self._registry.at(url) is not None:
                 return  # it is no longer listed, or joined in another way meanwhile
-            self._registry.join(worker)
+            self._registry.join(server)
         except (aiohttp.ClientError, TimeoutError, OSError, WorkerError) as error:
             reason = describe(error)
             if self._join_errors.get(url) != reason:
                 self._join_errors[url] = reason
                 logger.warning("worker cannot join yet: %s %s (%s)", role, url, reason)
         else:
-            self._joined[url] = worker
+            self._joined[url] = server
             self._join_errors.pop(url, None)
             sources = [name for name, workers in self._listed.items() if url in workers]
             logger.info("worker joined: %s %s (%s)", role, url, ", ".join(sources))
         finally:
             self._connecting.discard(url)
 
-    def _drain(self, worker: Worker) -> None:
+    def _drain(self, server: Server) -> None:
         """Drain a worker, and remove it if it has finished its requests."""
-        first = worker.url not in self._leaving
+        first = server.url not in self._leaving
         if first:
-            self._leaving[worker.url] = worker.draining
-        worker.draining = True  # every time, because a restart has ended the draining
-        if not worker.in_flight:
-            self._registry.leave(worker)
-            self._discard(worker.url)
-            logger.info("worker left: %s %s (no longer listed)", worker.role, worker.url)
+            self._leaving[server.url] = server.draining
+        server.draining = True  # every time, because a restart has ended the draining
+        if not server.in_flight:
+            self._registry.leave(server)
+            self._discard(server.url)
+            logger.info("worker left: %s %s (no longer listed)", server.role, server.url)
         elif first:
             logger.info(
                 "worker draining: %s %s (no longer listed, %d requests under way)",
-                worker.role,
-                worker.url,
-                worker.in_flight,
+                server.role,
+                server.url,
+                server.in_flight,
             )
 
-    def _resume(self, worker: Worker) -> None:
+    def _resume(self, server: Server) -> None:
         """End the draining of a worker that is listed again; a handshake must revive it."""
-        worker.draining = self._leaving.pop(worker.url)
-        worker.alive = False  # its process may be another one
-        logger.info("worker resumed: %s %s (listed again)", worker.role, worker.url)
+        server.draining = self._leaving.pop(server.url)
+        server.alive = False  # its process may be another one
+        logger.info("worker resumed: %s %s (listed again)", server.role, server.url)
 
     def _discard(self, url: str) -> None:
         self._joined.pop(url, None)

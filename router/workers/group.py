@@ -11,7 +11,7 @@ from ppd.errors import WorkerError
 from ppd.placement import WorkerView, opening_side, place
 
 from .sglang import Handshake
-from .worker import Worker
+from .worker import Server, Worker
 
 # An enum's attribute is slow to look up (Python 3.11), and every request would.
 _DECODE, _REPLICA = Role.DECODE, Role.REPLICA
@@ -39,17 +39,17 @@ class ModelWorkers:
         self._first: Handshake | None = None
         self._by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
 
-    def check(self, worker: Worker) -> None:
-        """Check that a worker serves this model, under the names of the others.
+    def check(self, server: Server) -> None:
+        """Check that a server serves this model, under the names of the others.
 
         Raises:
             WorkerError: it does not.
         """
-        models = worker.handshake.models
+        models = server.handshake.models
         if self._first is not None and models != self._first.models:
             raise WorkerError(
                 f"workers serve different models: {', '.join(models)} on "
-                f"{worker.url}, {', '.join(self._first.models)} elsewhere"
+                f"{server.url}, {', '.join(self._first.models)} elsewhere"
             )
 
     def join(self, worker: Worker) -> None:
@@ -135,8 +135,8 @@ class ModelWorkers:
 
     @property
     def shape(self) -> str:
-        """The number of workers of each role, as tables name it: ``1P3D``."""
-        count = Counter(worker.role for worker in self.workers)
+        """The number of servers of each role, as tables name it: ``1P3D``."""
+        count = Counter(worker.role for worker in self.workers if worker.rank == 0)
         return "".join(f"{count[role]}{role.value[0].upper()}" for role in Role if count[role])
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -26,9 +27,9 @@ from .sglang import (
     Load,
     check_role,
     handshake_of,
-    load_of,
+    loads_of,
 )
-from .worker import Worker
+from .worker import Server
 
 logger = logging.getLogger("ppd.router.workers")
 
@@ -45,8 +46,8 @@ async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
     return handshake_of(url, info, await _get_json(client, url + MODELS_PATH))
 
 
-async def connect_worker(client: aiohttp.ClientSession, role: Role, url: str) -> Worker:
-    """Perform the handshake once, and return the worker.
+async def connect_server(client: aiohttp.ClientSession, role: Role, url: str) -> Server:
+    """Perform the handshake once, and return the server.
 
     Raises:
         WorkerError: the server is not an SGLang server, or runs in another role.
@@ -54,18 +55,18 @@ async def connect_worker(client: aiohttp.ClientSession, role: Role, url: str) ->
     """
     handshake = await shake_hands(client, url)
     check_role(url, role, handshake)
-    return Worker(url, role, handshake)
+    return Server(url, role, handshake)
 
 
-async def await_worker(
+async def await_server(
     client: aiohttp.ClientSession, role: Role, url: str, deadline_s: float
-) -> Worker:
-    """Retry the handshake until a worker that may still be starting answers.
+) -> Server:
+    """Retry the handshake until a server that may still be starting answers.
 
     Args:
         client: a session with short timeouts.
-        role: the role that the worker must have.
-        url: base URL of the worker.
+        role: the role that the server must have.
+        url: its base URL.
         deadline_s: end of the retries, by the event loop's clock.
 
     Raises:
@@ -74,7 +75,7 @@ async def await_worker(
     loop = asyncio.get_running_loop()
     while True:
         try:
-            return await connect_worker(client, role, url)
+            return await connect_server(client, role, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if loop.time() >= deadline_s:
                 raise WorkerError(
@@ -96,25 +97,27 @@ async def check_ready(client: aiohttp.ClientSession, url: str) -> None:
             )
 
 
-async def fetch_load(client: aiohttp.ClientSession, url: str, previous: Load | None) -> Load | None:
-    """Request a decode worker's load; None if it reports none.
+async def fetch_loads(
+    client: aiohttp.ClientSession, url: str, previous: Sequence[Load | None]
+) -> Sequence[Load | None]:
+    """Request the load of a decode server's ranks; None for each if it reports none.
 
     Args:
         client: a session with short timeouts.
-        url: base URL of the worker.
-        previous: the worker's previous report; None for the first one.
+        url: base URL of the server.
+        previous: the previous report of each rank; None for the first one.
     """
     try:
         async with client.get(url + LOADS_PATH, params=LOADS_QUERY) as response:
             if response.status != 200:
-                return None
-            return load_of(orjson.loads(await response.read()), previous)
+                return [None] * len(previous)
+            return loads_of(orjson.loads(await response.read()), previous)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         # At level info: the worker may serve requests all the same.
         logger.info("%s%s: %s", url, LOADS_PATH, describe(error))
     except (ValueError, LookupError, TypeError) as error:
         logger.warning("%s%s: unexpected answer (%r)", url, LOADS_PATH, error)
-    return None
+    return [None] * len(previous)
 
 
 async def _get_json(client: aiohttp.ClientSession, url: str) -> Any:

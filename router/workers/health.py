@@ -51,24 +51,25 @@ class WorkerHealth:
         was_open = worker.breaker.open
         worker.breaker.failed()
         if worker.breaker.open and not was_open:
-            logger.error("%s fails request after request: left alone for a while", worker.url)
+            logger.error("%s fails request after request: left alone for a while", worker.name)
 
     async def settle(self, effect: Abandon) -> None:
         """Take a worker that is down out of service, note a refusal, probe what may be dead."""
         worker, reason = worker_of(effect.worker), effect.reason
         if reason is not None and effect.down:
-            self._registry.mark_dead(worker, reason.error.message)
+            self._registry.mark_dead(worker.server, reason.error.message)
         elif reason is not None and effect.local:
             self._note_refusal(worker, reason)
         if effect.probe:
-            probes = (self._registry.check(worker_of(view)) for view in effect.probe)
+            servers = {worker_of(view).server for view in effect.probe}
+            probes = (self._registry.check(server) for server in servers)
             await asyncio.gather(*probes)
 
     def _note_failure(self, view: WorkerView, reason: Failure | None, blamed: bool) -> None:
         worker = worker_of(view)
         if reason is not None and worker.role is Role.PREFILL and reason.error.status >= 500:
             self._metrics.prefill_errors.inc()
-            logger.warning("prefill leg failed on %s: %s", worker.url, reason.error)
+            logger.warning("prefill leg failed on %s: %s", worker.name, reason.error)
         if blamed:
             self.blame(worker)
 
@@ -76,11 +77,11 @@ class WorkerHealth:
         """A decode worker did not take a local turn."""
         if (refusal := reason.refusal) is not None:
             self._metrics.refused.labels(refusal.reason).inc()
-            logger.warning("local turn refused by %s: %s", worker.url, refusal)
-            worker.note_flushes(refusal.flushes)
+            logger.warning("local turn refused by %s: %s", worker.name, refusal)
+            worker.server.note_flushes(refusal.flushes)
         elif reason.unpatched:
             logger.error("%s no longer offers local prefill", worker.url)
-            worker.handshake = replace(worker.handshake, local_prefill=False)
+            worker.server.handshake = replace(worker.handshake, local_prefill=False)
 
 
 def worker_of(view: WorkerView) -> Worker:

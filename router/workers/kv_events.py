@@ -46,7 +46,7 @@ class KvEventSubscriber:
 
     def __init__(self, worker: Worker, metrics: Metrics) -> None:
         self._worker = worker
-        self._labels = worker.role, worker.url
+        self._labels = worker.role, worker.name
         self._metrics = metrics
         self._evictions = worker.evictions = Evictions()
         self._next_number: int | None = None
@@ -90,7 +90,7 @@ class KvEventSubscriber:
         self._evictions.forget()
         self._metrics.kv_events_missed.labels(*self._labels).inc()
         if self._in_order:  # one log line for a series of missed messages
-            logger.warning("KV events of %s were missed: %s", self._worker.url, reason)
+            logger.warning("KV events of %s were missed: %s", self._worker.name, reason)
         self._in_order = False
 
 
@@ -138,10 +138,10 @@ class _Subscriptions:
         publisher = worker.handshake.publisher
         if publisher is None or worker.handshake.keeps_sessions:
             return
-        if publisher.ranks != 1:
+        if publisher.ranks != worker.handshake.dp_size:
             logger.warning(
-                "%s publishes the KV events of %d data-parallel caches: not supported",
-                *(worker.url, publisher.ranks),
+                "%s publishes the KV events of %d caches and has %d: they are not used",
+                *(worker.url, publisher.ranks, worker.handshake.dp_size),
             )
             return
         if not self._open_context(worker):
@@ -171,7 +171,7 @@ class _Subscriptions:
             self.unsubscribe(worker)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error(
-                "the subscription to the KV events of %s failed", worker.url, exc_info=error
+                "the subscription to the KV events of %s failed", worker.name, exc_info=error
             )
 
     def _open_context(self, worker: Worker) -> bool:
@@ -202,7 +202,8 @@ class _Subscriptions:
             monitored = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             monitor = socket.get_monitor_socket(monitored)  # before the socket can connect
             watching = asyncio.create_task(self._watch_connection(worker, monitor))
-            address = f"tcp://{f'[{host}]' if ':' in host else host}:{publisher.port}"
+            port = publisher.port + worker.rank
+            address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
             warning = asyncio.get_running_loop().call_later(
                 _CONNECT_WARNING_S, _warn_if_not_connected, worker, address
             )
@@ -234,13 +235,13 @@ class _Subscriptions:
             message = await recv_monitor_message(monitor)
             worker.publishes = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if worker.publishes:
-                logger.info("subscribed to the KV events of %s", worker.url)
+                logger.info("subscribed to the KV events of %s", worker.name)
             else:
-                logger.warning("the KV events of %s have stopped", worker.url)
+                logger.warning("the KV events of %s have stopped", worker.name)
 
 
 def _warn_if_not_connected(worker: Worker, address: str) -> None:
     if worker.publishes is False:
         logger.warning(
-            "%s should publish KV events, but nothing answers at %s", worker.url, address
+            "%s should publish KV events, but nothing answers at %s", worker.name, address
         )

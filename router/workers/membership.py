@@ -25,10 +25,10 @@ from ..config.options import url_problem
 from ..peers import PASSED_ON, Peers
 from ..wire.access import carries_token, is_loopback
 from ..wire.errors import describe
-from .handshake import connect_worker
+from .handshake import connect_server
 from .registry import WorkerRegistry
 from .sglang import Load
-from .worker import Worker
+from .worker import Server
 
 logger = logging.getLogger("ppd.router.workers")
 
@@ -110,7 +110,7 @@ class Membership:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             message = f"{announcement.url} does not answer the router ({describe(error)})"
             raise RequestError(message, status=409) from error
-        body = msgspec.json.encode(Acknowledgement(len(self._registry.workers)))
+        body = msgspec.json.encode(Acknowledgement(len(self._registry.servers)))
         return web.Response(body=body, content_type="application/json")
 
     def _sender(self, request: web.Request) -> str | None:
@@ -181,41 +181,41 @@ class Membership:
         """
         if problem := url_problem(announcement.role, announcement.url):
             raise WorkerError(problem)
-        worker = self._registry.at(announcement.url)
+        server = self._registry.at(announcement.url)
         if announcement.leaving:
             if announcement.url in self._connecting:
                 self._left.add((announcement.url, announcement.boot_id))
-            if worker is not None and worker.handshake.boot_id in (None, announcement.boot_id):
-                self._remove(worker)
-        elif worker is None:
+            if server is not None and server.handshake.boot_id in (None, announcement.boot_id):
+                self._remove(server)
+        elif server is None:
             await self._add(announcement)
-        elif worker.announced_at_s is None:
-            await self._check_known(worker, announcement)
-            worker.note_flushes(announcement.flushes)
+        elif server.announced_at_s is None:
+            await self._check_known(server, announcement)
+            server.note_flushes(announcement.flushes)
         else:
             try:
-                await self._check_known(worker, announcement)
+                await self._check_known(server, announcement)
             except WorkerError:
-                self._registry.leave(worker)  # another server has its URL, and may join
+                self._registry.leave(server)  # another server has its URL, and may join
                 raise
-            self._record(worker, announcement)
+            self._record(server, announcement)
 
-    async def _check_known(self, worker: Worker, announcement: Announcement) -> None:
-        """Check that a known worker still has its role, and is alive.
+    async def _check_known(self, server: Server, announcement: Announcement) -> None:
+        """Check that a known server still has its role, and is alive.
 
         Raises:
             WorkerError: it has another role, or does not answer.
         """
-        if announcement.role is not worker.role:
+        if announcement.role is not server.role:
             raise WorkerError(
-                f"{announcement.url} is known as a {worker.role} worker, not {announcement.role}"
+                f"{announcement.url} is known as a {server.role} worker, not {announcement.role}"
             )
-        boot_id = worker.handshake.boot_id
-        if worker.alive and boot_id is not None and boot_id != announcement.boot_id:
-            self._registry.mark_dead(worker, "another process has its place")
-        if not worker.alive:
-            await self._registry.check(worker)
-        if not worker.alive:
+        boot_id = server.handshake.boot_id
+        if server.alive and boot_id is not None and boot_id != announcement.boot_id:
+            self._registry.mark_dead(server, "another process has its place")
+        if not server.alive:
+            await self._registry.check(server)
+        if not server.alive:
             raise WorkerError(
                 f"{announcement.url} does not answer the router, or serves another model"
             )
@@ -230,53 +230,53 @@ class Membership:
             return  # the previous announcement is still being handled
         self._connecting.add(url)
         try:
-            worker = await connect_worker(self._registry.control, announcement.role, url)
+            server = await connect_server(self._registry.control, announcement.role, url)
         finally:
             self._connecting.discard(url)
-        boot_id = worker.handshake.boot_id
+        boot_id = server.handshake.boot_id
         if (url, boot_id) in self._left:
             self._left.discard((url, boot_id))
             return
         if self._registry.at(url) is not None:
             return  # it was discovered or added during the handshake
-        self._record(worker, announcement)
-        self._registry.join(worker)
-        logger.info("worker joined: %s %s", worker.role, worker.url)
+        self._record(server, announcement)
+        self._registry.join(server)
+        logger.info("worker joined: %s %s", server.role, server.url)
 
-    def _record(self, worker: Worker, announcement: Announcement) -> None:
+    def _record(self, server: Server, announcement: Announcement) -> None:
         """Record an announcement and its load; an announced worker's load is not requested."""
-        worker.announced_at_s, worker.announcement = self._clock(), announcement
-        worker.note_flushes(announcement.flushes)
-        if announcement.role is Role.DECODE:
+        server.announced_at_s, server.announcement = self._clock(), announcement
+        server.note_flushes(announcement.flushes)
+        if announcement.role is Role.DECODE and len(server.ranks) == 1:
             load = announcement.load
             free_tokens = load.kv_total_tokens - load.kv_used_tokens
-            report = Load(load.running, free_tokens, written_at_s=worker.announced_at_s)
-            self._registry.report(worker, report)
+            report = Load(load.running, free_tokens, written_at_s=server.announced_at_s)
+            self._registry.report(server, [report])
 
-    def _remove(self, worker: Worker) -> None:
-        """Send a leaving worker no new work; its open legs end by themselves."""
-        if worker.announced_at_s is None:
-            self._registry.mark_dead(worker, "it announced that it leaves")
+    def _remove(self, server: Server) -> None:
+        """Send a leaving server no new work; its open legs end by themselves."""
+        if server.announced_at_s is None:
+            self._registry.mark_dead(server, "it announced that it leaves")
         else:
-            self._registry.leave(worker)
-            logger.info("worker left: %s %s", worker.role, worker.url)
+            self._registry.leave(server)
+            logger.info("worker left: %s %s", server.role, server.url)
 
     def drop_silent(self) -> None:
-        """Drop announced workers whose last announcement is too old."""
+        """Drop announced servers whose last announcement is too old."""
         now_s = self._clock()
-        for worker in list(self._registry.workers):
-            if worker.announced_at_s is None or now_s - worker.announced_at_s <= self._budget_s:
+        for server in list(self._registry.servers):
+            if server.announced_at_s is None or now_s - server.announced_at_s <= self._budget_s:
                 continue
-            self._registry.leave(worker)
+            self._registry.leave(server)
             logger.warning(
                 "worker dropped: %s %s (no heartbeat for %.0f s)",
-                worker.role,
-                worker.url,
-                now_s - worker.announced_at_s,
+                server.role,
+                server.url,
+                now_s - server.announced_at_s,
             )
 
     async def watch_forever(self) -> None:
-        """Drop silent workers again and again."""
+        """Drop silent servers again and again."""
         while True:
             await asyncio.sleep(self._budget_s / 10)
             self.drop_silent()

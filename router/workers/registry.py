@@ -1,4 +1,4 @@
-"""The registry of workers: which exist, which are alive, how busy they are.
+"""The registry of servers and their workers: which exist, which are alive, how busy they are.
 
 Owns the health checks; the requests to workers are in ``handshake.py``, the workers of one model in
 ``group.py``. The choice of a worker for a turn is made by ``ppd.planning`` and ``ppd.placement``.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -20,9 +20,9 @@ from ppd.headroom import Headroom
 from ..wire.errors import describe
 from .breaker import Breaker
 from .group import ModelWorkers
-from .handshake import await_worker, check_ready, connect_worker, fetch_load
-from .sglang import Load
-from .worker import Worker
+from .handshake import await_server, check_ready, connect_server, fetch_loads
+from .sglang import Handshake, Load
+from .worker import Server, Worker
 
 logger = logging.getLogger("ppd.router.workers")
 
@@ -38,10 +38,10 @@ class WorkerRegistry:
         names: of the models that the router serves; () for one, that of the first worker.
         on_join: called with a worker that has joined or is alive again.
         on_leave: called with a worker that has left.
-        workers: all workers, in the order in which they joined.
+        servers: all servers, in the order in which they joined.
         drained: ``boot_id`` by URL of workers that operators had drained before the router
             started; they are draining when they join.
-        join_event: set when a worker joins.
+        join_event: set when a server joins.
         models: the workers of each model, in the order of ``names``.
     """
 
@@ -50,7 +50,7 @@ class WorkerRegistry:
     names: tuple[str, ...] = ()
     on_join: Callable[[Worker], None] = lambda _worker: None
     on_leave: Callable[[Worker], None] = lambda _worker: None
-    workers: list[Worker] = field(init=False, default_factory=list)
+    servers: list[Server] = field(init=False, default_factory=list)
     drained: dict[str, str | None] = field(default_factory=dict)
     join_event: asyncio.Event = field(default_factory=asyncio.Event)
     models: tuple[ModelWorkers, ...] = field(init=False)
@@ -61,74 +61,89 @@ class WorkerRegistry:
         self.models = tuple(map(ModelWorkers, self.names or ("",)))
         self._by_name = dict(zip(self.names, self.models, strict=False))
 
-    def at(self, url: str) -> Worker | None:
-        """The worker at a URL; None if there is none."""
-        return next((w for w in self.workers if w.url == url), None)
+    @property
+    def workers(self) -> list[Worker]:
+        """All workers, those of one server together."""
+        return [worker for server in self.servers for worker in server.ranks]
 
-    def served_by(self, worker: Worker) -> ModelWorkers:
-        """The workers of a worker's model.
+    def at(self, url: str) -> Server | None:
+        """The server at a URL; None if there is none."""
+        return next((server for server in self.servers if server.url == url), None)
+
+    def served_by(self, server: Server) -> ModelWorkers:
+        """The workers of a server's model.
 
         Raises:
             WorkerError: the router does not serve its model.
         """
         if not self.names:
             return self.models[0]
-        found = self._by_name.get(worker.handshake.models[0])
+        found = self._by_name.get(server.handshake.models[0])
         if found is None:
             raise WorkerError(
-                f"{worker.url} serves {worker.handshake.models[0]}, and this router serves "
+                f"{server.url} serves {server.handshake.models[0]}, and this router serves "
                 f"{', '.join(self.names)}"
             )
         return found
 
-    def join(self, worker: Worker) -> None:
-        """Add a worker.
+    def join(self, server: Server) -> None:
+        """Add a server and its workers.
 
         Raises:
             WorkerError: it serves other models than the router or the model's other workers, or
                 its process is registered under another URL.
         """
-        model = self.served_by(worker)
-        model.check(worker)
-        self._check_process(worker)
-        self._warn_of_description(worker)
-        _warn_if_unpatched(worker)
-        worker.breaker = self.make_breaker()
-        if worker.url in self.drained:
-            worker.draining = self.drained.pop(worker.url) == worker.handshake.boot_id
-        self.workers.append(worker)
-        model.join(worker)
+        model = self.served_by(server)
+        model.check(server)
+        self._check_process(server)
+        self._warn_of_description(server)
+        _warn_if_unpatched(server)
+        if server.url in self.drained:
+            server.draining = self.drained.pop(server.url) == server.handshake.boot_id
+        self.servers.append(server)
+        for worker in server.ranks:
+            self._enlist(worker, model)
         self.join_event.set()
-        self.on_join(worker)
         model.on_change()
 
-    def _check_process(self, worker: Worker) -> None:
-        boot_id = worker.handshake.boot_id
-        for other in self.workers:
-            if other.alive and boot_id is not None and other.handshake.boot_id == boot_id:
-                raise WorkerError(f"{worker.url} is the process that is known as {other.url}")
+    def _enlist(self, worker: Worker, model: ModelWorkers) -> None:
+        worker.breaker = self.make_breaker()
+        model.join(worker)
+        self.on_join(worker)
 
-    def _warn_of_description(self, worker: Worker) -> None:
+    def _check_process(self, server: Server) -> None:
+        boot_id = server.handshake.boot_id
+        for other in self.servers:
+            if other.alive and boot_id is not None and other.handshake.boot_id == boot_id:
+                raise WorkerError(f"{server.url} is the process that is known as {other.url}")
+
+    def _warn_of_description(self, server: Server) -> None:
         """Log a description that cannot be used, once for each URL."""
-        problem = worker.handshake.description_problem
-        if problem is not None and worker.url not in self._warned_urls:
-            self._warned_urls.add(worker.url)
+        problem = server.handshake.description_problem
+        if problem is not None and server.url not in self._warned_urls:
+            self._warned_urls.add(server.url)
             logger.warning(
-                "%s worker %s is served as a plain PD worker: %s", worker.role, worker.url, problem
+                "%s worker %s is served as a plain PD worker: %s", server.role, server.url, problem
             )
 
-    def leave(self, worker: Worker) -> None:
-        """Remove a worker; it gets no new work, and its open legs end by themselves."""
-        worker.alive = False
-        self.workers.remove(worker)
-        self.served_by(worker).leave(worker)
+    def leave(self, server: Server) -> None:
+        """Remove a server; it gets no new work, and its open legs end by themselves."""
+        server.alive = False
+        self.servers.remove(server)
+        for worker in server.ranks:
+            self._dismiss(worker)
+
+    def _dismiss(self, worker: Worker) -> None:
+        self.served_by(worker.server).leave(worker)
         self.on_leave(worker)
 
-    def report(self, worker: Worker, load: Load | None) -> None:
-        """Record a worker's report of its load; None if it no longer reports any."""
-        worker.load = load
-        worker.headroom.report(None if load is None else load.free_tokens)
-        self.served_by(worker).on_change()
+    def report(self, server: Server, loads: Sequence[Load | None]) -> None:
+        """Record a server's report of its load, by rank; None where it no longer reports any."""
+        # Their number may have changed since they were asked.
+        for worker, load in zip(server.ranks, loads, strict=False):
+            worker.load = load
+            worker.headroom.report(None if load is None else load.free_tokens)
+        self.served_by(server).on_change()
 
     def lacks(self, roles: Collection[Role]) -> list[Role]:
         """The roles that no model has all workers of; [] if a model has one of each."""
@@ -137,70 +152,82 @@ class WorkerRegistry:
     @property
     def special_tokens(self) -> frozenset[str]:
         """The models' special tokens of unusual form that the workers report."""
-        return frozenset[str]().union(*(w.handshake.special_tokens for w in self.workers))
+        return frozenset[str]().union(*(s.handshake.special_tokens for s in self.servers))
 
-    def mark_dead(self, worker: Worker, reason: str) -> None:
-        """Mark a worker as down, and log it if it was alive."""
-        if worker.alive:
-            logger.warning("worker down: %s %s (%s)", worker.role, worker.url, reason)
-            worker.alive = False
+    def mark_dead(self, server: Server, reason: str) -> None:
+        """Mark a server as down, and log it if it was alive."""
+        if server.alive:
+            logger.warning("worker down: %s %s (%s)", server.role, server.url, reason)
+            server.alive = False
 
     async def probe_forever(self, interval_s: float) -> None:
-        """Check the health of every worker again and again.
+        """Check the health of every server again and again.
 
         The checks run concurrently: one that hangs delays no other.
 
         Args:
-            interval_s: seconds between two checks of a worker.
+            interval_s: seconds between two checks of a server.
         """
-        pending: set[Worker] = set()
+        pending: set[Server] = set()
 
-        async def probe(worker: Worker) -> None:
+        async def probe(server: Server) -> None:
             try:
-                await self.check(worker)
+                await self.check(server)
             except Exception:  # a bug of the router must not end the health checks
-                logger.exception("the health check of %s failed", worker.url)
+                logger.exception("the health check of %s failed", server.url)
             finally:
-                pending.remove(worker)
+                pending.remove(server)
 
         async with asyncio.TaskGroup() as probes:
             while True:
                 await asyncio.sleep(interval_s)
-                for worker in self.workers:
-                    if worker not in pending:
-                        pending.add(worker)
-                        probes.create_task(probe(worker))
+                for server in self.servers:
+                    if server not in pending:
+                        pending.add(server)
+                        probes.create_task(probe(server))
 
-    async def check(self, worker: Worker) -> None:
-        """Check a worker's health now; one that was down is revived by a new handshake."""
+    async def check(self, server: Server) -> None:
+        """Check a server's health now; one that was down is revived by a new handshake."""
         try:
-            if worker.alive:
-                await check_ready(self.control, worker.url)
-                if worker.role is Role.DECODE and worker.announced_at_s is None:
-                    self.report(worker, await fetch_load(self.control, worker.url, worker.load))
+            if server.alive:
+                await check_ready(self.control, server.url)
+                # An announcement has the load of one rank.
+                if server.role is Role.DECODE and (
+                    server.announced_at_s is None or len(server.ranks) > 1
+                ):
+                    before = [worker.load for worker in server.ranks]
+                    self.report(server, await fetch_loads(self.control, server.url, before))
                 return
-            reconnected = await connect_worker(self.control, worker.role, worker.url)
+            reconnected = await connect_server(self.control, server.role, server.url)
             model = self.served_by(reconnected)
             model.check(reconnected)
-            if model is not self.served_by(worker):
-                raise WorkerError(f"{worker.url} serves {model.name} now")
+            if model is not self.served_by(server):
+                raise WorkerError(f"{server.url} serves {model.name} now")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self.mark_dead(worker, describe(error))
+            self.mark_dead(server, describe(error))
         except WorkerError as error:
             logger.warning("worker stays down: %s", error)
         else:
-            handshake = reconnected.handshake
-            restarted = handshake.boot_id is None or handshake.boot_id != worker.handshake.boot_id
-            worker.revive(handshake, restarted=restarted)
-            self._warn_of_description(worker)
-            worker.breaker, worker.headroom = self.make_breaker(), Headroom()
-            self.on_join(worker)
-            logger.info(
-                "worker up again: %s %s (%s)",
-                worker.role,
-                worker.url,
-                "restarted" if restarted else "the same process",
-            )
+            self._revive(server, reconnected.handshake, model)
+
+    def _revive(self, server: Server, handshake: Handshake, model: ModelWorkers) -> None:
+        restarted = handshake.boot_id is None or handshake.boot_id != server.handshake.boot_id
+        for worker in server.ranks[handshake.dp_size :]:
+            self._dismiss(worker)
+        begun = server.revive(handshake, restarted=restarted)
+        self._warn_of_description(server)
+        for worker in server.ranks:
+            if worker in begun:
+                self._enlist(worker, model)
+            else:
+                worker.breaker, worker.headroom = self.make_breaker(), Headroom()
+                self.on_join(worker)
+        logger.info(
+            "worker up again: %s %s (%s)",
+            server.role,
+            server.url,
+            "restarted" if restarted else "the same process",
+        )
 
 
 async def connect(
@@ -226,19 +253,19 @@ async def connect(
     """
     wanted = [(role, url) for role, urls_of_role in urls.items() for url in urls_of_role]
     deadline_s = asyncio.get_running_loop().time() + timeout_s
-    handshakes = (await_worker(control, role, url, deadline_s) for role, url in wanted)
+    handshakes = (await_server(control, role, url, deadline_s) for role, url in wanted)
     registry = WorkerRegistry(control, make_breaker, names, drained=dict(drained or {}))
-    for worker in await asyncio.gather(*handshakes):
-        registry.join(worker)
+    for server in await asyncio.gather(*handshakes):
+        registry.join(server)
     return registry
 
 
-def _warn_if_unpatched(worker: Worker) -> None:
-    handshake = worker.handshake
-    if worker.role is not Role.DECODE or handshake.local_prefill or handshake.description_problem:
+def _warn_if_unpatched(server: Server) -> None:
+    handshake = server.handshake
+    if server.role is not Role.DECODE or handshake.local_prefill or handshake.description_problem:
         return
     logger.warning(
         "decode worker %s does not offer local prefill (start it by ppd-worker, or with "
         "PPD_ENABLE=1 where sglang-ppd is installed): its turns stay remote",
-        worker.url,
+        server.url,
     )

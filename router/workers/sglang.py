@@ -9,7 +9,7 @@ workers are in ``ppd/contract.py`` and ``router/serving/bodies.py``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,7 +199,7 @@ class Handshake:
         cache_slack_tokens: tokens at the end of a conversation that its next turn may not find.
         publisher: where the worker publishes KV events; None if it publishes none.
         keeps_sessions: whether its radix cache has sessions. The router must not name those.
-        dp_size: ranks of data parallelism, each with a radix cache of its own.
+        dp_size: ranks of data parallelism, each with a radix cache of its own; at least 1.
         description_problem: why the plugin's description is not used; None if it is, and without
             the plugin.
     """
@@ -245,11 +245,20 @@ def handshake_of(url: str, info: Any, models: Any) -> Handshake:
             bootstrap_port=int(info["disaggregation_bootstrap_port"]),
             publisher=_publisher(info, url),
             keeps_sessions=bool(info.get("enable_session_radix_cache")),
-            dp_size=max(1, int(info.get("dp_size") or 1)),
+            dp_size=_ranks(info),
         )
         return _with_description(plain, _description_of(info["internal_states"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkerError(f"{url} is no SGLang server: unexpected answer ({error!r})") from error
+
+
+def _ranks(info: dict[str, Any]) -> int:
+    """The number of schedulers, each with a radix cache of its own.
+
+    0.5.23 has the ranks of DP attention in a field of their own, and then a ``dp_size`` of 1
+    (arg_groups/model_override_base.py:247); 0.5.21 has both kinds in ``dp_size``.
+    """
+    return max(1, int(info.get("dp_size") or 1)) * max(1, int(info.get("attn_dp_size") or 1))
 
 
 def _description_of(states: list[dict[str, Any]]) -> object:
@@ -342,20 +351,24 @@ class Load:
     written_at_s: float
 
 
-def load_of(answer: Any, previous: Load | None) -> Load:
-    """Parse a report of load.
+def loads_of(answer: Any, previous: Sequence[Load | None]) -> list[Load]:
+    """Parse a report of load, by rank.
 
     SGLang 0.5.21 writes its load at every step, and an idle worker makes no steps. A report that
-    was not written again since ``previous`` describes a batch that has ended.
+    was not written again since the previous one describes a batch that has ended.
 
     Args:
         answer: JSON of ``/v1/loads?include=core``.
-        previous: the worker's previous report; None for the first one.
+        previous: the previous report of each rank; None for the first one.
 
     Raises:
-        ValueError, LookupError, TypeError: the answer is no report of load.
+        ValueError, LookupError, TypeError: the answer is no report of the load of all ranks.
     """
-    load = answer["loads"][0]
+    by_rank = {int(load.get("dp_rank", 0)): load for load in answer["loads"]}
+    return [_load_of(by_rank[rank], before) for rank, before in enumerate(previous)]
+
+
+def _load_of(load: Any, previous: Load | None) -> Load:
     free_tokens = int(load["max_total_num_tokens"]) - int(load["num_total_tokens"])
     written_at_s = float(load["timestamp"])
     idle = previous is not None and previous.written_at_s == written_at_s

@@ -1,4 +1,8 @@
-"""One worker and its state in the router."""
+"""A server and its ranks: what the router knows of each.
+
+A server with data parallelism has several ranks behind one URL. Each has a scheduler and a radix
+cache of its own, so each is a worker: a home of sessions, with its own load and circuit breaker.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ logger = logging.getLogger("ppd.router.workers")
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
-    """One worker process behind a URL; a ``ppd.placement.WorkerView``.
+class Server:
+    """One server behind a URL.
 
     Attributes:
         url: base URL, without a path.
@@ -28,17 +32,9 @@ class Worker:
         alive: whether it answered its last health check.
         draining: whether it is drained: it gets no new work until it is resumed.
         epoch: number of its restarts that the router has seen.
-        in_flight: open legs.
-        streams: open legs whose responses are streamed.
-        load: its last report of load; None without one.
         announced_at_s: when it last announced itself; None if it was given, added or discovered.
         announcement: its last announcement.
-        evictions: what its cache has evicted, by its KV events; None without them.
-        publishes: whether its KV events arrive; None without a subscription.
-        breaker: the circuit breaker of its requests.
-        headroom: the KV that it has left.
-        identity: its process and KV cache, as sessions store them. It changes with a restart and
-            with a flush, because both lose the KV. A worker that left and came back keeps it.
+        ranks: its workers, by their rank.
         bootstrap_host: the host at which decode workers reach its bootstrap server.
     """
 
@@ -48,40 +44,53 @@ class Worker:
     alive: bool = True
     draining: bool = False
     epoch: int = 0
-    in_flight: int = 0
-    streams: int = 0
-    load: Load | None = None
     announced_at_s: float | None = None
     announcement: Announcement | None = None
-    evictions: Evictions | None = None
-    publishes: bool | None = None
-    breaker: Breaker = field(default_factory=Breaker)
-    headroom: Headroom = field(default_factory=Headroom)
-    identity: str = field(init=False)
+    ranks: list[Worker] = field(init=False)
     bootstrap_host: str = field(init=False)
 
     def __post_init__(self) -> None:
         host = urlsplit(self.url).hostname
         assert host is not None, "RouterConfig.check admits no URL without a host"
         self.bootstrap_host = host
-        self._update_identity()
+        self.ranks = []
+        self.ranks += (Worker(self, rank) for rank in range(self.handshake.dp_size))
 
-    def revive(self, handshake: Handshake, *, restarted: bool) -> None:
-        """Mark a worker alive that was down, with the properties of a new handshake.
+    @property
+    def id(self) -> str:
+        """Host and port, as operators name the server."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def in_flight(self) -> int:
+        """Open legs of all ranks."""
+        return sum(worker.in_flight for worker in self.ranks)
+
+    def revive(self, handshake: Handshake, *, restarted: bool) -> list[Worker]:
+        """Mark a server alive that was down, with the properties of a new handshake.
 
         Args:
-            handshake: the properties.
+            handshake: the properties; the number of ranks may be another one.
             restarted: whether another process runs at its URL.
+
+        Returns:
+            The ranks that it did not have before.
         """
-        self.handshake, self.alive, self.load = handshake, True, None
+        self.handshake, self.alive = handshake, True
         self.draining = self.draining and not restarted
         self.epoch += restarted
-        self._update_identity()
+        del self.ranks[handshake.dp_size :]
+        for worker in self.ranks:
+            worker.load = None
+            worker.update_names()
+        begun = [Worker(self, rank) for rank in range(len(self.ranks), handshake.dp_size)]
+        self.ranks += begun
+        return begun
 
     def note_flushes(self, flushes: int | None) -> None:
-        """Record how often the worker has flushed its cache.
+        """Record how often the server has flushed its cache; a flush is one of all ranks.
 
-        A higher count than before changes the worker's identity: its sessions' KV is gone.
+        A higher count than before changes the identity of its workers: their sessions' KV is gone.
 
         Args:
             flushes: the count; None if it was not reported.
@@ -89,17 +98,84 @@ class Worker:
         if flushes is not None and flushes > self.handshake.flushes:
             logger.info("%s has flushed its KV cache", self.url)
             self.handshake = replace(self.handshake, flushes=flushes)
-            self._update_identity()
+            for worker in self.ranks:
+                worker.update_names()
 
-    def _update_identity(self) -> None:
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One rank of a server, or a server without data parallelism; a ``ppd.placement.WorkerView``.
+
+    Attributes:
+        server: whose rank it is.
+        rank: of data parallelism.
+        in_flight: open legs.
+        streams: open legs whose responses are streamed.
+        load: its last report of load; None without one.
+        evictions: what its cache has evicted, by its KV events; None without them.
+        publishes: whether its KV events arrive; None without a subscription.
+        breaker: the circuit breaker of its requests.
+        headroom: the KV that it has left.
+        role: role of the server.
+        name: URL, and the rank where there are several; what placement hashes and metrics show.
+        identity: its process and KV cache, as sessions store them. It changes with a restart and
+            with a flush, because both lose the KV. A worker that left and came back keeps it.
+    """
+
+    server: Server
+    rank: int = 0
+    in_flight: int = 0
+    streams: int = 0
+    load: Load | None = None
+    evictions: Evictions | None = None
+    publishes: bool | None = None
+    breaker: Breaker = field(default_factory=Breaker)
+    headroom: Headroom = field(default_factory=Headroom)
+    role: Role = field(init=False)
+    name: str = field(init=False)
+    identity: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.role = self.server.role
+        self.update_names()
+
+    def update_names(self) -> None:
+        """Compute name and identity again."""
         # Stored rather than computed: all turns of the index share the one string.
-        process = self.handshake.boot_id or self.epoch
-        self.identity = f"{self.url}#{process}.{self.handshake.flushes}"
+        self.name = self.url + self._suffix
+        process = self.handshake.boot_id or self.server.epoch
+        self.identity = f"{self.name}#{process}.{self.handshake.flushes}"
+
+    # -- of the server -------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Base URL of the server."""
+        return self.server.url
+
+    @property
+    def handshake(self) -> Handshake:
+        """Properties of the server."""
+        return self.server.handshake
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server answered its last health check."""
+        return self.server.alive
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is drained."""
+        return self.server.draining
 
     @property
     def id(self) -> str:
-        """Host and port, as operators name the worker."""
-        return urlsplit(self.url).netloc
+        """Host and port, and the rank where there are several; as operators name the worker."""
+        return self.server.id + self._suffix
+
+    @property
+    def _suffix(self) -> str:
+        return f"@{self.rank}" if self.handshake.dp_size > 1 else ""
 
     @property
     def ready(self) -> bool:
@@ -107,11 +183,6 @@ class Worker:
         return self.alive and not self.draining and self.breaker.admits
 
     # -- ppd.placement.WorkerView --------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The name that placement hashes."""
-        return self.url
 
     @property
     def running(self) -> int:

@@ -12,6 +12,9 @@
   extend without prefix, which then reads latents as keys and values. Here MLA
   always takes the latent form, which ``torch_native`` computes rightly.
 
+* With DP attention ``torch_native`` has no length for the rows that pad a batch,
+  and logits are exchanged by an operator of GPUs (parallel_state.py:244).
+
 The module holds numerics only. Disaggregation has no part in it.
 """
 
@@ -30,6 +33,7 @@ def install() -> None:
     Raises:
         AttributeError: SGLang has moved one of the names.
     """
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.mem_cache.allocator import paged
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
@@ -43,12 +47,15 @@ def install() -> None:
         (paged, "alloc_extend_kernel"),
         (paged, "alloc_decode_kernel"),
         (paged, "alloc_extend_naive"),
+        (GroupCoordinator, "_all_to_all_single"),
     ):
         getattr(owner, name)
     TorchNativeAttnBackend._run_sdpa_forward_extend = _extend_new_rows
     paged.alloc_extend_kernel = _Launch(_alloc_extend)
     paged.alloc_decode_kernel = _Launch(_alloc_decode)
     AttentionBackendRegistry.register("torch_native", lambda *_: AttnForwardMethod.MLA)
+    TorchNativeAttnBackend.get_cpu_graph_seq_len_fill_value = lambda _: 1
+    GroupCoordinator.all_to_all_single = GroupCoordinator._all_to_all_single
 
 
 def _extend_new_rows(

@@ -96,16 +96,22 @@ async def _flush_cache(http: aiohttp.ClientSession, worker: Process) -> bool:
 
 
 async def _holds_no_kv(http: aiohttp.ClientSession, worker: Process) -> bool:
-    """Whether the load shows an empty pool; the engine publishes it one step after a flush."""
+    """Whether the load shows empty pools; the engine publishes it one step after a flush."""
     require_alive(worker)
-    return not (await load_of(http, worker))["num_used_tokens"]
+    return not any(load["num_used_tokens"] for load in await loads_of(http, worker))
 
 
 async def load_of(http: aiohttp.ClientSession, worker: Process) -> dict[str, Any]:
-    """Read the load of a worker's first rank, as SGLang publishes it."""
+    """Read the load of a worker's only rank, as SGLang publishes it."""
+    (load,) = await loads_of(http, worker)
+    return load
+
+
+async def loads_of(http: aiohttp.ClientSession, worker: Process) -> list[dict[str, Any]]:
+    """Read the load of each of a worker's ranks, as SGLang publishes it."""
     async with http.get(f"{worker.url}/v1/loads") as response:
         loads: list[dict[str, Any]] = (await response.json())["loads"]
-    return loads[0]
+    return loads
 
 
 async def queues_of(http: aiohttp.ClientSession, worker: Process) -> dict[str, int]:
@@ -115,10 +121,15 @@ async def queues_of(http: aiohttp.ClientSession, worker: Process) -> dict[str, i
 
 
 async def plugin_state(http: aiohttp.ClientSession, worker: Process) -> dict[str, Any]:
-    """Read the plugin's state and counters of a worker."""
-    async with http.get(f"{worker.url}/server_info") as response:
-        state: dict[str, Any] = (await response.json())["internal_states"][0]["ppd"]
+    """Read the plugin's state and counters of a worker of one rank."""
+    (state,) = await plugin_states(http, worker)
     return state
+
+
+async def plugin_states(http: aiohttp.ClientSession, worker: Process) -> list[dict[str, Any]]:
+    """Read the plugin's state and counters of each of a worker's ranks, in no order."""
+    async with http.get(f"{worker.url}/server_info") as response:
+        return [state["ppd"] for state in (await response.json())["internal_states"]]
 
 
 async def metric(http: aiohttp.ClientSession, url: str, series: str) -> float:
@@ -212,13 +223,15 @@ def start_cluster(
     monolithic: bool,
     prefill_flags: Sequence[str] = (),
     decode_flags: Sequence[str] = (),
+    decode_environment: Mapping[str, str] | None = None,
 ) -> Iterator[Workers]:
     """Start the workers of a model, and stop them when the generator is closed."""
     model = tiny_model.ensure(spec)
     with worker_launcher(logs) as launcher:
         flags = ("--page-size", str(page_size))
         prefill = launcher.worker(Role.PREFILL, model, *flags, *prefill_flags)
-        decode = launcher.worker(Role.DECODE, model, *flags, *decode_flags)
+        with extra_environment(launcher, decode_environment or {}):
+            decode = launcher.worker(Role.DECODE, model, *flags, *decode_flags)
         replica = launcher.worker(Role.REPLICA, model, *flags) if monolithic else None
         wait_ready(*launcher.started)
         yield Workers(prefill, decode, replica, page_size, model)

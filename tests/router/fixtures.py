@@ -15,7 +15,7 @@ from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
 from router.workers.group import ModelWorkers
 from router.workers.sglang import Handshake
-from router.workers.worker import Worker
+from router.workers.worker import Server
 from tests.unit.fixtures import table_record
 
 from .scripts import answering
@@ -62,7 +62,8 @@ def model_workers(**counts: int) -> ModelWorkers:
     made = ModelWorkers()
     for role, count in counts.items():
         for i in range(count):
-            made.join(Worker(f"http://{role}{i}:1", Role[role.upper()], shake))
+            for worker in Server(f"http://{role}{i}:1", Role[role.upper()], shake).ranks:
+                made.join(worker)
     return made
 
 

@@ -21,7 +21,7 @@ def test_conversations_are_spread_and_move_little_when_a_worker_leaves() -> None
     counts = [before.count(worker) for worker in group.workers]
     assert min(counts) > 400
     gone = group.workers[1]
-    gone.draining = True
+    gone.server.draining = True
     after = [group.place(Role.DECODE, None, root=root) for root in roots]
     moved = sum(a is not b for a, b in zip(before, after, strict=True))
     assert moved == counts[1]

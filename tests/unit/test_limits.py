@@ -29,8 +29,6 @@ def check(given: dict[str, Any], version: str = "0.5.23", algorithms: tuple[str,
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"dp_size": 2}, "--dp-size is not supported with PPD_ENABLE=1: a turn must reach"),
-        ({"attn_dp_size": 2}, "--attn-dp-size is not supported"),
         ({"speculative_algorithm": "NGRAM"}, "--speculative-algorithm NGRAM is not supported"),
         ({"disaggregation_decode_enable_radix_cache": False}, "radix-cache is missing"),
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend is not supported"),
@@ -150,12 +148,18 @@ def test_latents_are_not_expanded_by_a_backend_that_cannot(
         ({"truncation_align_size": 4096}, "prefill aligned to blocks"),
         ({"disable_radix_cache": True}, "a cache without prefixes"),
         ({"use_ngram_embedding": True}, "n-gram embeddings"),
-        ({"require_mlp_sync": True}, "steps synchronized over ranks"),
     ],
 )
 def test_a_model_that_would_fail_is_refused(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=f"not supported with PPD_ENABLE=1: {named}"):
         check_properties(scheduler(**given), SimpleNamespace(**ATTENTION))
+
+
+def test_ranks_that_step_together_decode_without_speculation() -> None:
+    ranks = scheduler(require_mlp_sync=True)
+    check_properties(ranks, SimpleNamespace(**ATTENTION, speculative_algorithm=None))
+    with pytest.raises(ConfigError, match="DP attention with speculation"):
+        check_properties(ranks, SimpleNamespace(**ATTENTION, speculative_algorithm="EAGLE"))
 
 
 def test_a_multimodal_model_is_served(caplog: pytest.LogCaptureFixture) -> None:

@@ -45,7 +45,7 @@ async def applications() -> AsyncIterator[tuple[web.Application, web.Application
     config = RouterConfig(accept_workers=True)
     registry = WorkerRegistry(control=None)  # type: ignore[arg-type]
     for worker in model_workers(prefill=1, decode=1).workers:
-        registry.join(worker)
+        registry.join(worker.server)
     peers = Peers(0, {}, "secret")
     policies = make_policies(config, registry)
     upstreams = Upstreams(connect_s=1, answer_s=1, idle_s=1, reuse_s=1)

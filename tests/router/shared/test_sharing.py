@@ -288,7 +288,7 @@ async def test_a_turn_of_another_router_is_no_longer_evicted(
     """Its worker has served it again, which the events of evictions do not show."""
     (home,) = model_workers(decode=1).of(Role.DECODE)
     registry = WorkerRegistry(control=None)  # type: ignore[arg-type]
-    registry.join(home)
+    registry.join(home.server)
     home.evictions = Evictions()
     sharing = Sharing(
         config=shared(server),

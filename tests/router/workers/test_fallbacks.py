@@ -34,18 +34,18 @@ def test_a_complete_cluster_has_none() -> None:
 
 def test_without_a_prefill_worker_decode_workers_prefill() -> None:
     group = model_workers(prefill=1, decode=1)
-    group.of(Role.PREFILL)[0].alive = False
+    group.of(Role.PREFILL)[0].server.alive = False
     assert active(group) == {Fallback.DECODE_FALLBACK: 1}
     assert active(group, decode_fallback=False) == {}, "then requests are refused"
     hybrid = model_workers(prefill=1, decode=1, replica=1)
-    hybrid.of(Role.PREFILL)[0].alive = False
+    hybrid.of(Role.PREFILL)[0].server.alive = False
     assert active(hybrid) == {}, "the replica serves all"
 
 
 def test_plain_workers_are_counted_unless_the_policy_needs_no_plugin() -> None:
     group = model_workers(prefill=1, decode=3)
     for worker in group.of(Role.DECODE)[:2]:
-        worker.handshake = replace(worker.handshake, local_prefill=False)
+        worker.server.handshake = replace(worker.handshake, local_prefill=False)
     assert active(group) == {Fallback.UNPATCHED: 2}
     assert active(group, "pd", decode_fallback=False) == {}
 
@@ -54,13 +54,13 @@ def test_kv_events_that_do_not_arrive() -> None:
     group = model_workers(prefill=1, decode=2)
     one, two = group.of(Role.DECODE)
     for worker in (one, two):
-        worker.handshake = replace(worker.handshake, publisher=Publisher(1, "", 1))
+        worker.server.handshake = replace(worker.handshake, publisher=Publisher(1, "", 1))
     one.publishes, two.publishes = True, False
     assert active(group) == {Fallback.KV_EVENTS_STOPPED: 1}
     one.publishes = None  # the subscription has ended, as with a lower cache tier
     assert active(group) == {Fallback.KV_EVENTS_STOPPED: 2}
-    two.alive = False
-    one.handshake = replace(one.handshake, keeps_sessions=True)
+    two.server.alive = False
+    one.server.handshake = replace(one.handshake, keeps_sessions=True)
     assert active(group) == {}
 
 

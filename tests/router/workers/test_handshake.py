@@ -10,7 +10,7 @@ import pytest
 from eval.fake_worker.worker import FakeWorker
 from ppd.contract import DESCRIPTION_VERSION, Role
 from ppd.errors import WorkerError
-from router.workers.handshake import connect_worker
+from router.workers.handshake import connect_server
 from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Handshake, handshake_of
 
@@ -58,6 +58,18 @@ def test_of_several_ranks_one_describes_the_worker_in_any_order() -> None:
         handshake = handshake_of("http://p:1", info, {"data": [{"id": "m"}]})
         found.add((handshake.boot_id, handshake.dp_size))
     assert found == {("a", 3)}
+
+
+def test_ranks_of_dp_attention_have_a_field_of_their_own() -> None:
+    info = {
+        "disaggregation_mode": "decode",
+        "disaggregation_bootstrap_port": 4321,
+        "page_size": 16,
+        "dp_size": 1,
+        "attn_dp_size": 2,
+        "internal_states": [{}, {}],
+    }
+    assert handshake_of("http://d:1", info, {"data": [{"id": "m"}]}).dp_size == 2
 
 
 def test_the_description_is_part_of_the_handshake() -> None:
@@ -129,13 +141,13 @@ async def test_an_unusable_description_is_logged_once_for_each_url(
     d.description_version = "0.1.0"
     async with d.serving(), other.serving(), aiohttp.ClientSession() as control:
         registry = WorkerRegistry(control)
-        registry.join(await connect_worker(control, Role.DECODE, d.url))
-        registry.join(await connect_worker(control, Role.PREFILL, other.url))
-        for worker in list(registry.workers):
-            worker.alive = False
-            await registry.check(worker)
-        registry.leave(registry.workers[0])
-        registry.join(await connect_worker(control, Role.DECODE, d.url))
+        registry.join(await connect_server(control, Role.DECODE, d.url))
+        registry.join(await connect_server(control, Role.PREFILL, other.url))
+        for server in list(registry.servers):
+            server.alive = False
+            await registry.check(server)
+        registry.leave(registry.servers[0])
+        registry.join(await connect_server(control, Role.DECODE, d.url))
     found = f"has version '0.1.0', expected {DESCRIPTION_VERSION}"
     text = f"decode worker {d.url} is served as a plain PD worker: its description {found}"
     assert caplog.text.count(text) == 1

@@ -309,7 +309,7 @@ async def alive_is(client: Client, worker: FakeWorker, *, alive: bool) -> None:
 @pytest.mark.parametrize(
     ("others", "keeps_sessions", "options", "log_text"),
     [
-        ({"dp_size": 2}, False, {}, "publishes the KV events of 2 data-parallel caches"),
+        ({"dp_size": 2}, False, {}, "publishes the KV events of 2 caches and has 1"),
         ({}, True, {}, ""),
         ({"publisher": "null"}, False, {}, ""),
         ({"endpoint_host": "10.0.0.1"}, False, {}, "it must bind to *, not to 10.0.0.1"),

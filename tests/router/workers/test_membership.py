@@ -258,7 +258,7 @@ async def test_silent_announced_workers_are_dropped_and_no_others() -> None:
         )
         await members.handle(announcement_of(announced))
         await members.handle(announcement_of(given))
-        registry.workers[1].announced_at_s = None  # as one that was given at start
+        registry.servers[1].announced_at_s = None  # as one that was given at start
         now_s = 9.0
         members.drop_silent()
         assert len(registry.workers) == 2

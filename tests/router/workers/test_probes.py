@@ -9,23 +9,23 @@ from collections.abc import Sequence
 import pytest
 
 from router.workers.registry import WorkerRegistry
-from router.workers.worker import Worker
+from router.workers.worker import Server, Worker
 
 from ..fixtures import model_workers
 
 
 class FaultyRegistry(WorkerRegistry):
-    """A registry whose health check of its first worker raises; it counts the checks."""
+    """A registry whose health check of its first server raises; it counts the checks."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         super().__init__(control=None)  # type: ignore[arg-type]
         self.checks: Counter[str] = Counter()
         for worker in workers:
-            self.join(worker)
+            self.join(worker.server)
 
-    async def check(self, worker: Worker) -> None:
-        self.checks[worker.url] += 1
-        if worker is self.workers[0]:
+    async def check(self, server: Server) -> None:
+        self.checks[server.url] += 1
+        if server is self.servers[0]:
             raise RuntimeError("a bug")
 
 

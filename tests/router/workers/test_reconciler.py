@@ -12,7 +12,7 @@ import pytest
 from ppd.announcement import Announcement
 from ppd.contract import Role
 from router.workers.discovery import Reconciler
-from router.workers.handshake import connect_worker
+from router.workers.handshake import connect_server
 from router.workers.membership import Membership
 from router.workers.registry import WorkerRegistry
 
@@ -67,7 +67,7 @@ async def test_a_worker_of_two_sources_leaves_when_neither_lists_it() -> None:
         await settle(reconciler)
         reconciler.update("file", {})
         await settle(reconciler)
-        assert (len(registry.workers), registry.workers[0].draining) == (1, False)
+        assert (len(registry.workers), registry.servers[0].draining) == (1, False)
         reconciler.update("pods", {})
         await settle(reconciler)
         assert registry.workers == []
@@ -81,7 +81,7 @@ async def test_changes_during_a_handshake_are_respected() -> None:
         assert reconciler.reconcile() == [], "one handshake at a time"
         reconciler.update("file", {d.url: Role.DECODE})
         registry.join(
-            await connect_worker(registry.control, Role.DECODE, d.url)
+            await connect_server(registry.control, Role.DECODE, d.url)
         )  # announced, or added
         await asyncio.gather(*handshakes)
         assert [worker.url for worker in registry.workers] == [d.url]

@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.workers.sglang import Load, Usage, load_of, stop_string_of, total_usage, usage_of_openai
+from router.workers.sglang import (
+    Load,
+    Usage,
+    loads_of,
+    stop_string_of,
+    total_usage,
+    usage_of_openai,
+)
 from router.workers.sglang_events import (
     BlocksRemoved,
     CacheCleared,
@@ -44,9 +51,17 @@ def test_stop_strings(choice: dict[str, Any], stop_string: str | None) -> None:
 def test_a_report_that_was_not_written_again_is_of_an_idle_worker() -> None:
     report = {"max_total_num_tokens": 10, "num_total_tokens": 4, "num_running_reqs": 2}
     answer = {"loads": [{**report, "timestamp": 7.0}]}
-    first = load_of(answer, None)
+    (first,) = loads_of(answer, [None])
     assert first == Load(running=2, free_tokens=6, written_at_s=7.0)
-    assert load_of(answer, first).running == 0
+    assert loads_of(answer, [first])[0].running == 0
+
+
+def test_the_load_of_ranks_is_reported_in_any_order() -> None:
+    report = {"max_total_num_tokens": 10, "num_running_reqs": 1, "timestamp": 7.0}
+    loads = [{**report, "dp_rank": rank, "num_total_tokens": rank} for rank in (2, 0, 1)]
+    assert [load.free_tokens for load in loads_of({"loads": loads}, [None] * 3)] == [10, 9, 8]
+    with pytest.raises(LookupError):
+        loads_of({"loads": loads[:2]}, [None] * 3)
 
 
 def test_kv_events() -> None:

@@ -1,0 +1,170 @@
+"""Decode servers with data parallelism: each rank is a home, and all ranks step together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+
+from eval.tiny_layers import Family
+from eval.tiny_model import ModelSpec
+from ppd.policies import static_policy
+
+from .conversation import Conversation, user_messages
+from .routes import RouteClient, random_ids
+from .workers import Workers, metric, plugin_states, start_cluster, wait_until
+
+_ATTENTION = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+_PLAIN = ("--dp-size", "2")
+_LONG = 2500  # tokens
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(_ATTENTION, id="dp-attention"),
+        pytest.param(_PLAIN, id="plain", marks=pytest.mark.matrix),
+    ],
+)
+def workers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Workers]:
+    """A prefill worker of one rank, a decode worker of two, and a monolithic server of one."""
+    yield from start_cluster(
+        ModelSpec(family=Family.DEEPSEEK_V3),
+        tmp_path_factory.mktemp("ranks"),
+        page_size=1,
+        monolithic=True,
+        # SGLang divides the size among the ranks.
+        decode_flags=(*request.param, "--chunked-prefill-size", "512"),
+        # Else SGLang needs a NUMA node for each rank.
+        decode_environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+    )
+
+
+def on_rank(http: aiohttp.ClientSession, workers: Workers, rank: int) -> RouteClient:
+    return RouteClient(http, workers, {"routed_dp_rank": rank})
+
+
+async def prefilled(http: aiohttp.ClientSession, workers: Workers) -> dict[str, int]:
+    """Local prefills of each rank, by the name of its process."""
+    states = await plugin_states(http, workers.decode)
+    return {state["boot_id"]: state["prefilled"] for state in states}
+
+
+@pytest.mark.parametrize("policy", ["full", "pd"])
+async def test_conversations_stay_on_their_ranks(
+    workers: Workers, http: aiohttp.ClientSession, policy: str
+) -> None:
+    """Every later turn finds what its rank holds, by the engine's own count."""
+    await workers.settle(http)
+    assert workers.monolithic is not None
+    texts = [user_messages(seed, 3) for seed in range(6)]
+    async with workers.routed(static_policy(policy)) as url:
+        clients = [Conversation(http, url) for _ in texts]
+        got = await asyncio.gather(*(c.send_all(t) for c, t in zip(clients, texts, strict=True)))
+        predicted = await metric(http, url, "ppd_cached_tokens_predicted_total")
+        actual = await metric(http, url, "ppd_cached_tokens_actual_total")
+    for turns, messages in zip(got, texts, strict=True):
+        assert [t.route for t in turns[1:]] == ["local" if policy == "full" else "remote"] * 2
+        for before, turn in pairwise(turns):
+            assert turn.cached_tokens >= before.total_tokens - 2
+        alone = await Conversation(http, workers.monolithic.url).send_all(messages)
+        assert [t.ids for t in turns] == [t.ids for t in alone]
+    assert 0 < predicted <= actual  # first turns find what the chat template has in common
+    await workers.settle(http)
+
+
+async def test_both_ranks_prefill(workers: Workers, http: aiohttp.ClientSession) -> None:
+    await workers.settle(http)
+    before = await prefilled(http, workers)
+    for rank in (0, 1):
+        await on_rank(http, workers, rank).local(random_ids(rank, 200), 4)
+    assert await prefilled(http, workers) == {name: count + 1 for name, count in before.items()}
+    await workers.settle(http)
+
+
+async def test_a_long_append_beside_the_decodes_of_the_other_rank(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    """It is chunked, as it would be beside decodes of its own rank."""
+    await workers.settle(http)
+    decoding = asyncio.create_task(on_rank(http, workers, 0).local(random_ids(1, 100), 300))
+
+    async def decodes() -> bool:
+        states = await plugin_states(http, workers.decode)
+        return bool(sum(state["running"] for state in states) == 1)
+
+    await wait_until(decodes, decoding)
+    appended = await on_rank(http, workers, 1).local(random_ids(2, _LONG), 20)
+    beside = await decoding
+    alone = RouteClient(http, workers)
+    assert beside.ids == (await alone.alone(random_ids(1, 100), 300)).ids
+    assert appended.ids == (await alone.alone(random_ids(2, _LONG), 20)).ids
+    chunks = max(state["chunks"] for state in await plugin_states(http, workers.decode))
+    assert chunks > _LONG // 256 + 1
+    await workers.settle(http)
+
+
+async def test_appends_on_both_ranks_at_once(workers: Workers, http: aiohttp.ClientSession) -> None:
+    await workers.settle(http)
+    seeds = range(6)
+    got = await asyncio.gather(
+        *(
+            on_rank(http, workers, seed % 2).local(random_ids(seed, 300 + 400 * seed), 30)
+            for seed in seeds
+        )
+    )
+    for seed, reply in zip(seeds, got, strict=True):
+        alone = await RouteClient(http, workers).alone(random_ids(seed, 300 + 400 * seed), 30)
+        assert reply.ids == alone.ids
+    await workers.settle(http)
+
+
+async def test_a_paused_server_continues_on_both_ranks(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    await workers.settle(http)
+    turns = [
+        asyncio.create_task(on_rank(http, workers, rank).local(random_ids(rank, 700), 100))
+        for rank in (0, 1)
+    ]
+
+    async def both_run() -> bool:
+        states = await plugin_states(http, workers.decode)
+        return bool(sum(state["running"] + state["prefilling"] for state in states) == 2)
+
+    await wait_until(both_run, *turns)
+    for path, body in (("pause_generation", {"mode": "in_place"}), ("continue_generation", {})):
+        await _post(http, f"{workers.decode.url}/{path}", body)
+    for rank, turn in enumerate(turns):
+        alone = await RouteClient(http, workers).alone(random_ids(rank, 700), 100)
+        assert (await turn).ids == alone.ids
+    await workers.settle(http)
+
+
+async def test_an_aborted_append_frees_its_rank(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    await workers.settle(http)
+    other = asyncio.create_task(on_rank(http, workers, 0).local(random_ids(1, 100), 200))
+    aborted = asyncio.create_task(on_rank(http, workers, 1).local(random_ids(2, _LONG), 50))
+
+    async def prefills() -> bool:
+        return any(state["prefilling"] for state in await plugin_states(http, workers.decode))
+
+    await wait_until(prefills, other, aborted)
+    aborted.cancel()
+    await asyncio.gather(aborted, return_exceptions=True)
+    alone = await RouteClient(http, workers).alone(random_ids(1, 100), 200)
+    assert (await other).ids == alone.ids
+    await workers.settle(http)
+
+
+async def _post(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    async with http.post(url, json=body) as response:
+        assert response.status == 200, await response.text()
