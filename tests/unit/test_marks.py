@@ -59,6 +59,6 @@ def test_what_was_read_aside_goes_back_where_it_was(
     kept = Injection(None, "", (), asides, digest_of(reply[: asides[-1][0]]))
     assert kept.put_back(reply) == read
     assert kept.put_back(reply + " and more") == with_appended(reply + " and more", asides)
-    other = "another" + reply
+    other = ("b" if reply.startswith("a") else "a") + reply
     if asides[-1][0]:
         assert kept.put_back(other) == other

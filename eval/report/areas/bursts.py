@@ -205,16 +205,7 @@ def _p99_ms(rows: Rows, stage: str) -> float:
 
 def control(results: Results) -> Block:
     """Return both stages' latency by load in simulated time, with the loop and without."""
-    return _control(results, measured=False)
-
-
-def control_measured(results: Results) -> Block:
-    """Return the same, measured over an index."""
-    return _control(results, measured=True)
-
-
-def _control(results: Results, measured: bool) -> Block:
-    rows = results.rows("pool-control.jsonl").where(measured=measured).newest()
+    rows = results.rows("pool-control.jsonl").where(measured=False).newest()
     table = []
     for (phase,), of_phase in rows.groups("phase").items():
         for (way,), of in of_phase.groups("way").items():
@@ -223,9 +214,8 @@ def _control(results: Results, measured: bool) -> Block:
             table.append((phase, way, f"{median(of.values('reserved')):.2f}", *p95s))
     head = ("load", "reserved share", "on average", "prefill, ms", "decode, ms")
     caption = (
-        f"latency p95 of searches{'' if measured else ' in simulated time'}, medians of "
-        f"{_histories(rows)} histories; KV there: the time until a prefill's search and its "
-        "simulated transfer are finished"
+        f"latency p95 of searches in simulated time, medians of {_histories(rows)} histories; KV "
+        "there: the time until a prefill's search and its transfer are finished"
     )
     return block(Table((*head, "KV there, ms"), table, caption), made_of=[rows])
 
@@ -273,6 +263,5 @@ BLOCKS = {
     "pool-queueing-python": python,
     "pool-queueing-wide": wide,
     "pool-control": control,
-    "pool-control-measured": control_measured,
     "search-placement": placement,
 }
