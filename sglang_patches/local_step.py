@@ -100,11 +100,11 @@ class LocalStep:
             return
         if batch.forward_mode.is_extend():
             self._times.prefills(
-                batch, running_batch, self._scheduler.chunked_req, beside_peers=self._peers_run
+                batch, running_batch, self._scheduler.chunked_req, peers_decode=self._peers_run
             )
             return
         if batch.is_extend_in_batch:
-            self._times.beside_chunk_of_peer()
+            self._times.peer_prefills()
         else:
             self._times.decodes()
         self._decode_steps_left = max(0, self._decode_steps_left - 1)

@@ -93,12 +93,12 @@ class StepTimes:
         """Record that a step of decodes alone runs."""
         self._steps.append(_DECODES_ALONE)
 
-    def beside_chunk_of_peer(self) -> None:
+    def peer_prefills(self) -> None:
         """Record that decodes, or nothing, run here while another rank prefills."""
         self._steps.append(_CHUNK_OF_PEER)
 
     def prefills(
-        self, batch: Any, running_batch: Any, unfinished: Any, *, beside_peers: bool = False
+        self, batch: Any, running_batch: Any, unfinished: Any, *, peers_decode: bool = False
     ) -> None:
         """Record that the prefill ``batch`` runs.
 
@@ -106,7 +106,7 @@ class StepTimes:
             batch: SGLang's batch; decodes may be mixed in.
             running_batch: the decodes that wait, if they are not mixed in.
             unfinished: the request whose prefill does not end with this batch, or None.
-            beside_peers: whether other ranks decode in the same step, as mixed decodes do.
+            peers_decode: whether other ranks decode in the same step, as mixed decodes do.
         """
         mixed = len(batch.decoding_reqs or ())
         requests = batch.reqs[: len(batch.reqs) - mixed]
@@ -124,7 +124,7 @@ class StepTimes:
             _Step(
                 tokens,
                 context=attended / max(1, tokens),
-                mixed=mixed > 0 or (beside_peers and alone and self._pacer.mixed),
+                mixed=mixed > 0 or (peers_decode and alone and self._pacer.mixed),
                 decodes_wait=mixed == 0 and not alone,
                 completes=tuple(r for r in requests if r is not unfinished),
             )
