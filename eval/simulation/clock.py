@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from .engine import Then
+from .lockstep import Then
 
 
 class Clock:

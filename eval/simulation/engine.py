@@ -1,31 +1,23 @@
-"""One simulated worker: a batch that decodes, a queue to prefill, and the steps between them.
+"""One simulated scheduler: a batch that decodes, a queue to prefill, and what a step does to them.
 
 Prefill, decode and replica workers are the same engine: a prefill worker's jobs end with their
-prefill, a decode worker's come with their KV or append to it, a replica's do everything. Steps
-in which nothing changes are taken at once, in closed form. Time comes from the caller.
+prefill, a decode worker's come with their KV or append to it, a replica's do everything. When a
+step begins and ends is ``lockstep``'s.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ppd.errors import ConfigError
 from ppd.pacing import Pacer
 
 from .cache import KvCache, SharedPrefix
 from .cost_model import Costs, Extend
-
-Then = Callable[[float], None]
-
-
-class Timer(Protocol):
-    """Calls ``then`` at a time."""
-
-    def __call__(self, at_ms: float, then: Then) -> None: ...
+from .lockstep import Lockstep, Then
 
 
 @dataclass(slots=True, eq=False)
@@ -64,33 +56,37 @@ class Engine:
     """The scheduler of a simulated worker: continuous batching with chunked prefill.
 
     Args:
+        lockstep: the steps of its server, of which it becomes a rank.
         chunk_tokens: most tokens of one step.
         pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
+
+    Attributes:
+        sequences: those that decode.
+        busy_ms: time of the steps in which it had work.
     """
 
-    def __init__(self, costs: Costs, timer: Timer, chunk_tokens: int, pacer: Pacer | None) -> None:
+    def __init__(
+        self, costs: Costs, lockstep: Lockstep, chunk_tokens: int, pacer: Pacer | None
+    ) -> None:
         self.cache = KvCache(costs.kv_capacity_tokens)
         self.sequences = 0
         self.busy_ms = 0.0
         self._costs = costs
-        self._timer = timer
+        self._lockstep = lockstep
         self._chunk_tokens = chunk_tokens
         self._pacer = pacer
         self._overlap = costs.overlap
         self._searches: list[tuple[float, Then]] = []
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._prefilling: deque[Job] = deque()
+        self._chunk: list[tuple[Job, Extend]] = []  # of the step under way
         self._fresh: list[Job] = []  # their first token comes with the next step
         self._ends: list[tuple[int, int, Job]] = []
         self._pushed = 0
         self._context_tokens = 0  # of all that decode
         self._steps = 0  # decode steps ever taken
         self._rest_steps = 0  # decode steps before the next chunk
-        # The segment under way: steps that end together, whatever comes.
-        self._epoch = 0
-        self._idle = True
-        self._ends_ms = 0.0
-        self._run: tuple[float, int] | None = None  # of decode steps alone: start and number
+        lockstep.ranks.append(self)
 
     @property
     def waiting(self) -> int:
@@ -109,10 +105,7 @@ class Engine:
                 f"reply counted; the KV of a worker holds {self.cache.capacity_tokens:,}"
             )
         self._waiting.append(job)
-        if self._idle:
-            self._next(now_ms)
-        elif self._run is not None:
-            self._cut(now_ms)
+        self._lockstep.arrived(now_ms)
 
     def search(self, ms: float, then: Then, now_ms: float) -> None:
         """Have the device run a vector search after the step under way.
@@ -124,20 +117,11 @@ class Engine:
             then: called at its end.
         """
         self._searches.append((ms, then))
-        if self._idle:
-            self._next(now_ms)
-        elif self._run is not None:
-            self._cut(now_ms)
+        self._lockstep.arrived(now_ms)
 
     def step_ends_ms(self, now_ms: float) -> float:
         """Return when the step under way ends; now, if there is none."""
-        if self._idle:
-            return now_ms
-        if self._run is None:
-            return self._ends_ms
-        start_ms, _ = self._run
-        begun = self._costs.decode_steps(now_ms - start_ms, self.sequences, self._context_tokens)
-        return start_ms + self._costs.decode_ms(begun, self.sequences, self._context_tokens)
+        return self._lockstep.step_ends_ms(now_ms)
 
     def stop(self, now_ms: float) -> dict[Job, int]:
         """Stop for good, with all that is under way.
@@ -145,73 +129,89 @@ class Engine:
         Returns:
             The requests that decode, and how many tokens each has generated.
         """
-        self._epoch += 1
-        steps = self._steps
-        if self._run is not None:
-            start_ms, planned = self._run
-            begun = self._costs.decode_steps(
-                now_ms - start_ms, self.sequences, self._context_tokens
-            )
-            steps += min(begun, planned) - 1
+        steps = self._steps + self._lockstep.stop(now_ms)
         return {job: job.output_tokens - (job.ends_at_step - steps) for *_, job in self._ends}
 
-    def _cut(self, now_ms: float) -> None:
-        """End a run of decode steps with the step that is under way."""
-        assert self._run is not None
-        start_ms, steps = self._run
-        done = self._costs.decode_steps(now_ms - start_ms, self.sequences, self._context_tokens)
-        if done < steps:
-            self._start_run(start_ms, done)
+    # -- for the steps of the server -----------------------------------------------------------
 
-    def _start_run(self, start_ms: float, steps: int) -> None:
-        self._run = start_ms, steps
-        ms = self._costs.decode_ms(steps, self.sequences, self._context_tokens)
-        self._at(start_ms + ms, lambda now_ms: self._end_run(start_ms, steps, now_ms))
+    def take_searches(self) -> list[tuple[float, Then]]:
+        """Return the searches that wait, and what each takes; they wait no longer."""
+        taken, self._searches = self._searches, []
+        return taken
 
-    def _at(self, at_ms: float, then: Then) -> None:
-        """``then`` at a time, unless the segment is replaced before."""
-        self._idle = False
-        self._ends_ms = at_ms
-        self._epoch += 1
-        epoch = self._epoch
+    @property
+    def wants_chunk(self) -> bool:
+        """Whether the next step is to prefill here."""
+        return bool(self._prefilling) and not (self._rest_steps and self._lockstep.decodes)
 
-        def guarded(now_ms: float) -> None:
-            if epoch == self._epoch:
-                then(now_ms)
+    @property
+    def unchanged_steps(self) -> float:
+        """How many decode steps may follow each other; infinite if it has no part in them."""
+        if self._fresh:
+            return 1
+        steps: float = self._ends[0][0] - self._steps if self.sequences else math.inf
+        return min(steps, self._rest_steps) if self._prefilling else steps
 
-        self._timer(at_ms, guarded)
+    def decode_ms(self, steps: int) -> float:
+        """Return what decode steps of its batch take."""
+        return self._costs.decode_ms(steps, self.sequences, self._context_tokens)
 
-    def _next(self, now_ms: float) -> None:
-        """At the end of a step: what comes next."""
-        self._run = None
-        if self._searches:
-            self._start_searches(now_ms)
-            return
-        self._admit(now_ms)
-        if self._prefilling and not (self._rest_steps and self.sequences):
-            self._start_mixed(now_ms)
-        elif self.sequences:
-            steps = self._ends[0][0] - self._steps
-            if self._fresh:
-                steps = 1
-            elif self._prefilling:
-                steps = min(steps, self._rest_steps)
-            self._start_run(now_ms, steps)
-        else:
-            self._idle = True
+    def decode_steps(self, ms: float) -> int:
+        """Return the least number of decode steps of its batch that take so long, at least one."""
+        return self._costs.decode_steps(ms, self.sequences, self._context_tokens)
 
-    def _start_searches(self, now_ms: float) -> None:
-        ended, self._searches = self._searches, []
-        all_ms = max(ms for ms, _ in ended)
-        self._at(now_ms + all_ms, lambda end_ms: self._end_searches(ended, all_ms, end_ms))
+    def begin_chunk(self) -> float:
+        """Begin a step in which some rank prefills.
 
-    def _end_searches(self, ended: list[tuple[float, Then]], all_ms: float, now_ms: float) -> None:
-        self.busy_ms += all_ms
-        for _, then in ended:
-            then(now_ms)
-        self._next(now_ms)
+        Returns:
+            The milliseconds that its part takes; 0 if it has none.
+        """
+        self._chunk = self._next_chunk() if self.wants_chunk else []
+        if not self._chunk and not self.sequences:
+            return 0.0
+        extends = [extend for _, extend in self._chunk]
+        return self._costs.step_ms(self.sequences, self._context_tokens, extends)
 
-    def _admit(self, now_ms: float) -> None:
+    def end_chunk(self, ms: float, now_ms: float, *, beside_decodes: bool) -> None:
+        """End such a step.
+
+        Args:
+            ms: what it took.
+            beside_decodes: whether any rank decoded in it.
+        """
+        parts, self._chunk = self._chunk, []
+        if parts or self.sequences:
+            self.busy_ms += ms
+        if self._pacer is not None and parts and beside_decodes:
+            tokens = sum(extend.tokens for _, extend in parts)
+            pairs = sum(extend.pairs for _, extend in parts)
+            self._pacer.chunked(tokens, pairs / tokens, ms)
+        self._advance(1, now_ms)
+        for job, extend in parts:
+            job.left_tokens -= extend.tokens
+            if job.left_tokens:
+                continue
+            assert self._prefilling[0] is job
+            self._prefilling.popleft()
+            if job.first is not None:
+                job.first(now_ms)
+            if job.output_tokens > 1:
+                self._join(job, job.output_tokens - 1)
+            else:
+                self._finish(job, now_ms)
+
+    def end_decodes(self, ms: float, steps: int, now_ms: float) -> None:
+        """End decode steps that took ``ms`` together."""
+        if self.sequences:
+            self.busy_ms += ms
+            if self._pacer is not None:
+                for _ in range(min(steps, 4)):  # its average would hardly move with more
+                    self._pacer.decoded(ms / steps)
+        self._rest_steps = max(0, self._rest_steps - steps)
+        self._advance(steps, now_ms)
+
+    def admit(self, now_ms: float) -> None:
+        """Take the jobs that wait, as far as there is KV for them."""
         while self._waiting:
             job = self._waiting[0]
             found = self.cache.cached_tokens(job.session)
@@ -233,7 +233,7 @@ class Engine:
                 self._fresh.append(job)
             else:
                 job.left_tokens = job.prompt_tokens - job.cached_tokens
-                if self._overlap and self.sequences and not self._prefilling:
+                if self._overlap and self._lockstep.decodes and not self._prefilling:
                     self._rest_steps = max(1, self._rest_steps)  # one has been launched already
                 self._prefilling.append(job)
 
@@ -253,10 +253,10 @@ class Engine:
         self._pushed += 1
         heapq.heappush(self._ends, (job.ends_at_step, self._pushed, job))
 
-    def _start_mixed(self, now_ms: float) -> None:
+    def _next_chunk(self) -> list[tuple[Job, Extend]]:
         parts: list[tuple[Job, Extend]] = []
         budget = max(1, self._chunk_tokens - self.sequences)
-        if self._pacer is not None and self.sequences:
+        if self._pacer is not None and self._lockstep.decodes:
             job = self._prefilling[0]
             chunk = self._pacer.next_chunk(job.left_tokens, job.prompt_tokens - job.left_tokens)
             budget, self._rest_steps = chunk.tokens, chunk.decode_steps
@@ -266,39 +266,7 @@ class Engine:
                 break
             parts.append((job, Extend(tokens, job.prompt_tokens - job.left_tokens)))
             budget -= tokens
-        extends = [extend for _, extend in parts]
-        ms = self._costs.step_ms(self.sequences, self._context_tokens, extends)
-        self._at(now_ms + ms, lambda end_ms: self._end_mixed(parts, ms, end_ms))
-
-    def _end_mixed(self, parts: list[tuple[Job, Extend]], ms: float, now_ms: float) -> None:
-        self.busy_ms += ms
-        if self._pacer is not None and self.sequences:
-            tokens = sum(extend.tokens for _, extend in parts)
-            pairs = sum(extend.pairs for _, extend in parts)
-            self._pacer.chunked(tokens, pairs / tokens, ms)
-        self._advance(1, now_ms)
-        for job, extend in parts:
-            job.left_tokens -= extend.tokens
-            if job.left_tokens:
-                continue
-            assert self._prefilling[0] is job
-            self._prefilling.popleft()
-            if job.first is not None:
-                job.first(now_ms)
-            if job.output_tokens > 1:
-                self._join(job, job.output_tokens - 1)
-            else:
-                self._finish(job, now_ms)
-        self._next(now_ms)
-
-    def _end_run(self, start_ms: float, steps: int, now_ms: float) -> None:
-        self.busy_ms += now_ms - start_ms
-        if self._pacer is not None:
-            for _ in range(min(steps, 4)):  # its average would hardly move with more
-                self._pacer.decoded((now_ms - start_ms) / steps)
-        self._rest_steps = max(0, self._rest_steps - steps)
-        self._advance(steps, now_ms)
-        self._next(now_ms)
+        return parts
 
     def _advance(self, steps: int, now_ms: float) -> None:
         """Every sequence of the batch has ``steps`` more tokens."""

@@ -40,7 +40,7 @@ from .clock import Clock
 from .cost_model import Costs
 from .engine import Job
 from .outages import Outage
-from .workers import Cluster, SimulatedWorker
+from .workers import Cluster, SimulatedServer, SimulatedWorker
 
 PROBE_INTERVAL_S = 2.0  # ppd-router's default
 
@@ -123,13 +123,13 @@ class SimulatedHandler:
         Raises:
             ConfigError: the cluster has no such worker.
         """
-        worker = self._cluster.named(outage.worker)
+        server = self._cluster.named(outage.worker)
         back_s = outage.at_s + outage.for_s
-        self._clock.at(1e3 * outage.at_s, partial(self._die, worker))
-        self._clock.at(1e3 * back_s, lambda _: worker.restart())
+        self._clock.at(1e3 * outage.at_s, partial(self._die, server))
+        self._clock.at(1e3 * back_s, lambda _: server.restart())
         for happens_s in (outage.at_s, back_s):
             probe_s = PROBE_INTERVAL_S * (math.floor(happens_s / PROBE_INTERVAL_S) + 1)
-            self._clock.at(1e3 * probe_s, lambda _: worker.probe())
+            self._clock.at(1e3 * probe_s, lambda _: server.probe())
 
     def start(self, request: SimulatedRequest, now_ms: float) -> None:
         """Begin a request."""
@@ -150,7 +150,7 @@ class SimulatedHandler:
         elif isinstance(effect, Abandon):
             request.legs = frozenset()
             for view in (effect.worker, *effect.probe) if effect.down else effect.probe:
-                self._cluster.workers[view.name].probe()
+                self._cluster.workers[view.name].server.probe()
             self._on(request, Settled(), now_ms)
         elif isinstance(effect, Finish):
             self._finish(request, now_ms)
@@ -244,12 +244,13 @@ class SimulatedHandler:
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _die(self, worker: SimulatedWorker, now_ms: float) -> None:
-        """A worker's connections break, and its KV is lost."""
-        generated = worker.die(now_ms)
-        for request in [one for one in self._under_way if worker in one.legs]:
+    def _die(self, server: SimulatedServer, now_ms: float) -> None:
+        """A server's connections break, and its KV is lost."""
+        generated = server.die(now_ms)
+        ranks = {worker.name for worker in server.ranks}
+        for request in [r for r in self._under_way if any(w.server is server for w in r.legs)]:
             plan, job = request.plan, request.decoding
-            if plan.decode.name != worker.name:
+            if plan.decode.name not in ranks:
                 self._on(request, PrefillFailed(_LOST), now_ms)
             elif job is not None and generated.get(job):
                 request.generated_tokens += generated[job]

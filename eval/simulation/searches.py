@@ -19,8 +19,9 @@ from ppd.errors import ConfigError
 from ..profiles.profile import Profile
 from .cache import SharedPrefix
 from .clock import Clock
-from .engine import Engine, Job, Then
+from .engine import Engine, Job
 from .link import Link
+from .lockstep import Lockstep, Then
 from .machine import CHUNKING
 from .profile_costs import ProfileCosts
 
@@ -227,7 +228,7 @@ class SearchSimulation:
         self.measured = Measured(kv_tokens=on_decode.kv_capacity_tokens)
 
     def _engine(self, costs: ProfileCosts) -> Engine:
-        return Engine(costs, self._clock.at, CHUNKING.step_tokens, None)
+        return Engine(costs, Lockstep(self._clock.at), CHUNKING.step_tokens, None)
 
     def run(self, seed: int) -> Measured:
         """Simulate all turns."""

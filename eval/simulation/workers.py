@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from operator import mul
 from typing import assert_never
 
 from ppd.contract import Role
@@ -18,8 +19,9 @@ from ppd.pacing import Pacer
 from ppd.placement import WorkerView, place
 
 from .cost_model import Costs
-from .engine import Engine, Job, Timer
+from .engine import Engine, Job
 from .link import Link
+from .lockstep import Lockstep, Timer
 
 
 class PlacementRule(StrEnum):
@@ -55,28 +57,34 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many workers of each kind; ``appending`` ones (the paper's pD) are decode workers that
-    take local turns."""
+    """How many servers of each kind; ``appending`` ones (the paper's pD) are decode servers that
+    take local turns.
+
+    Attributes:
+        ranks: of data parallelism that each server of a kind has, in the order of the counts.
+    """
 
     prefill: int = 0
     decode: int = 0
     appending: int = 0
     replica: int = 0
+    ranks: tuple[int, int, int, int] = (1, 1, 1, 1)
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """From the paper's notation: ``1P_2D_1pD``, ``4R``.
+        """From the paper's notation: ``1P_2D_1pD``, ``4R``; ``1P_1pDx8`` for 8 ranks.
 
         Raises:
             ConfigError: it is none, or a cluster that can serve no request.
         """
-        counts: dict[str, int] = {}
+        found: dict[str, tuple[int, int]] = {}
         for part in text.split("_"):
-            found = re.fullmatch(r"(\d{1,5})(P|D|pD|R)", part)
-            if found is None or found[2] in counts:
-                raise ConfigError(f"no such shape: {text!r}; it is as 1P_2D_1pD or 4R")
-            counts[found[2]] = int(found[1])
-        shape = cls(*(counts.get(kind, 0) for kind in ("P", "D", "pD", "R")))
+            match = re.fullmatch(r"(\d{1,5})(P|D|pD|R)(?:x([1-9]\d{0,2}))?", part)
+            if match is None or match[2] in found:
+                raise ConfigError(f"no such shape: {text!r}; it is as 1P_2D_1pD, 4R or 1P_1pDx8")
+            found[match[2]] = int(match[1]), int(match[3] or 1)
+        p, d, a, r = (found.get(kind, (0, 1)) for kind in ("P", "D", "pD", "R"))
+        shape = cls(p[0], d[0], a[0], r[0], (p[1], d[1], a[1], r[1]))
         disaggregated = shape.decode + shape.appending
         if bool(shape.prefill) != bool(disaggregated) or not shape.workers:
             raise ConfigError(f"shape {text!r}: P and D need each other, and one worker is needed")
@@ -84,36 +92,36 @@ class Shape:
 
     @property
     def workers(self) -> int:
-        return self.prefill + self.decode + self.appending + self.replica
+        """Workers of all kinds; each rank is one."""
+        counts = (self.prefill, self.decode, self.appending, self.replica)
+        return sum(map(mul, counts, self.ranks))
 
 
-class SimulatedWorker:
-    """One worker; a ``ppd.placement.WorkerView``.
+class SimulatedServer:
+    """One process, whose ranks live and die together.
 
     Args:
-        start: makes the engine of a new process.
+        start: makes the engines of a new process, one for each rank.
 
     Attributes:
-        in_flight: requests that it decodes or prefills, or shall.
-        alive: its process runs.
+        alive: it runs.
         ready: the cluster gives it work; follows ``alive`` with the next probe.
+        ranks: its workers.
     """
 
-    page_size = 1
-
     def __init__(
-        self, name: str, role: Role, start: Callable[[], Engine], *, takes_appends: bool
+        self, name: str, role: Role, start: Callable[[], list[Engine]], *, takes_appends: bool
     ) -> None:
-        self.name = self.identity = name
-        self.role = role
-        self.engine = start()
-        self.takes_appends = takes_appends
-        self.in_flight = 0
-        self.headroom = Headroom()
+        self.name = name
         self.alive = self.ready = True
+        self.starts = 1
         self._start = start
-        self._starts = 1
-        self._evicted_tokens = 0  # by processes that have died
+        engines = start()
+        names = [name] if len(engines) == 1 else [f"{name}@{i}" for i in range(len(engines))]
+        self.ranks = [
+            SimulatedWorker(self, one, role, engine, takes_appends=takes_appends)
+            for one, engine in zip(names, engines, strict=True)
+        ]
 
     def die(self, now_ms: float) -> dict[Job, int]:
         """End the process.
@@ -122,28 +130,72 @@ class SimulatedWorker:
             The requests that it decoded, and how many tokens of their replies had been generated.
         """
         self.alive = False
-        self._evicted_tokens += self.engine.cache.evicted_tokens
-        return self.engine.stop(now_ms)
+        generated: dict[Job, int] = {}
+        for worker in self.ranks:
+            worker.past_evicted_tokens += worker.engine.cache.evicted_tokens
+            generated |= worker.engine.stop(now_ms)
+        return generated
 
     def restart(self) -> None:
-        """Start another process, whose KV cache is empty."""
-        assert not self.alive, "outages of one worker do not overlap"
+        """Start another process, whose KV caches are empty."""
+        assert not self.alive, "outages of one server do not overlap"
         self.alive = True
-        self.engine = self._start()
-        self._starts += 1
+        self.starts += 1
+        for worker, engine in zip(self.ranks, self._start(), strict=True):
+            worker.engine = engine
 
     def probe(self) -> None:
         """Have the cluster see whether it runs, and whether it is another process."""
         self.ready = self.alive
-        identity = self.name if self._starts == 1 else f"{self.name}/{self._starts}"
-        if self.alive and identity != self.identity:
-            self.identity, self.headroom = identity, Headroom()
+        for worker in self.ranks:
+            identity = worker.name if self.starts == 1 else f"{worker.name}/{self.starts}"
+            if self.alive and identity != worker.identity:
+                worker.identity, worker.headroom = identity, Headroom()
+
+
+class SimulatedWorker:
+    """One rank of a server, most often its only one; a ``ppd.placement.WorkerView``.
+
+    Attributes:
+        in_flight: requests that it decodes or prefills, or shall.
+        past_evicted_tokens: by processes that have died.
+    """
+
+    page_size = 1
+
+    def __init__(
+        self,
+        server: SimulatedServer,
+        name: str,
+        role: Role,
+        engine: Engine,
+        *,
+        takes_appends: bool,
+    ) -> None:
+        self.server = server
+        self.name = self.identity = name
+        self.role = role
+        self.engine = engine
+        self.takes_appends = takes_appends
+        self.in_flight = 0
+        self.headroom = Headroom()
+        self.past_evicted_tokens = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self.server.alive
+
+    @property
+    def ready(self) -> bool:
+        """Whether the cluster gives it work."""
+        return self.server.ready
 
     @property
     def all_evicted_tokens(self) -> int:
         """Tokens evicted for want of room, by all its processes."""
         current = self.engine.cache.evicted_tokens if self.alive else 0
-        return self._evicted_tokens + current
+        return self.past_evicted_tokens + current
 
     @property
     def running(self) -> int:
@@ -168,6 +220,8 @@ class Cluster:
     """A ``ppd.placement.ClusterView`` of simulated workers.
 
     Attributes:
+        servers: all of them, by name.
+        workers: all their ranks, by name.
         homes: workers that a conversation can have as its home.
         links: of the prefill workers, by name.
     """
@@ -186,26 +240,40 @@ class Cluster:
         self._assigned: dict[bytes, SimulatedWorker] = {}  # home by root
         self._sessions: dict[bytes, int] = {}  # by root
 
-        def start(paced: bool) -> Engine:
-            max_tokens, pacer = chunking.step_tokens, None
-            if chunking.paced_tokens is not None and paced:
-                max_tokens = chunking.paced_tokens
-                pacer = Pacer(full_chunk=max_tokens, page_size=1, mixed=True)
-            return Engine(costs, timer, max_tokens, pacer)
+        def start(ranks: int, paced: bool) -> list[Engine]:
+            max_tokens, lockstep = chunking.step_tokens, Lockstep(timer)
+            if chunking.paced_tokens is None or not paced:
+                return [Engine(costs, lockstep, max_tokens, None) for _ in range(ranks)]
+            max_tokens = chunking.paced_tokens
+            pacers = [Pacer(full_chunk=max_tokens, page_size=1, mixed=True) for _ in range(ranks)]
+            return [Engine(costs, lockstep, max_tokens, pacer) for pacer in pacers]
 
-        def worker(name: str, role: Role, *, appends: bool, paced: bool = False) -> SimulatedWorker:
-            return SimulatedWorker(name, role, partial(start, paced), takes_appends=appends)
+        def servers(
+            letter: str, count: int, ranks: int, role: Role, *, appends: bool, paced: bool = False
+        ) -> list[SimulatedServer]:
+            of_kind = partial(start, ranks, paced)
+            return [
+                SimulatedServer(f"{letter}{i}", role, of_kind, takes_appends=appends)
+                for i in range(count)
+            ]
 
-        prefill = [worker(f"p{i}", Role.PREFILL, appends=False) for i in range(shape.prefill)]
-        replicas = [worker(f"r{i}", Role.REPLICA, appends=True) for i in range(shape.replica)]
-        decode = [worker(f"d{i}", Role.DECODE, appends=False) for i in range(shape.decode)]
-        decode += [
-            worker(f"a{i}", Role.DECODE, appends=True, paced=True) for i in range(shape.appending)
-        ]
-        self._of = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replicas}
-        self.homes = replicas + decode
-        self.workers = {one.name: one for one in (*prefill, *self.homes)}
-        self.links = {one.name: Link(costs.transfer_ms) for one in prefill}
+        of_p, of_d, of_a, of_r = shape.ranks
+        prefill = servers("p", shape.prefill, of_p, Role.PREFILL, appends=False)
+        replicas = servers("r", shape.replica, of_r, Role.REPLICA, appends=True)
+        decode = servers("d", shape.decode, of_d, Role.DECODE, appends=False)
+        decode += servers("a", shape.appending, of_a, Role.DECODE, appends=True, paced=True)
+        self.servers = {one.name: one for one in (*prefill, *replicas, *decode)}
+        self._of = {
+            role: [worker for server in of_role for worker in server.ranks]
+            for role, of_role in (
+                (Role.PREFILL, prefill),
+                (Role.DECODE, decode),
+                (Role.REPLICA, replicas),
+            )
+        }
+        self.homes = self._of[Role.REPLICA] + self._of[Role.DECODE]
+        self.workers = {one.name: one for one in (*self._of[Role.PREFILL], *self.homes)}
+        self.links = {one.name: Link(costs.transfer_ms) for one in self._of[Role.PREFILL]}
 
     def assign(self, root: bytes, session: int) -> None:
         """Give a conversation its home, if it has none or its home is gone."""
@@ -214,15 +282,15 @@ class Cluster:
             self._sessions[root] = session
             self._assigned[root] = self._choose(self._ready(self.homes) or self.homes, session)
 
-    def named(self, name: str) -> SimulatedWorker:
-        """Return the worker of a name.
+    def named(self, name: str) -> SimulatedServer:
+        """Return the server of a name.
 
         Raises:
             ConfigError: there is none.
         """
-        if name not in self.workers:
-            raise ConfigError(f"no worker {name!r}; there are {', '.join(self.workers)}")
-        return self.workers[name]
+        if name not in self.servers:
+            raise ConfigError(f"no worker {name!r}; there are {', '.join(self.servers)}")
+        return self.servers[name]
 
     def _choose(self, ready: Sequence[SimulatedWorker], session: int) -> SimulatedWorker:
         match self._placement:

@@ -63,18 +63,20 @@ OUTAGES = st.lists(
     outages=OUTAGES,
     max_resumptions=st.integers(0, 2),
     placement=st.sampled_from([*PlacementRule]),
+    shape=st.sampled_from(("2P_2pD", "2Px2_2pDx3")),
     seed=st.integers(0, 5),
 )
 def test_whatever_dies_each_turn_ends_once_and_nothing_is_held(
     outages: list[tuple[str, float, float]],
     max_resumptions: int,
     placement: PlacementRule,
+    shape: str,
     seed: int,
 ) -> None:
     workload = Workload("w", CHAT, (8.0,), 0.5)
     conversations = list(poisson(workload, 8.0, 6.0, random.Random(seed)))
     simulation, result = simulated(
-        "2P_2pD",
+        shape,
         conversations,
         *(f"{worker}@{at_s:.3f}+{for_s:.3f}" for worker, at_s, for_s in outages),
         max_resumptions=max_resumptions,

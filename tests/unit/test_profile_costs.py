@@ -13,6 +13,7 @@ from eval.simulation.clock import Clock
 from eval.simulation.cost_model import Extend, paper_model
 from eval.simulation.engine import Engine, Job
 from eval.simulation.fitted_profile import fitted_profile
+from eval.simulation.lockstep import Lockstep
 from eval.simulation.planned import simulated
 from eval.simulation.profile_costs import ProfileCosts
 from eval.traffic.conversations import Conversation, PlannedTurn
@@ -41,7 +42,7 @@ def _beside_decodes(*, overlap: bool, has_kv: bool) -> tuple[float, float]:
     """When a job that comes in mid-step gives its first token, and how long a step takes."""
     clock = Clock()
     costs = ProfileCosts(PROFILE, 100.0, overlap=overlap)
-    engine = Engine(costs, clock.at, 8192, None)
+    engine = Engine(costs, Lockstep(clock.at), 8192, None)
     first: list[float] = []
     engine.submit(Job(1, 1000, 200, True, lambda _: None), 0.0)
     step_ms = COSTS.step_ms(1, 1000, [])

@@ -10,6 +10,7 @@ from eval import cli
 from eval.profiles.profile import load_profile
 from eval.simulation.clock import Clock
 from eval.simulation.engine import Engine, Job
+from eval.simulation.lockstep import Lockstep
 from eval.simulation.profile_costs import ProfileCosts
 from eval.simulation.search_placement import workers_of
 from eval.simulation.searches import (
@@ -38,7 +39,7 @@ def simulate(where: Architecture, rate: float, index: Index = INDEX) -> Measured
 
 def test_a_search_waits_for_the_step_that_runs_and_searches_run_side_by_side() -> None:
     clock = Clock()
-    engine = Engine(COSTS, clock.at, 8192, None)
+    engine = Engine(COSTS, Lockstep(clock.at), 8192, None)
     engine.submit(Job(1, 1000, 50, True, lambda _: None), 0.0)
     step_ms = COSTS.step_ms(1, 1000, [])
     ended: list[float] = []
@@ -50,7 +51,7 @@ def test_a_search_waits_for_the_step_that_runs_and_searches_run_side_by_side() -
 
 def test_an_idle_worker_searches_at_once() -> None:
     clock = Clock()
-    engine = Engine(COSTS, clock.at, 8192, None)
+    engine = Engine(COSTS, Lockstep(clock.at), 8192, None)
     ended: list[float] = []
     clock.at(10.0, lambda now_ms: engine.search(2.0, ended.append, now_ms))
     clock.run()

@@ -24,7 +24,7 @@ from eval.simulation.traffic import (
     load,
     poisson,
 )
-from eval.simulation.workers import Chunking, Shape
+from eval.simulation.workers import Chunking, PlacementRule, Shape
 from ppd.decision import Reason, Route
 from ppd.errors import ConfigError
 from ppd.policies import static_policy
@@ -63,14 +63,14 @@ def busy(count: int, qps: float, seed: int = 0, think_s: float = 0.0) -> list[Co
     return [one for one, _ in zip(arrivals, range(count), strict=False)]
 
 
-SHAPES = ("1P_3D", "2P_2pD", "1P_2D_1pD", "4R", "1R_1P_1D_1pD")
+SHAPES = ("1P_3D", "2P_2pD", "1P_2D_1pD", "4R", "1R_1P_1D_1pD", "1Px2_1pDx3", "1Rx4")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("paced", [False, True])
 def test_every_turn_ends_once_and_nothing_is_left(shape: str, paced: bool) -> None:
     conversations = busy(200, 20.0)
-    policy = "replica" if shape == "4R" else "full"
+    policy = "replica" if shape in ("4R", "1Rx4") else "full"
     simulation, result = held(shape, conversations, policy=policy, paced=paced)
     ended = sorted((row.session, row.turn) for row in result.rows)
     assert ended == [(one.session, turn) for one in conversations for turn in (1, 2, 3)]
@@ -229,6 +229,41 @@ def test_the_least_recently_used_goes_first_and_from_its_end() -> None:
     assert cache.evicted_tokens == 10
 
 
+def decoding_times(shape: str, append_tokens: int) -> list[float]:
+    """TPOTs of one long reply on each worker of a shape, with an append on the last one."""
+    long = (TurnTokens(1000, 400),)
+    conversations = [Conversation(i, 0.0, long, ()) for i in range(2)]
+    if append_tokens:
+        turns = (TurnTokens(1000, 2), TurnTokens(append_tokens, 2))
+        conversations.append(Conversation(2, 0.0, turns, (1.0,)))
+    placement = PlacementRule.LEAST_LOADED
+    simulation = Simulation(
+        COSTS, Shape.parse(shape), static_policy("full"), Clients(), 0, placement=placement
+    )
+    rows = simulation.run(conversations).rows
+    assert [row.route for row in rows if row.turn == 2] == [Route.LOCAL] * bool(append_tokens)
+    return [row.tpot_ms for row in sorted(rows, key=lambda row: row.session) if row.session < 2]
+
+
+def test_an_append_delays_the_decodes_of_all_ranks() -> None:
+    alone, apart, together = (
+        decoding_times(shape, append)
+        for shape, append in (("3P_2pDx1", 0), ("3P_2pD", 4000), ("3P_1pDx2", 4000))
+    )
+    append_ms = COSTS.step_ms(0, 0, [Extend(4000, 1001)])
+    with_append, beside = max(apart), min(apart)
+    assert beside == pytest.approx(min(alone), rel=0.01)
+    assert with_append > beside + 0.9 * append_ms / 399
+    assert together == pytest.approx([with_append] * 2, rel=0.05)
+
+
+def test_ranks_with_nothing_in_common_are_as_separate_workers() -> None:
+    """Conversations far from each other: no step has two of them."""
+    apart = [Conversation(i, 100.0 * i, TALK, (1.0, 1.0)) for i in range(5)]
+    (_, ranks), (_, workers) = (held(shape, apart) for shape in ("1P_1pDx4", "1P_4pD"))
+    assert ranks == workers
+
+
 def test_transfers_queue() -> None:
     link = Link(0.01)
     assert [link.send(100, 0.0), link.send(100, 0.5), link.send(100, 10.0)] == [1.0, 2.0, 11.0]
@@ -237,7 +272,10 @@ def test_transfers_queue() -> None:
 
 def test_shapes() -> None:
     assert Shape.parse("1R_2P_3D_4pD") == Shape(prefill=2, decode=3, appending=4, replica=1)
-    for wrong in ("", "4X", "1P", "2D", "1P_1P_1D", "0R", "P_D"):
+    ranked = Shape.parse("2P_1D_1pDx8")
+    assert ranked == Shape(prefill=2, decode=1, appending=1, ranks=(1, 1, 8, 1))
+    assert ranked.workers == 11
+    for wrong in ("", "4X", "1P", "2D", "1P_1P_1D", "0R", "P_D", "1P_1Dx0", "1Px_1D"):
         with pytest.raises(ConfigError, match="shape"):
             Shape.parse(wrong)
 
