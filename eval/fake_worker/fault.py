@@ -16,6 +16,7 @@ from ppd.contract import LOCAL_MARKER
 from ..dialects import DONE, Counts, error_answer, error_event, stream_events, whole_answer
 from .connection import MAX_TOKENS
 from .kv import KvState
+from .ranks import Ranks
 from .request import Request
 from .state import IDLE_TOKENS
 from .worker import FakeWorker
@@ -52,13 +53,21 @@ class FaultScript:
         late_s: how late ``LATE`` is.
         pace_s: between two events of a stream; 0: all at once.
         kv: the KV of the worker; None: it holds none, and never refuses a local turn.
+        ranks: its ranks, if it has data parallelism.
     """
 
-    def __init__(self, late_s: float = 2.0, pace_s: float = 0.0, kv: KvState | None = None) -> None:
+    def __init__(
+        self,
+        late_s: float = 2.0,
+        pace_s: float = 0.0,
+        kv: KvState | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.fault = Fault.NONE
         self.late_s = late_s
         self.pace_s = pace_s
         self.kv = kv
+        self.ranks = ranks
 
     async def __call__(self, request: Request) -> None:
         """Answer one request."""
@@ -77,6 +86,8 @@ class FaultScript:
         if self.kv is not None:
             await self.kv.wait_for_transfer(request.worker.role, fault in _ANSWERS, body)
         counts = self._counts(user, body)
+        if self.ranks is not None and request.worker.dp_size > 1:
+            counts = await self.ranks.take(body, request.worker.dp_size) or counts
         if fault is Fault.FAILS:
             request.answer(error_answer("out of memory, by request", 500), 500)
         elif fault is Fault.REJECTS:

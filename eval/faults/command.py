@@ -43,12 +43,19 @@ def own_router(port: int, prefill: Sequence[str], decode: Sequence[str], *more: 
 
 
 async def _start(
-    launch: Launcher, name: str, prefill: FakeWorker, decode: Sequence[FakeWorker], rivals: Path
+    launch: Launcher,
+    name: str,
+    row: Row,
+    prefill: FakeWorker,
+    decode: Sequence[FakeWorker],
+    rivals: Path,
 ) -> Process:
     urls = [worker.url for worker in decode]
     if name in OURS:
         port = free_port()
-        argv = own_router(port, [prefill.url], urls, "--policy", "full", "--log-level", "warning")
+        flags = ["--policy", "full", "--log-level", "warning"]
+        flags += ["--answer-timeout-s", f"{row.answer_timeout_s:g}"]
+        argv = own_router(port, [prefill.url], urls, *flags)
         return launch.start("ours", port, argv)
     return rival_routers.start(launch, rival_routers.install(rivals), name, prefill.url, urls)
 
@@ -71,10 +78,10 @@ async def _until_ready(fixture: FaultFixture, process: Process) -> None:
 
 async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
     """Play one row against one router, with workers of its own."""
-    prefill, decode, faults = faulty_workers(MODEL, row.decodes)
+    prefill, decode, faults = faulty_workers(MODEL, row.decodes, row.ranks)
     for worker in (prefill, *decode):
         await worker.listen()
-    process = await _start(launch, name, prefill, decode, rivals)
+    process = await _start(launch, name, row, prefill, decode, rivals)
     try:
         port = int(process.url.rpartition(":")[2])
         fixture = FaultFixture(port, MODEL, prefill, decode, faults, local=name == OURS[1])
@@ -88,13 +95,18 @@ async def cell(launch: Launcher, row: Row, name: str, rivals: Path) -> Cell:
             await worker.close()
 
 
+def _happens(row: Row, name: str) -> bool:
+    """Whether a row has a cell for a router."""
+    return name.removeprefix("ours, ") in row.routes if name in OURS else row.ranks == 1
+
+
 async def table(
     launch: Launcher, names: Sequence[str], rows: Sequence[Row], rivals: Path
 ) -> list[dict[str, object]]:
     """A record for each cell; the cells of a row at the same time."""
     records: list[dict[str, object]] = []
     for row in rows:
-        asked = [name for name in names if row.local or name != OURS[1]]
+        asked = [name for name in names if _happens(row, name)]
         cells = await asyncio.gather(*(cell(launch, row, name, rivals) for name in asked))
         for name, result in zip(asked, cells, strict=True):
             records.append(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..dialects import CHAT, text_in
 from ..fake_worker.fault import Fault, FaultScript, fault_worker
+from ..fake_worker.ranks import Ranks
 from ..fake_worker.request import Leg
 from ..fake_worker.worker import FakeWorker
 from ..http_stream import Patience, Reply, connect, http_request
@@ -20,12 +21,18 @@ WORDS = 4
 
 
 def faulty_workers(
-    model: str, decodes: int
+    model: str, decodes: int, ranks: int = 1
 ) -> tuple[FakeWorker, list[FakeWorker], dict[str, FaultScript]]:
-    """Return one prefill worker, some decode workers, and the fault script of each role."""
-    faults = {role: FaultScript() for role in ("prefill", "decode")}
+    """Return one prefill worker, some decode workers, and the fault script of each role.
+
+    Args:
+        ranks: of each decode worker.
+    """
+    faults = {"prefill": FaultScript(), "decode": FaultScript(ranks=Ranks())}
     prefill = fault_worker("prefill", model, faults["prefill"])
     decode = [fault_worker("decode", model, faults["decode"]) for _ in range(decodes)]
+    for worker in decode:
+        worker.dp_size = ranks
     return prefill, decode, faults
 
 
@@ -45,6 +52,13 @@ class FaultFixture:
     faults: Mapping[str, FaultScript]
     local: bool
     asked: int = 0
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the decode workers."""
+        ranks = self.faults["decode"].ranks
+        assert ranks is not None
+        return ranks
 
     @property
     def workers(self) -> tuple[FakeWorker, ...]:

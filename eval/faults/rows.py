@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ..fake_worker.fault import Fault
+from ..fake_worker.ranks import Ranks
 from ..http_stream import HangUp, Patience, Reply
 from .fixture import (
     SOON_S,
@@ -203,18 +204,72 @@ def restarting(role: str) -> Callable[[FaultFixture], Awaitable[Cell]]:
     return play
 
 
+def _flush(ranks: Ranks, _: int) -> None:
+    ranks.flush()
+
+
+def _swap(ranks: Ranks, home: int) -> None:
+    ranks.swap(home, 1 - home)
+
+
+def losing_rank(lose: Callable[[Ranks, int], None]) -> Callable[[FaultFixture], Awaitable[Cell]]:
+    """Return the play of a home rank that loses the KV of a conversation.
+
+    Args:
+        lose: has the rank of this number lose it.
+    """
+
+    async def play(fixture: FaultFixture) -> Cell:
+        messages = await fixture.second_turn()
+        home = fixture.ranks.served[-1]
+        lose(fixture.ranks, home)
+        fixture.ranks.served.clear()
+        fixture.prefill.legs.clear()
+        reply = await fixture.ask_once(messages)
+        legs = len(fixture.prefill.legs)
+        right = is_whole(reply) and legs == 1 and set(fixture.ranks.served) == {home}
+        return Cell(right, f"{describe(reply)}, {legs} remote turn")
+
+    return play
+
+
+async def silent_rank(fixture: FaultFixture) -> Cell:
+    """Have the first rank that is used never answer: after one error, the other must serve all."""
+    await fixture.ask_once()
+    home = fixture.ranks.served[-1]
+    fixture.ranks.silent.add(home)
+    failed = 0
+    while fixture.ranks.served[-1] == home and failed < _FAILURES:
+        failed += not is_whole(await fixture.ask_once())
+    served = sum([is_whole(await fixture.ask_once()) for _ in range(10)])
+    return Cell(served == 10 and failed <= 1, f"{failed} failed, then {served} of 10 served")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One fault, and how it is played.
 
     Attributes:
+        remote: it can happen to a first turn.
         local: it can also happen to a local turn.
+        decodes: decode workers.
+        ranks: of each decode worker; with several, our router is alone in its row.
+        answer_timeout_s: our router's limit on the first byte of a response.
     """
 
     name: str
     play: Callable[[FaultFixture], Awaitable[Cell]]
+    remote: bool = True
     local: bool = True
     decodes: int = 1
+    ranks: int = 1
+    answer_timeout_s: float = 300.0
+
+    @property
+    def routes(self) -> Sequence[str]:
+        """The routes of the turns to which it can happen."""
+        given = (("remote", self.remote), ("local", self.local))
+        return [route for route, happens in given if happens]
 
 
 ROWS = (
@@ -236,4 +291,7 @@ ROWS = (
     Row("hang-up while decode pauses", leaves_a_silent_stream),
     Row("decode restarts", restarting("decode")),
     Row("prefill restarts", restarting("prefill")),
+    Row("decode rank flushed", losing_rank(_flush), remote=False, ranks=2),
+    Row("KV on another decode rank", losing_rank(_swap), remote=False, ranks=2),
+    Row("a silent decode rank", silent_rank, local=False, ranks=2, answer_timeout_s=0.5),
 )

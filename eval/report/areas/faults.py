@@ -27,7 +27,7 @@ def fault_table(results: Results) -> Block:
     table = []
     for fault in dict.fromkeys(fault for fault, _ in newest):
         seen = {router: row for (name, router), (_, row) in newest.items() if name == fault}
-        others = (_cell(seen[router]) for router, _ in _ROUTERS)
+        others = (_cell(seen[router]) if router in seen else "-" for router, _ in _ROUTERS)
         table.append((fault, _both(*(seen.get(name) for name in _OURS)), *others))
     made_of = [
         Rows(rows.file, tuple(row for of, row in newest.values() if of is rows), rows.headers)

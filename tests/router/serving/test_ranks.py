@@ -7,70 +7,43 @@ from typing import Any
 
 import pytest
 
+from eval.fake_worker.ranks import Ranks
 from eval.fake_worker.request import Request
 from eval.fake_worker.state import IDLE_TOKENS
 from eval.fake_worker.worker import FakeWorker
-from ppd.contract import Refusal, RefusalReason
 
 from ..conftest import Client, Cluster
 from ..fixtures import until
-from ..scripts import answering, failing, gated, hanging
+from ..scripts import answering, failing, gated
 
 _RANK = "routed_dp_rank"
 _FOUND = answering(prompt=100, cached=96)
 
 
-class Caches:
-    """A script of a server with ranks: each has the conversations that it has served.
-
-    Attributes:
-        of: the openings of the conversations that a rank has, by rank.
-        silent: ranks that do not answer.
-        served: the rank of each request.
-    """
+class Script:
+    """A script of a server with ranks that refuses local turns without KV."""
 
     def __init__(self) -> None:
-        self.of: dict[int, set[str]] = {}
-        self.silent: set[int] = set()
-        self.served: list[int] = []
+        self.ranks = Ranks()
 
     async def __call__(self, request: Request) -> None:
-        """Refuse a local turn whose conversation another rank has."""
-        rank = rank_of(request)
-        self.served.append(rank)
-        if rank in self.silent:
-            await hanging(request)
-        opening, held = request.body["messages"][0]["content"], self.of.setdefault(rank, set())
-        if "bootstrap_room" not in request.body and opening not in held:
-            few = RefusalReason.TOO_FEW_CACHED_TOKENS
-            refusal = Refusal(few, cached_tokens=0, min_cached_tokens=64)
-            await failing(503, refusal.to_message())(request)
-            return
-        held.add(opening)
-        await _FOUND(request)
-
-
-def rank_of(request: Request) -> int:
-    """The rank that SGLang gives a request to: the one that it names, else that of its room."""
-    asked = request.body.get(_RANK)
-    ranks = request.worker.dp_size
-    if ranks == 1:
-        assert asked is None
-        return 0
-    rank = request.body["bootstrap_room"] % ranks if asked is None else int(asked)
-    assert 0 <= rank < ranks
-    return int(rank)
+        """Answer as the rank of a request does."""
+        ranks = request.worker.dp_size
+        if ranks == 1:
+            assert _RANK not in request.body
+        refused = await self.ranks.take(request.leg.body, ranks)
+        await (_FOUND if refused is None else failing(503, refused))(request)
 
 
 def ranked(prefill_ranks: int = 1, decode_ranks: int = 2) -> tuple[FakeWorker, FakeWorker]:
-    p, d = (FakeWorker(role, Caches()) for role in ("prefill", "decode"))
+    p, d = (FakeWorker(role, Script()) for role in ("prefill", "decode"))
     p.dp_size, d.dp_size = prefill_ranks, decode_ranks
     return p, d
 
 
-def caches(worker: FakeWorker) -> Caches:
-    assert isinstance(worker.script, Caches)
-    return worker.script
+def ranks_of(worker: FakeWorker) -> Ranks:
+    assert isinstance(worker.script, Script)
+    return worker.script.ranks
 
 
 async def converse(client: Client, opening: str, turns: int) -> list[tuple[str, str]]:
@@ -92,10 +65,10 @@ async def test_a_conversation_keeps_its_ranks_on_both_sides(
                 ("remote", "first_turn"),
                 *[("local", "policy_full")] * 2,
             ]
-    homes = [caches(d).served[3 * i : 3 * i + 3] for i in range(24)]
+    homes = [ranks_of(d).served[3 * i : 3 * i + 3] for i in range(24)]
     assert all(len(set(ranks)) == 1 for ranks in homes)
-    assert set(caches(d).served) == set(range(decode_ranks))
-    assert set(caches(p).served) == set(range(prefill_ranks))
+    assert set(ranks_of(d).served) == set(range(decode_ranks))
+    assert set(ranks_of(p).served) == set(range(prefill_ranks))
     assert all(0 <= body["bootstrap_room"] < 2**63 for body in p.bodies)
     assert not [body for body in p.bodies if _RANK in body], "its rank is its room's"
 
@@ -105,7 +78,7 @@ async def test_remote_turns_find_their_rank_of_a_prefill_worker(cluster: Cluster
     async with cluster(p, d, policy="pd") as client:
         for number in range(12):
             await converse(client, f"hello {number}", 3)
-    ranks = [set(caches(p).served[3 * i : 3 * i + 3]) for i in range(12)]
+    ranks = [set(ranks_of(p).served[3 * i : 3 * i + 3]) for i in range(12)]
     assert [len(of_one) for of_one in ranks] == [1] * 12
     assert len(set.union(*ranks)) > 1
 
@@ -117,29 +90,30 @@ async def test_a_rank_without_the_kv_costs_one_remote_turn(cluster: Cluster, los
         contents, routes = ["one"], []
         for turn in range(5):
             if turn == 2:
-                (home,) = set(caches(d).served)
-                caches(d).of[home].clear()
-                if lost == "on another rank":
-                    caches(d).of[1 - home] = {"one"}
+                (home,) = set(ranks_of(d).served)
+                if lost == "flushed":
+                    ranks_of(d).flush()
+                else:
+                    ranks_of(d).swap(home, 1 - home)
             routes.append((await client.chat(*contents)).route)
             contents += ["www", "and"]
     local = ("local", "policy_full")
     lost_turn = ("remote", "refused_by_worker")
     assert routes == [("remote", "first_turn"), local, lost_turn, local, local]
-    assert set(caches(d).served) == {home}
+    assert set(ranks_of(d).served) == {home}
 
 
 async def test_a_silent_rank_is_left_alone_and_the_others_serve(cluster: Cluster) -> None:
     p, d = ranked()
     async with cluster(p, d, answer_timeout_s=0.2) as client:
         await client.chat("one")
-        (home,) = set(caches(d).served)
-        caches(d).silent.add(home)
+        (home,) = set(ranks_of(d).served)
+        ranks_of(d).silent.add(home)
         await asyncio.gather(*(client.chat(f"other {i}") for i in range(30)))
-        before = len(caches(d).served)
+        before = len(ranks_of(d).served)
         replies = await asyncio.gather(*(client.chat(f"another {i}") for i in range(10)))
         assert [reply.status for reply in replies] == [200] * 10
-        assert set(caches(d).served[before:]) == {1 - home}
+        assert set(ranks_of(d).served[before:]) == {1 - home}
         shown = await shown_of(client, d)
         assert shown[home]["breaker_open"]
         assert not shown[1 - home]["breaker_open"]
@@ -204,7 +178,7 @@ async def test_a_restarted_server_may_have_another_number_of_ranks(cluster: Clus
                 return not any(one["alive"] for one in await shown_of(client, d))
 
             await until(is_down)
-            d.dp_size, d.script = ranks, Caches()
+            d.dp_size, d.script = ranks, Script()
             await d.restart()
 
             async def has_ranks(expected: int = ranks) -> bool:
@@ -215,4 +189,4 @@ async def test_a_restarted_server_may_have_another_number_of_ranks(cluster: Clus
             assert await converse(client, "one", 1) == [("remote", "home_gone")]
             for number in range(20):
                 await client.chat(f"new {number}")
-            assert set(caches(d).served) == set(range(ranks))
+            assert set(ranks_of(d).served) == set(range(ranks))
