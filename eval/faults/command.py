@@ -53,8 +53,9 @@ async def _start(
     urls = [worker.url for worker in decode]
     if name in OURS:
         port = free_port()
-        flags = ["--policy", "full", "--log-level", "warning"]
-        flags += ["--answer-timeout-s", f"{row.answer_timeout_s:g}"]
+        config = launch.logs / f"{name.removeprefix('ours, ')}.toml"
+        config.write_text(f"answer_timeout_s = {row.answer_timeout_s:g}\n")
+        flags = ["--config", str(config), "--policy", "full", "--log-level", "warning"]
         argv = own_router(port, [prefill.url], urls, *flags)
         return launch.start("ours", port, argv)
     return rival_routers.start(launch, rival_routers.install(rivals), name, prefill.url, urls)
