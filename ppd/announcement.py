@@ -6,6 +6,8 @@ there. Unknown fields are ignored, so that workers and routers can be upgraded o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ppd.contract import Count, Role, WorkerDescription, WorkerLoad
@@ -21,6 +23,8 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         url: base URL under which routers reach the worker.
         boot_id: random name of the worker's process (``WorkerDescription``).
+        load: of the worker; of several ranks the first one's.
+        loads: of each rank of data parallelism, in their order; empty if there is one.
         models: names of the models that it serves.
         bootstrap_port: port of a prefill worker's bootstrap server.
         page_size: tokens of a KV page.
@@ -39,8 +43,14 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     capabilities: tuple[str, ...] = ()
     load: WorkerLoad = WorkerLoad()
+    loads: tuple[WorkerLoad, ...] = ()
     flushes: Count | None = None
     leaving: bool = False
+
+    @property
+    def loads_of_ranks(self) -> tuple[WorkerLoad, ...]:
+        """The load of each rank, where there is only one, too."""
+        return self.loads or (self.load,)
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
@@ -54,7 +64,7 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 
 
 def announce(
-    description: WorkerDescription,
+    descriptions: Iterable[WorkerDescription],
     *,
     url: str,
     role: Role,
@@ -63,7 +73,10 @@ def announce(
     page_size: int,
     sglang_version: str,
 ) -> Announcement:
-    """The announcement of a worker that has this description."""
+    """Return the announcement of a worker whose ranks describe themselves so, in any order."""
+    ranks = sorted(descriptions, key=lambda description: description.dp_rank)
+    description = ranks[0]
+    loads = tuple(rank.load() for rank in ranks)
     return Announcement(
         url=url,
         role=role,
@@ -73,7 +86,8 @@ def announce(
         page_size=page_size,
         versions={"sglang": sglang_version, "sglang-ppd": description.plugin_version},
         capabilities=("local_prefill",) if description.local_prefill else (),
-        load=description.load(),
+        load=loads[0],
+        loads=loads if len(loads) > 1 else (),
         flushes=description.flushes,
     )
 

@@ -218,8 +218,9 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
 
     Attributes:
         version: the format of the description, ``DESCRIPTION_VERSION``.
-        boot_id: random name of the scheduler process; it changes with every restart.
+        boot_id: random name of the server's process; it changes with every restart.
         local_prefill: whether the worker takes local append-prefills.
+        dp_rank: the rank of data parallelism whose description this is.
         plugin_version: version of the ``sglang-ppd`` package.
         native: whether SGLang itself takes local prefills, without the scheduling hooks.
         vocab_size: number of token ids of the model.
@@ -249,6 +250,7 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
     version: int
     boot_id: str
     local_prefill: bool
+    dp_rank: Count = 0
     plugin_version: str = ""
     native: bool = False
     vocab_size: Count | None = None

@@ -164,8 +164,7 @@ class Heartbeat:
             self._log_change(router, f"router {router} cannot be resolved: {error}")
             return
         self._sent[router] = announce(
-            # Always the same rank's: SGLang lists ranks in the order in which they answer.
-            min((state.ppd for state in info.internal_states), key=lambda ppd: ppd.boot_id),
+            (state.ppd for state in info.internal_states),
             url=url,
             role=info.disaggregation_mode,
             models=(info.served_model_name,),

@@ -8,12 +8,12 @@ The engine does not check the precondition ``min_cached_tokens``.
 from __future__ import annotations
 
 import os
-import uuid
 from typing import Any
 
 from ppd import __version__
 from ppd.contract import DESCRIPTION_VERSION, LOCAL_MARKER, Role, WorkerDescription, is_marked
 from sglang_patches.http_hooks import HTTP_HOOKS
+from sglang_patches.plugin import new_boot_id
 from sglang_patches.settings import read_settings
 from sglang_patches.targets import REPOSITORY, Hook
 
@@ -32,9 +32,12 @@ def engine_takes_local_prefills() -> bool:
 
 def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
     """Give the scheduler process its random name and its option."""
+    from sglang.srt.runtime_context import get_parallel
+
     settings = read_settings(os.environ)
     assert settings is not None, "no hook is in a process where the plugin is off"
-    self.ppd_boot_id = uuid.uuid4().hex
+    self.ppd_dp_rank = get_parallel().dp_rank
+    self.ppd_boot_id = new_boot_id(self.ppd_dp_rank)
     self.ppd_unroomed = settings.unroomed
 
 
@@ -56,6 +59,7 @@ def get_internal_state(result: Any, self: Any, *_args: Any, **_kwargs: Any) -> A
         version=DESCRIPTION_VERSION,
         plugin_version=__version__,
         boot_id=self.ppd_boot_id,
+        dp_rank=self.ppd_dp_rank or 0,
         local_prefill=bool(self.disaggregation_mode.value == Role.DECODE),
         native=True,
         vocab_size=self.model_config.vocab_size,

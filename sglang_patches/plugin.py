@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from dataclasses import dataclass, replace
 from typing import Any
+
+import psutil
 
 from ppd import __version__
 from ppd.contract import DESCRIPTION_VERSION, Role, WorkerDescription
@@ -26,7 +30,8 @@ class Plugin:
 
     Attributes:
         unroomed: whether requests without a bootstrap room are prefilled here.
-        boot_id: random name of this process, by which a router recognises a restart.
+        boot_id: random name of the server's process, by which a router recognises a restart.
+        dp_rank: of data parallelism; None without it.
         special_tokens: the model's special tokens of unusual form (``ppd.marks.unusual``).
     """
 
@@ -36,6 +41,7 @@ class Plugin:
     telemetry: Telemetry
     unroomed: bool
     boot_id: str
+    dp_rank: int | None
     special_tokens: tuple[str, ...]
 
     @property
@@ -93,6 +99,7 @@ class Plugin:
             version=DESCRIPTION_VERSION,
             plugin_version=__version__,
             boot_id=self.boot_id,
+            dp_rank=self.dp_rank or 0,
             local_prefill=self.takes_appends,
             vocab_size=scheduler.model_config.vocab_size,
             flushes=self.queue.flushes,
@@ -112,6 +119,8 @@ class Plugin:
 
 def attach(scheduler: Any, settings: Settings) -> Plugin:
     """Build the plugin of ``scheduler`` and attach it."""
+    from sglang.srt.runtime_context import get_parallel
+
     metrics = scheduler.metrics_collector if scheduler.metrics_reporter.enable_metrics else None
     telemetry = Telemetry(None if metrics is None else metrics.labels)
     queue = LocalQueue(scheduler, settings.max_append_tokens, telemetry)
@@ -123,13 +132,15 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
         target_ms=settings.tpot_target_ms,
         fixed_chunk=settings.append_chunk,
     )
+    dp_rank = get_parallel().dp_rank
     plugin = Plugin(
         scheduler,
         queue,
         LocalStep(scheduler, queue, pacer, telemetry),
         telemetry,
         settings.unroomed,
-        uuid.uuid4().hex,
+        new_boot_id(dp_rank),
+        dp_rank,
         _special_tokens(scheduler.tokenizer),
     )
     scheduler.ppd = plugin
@@ -142,6 +153,21 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
             get_waiting_queue=lambda: [*scheduler.waiting_queue, *queue.requests],
         )
     return plugin
+
+
+def new_boot_id(dp_rank: int | None) -> str:
+    """Return a random name of this process; one for all ranks of data parallelism of a server.
+
+    A server's controller process starts its ranks on this host, and is started with the server.
+
+    Args:
+        dp_rank: the rank of this process; None without data parallelism.
+    """
+    if dp_rank is None:
+        return uuid.uuid4().hex
+    controller = psutil.Process(os.getppid())
+    name = f"{socket.gethostname()} {controller.pid} {controller.create_time()}"
+    return uuid.uuid5(uuid.NAMESPACE_OID, name).hex
 
 
 def _special_tokens(tokenizer: Any) -> tuple[str, ...]:

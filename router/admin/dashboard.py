@@ -167,7 +167,9 @@ class Dashboard:
             "lacks_kv_events": worker.alive and model.fallbacks.lacks_kv_events(worker),
             "running": worker.load.running if worker.load else None,
             "free_tokens": worker.load.free_tokens if worker.load else None,
-            "announced": announcement.load if announcement else None,
+            "announced": announcement.loads_of_ranks[worker.rank]
+            if announcement and server.announces_load
+            else None,
             "announced_ago_s": None
             if server.announced_at_s is None
             else now_s - server.announced_at_s,

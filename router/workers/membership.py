@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from ppd.announcement import PATH, Acknowledgement, Announcement, parse
-from ppd.contract import Role
+from ppd.contract import Role, WorkerLoad
 from ppd.errors import ContractError, RequestError, WorkerError
 
 from ..config.options import url_problem
@@ -244,14 +244,13 @@ class Membership:
         logger.info("worker joined: %s %s", server.role, server.url)
 
     def _record(self, server: Server, announcement: Announcement) -> None:
-        """Record an announcement and its load; an announced worker's load is not requested."""
-        server.announced_at_s, server.announcement = self._clock(), announcement
+        """Record an announcement and its loads; announced loads are not requested."""
+        at_s = self._clock()
+        server.announced_at_s, server.announcement = at_s, announcement
         server.note_flushes(announcement.flushes)
-        if announcement.role is Role.DECODE and len(server.ranks) == 1:
-            load = announcement.load
-            free_tokens = load.kv_total_tokens - load.kv_used_tokens
-            report = Load(load.running, free_tokens, written_at_s=server.announced_at_s)
-            self._registry.report(server, [report])
+        if announcement.role is Role.DECODE and server.announces_load:
+            loads = announcement.loads_of_ranks
+            self._registry.report(server, [_reported(load, at_s) for load in loads])
 
     def _remove(self, server: Server) -> None:
         """Send a leaving server no new work; its open legs end by themselves."""
@@ -280,6 +279,10 @@ class Membership:
         while True:
             await asyncio.sleep(self._budget_s / 10)
             self.drop_silent()
+
+
+def _reported(load: WorkerLoad, at_s: float) -> Load:
+    return Load(load.running, load.kv_total_tokens - load.kv_used_tokens, written_at_s=at_s)
 
 
 def _is_address(host: str) -> bool:

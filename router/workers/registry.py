@@ -191,12 +191,11 @@ class WorkerRegistry:
         try:
             if server.alive:
                 await check_ready(self.control, server.url)
-                # An announcement has the load of one rank.
-                if server.role is Role.DECODE and (
-                    server.announced_at_s is None or len(server.ranks) > 1
-                ):
+                if server.role is Role.DECODE and not server.announces_load:
                     before = [worker.load for worker in server.ranks]
-                    self.report(server, await fetch_loads(self.control, server.url, before))
+                    loads = await fetch_loads(self.control, server.url, before)
+                    if not server.announces_load:  # meanwhile
+                        self.report(server, loads)
                 return
             reconnected = await connect_server(self.control, server.role, server.url)
             model = self.served_by(reconnected)

@@ -269,11 +269,13 @@ def _description_of(states: list[dict[str, Any]]) -> object:
     if not states:
         raise LookupError("internal_states is empty")
     described = (state["ppd"] for state in states if "ppd" in state)
-    return min(described, key=_boot_id, default=None)
+    return min(described, key=_order, default=None)
 
 
-def _boot_id(description: object) -> str:
-    return str(description.get("boot_id")) if isinstance(description, dict) else ""
+def _order(description: object) -> tuple[str, str]:
+    """Sort by rank; older plugins report none, but a name of each rank."""
+    found = description if isinstance(description, dict) else {}
+    return str(found.get("dp_rank", 0)).zfill(9), str(found.get("boot_id"))
 
 
 def _with_description(plain: Handshake, data: object) -> Handshake:

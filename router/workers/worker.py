@@ -66,6 +66,12 @@ class Server:
         """Open legs of all ranks."""
         return sum(worker.in_flight for worker in self.ranks)
 
+    @property
+    def announces_load(self) -> bool:
+        """Whether its last announcement has the load of each of its ranks."""
+        announcement = self.announcement
+        return announcement is not None and len(announcement.loads_of_ranks) == len(self.ranks)
+
     def revive(self, handshake: Handshake, *, restarted: bool) -> list[Worker]:
         """Mark a server alive that was down, with the properties of a new handshake.
 

@@ -50,10 +50,10 @@ def on_rank(http: aiohttp.ClientSession, workers: Workers, rank: int) -> RouteCl
     return RouteClient(http, workers, {"routed_dp_rank": rank})
 
 
-async def prefilled(http: aiohttp.ClientSession, workers: Workers) -> dict[str, int]:
-    """Local prefills of each rank, by the name of its process."""
+async def prefilled(http: aiohttp.ClientSession, workers: Workers) -> dict[int, int]:
+    """Local prefills by rank."""
     states = await plugin_states(http, workers.decode)
-    return {state["boot_id"]: state["prefilled"] for state in states}
+    return {state["dp_rank"]: state["prefilled"] for state in states}
 
 
 @pytest.mark.parametrize("policy", ["full", "pd"])
@@ -80,12 +80,24 @@ async def test_conversations_stay_on_their_ranks(
     await workers.settle(http)
 
 
-async def test_both_ranks_prefill(workers: Workers, http: aiohttp.ClientSession) -> None:
+async def test_ranks_describe_themselves_under_one_name(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
+    states = await plugin_states(http, workers.decode)
+    assert sorted(state["dp_rank"] for state in states) == [0, 1]
+    assert len({state["boot_id"] for state in states}) == 1
+
+
+async def test_each_rank_prefills_its_own_turns(
+    workers: Workers, http: aiohttp.ClientSession
+) -> None:
     await workers.settle(http)
     before = await prefilled(http, workers)
+    assert set(before) == {0, 1}
     for rank in (0, 1):
         await on_rank(http, workers, rank).local(random_ids(rank, 200), 4)
-    assert await prefilled(http, workers) == {name: count + 1 for name, count in before.items()}
+        before[rank] += 1
+        assert await prefilled(http, workers) == before
     await workers.settle(http)
 
 

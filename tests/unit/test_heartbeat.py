@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.announcement import Announcement, parse
-from ppd.contract import Role, WorkerLoad
+from ppd.announcement import Announcement, announce, parse
+from ppd.contract import Role, WorkerDescription, WorkerLoad
 from ppd.errors import ContractError
 from sglang_patches import heartbeat
 from sglang_patches.heartbeat import Address, Heartbeat
@@ -120,3 +120,18 @@ async def test_odd_answers_do_not_end_the_heartbeat(monkeypatch: pytest.MonkeyPa
     assert {(sent["boot_id"], sent["role"]) for sent in heard} == {("b", "decode")}
     assert heard[0]["versions"] == {"sglang": "0.5.21", "sglang-ppd": "0.1.0"}
     assert heard[0]["load"] == {key: STATE[key] for key in WorkerLoad.__struct_fields__}
+
+
+def test_an_announcement_has_the_load_of_each_rank() -> None:
+    ranks = [
+        WorkerDescription(
+            version=1, boot_id="b", local_prefill=True, dp_rank=rank, running=rank + 5
+        )
+        for rank in (2, 0, 1)
+    ]
+    about: dict[str, Any] = {"url": "http://w:1", "role": Role.DECODE, "models": ("m",)}
+    about |= {"bootstrap_port": 0, "page_size": 1, "sglang_version": "0"}
+    sent = announce(ranks, **about)
+    assert [load.running for load in sent.loads_of_ranks] == [5, 6, 7]
+    assert sent.load.running == 5, "for routers that know of one load"
+    assert announce(ranks[:1], **about).loads == ()

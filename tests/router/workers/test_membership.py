@@ -112,6 +112,28 @@ async def test_a_flushed_cache_has_no_sessions_after_the_next_heartbeat(
         assert fifth.route == ("local", "policy_full")
 
 
+async def test_announced_loads_are_those_of_the_ranks(cluster: Cluster) -> None:
+    """And a heartbeat without them is no load of a server with ranks."""
+    other = FakeWorker("decode", answering())
+    other.dp_size, other.free_tokens = 2, 7000
+    loads = [
+        {"running": 3 + rank, "kv_used_tokens": 1000 * rank, "kv_total_tokens": 10_000}
+        for rank in (0, 1)
+    ]
+    async with cluster(*workers(), **OPEN) as client, other.serving():
+
+        async def has(expected: list[tuple[int, int]]) -> bool:
+            async with client.http.get(f"{client.url}/dashboard/state") as answer:
+                known = (await answer.json())["workers"]
+            ranks = [one for one in known if one["url"] == other.url]
+            return [(one["running"], one["free_tokens"]) for one in ranks] == expected
+
+        assert (await announce(client, other, loads=loads)).status == 200
+        await until(lambda: has([(3, 10_000), (4, 9_000)]))
+        assert (await announce(client, other)).status == 200
+        await until(lambda: has([(0, 7000)] * 2))
+
+
 async def answers(client: Client, status: int) -> bool:
     try:
         async with client.http.get(client.url + "/health") as answer:
