@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from eval.cluster import Launcher, Process
+from eval.cluster import Launcher
 from eval.engine.client import bootstrap_port_of
 from ppd.contract import LocalTerms
 
@@ -20,6 +20,8 @@ from .generation import Generated, generate
 from .workers import (
     Workers,
     begin_stop,
+    log_after,
+    log_size,
     plugin_state,
     queues_of,
     start_decode,
@@ -57,18 +59,6 @@ def small_reserve_workers(workers: Workers, launcher: Launcher) -> Iterator[Work
     decode = start_decode(workers, launcher, "small-reserve", *pool, *reserve, *pace)
     yield replace(workers, decode=decode)
     begin_stop([decode])
-
-
-def log_size(worker: Process) -> int:
-    """Read how many bytes a worker's log has."""
-    return worker.log.stat().st_size
-
-
-def log_after(worker: Process, start: int) -> str:
-    """Read a worker's log from a position in bytes."""
-    with worker.log.open("rb") as log:
-        log.seek(start)
-        return log.read().decode(errors="replace")
 
 
 async def start_request(

@@ -141,6 +141,18 @@ async def metric(http: aiohttp.ClientSession, url: str, series: str) -> float:
     return 0.0
 
 
+def log_size(worker: Process) -> int:
+    """Read how many bytes a worker's log has."""
+    return worker.log.stat().st_size
+
+
+def log_after(worker: Process, start: int) -> str:
+    """Read a worker's log from a position in bytes."""
+    with worker.log.open("rb") as log:
+        log.seek(start)
+        return log.read().decode(errors="replace")
+
+
 async def wait_until(
     condition: Callable[[], Awaitable[bool]], *requests: asyncio.Task[Any]
 ) -> None:
