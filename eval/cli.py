@@ -29,6 +29,7 @@ from .compare import command as compare
 from .emulation import command as emulate
 from .engine import bench as bench_engine
 from .engine import interference
+from .engine import ranks as bench_ranks
 from .engine import soak as soak_engine
 from .engine import speculation as bench_speculation
 from .faults import command as fault_table
@@ -80,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     bench_engine.add_to(bench)
     interference.add_to(bench)
     bench_speculation.add_to(bench)
+    bench_ranks.add_to(bench)
     bench_router.add_to(bench)
     router_stages.add_to(bench)
     fault_table.add_to(bench)

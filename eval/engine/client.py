@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,8 @@ from ..generate import EventStream, generate, greedy_body
 class Reply:
     """One answer; times are ``time.perf_counter`` seconds, one for each event with tokens.
 
-    ``tokens`` has the number of tokens that had come with each event.
+    ``tokens`` has the number of tokens that had come with each event. ``prefill_cached_tokens`` is
+    the prefill worker's count.
     """
 
     sent_s: float
@@ -38,6 +39,7 @@ class Reply:
     tokens: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    prefill_cached_tokens: int = 0
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -65,6 +67,7 @@ class EngineClient:
     Args:
         bootstrap_port: of the prefill worker.
         rooms: bootstrap rooms come from it.
+        fields: added to requests to the decode worker.
     """
 
     http: aiohttp.ClientSession
@@ -72,12 +75,16 @@ class EngineClient:
     decode_url: str
     bootstrap_port: int
     rooms: random.Random
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
-    async def remote(self, ids: list[int], output: int, *, whole: bool = False) -> Reply:
+    async def remote(
+        self, ids: list[int], output: int, *, whole: bool = False, room: int | None = None
+    ) -> Reply:
         """Send a turn through the prefill worker.
 
         Args:
             whole: the decode worker takes all KV, also what it holds; else what it does not hold.
+            room: the bootstrap room; None: any.
 
         Raises:
             WorkerError: a worker answered with an error.
@@ -85,15 +92,15 @@ class EngineClient:
         body = greedy_body(ids, output) | {
             "bootstrap_host": urlsplit(self.prefill_url).hostname,
             "bootstrap_port": self.bootstrap_port,
-            "bootstrap_room": self.rooms.getrandbits(62),
+            "bootstrap_room": self.rooms.getrandbits(62) if room is None else room,
         }
-        decode_body = body
+        decode_body = {**body, **self.fields}
         if whole:  # a cache of its own, in which there is nothing
-            decode_body = body | {"extra_key": f"{self.rooms.getrandbits(62):x}"}
+            decode_body |= {"extra_key": f"{self.rooms.getrandbits(62):x}"}
         prefill = asyncio.create_task(_prefill(self.http, self.prefill_url, body))
         try:
             reply = await _stream(self.http, self.decode_url, decode_body, Reply(0.0))
-            await prefill
+            reply.prefill_cached_tokens = await prefill
         finally:
             prefill.cancel()
         return reply
@@ -104,7 +111,7 @@ class EngineClient:
         Raises:
             WorkerError: it refused, or failed.
         """
-        return await _stream(self.http, self.decode_url, _local_body(ids, output, min_cached))
+        return await _stream(self.http, self.decode_url, self._local_body(ids, output, min_cached))
 
     @asynccontextmanager
     async def decoding(
@@ -124,7 +131,7 @@ class EngineClient:
         replies = [Reply(0.0) for _ in prompts]
         streams = [
             asyncio.create_task(
-                _stream(self.http, self.decode_url, _local_body(ids, max_tokens, 0), reply)
+                _stream(self.http, self.decode_url, self._local_body(ids, max_tokens, 0), reply)
             )
             for ids, reply in zip(prompts, replies, strict=True)
         ]
@@ -139,6 +146,11 @@ class EngineClient:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _local_body(self, ids: list[int], output: int, min_cached: int) -> dict[str, Any]:
+        body = {**greedy_body(ids, output), **self.fields}
+        body["sampling_params"]["custom_params"] = LocalTerms(min_cached).to_custom_params()
+        return body
 
 
 async def bootstrap_port_of(http: aiohttp.ClientSession, prefill_url: str) -> int:
@@ -175,12 +187,6 @@ def tpot_ms(replies: Sequence[Reply], from_s: float, to_s: float) -> float:
     return spent_ms / tokens
 
 
-def _local_body(ids: list[int], output: int, min_cached: int) -> dict[str, Any]:
-    body = greedy_body(ids, output)
-    body["sampling_params"]["custom_params"] = LocalTerms(min_cached).to_custom_params()
-    return body
-
-
 async def _before_any_ends(
     streams: list[asyncio.Task[Reply]], awaited: list[asyncio.Task[None]]
 ) -> None:
@@ -197,8 +203,11 @@ async def _before_any_ends(
             raise WorkerError("a background request ended before the measurement did")
 
 
-async def _prefill(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
-    await _generate(http, url, body | {"stream": False}, EventStream())
+async def _prefill(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> int:
+    """Send a prefill leg; return the tokens of its prompt that were cached."""
+    stream = EventStream()
+    await _generate(http, url, body, stream)
+    return stream.answer().cached_tokens
 
 
 async def _stream(

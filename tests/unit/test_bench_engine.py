@@ -6,6 +6,8 @@ from eval.engine.bench import Row, summarize
 from eval.engine.client import Reply, gaps_ms
 from eval.engine.interference import summarize as summarize_interference
 from eval.engine.loaded import summarize_load
+from eval.engine.ranks import Hooks, Peers, Prefill
+from eval.engine.ranks import summarize as summarize_ranks
 
 
 def row(way: str, ttft_ms: float, **fields: float) -> Row:
@@ -76,3 +78,24 @@ def test_interference_is_a_ratio_to_decoding_alone() -> None:
     ]
     cells = {cell["kind"]: cell["tpot_ratio"] for cell in summarize_interference(rows)}
     assert cells == {"none": 1.0, "full": 12.0, "append": 2.0}
+
+
+def test_ranks_are_compared_by_round() -> None:
+    rows: list[Peers | Hooks | Prefill] = []
+    for number, slow in enumerate((1.0, 2.0, 4.0)):  # a machine that becomes slower
+        rows += [
+            Peers(number, 1024, 256, way, 100.0, 10 * slow, ratio * 10 * slow)
+            for way, ratio in (("own rank", 1.5), ("peer", 1.25))
+        ]
+        rows += [Hooks(number, way, slow * ms) for way, ms in (("plugin", 10.2), ("stock", 10.0))]
+        rows += [
+            Prefill(number, way, 1000, found)
+            for way, found in (("by chance", 500), ("of one rank", 1000))
+        ]
+    told = summarize_ranks(rows)
+    assert [(cell["way"], cell["ratio"]) for cell in told["peers"]] == [
+        ("own rank", 1.5),
+        ("peer", 1.25),
+    ]
+    assert told["hooks_ratio"] == 1.02
+    assert told["prefix_found"] == {"by chance": 0.5, "of one rank": 1.0}
