@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from ..parts import Block, Table, block, percent, short
 from ..results import Results, Row, Rows
 
@@ -67,6 +69,30 @@ def trace(results: Results) -> Block:
     return block(Table((*_HEAD, "found nothing"), table), made_of=[rows])
 
 
+def ranks(results: Results) -> Block:
+    """Return decode servers of one rank each, and one whose ranks step together."""
+    rows = results.rows("simulate-ranks.jsonl").newest()
+    of: dict[tuple[str, str], list[list[Row]]] = {}
+    for (shape, policy, _), rate in rows.groups("shape", "policy", "seed").items():
+        of.setdefault((shape, policy), []).append(sorted(rate, key=lambda row: row["qps"]))
+    table = []
+    for (shape, policy), seeds in of.items():
+        for at_rate in zip(*seeds, strict=True):
+            measures = ("qps", "t2_ttft_p50_ms", "t2_ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+            medians = (short(median(row[key] for row in at_rate)) for key in measures)
+            table.append((shape, policy, *medians))
+    head = (
+        "cluster",
+        "policy",
+        "turns/s of a rank",
+        "T2 TTFT p50, ms",
+        "p99",
+        "TPOT p50, ms",
+        "p99",
+    )
+    return block(Table(head, table, f"medians of {len(seeds)} seeds"), made_of=[rows])
+
+
 def plan(results: Results) -> Block:
     """Return the cheapest cluster that meets its targets, by rate."""
     rows = results.rows(_FILE).where(row="plan")
@@ -101,4 +127,10 @@ def plan(results: Results) -> Block:
     return block(Table(head, table, caption), made_of=[rows])
 
 
-BLOCKS = {"sim-mix": mix, "sim-pauses": pauses, "sim-trace": trace, "sim-plan": plan}
+BLOCKS = {
+    "sim-mix": mix,
+    "sim-pauses": pauses,
+    "sim-trace": trace,
+    "sim-plan": plan,
+    "sim-ranks": ranks,
+}
