@@ -56,6 +56,10 @@ class Reason(StrEnum):
         "home_unpatched",
         "the home worker runs without the plugin: it offers no local prefill",
     )
+    UNKNOWN_RANK = (
+        "unknown_rank",
+        "behind a gateway: which of the home's data-parallel ranks has the prefix is not known",
+    )
     MEDIA = "media", "images, audio and video are not prefilled locally"
     HOME_REPLICA = (
         "home_replica",

@@ -23,7 +23,7 @@ from ppd.placement import Plan, PlannedTurn, WorkerView
 from ..answers import answer_to
 from ..intake.catalog import ModelList
 from ..intake.inbound import Endpoint
-from ..serving.bodies import for_rank, session_field, with_terms
+from ..serving.bodies import session_field, with_terms
 from ..serving.context import RequestContext
 from ..serving.model import ServedModel
 from ..workers.group import ModelWorkers
@@ -155,6 +155,7 @@ class Exchange:
         try:
             if subset is not None:
                 self._narrow(context.planned, model, subset)
+            _keep_from_ranks(context.planned, model)
         except WorkerError:
             model.recorder.finished(context, Outcome.WORKER_ERROR)
             raise
@@ -172,7 +173,7 @@ class Exchange:
         inbound, worker = context.inbound, worker_of(plan.decode)
         name = session_field(inbound, context.session, *plan.workers)
         if plan.route is Route.LOCAL:
-            body = for_rank(with_terms(inbound, LocalTerms(), name), worker)
+            body = with_terms(inbound, LocalTerms(), name)
         else:
             body = inbound.with_fields(name)
         async with aclosing(self._messages.response()) as response:
@@ -259,6 +260,17 @@ class Exchange:
         planned.plan = model.planner.placement.plan(planned, decision, outside)
         if not self._allowed(planned.plan.decode, subset):
             raise WorkerError("no worker that the gateway allows may be given work")
+
+
+def _keep_from_ranks(planned: PlannedTurn, model: ServedModel) -> None:
+    """Plan a local turn of a server with several ranks as a remote one.
+
+    A sidecar forwards remote turns, and SGLang chooses their rank by a room that the sidecar makes.
+    """
+    plan = planned.plan
+    if plan is not None and plan.route is Route.LOCAL and worker_of(plan.decode).has_peers:
+        decision = Decision(Route.REMOTE, Reason.UNKNOWN_RANK)
+        planned.plan = model.planner.placement.plan(planned, decision, [])
 
 
 def _decoding(workers: ModelWorkers) -> list[Worker]:

@@ -180,8 +180,13 @@ class Worker:
         return self.server.id + self._suffix
 
     @property
+    def has_peers(self) -> bool:
+        """Whether its server has other ranks."""
+        return self.handshake.dp_size > 1
+
+    @property
     def _suffix(self) -> str:
-        return f"@{self.rank}" if self.handshake.dp_size > 1 else ""
+        return f"@{self.rank}" if self.has_peers else ""
 
     @property
     def ready(self) -> bool:

@@ -98,6 +98,22 @@ async def test_turns_go_through_the_prefill_worker_or_are_local(behind: Behind) 
         assert await client.metric("ppd_finished_total", endpoint=CHAT, outcome="ok") == 2
 
 
+async def test_turns_of_a_server_with_ranks_stay_remote(behind: Behind) -> None:
+    """The sidecar chooses the rank of a remote turn, so the next one cannot be sent to it."""
+    p, d = workers()
+    d.dp_size = 2
+    async with behind(p, d) as (envoy, client):
+        assert (await envoy.post(CHAT, chat("hello"))).route == ("remote", "first_turn")
+        second = await envoy.post(CHAT, chat(*LATER))
+        assert second.route == ("remote", "unknown_rank")
+        assert (second.destination, second.sent[PREFILL]) == (_host(d), _host(p))
+        assert "routed_dp_rank" not in second.fields
+        # A client of the router itself has its turns on the rank.
+        await client.chat("bye")
+        await client.chat("bye", "www", "and")
+        assert d.bodies[-1]["routed_dp_rank"] == d.bodies[-2]["routed_dp_rank"]
+
+
 async def test_clients_of_the_gateway_and_of_the_router_share_conversations(
     behind: Behind,
 ) -> None:
