@@ -35,7 +35,8 @@ from .model import LETTERS
 from .traces import DeviceUse, device_use
 from .workers import Emulated
 
-SHAPES = ("1P1D", "2P2D", "1P3D", "4R")
+SHAPES = ("1P1D", "2P2D", "1P3D", "4R", "1P1Dx2")
+_SHAPE = re.compile(r"[1-9]P[1-9]D(?:x([2-9]))?|[1-9]R")
 _KINDS = {"P": Role.PREFILL, "D": Role.DECODE, "R": Role.REPLICA}
 _TOKEN_CPU_S = 0.0003  # of all processes together, for each token that reaches a client
 _STEPS_PER_S = 140.0  # of a worker that is never idle
@@ -78,18 +79,30 @@ class Run:
 
 
 def roles_of(shape: str) -> list[tuple[str, Role]]:
-    """Return names and roles of the workers of a shape, such as ``2P2D`` or ``4R``.
+    """Return names and roles of the workers of a shape, such as ``2P2D``, ``4R`` or ``1P1Dx2``.
 
     Raises:
         ConfigError: it is none, or a cluster that can serve no request.
     """
-    if re.fullmatch(r"[1-9]P[1-9]D|[1-9]R", shape) is None:
+    if _SHAPE.fullmatch(shape) is None:
         raise ConfigError(f"no such shape: {shape!r}; it is as {', '.join(SHAPES)}")
     return [
         (f"{kind.lower()}{i}", _KINDS[kind])
         for count, kind in re.findall(r"(\d+)([PDR])", shape)
         for i in range(int(count))
     ]
+
+
+def ranks_of(shape: str) -> int:
+    """Return how many ranks of DP attention each decode worker of a shape has.
+
+    Raises:
+        ConfigError: there is no such shape.
+    """
+    roles_of(shape)
+    found = _SHAPE.fullmatch(shape)
+    assert found is not None
+    return int(found[1] or 1)
 
 
 def slow_motion_for(workers: int, conversations: Sequence[Conversation]) -> float:
@@ -146,7 +159,10 @@ def start_cluster(
     """
     for name, role in roles_of(shape):
         if name not in cluster.workers:
-            cluster.start(name, role, *(worker if role is Role.DECODE else ()))
+            if role is Role.DECODE:
+                cluster.start(name, role, *worker, ranks=ranks_of(shape))
+            else:
+                cluster.start(name, role)
     wait_all(list(cluster.workers.values()), 600.0)
     router = cluster.launch.router(
         cluster.of("p"),

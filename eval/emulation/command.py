@@ -23,7 +23,7 @@ from ..raw_rows import append_whole, appending, end_last_line, read_rows
 from ..summary import Slo
 from .check import CONTEXTS, DECODES, LINKS_GBPS, Plan, measure
 from .check_rows import largest_error, summarize
-from .clusters import SHAPES, Run, roles_of, run_once, slow_motion_for, start_cluster
+from .clusters import SHAPES, Run, ranks_of, roles_of, run_once, slow_motion_for, start_cluster
 from .compare import compare
 from .drafts import Drafts
 from .rest import measure_rest
@@ -199,7 +199,9 @@ def run_cluster(options: argparse.Namespace) -> int:
     folder = options.logs / "emulation"
     with (
         launching(options.logs) as launch,
-        emulated(launch, profile, options.profile, folder, drafts) as cluster,
+        emulated(
+            launch, profile, options.profile, folder, drafts, ranks=ranks_of(options.shape) > 1
+        ) as cluster,
     ):
         routers: dict[tuple[str, str], Process] = {}
         for run in runs:
@@ -249,7 +251,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> list[Run]:
-    workers = len(roles_of(options.shape))
+    workers = len(roles_of(options.shape)) * ranks_of(options.shape)
 
     def run(policy: str, placement: str, qps: float, seed: int, slow_motion: float) -> Run:
         return Run(

@@ -20,7 +20,7 @@ from ..simulation.rows import TurnRow
 from ..simulation.simulator import Simulation
 from ..simulation.traffic import Clients
 from ..simulation.workers import Chunking, PlacementRule, Shape
-from .clusters import Run, median, roles_of
+from .clusters import Run, median, ranks_of, roles_of
 from .workers import APPEND_CHUNK, PREFILL_CHUNK
 
 _RUN_FIELDS = tuple(Run.__dataclass_fields__)
@@ -69,7 +69,7 @@ def simulate(
     count = {kind: sum(name.startswith(kind) for name in names) for kind in "pdr"}
     simulation = Simulation(
         ProfileCosts(load_profile(profile, calibration), run.link_gbps, overlap=overlap),
-        Shape(prefill=count["p"], appending=count["d"], replica=count["r"]),
+        Shape(count["p"], 0, count["d"], count["r"], ranks=(1, 1, ranks_of(shape), 1)),
         static_policy(run.policy),
         Clients(),
         run.seed,

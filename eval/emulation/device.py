@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..profiles.profile import Profile, Step
+from .collective import Collective
 from .knobs import SharedKnobs
 
 _POLL_S = 0.001  # of an event that is asked again and again
@@ -58,6 +59,11 @@ class Device:
         self._work = Work(frozenset(), 0.0)
         self._before: Collection[str] = frozenset()
         self._late_s = 0.0  # the latest wake-up since the last step
+        self._collective: Collective | None = None
+
+    def join(self, collective: Collective) -> None:
+        """Have all later steps be those of several ranks together."""
+        self._collective = collective
 
     def close(self) -> None:
         """Close the trace."""
@@ -78,9 +84,8 @@ class Device:
         """
         now_s, slow_motion = self._clock(), self.knobs.slow_motion
         ms = share * self.profile.step_ms(step)
-        start_s = max(now_s, self.free_at_s)
         bubble_s = self._bubble_s(now_s)
-        self.free_at_s = start_s + ms * slow_motion / 1e3
+        start_s = self._extend(now_s, ms * slow_motion / 1e3)
         self._trace.write(
             json.dumps(
                 {
@@ -101,6 +106,19 @@ class Device:
             + "\n"
         )
         self._before, self._late_s = self._work.requests, 0.0
+
+    def launch_nothing(self) -> None:
+        """Take part in a step of other ranks, if there are any."""
+        if self._collective is not None:
+            self._extend(self._clock(), 0.0)
+
+    def _extend(self, now_s: float, takes_s: float) -> float:
+        """Add a step to the end of the timeline; return when it begins."""
+        start_s = max(now_s, self.free_at_s)
+        if self._collective is not None:
+            start_s, takes_s = self._collective.agree(start_s, takes_s)
+        self.free_at_s = start_s + takes_s
+        return start_s
 
     def _bubble_s(self, now_s: float) -> float:
         """How long the device has been idle while the next step could have run."""

@@ -15,10 +15,12 @@ from ppd.errors import ConfigError
 from sglang_patches.targets import Hook, check_applied, source_link
 
 from ..profiles.profile import Extend, Step
+from .collective import Collective
 from .device import Device, Work
-from .drafts import DraftedOutputs, Drafts
+from .drafts import DraftedOutputs
 from .link import Link
 from .model import LETTERS
+from .settings import Settings
 
 READ_AGAINST = ("0.5.23",)
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -29,9 +31,11 @@ _POLL_S = 0.001  # of a scheduler that waits for transfers, which would spin
 class Emulation:
     """The functions of the hooks, around one device."""
 
-    def __init__(self, device: Device, link: Link, drafts: Drafts | None) -> None:
+    def __init__(self, device: Device, link: Link, settings: Settings) -> None:
         self._device = device
         self._link = link
+        self._settings = settings
+        drafts = settings.drafts
         self._drafts = None if drafts is None else DraftedOutputs(drafts)
 
     def init_scheduler(self, _result: None, scheduler: Any, *_: Any, **__: Any) -> None:
@@ -42,15 +46,19 @@ class Emulation:
         """
         try:
             check_applied(self.hooks())
-            drafts = None if self._drafts is None else self._drafts.drafts
-            problems = _problems(scheduler.server_args, drafts)
-            if not scheduler.enable_overlap and drafts is None:
+            problems = _problems(scheduler.server_args, self._settings)
+            if not scheduler.enable_overlap and self._settings.drafts is None:
                 problems.append("--disable-overlap-schedule: results would be read at once")
             if problems:
                 raise ConfigError("not emulated: " + "; ".join(problems))
         except ConfigError as error:
             raise SystemExit(f"emulation: {error}") from error
         scheduler.emulates_device = True  # read by sglang_patches/local_step.py
+        if (ranks := self._settings.ranks) > 1:
+            from sglang.srt.runtime_context import get_parallel
+
+            rank = get_parallel().attn_dp_rank
+            self._device.join(Collective(self._settings.steps_file, rank, ranks))
 
     def run_batch(self, original: Any, scheduler: Any, batch: Any, *rest: Any) -> Any:
         """Note which requests are in the step that follows; without overlap, wait for its end."""
@@ -74,6 +82,8 @@ class Emulation:
             self._device.launch(step, self._drafts.drafts.share)
         elif step is not None:
             self._device.launch(step)
+        else:
+            self._device.launch_nothing()
         logits = hidden = None
         if self._drafts is not None:
             logits, hidden = self._drafts.outputs(runner, batch)
@@ -105,10 +115,11 @@ class Emulation:
         return tuple(_hooks(self))
 
 
-def _problems(server_args: Any, drafts: Drafts | None) -> list[str]:
+def _problems(server_args: Any, settings: Settings) -> list[str]:
+    drafts, ranks = settings.drafts, settings.ranks
     refused = (
-        ("tp_size", 1, "the profile has the tensor parallelism, the process has none"),
-        ("dp_size", 1, "one worker is one device"),
+        ("tp_size", ranks, "the profile has the tensor parallelism; processes are ranks alone"),
+        ("enable_dp_attention", ranks > 1, "one worker is one device, unless it has ranks"),
         ("pp_size", 1, "one worker is one device"),
         ("enable_hierarchical_cache", False, "its copies have no time"),
         ("grammar_backend_required", False, "replies are letters"),
@@ -118,6 +129,8 @@ def _problems(server_args: Any, drafts: Drafts | None) -> list[str]:
         for name, default, reason in refused
         if (getattr(server_args, name, default) or None) != (default or None)
     ]
+    if server_args.dp_size not in (1, ranks):
+        found.append("--dp-size: one worker is one device, unless it has ranks of DP attention")
     algorithm, steps = server_args.speculative_algorithm, server_args.speculative_num_steps
     if algorithm is not None and drafts is None:
         found.append("--speculative-algorithm: the settings have no accept rates")

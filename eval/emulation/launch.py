@@ -43,7 +43,7 @@ def install() -> None:
         device = Device(profile, knobs, trace)
         link = Link(settings.worker, profile.kv_bytes_per_token, knobs)
         setattr(torch.cpu, "Event", event_class(device))  # noqa: B010 (mypy: it is a type)
-        register_all(Emulation(device, link, settings.drafts).hooks())
+        register_all(Emulation(device, link, settings).hooks())
     except ConfigError as error:
         raise SystemExit(f"emulation: {error}") from error
 

@@ -23,6 +23,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         knobs: the shared file.
         trace: folder of the step traces.
         drafts: of speculative decoding; None: it is refused.
+        ranks: of DP attention, each of them a device.
     """
 
     worker: str
@@ -31,6 +32,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     knobs: str
     trace: str
     drafts: Drafts | None = None
+    ranks: int = 1
+
+    @property
+    def steps_file(self) -> Path:
+        """The file by which the ranks agree on their steps."""
+        return Path(self.knobs).with_name(f"{self.worker}.steps")
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +12,17 @@ from pathlib import Path
 import msgspec
 
 from ppd.contract import Role
+from ppd.errors import ConfigError
 from sglang_patches.worker import plan_launch
 
 from .. import tiny_model
 from ..cluster import Launcher, Process, free_port
 from ..draft_model import DraftSpec, draft_flags, ensure_pair
 from ..profiles.profile import Profile
+from .collective import Collective
 from .drafts import Drafts
 from .knobs import Knobs, SharedKnobs
-from .model import MODEL
+from .model import MODEL, RANKED_MODEL
 from .settings import ENVIRONMENT, Settings
 
 PREFILL_CHUNK = 8192  # SGLang's own on a GPU of 80 GB
@@ -48,32 +51,44 @@ class Emulated:
     draft: Path | None = None
     workers: dict[str, Process] = field(default_factory=dict)
 
-    def start(self, name: str, role: Role, *flags: str) -> Process:
+    def start(self, name: str, role: Role, *flags: str, ranks: int = 1) -> Process:
         """Start a worker, which is not ready yet.
 
         Args:
             name: of the worker, and of its end of the link.
             flags: of SGLang, or ``NAME=VALUE`` of the plugin's variables.
+            ranks: of DP attention; the cluster's model must have it.
         """
-        settings = self.folder / f"{name}.json"
-        settings.write_bytes(
-            msgspec.json.encode(
-                Settings(
-                    worker=name,
-                    profile=self.profile_name,
-                    calibration=self.profile.calibration.name,
-                    knobs=str(self.folder / "knobs"),
-                    trace=str(self.traces),
-                    drafts=self.drafts,
-                )
-            )
+        settings = Settings(
+            worker=name,
+            profile=self.profile_name,
+            calibration=self.profile.calibration.name,
+            knobs=str(self.folder / "knobs"),
+            trace=str(self.traces),
+            drafts=self.drafts,
+            ranks=ranks,
         )
+        path = self.folder / f"{name}.json"
+        path.write_bytes(msgspec.json.encode(settings))
+        own = {
+            ENVIRONMENT: str(path),
+            # As ppd-worker has it on a GPU: see sglang_patches/worker.py.
+            "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
+        }
         port = free_port()
         passed = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
         if role is Role.PREFILL:
             passed += ["--disaggregation-bootstrap-port", str(free_port())]
         chunk = APPEND_CHUNK if role is Role.DECODE else PREFILL_CHUNK
-        passed += ["--chunked-prefill-size", str(chunk)]
+        if ranks > 1:
+            passed += ["--tp-size", str(ranks), "--dp-size", str(ranks), "--enable-dp-attention"]
+            Collective.create(settings.steps_file, ranks)
+            cores = sorted(os.sched_getaffinity(0))
+            bound = (str(cores[rank % len(cores)]) for rank in range(ranks))
+            # Else SGLang needs a NUMA node for each rank.
+            own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(bound)
+        # SGLang divides it among the ranks.
+        passed += ["--chunked-prefill-size", str(chunk * ranks)]
         passed += ["--max-total-tokens", str(self.profile.kv_pool_tokens)]
         passed += ["--max-running-requests", str(_MAX_RUNNING), "--random-seed", "0"]
         if self.drafts is not None and self.draft is not None:
@@ -91,11 +106,6 @@ class Emulated:
         argv = [part for part in plan.argv if part != _NO_OVERLAP or part in flags]
         argv[argv.index("-m") + 1] = f"{__package__}.launch"
         assert argv[0] == sys.executable
-        own = {
-            ENVIRONMENT: str(settings),
-            # As ppd-worker has it on a GPU: see sglang_patches/worker.py.
-            "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
-        }
         before = self.launch.environment
         self.launch.environment = {**before, **plan.environment, **own}
         try:
@@ -117,16 +127,32 @@ class Emulated:
 
 @contextmanager
 def emulated(
-    launch: Launcher, profile: Profile, name: str, folder: Path, drafts: Drafts | None = None
+    launch: Launcher,
+    profile: Profile,
+    name: str,
+    folder: Path,
+    drafts: Drafts | None = None,
+    *,
+    ranks: bool = False,
 ) -> Iterator[Emulated]:
-    """Give an emulated cluster without workers; ``launch`` stops them."""
+    """Give an emulated cluster without workers; ``launch`` stops them.
+
+    Args:
+        ranks: whether some of them have ranks.
+
+    Raises:
+        ConfigError: ranks and drafts were asked for together.
+    """
+    if ranks and drafts is not None:
+        raise ConfigError("ranks do not speculate: the plugin refuses DP attention with drafts")
     (folder / "traces").mkdir(parents=True, exist_ok=True)
     for old in (folder / "traces").glob("*.jsonl"):
         old.unlink()
     knobs = SharedKnobs.create(folder / "knobs", Knobs())
     try:
         if drafts is None:
-            yield Emulated(launch, profile, name, folder, tiny_model.ensure(MODEL), knobs)
+            model = tiny_model.ensure(RANKED_MODEL if ranks else MODEL)
+            yield Emulated(launch, profile, name, folder, model, knobs)
         else:
             model, draft = ensure_pair(DraftSpec(MODEL))
             yield Emulated(launch, profile, name, folder, model, knobs, drafts, draft)

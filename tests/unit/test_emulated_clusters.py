@@ -13,6 +13,7 @@ from eval.emulation.clusters import (
     compressed,
     median,
     quantile,
+    ranks_of,
     roles_of,
     slow_motion_for,
     stretched,
@@ -29,6 +30,8 @@ from ppd.errors import ConfigError
 def test_shapes() -> None:
     assert all(roles_of(shape) for shape in SHAPES)
     assert roles_of("1P2D") == [("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)]
+    assert roles_of("1P1Dx2") == [("p0", Role.PREFILL), ("d0", Role.DECODE)]
+    assert [ranks_of(shape) for shape in ("2P2D", "4R", "1P2Dx4")] == [1, 1, 4]
     assert roles_of("2R") == [("r0", Role.REPLICA), ("r1", Role.REPLICA)]
     for wrong in ("", "1P", "2D", "0P1D", "1P1D1R", "4r"):
         with pytest.raises(ConfigError, match="no such shape"):

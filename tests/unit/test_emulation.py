@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from eval.emulation.check_rows import largest_error, summarize
+from eval.emulation.collective import Collective
 from eval.emulation.device import Device, Work, event_class
 from eval.emulation.hooks import step_of
 from eval.emulation.knobs import Knobs, SharedKnobs
@@ -84,6 +88,57 @@ def test_steps_follow_each_other_and_slow_motion_changes_while_it_runs(
     knobs.set(Knobs(slow_motion=20.0))
     device.launch(STEP)
     assert device.free_at_s == pytest.approx(100 + 4 * STEP_S)
+
+
+def test_ranks_begin_and_end_their_steps_together(tmp_path: Path) -> None:
+    """Each in a thread, at times that differ by chance: no step is read before it is whole."""
+    ranks, steps = 3, 200
+    path = tmp_path / "steps"
+    Collective.create(path, ranks)
+
+    def parts(rank: int) -> list[tuple[float, float]]:
+        source = random.Random(rank)
+        return [(source.uniform(0, 5), source.choice((0.0, source.random()))) for _ in range(steps)]
+
+    def run(rank: int) -> list[tuple[float, float]]:
+        collective = Collective(path, rank, ranks)
+        source = random.Random(-rank)
+        agreed = []
+        for part in parts(rank):
+            if source.random() < 0.2:
+                time.sleep(source.random() / 1e3)  # not to wait for anything: to be late
+            agreed.append(collective.agree(*part))
+        return agreed
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(run, range(ranks)))
+    whole = zip(*(parts(rank) for rank in range(ranks)), strict=True)
+    expected = [tuple(max(one) for one in zip(*step, strict=True)) for step in whole]
+    assert found == [expected] * ranks
+
+
+def test_a_rank_without_work_waits_for_the_step_of_the_others(
+    tmp_path: Path, knobs: SharedKnobs
+) -> None:
+    path = tmp_path / "steps"
+    Collective.create(path, 2)
+    devices = [Device(PROFILE, knobs, tmp_path / f"d0-{rank}.jsonl") for rank in (0, 1)]
+    for rank, device in enumerate(devices):
+        device.join(Collective(path, rank, 2))
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(devices[0].launch, STEP)
+        pool.submit(devices[1].launch_nothing)
+    ends = [device.free_at_s for device in devices]
+    assert ends[0] == ends[1] > time.monotonic()
+    for device in devices:
+        device.close()
+    assert [len(list(read_steps(tmp_path / f"d0-{rank}.jsonl"))) for rank in (0, 1)] == [1, 0]
+
+
+def test_a_rank_that_is_left_alone_ends(tmp_path: Path, clock: Clock) -> None:
+    Collective.create(tmp_path / "steps", 2)
+    with pytest.raises(PpdError, match="another rank"):
+        Collective(tmp_path / "steps", 0, 2, clock, clock.sleep).agree(0.0, 1.0)
 
 
 def test_a_poll_of_an_event_takes_a_millisecond_at_most(device: Device, clock: Clock) -> None:
