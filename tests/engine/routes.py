@@ -49,6 +49,7 @@ class RouteClient:
 
     Args:
         fields: added to the body of each request.
+        rank: of the decode worker, for all turns.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class RouteClient:
         http: aiohttp.ClientSession,
         workers: Workers,
         fields: Mapping[str, Any] | None = None,
+        rank: int | None = None,
     ) -> None:
         self._http = http
         self._workers = workers
         self._fields = fields or {}
+        self._rank = {} if rank is None else {"routed_dp_rank": rank}
 
     async def alone(self, ids: list[int], tokens: int) -> Reply:
         """Send a turn to the monolithic server."""
@@ -119,6 +122,8 @@ class RouteClient:
     ) -> Reply:
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **params}
         body = {"input_ids": ids, "sampling_params": sampling, **self._fields, **fields}
+        if url == self._workers.decode.url:
+            body |= self._rank
         async with self._http.post(f"{url}/generate", json=body) as response:
             reply = await response.json()
             assert response.status == 200, reply

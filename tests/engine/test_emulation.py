@@ -12,6 +12,7 @@ import pytest
 from eval.emulation.check import Plan, measure
 from eval.emulation.check_rows import largest_error, summarize
 from eval.emulation.clusters import Run, run_once, start_cluster
+from eval.emulation.compare import metrics, simulate
 from eval.emulation.drafts import Drafts
 from eval.emulation.traces import RefusedRunError
 from eval.emulation.workers import Emulated, emulated
@@ -105,3 +106,28 @@ def test_drafts_are_accepted_at_their_rates(tmp_path_factory: pytest.TempPathFac
     assert quickest == pytest.approx(alone_ms / drafts.tokens_per_step, rel=0.25)
     plain_ms = profile.step_ms(Step((), 1, 2200))
     assert summary["tpot_p50_ms"] < 0.7 * plain_ms
+
+
+@pytest.mark.matrix
+def test_ranks_step_together_as_in_the_simulator(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("ranks")
+    profile = load_profile(_PROFILE)
+    workload = "turns:2?first=4096&first_out=64&new=1024&out=64&think_s=0.3"
+    run = Run(workload, "full", 4.0, 0, 12, 60.0, 100.0)
+    with (
+        worker_launcher(folder) as launch,
+        emulated(launch, profile, _PROFILE, folder / "emulated", ranks=True) as cluster,
+    ):
+        router = start_cluster(cluster, "1P1Dx2", ["--policy", "full"], [])
+        try:
+            *turns, summary = run_once(cluster, router, run, Slo(None, None))
+        except RefusedRunError as refused:
+            pytest.skip(f"the machine is too busy to emulate anything: {refused}")
+        finally:
+            begin_stop(launch.started)
+    assert summary["failed"] == 0
+    assert len(turns) == 24
+    assert summary["local"] == 12
+    found = metrics(simulate(run, "1P1Dx2", _PROFILE, "device"))
+    for name in ("t2_ttft_p50_ms", "tpot_p50_ms"):
+        assert summary[name] == pytest.approx(found[name], rel=0.25)
