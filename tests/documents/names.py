@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,8 @@ from router.cli import make_parser as make_router_parser
 from router.config.options import Secrets
 from router.pool.cli import make_parser as make_pool_parser
 from sglang_patches import settings
+from sglang_patches.engines import SUPPORTED
+from sglang_patches.flags import FLAGS
 from sglang_patches.request_field import FLAG as CONDITIONAL_FLAG
 from sglang_patches.worker import make_parser as make_worker_parser
 
@@ -156,7 +159,10 @@ def _sglang_flags() -> frozenset[str] | None:
     texts = [file.read_text() for file in files if file.exists()]
     fields = {field for text in texts for field in _SGLANG_FIELD.findall(text)}
     flags = {flag for text in texts for flag in _SGLANG_FLAG.findall(text)} | {CONDITIONAL_FLAG}
-    return frozenset(flags | {"--" + field.replace("_", "-") for field in fields})
+    known = flags | {"--" + field.replace("_", "-") for field in fields}
+    if version("sglang") != SUPPORTED[-1]:  # which lacks flags of the newest one
+        known |= {f"--{flag.name}" for flag in FLAGS}
+    return frozenset(known)
 
 
 @cache
