@@ -35,8 +35,8 @@ from .workers import (
 )
 
 _ATTENTION = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+_ATTENTION_TP = ("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention")
 _PLAIN = ("--dp-size", "2")
-_BOUND = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # else SGLang needs a NUMA node for each rank
 _LONG = 2500  # tokens
 _CACHED = re.compile(r"#cached-token: (\d+)")  # of a prefill batch, in SGLang's log
 
@@ -45,6 +45,7 @@ _CACHED = re.compile(r"#cached-token: (\d+)")  # of a prefill batch, in SGLang's
     scope="module",
     params=[
         pytest.param(_ATTENTION, id="dp-attention"),
+        pytest.param(_ATTENTION_TP, id="attention-tp", marks=pytest.mark.matrix),
         pytest.param(_PLAIN, id="plain", marks=pytest.mark.matrix),
     ],
 )
@@ -52,6 +53,12 @@ def ranks(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The flags of a server with two ranks."""
     flags: tuple[str, ...] = request.param
     return flags
+
+
+def bound(ranks: tuple[str, ...]) -> dict[str, str]:
+    """Return the CPU of each process; without it SGLang needs a NUMA node for each."""
+    processes = 4 if ranks is _ATTENTION_TP else 2
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(i % 2) for i in range(processes))}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,7 @@ def workers(ranks: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
         monolithic=True,
         # SGLang divides the size among the ranks.
         decode_flags=(*ranks, "--chunked-prefill-size", "512"),
-        decode_environment=_BOUND,
+        decode_environment=bound(ranks),
     )
 
 
@@ -228,7 +235,11 @@ async def test_retracted_requests_continue_on_their_ranks(
         "retracting-ranks",
         *(*ranks, "--max-total-tokens", "3504", "--chunked-prefill-size", "256"),
         *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
-        environment={**_BOUND, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"},
+        environment={
+            **bound(ranks),
+            "SGLANG_TEST_RETRACT": "1",
+            "SGLANG_TEST_RETRACT_INTERVAL": "5",
+        },
     )
     retracting = replace(workers, decode=decode)
     try:
@@ -254,8 +265,10 @@ async def test_ranks_of_a_prefill_worker_keep_their_conversations(
     """Remote turns find what their rank has prefilled, by the engine's own count."""
     if ranks is _PLAIN:
         pytest.skip("plain ranks of prefill servers fail upstream: docs/UPSTREAM.md")
+    if ranks is _ATTENTION_TP:
+        pytest.skip("two servers of four processes each answer too late on two cores")
     page = ("--page-size", str(workers.page_size))
-    with extra_environment(launcher, _BOUND):
+    with extra_environment(launcher, bound(ranks)):
         prefill = launcher.worker(Role.PREFILL, workers.model, *page, *ranks, name="ranks-p")
     wait_ready(prefill)
     ranked = replace(workers, prefill=prefill)
