@@ -26,10 +26,11 @@ def register() -> None:
 
     try:
         if stand_ins.is_installed():
-            from sglang_patches.cpu import adapters, kernels, speculation, transfer
+            from sglang_patches.cpu import adapters, controller, kernels, speculation, transfer
             from sglang_patches.engines import engine
 
             adapters.install()
+            controller.install()
             kernels.install()
             transfer.install()
             if engine().speculative_algorithms:

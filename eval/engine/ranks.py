@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import signal
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ from .client import EngineClient, Reply, bootstrap_port_of, gaps_ms
 
 _MODEL = ModelSpec(family=Family.DEEPSEEK_V3)
 _RANKS = 2
+_ONE_THREAD = ("--cpu-threads", "1")  # of each rank
 _FLAGS = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
 _KV = ("--max-total-tokens", "65536")
 # As ppd-worker has it, but without the plugin.
@@ -122,13 +126,14 @@ def _start(launch: Launcher, model: str, role: Role, name: str, *flags: str) -> 
     before = launch.environment
     launch.environment = {**before, **_BOUND}
     try:
-        return launch.worker(role, model, *_KV, *_FLAGS, *flags, name=name)
+        return launch.worker(role, model, *_KV, *_FLAGS, *_ONE_THREAD, *flags, name=name)
     finally:
         launch.environment = before
 
 
 def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    # A server that was stopped closes the connections that it had.
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
 
 # -- decodes beside an append ------------------------------------------------------------------
@@ -191,7 +196,7 @@ def _tpot(replies: Sequence[Reply], from_s: float, to_s: float) -> float:
 
 
 def _hooks(launch: Launcher, model: str, rounds: int) -> Iterator[Hooks]:
-    prefill = launch.worker(Role.PREFILL, model, *_KV, "--cpu-threads", "1")
+    prefill = launch.worker(Role.PREFILL, model, *_KV, *_ONE_THREAD)
     decode = {
         "plugin": _start(launch, model, Role.DECODE, "plugin"),
         "stock": _start(launch, model, Role.DECODE, "stock", *_STOCK),
@@ -213,13 +218,14 @@ async def _measure_hooks(prefill: Process, decode: dict[str, Process], rounds: i
                     for rank in range(_RANKS)
                 ]
                 prompt, output = _REMOTE
-                replies = await asyncio.gather(
-                    *(
-                        client.remote(source.choices(vocabulary, k=prompt), output)
-                        for client in clients
-                        for _ in range(_DECODES // _RANKS)
+                with _stopped(other for name, other in decode.items() if name != way):
+                    replies = await asyncio.gather(
+                        *(
+                            client.remote(source.choices(vocabulary, k=prompt), output)
+                            for client in clients
+                            for _ in range(_DECODES // _RANKS)
+                        )
                     )
-                )
                 begun_s = max(reply.arrived_s[0] for reply in replies)
                 ended_s = min(reply.arrived_s[-1] for reply in replies)
                 if number >= 0:
@@ -228,12 +234,25 @@ async def _measure_hooks(prefill: Process, decode: dict[str, Process], rounds: i
     return rows
 
 
+@contextmanager
+def _stopped(servers: Iterable[Process]) -> Iterator[None]:
+    """Stop servers, because ranks that have nothing to do still exchange that, and take a core."""
+    groups = [server.popen.pid for server in servers]
+    for group in groups:
+        os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for group in groups:
+            os.killpg(group, signal.SIGCONT)
+
+
 # -- what ranks of a prefill server find -------------------------------------------------------
 
 
 def _prefill(launch: Launcher, model: str, rounds: int) -> Iterator[Prefill]:
     prefill = _start(launch, model, Role.PREFILL, "ranks-prefill")
-    decode = launch.worker(Role.DECODE, model, *_KV, "--cpu-threads", "1")
+    decode = launch.worker(Role.DECODE, model, *_KV, *_ONE_THREAD)
     wait_all([prefill, decode])
     yield from asyncio.run(_measure_prefill(prefill, decode, rounds))
 

@@ -63,6 +63,51 @@ def test_not_enabled_nothing_is_touched(sglang: Interpreter) -> None:
     assert result.stdout.endswith("untouched\n"), result.stderr
 
 
+def test_the_controller_of_ranks_waits_for_requests(sglang: Interpreter) -> None:
+    """SGLang's own loop polls without a pause, and takes a core."""
+    result = sglang.run("""
+        load_plugins()
+        import zmq
+        from types import SimpleNamespace
+        from sglang.srt.managers.data_parallel_controller import DataParallelController
+        from sglang.srt.managers.io_struct import AbortReq, FlushCacheReqInput, sock_send
+
+        class Socket(zmq.Socket):
+            waits = []
+
+            def poll(self, timeout=None, flags=zmq.POLLIN):
+                self.waits.append(timeout)
+                return super().poll(timeout, flags)
+
+        fed, dispatched = [], []
+
+        def feed():
+            fed.append(None)
+            if len(fed) == 3:
+                sock_send(sender, FlushCacheReqInput())
+
+        def dispatch(request):
+            dispatched.append(type(request).__name__)
+            if len(dispatched) == 2:
+                print(len(fed), len(Socket.waits), all(Socket.waits), *dispatched)
+                raise SystemExit
+
+        context = zmq.Context()
+        sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR, socket_class=Socket)
+        receiver.bind("inproc://requests")
+        sender.connect("inproc://requests")
+        sock_send(sender, AbortReq(rid="a"))
+        DataParallelController.event_loop(
+            SimpleNamespace(
+                soft_watchdog=SimpleNamespace(feed=feed),
+                recv_from_tokenizer=receiver,
+                _request_dispatcher=dispatch,
+            )
+        )
+    """)
+    assert result.stdout.endswith("3 3 True AbortReq FlushCacheReqInput\n"), result.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
