@@ -17,7 +17,7 @@ import random
 import signal
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,6 +103,7 @@ def add_to(commands: Commands) -> None:
         ),
     )
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     add_out(parser)
     parser.set_defaults(run=run)
 
@@ -112,9 +113,9 @@ def run(options: argparse.Namespace) -> int:
     model = str(tiny_model.ensure(_MODEL))
     rows: list[Peers | Hooks | Prefill] = []
     with appending(options.out) as write:
-        for part in (_peers, _hooks, _prefill):
+        for part in options.parts:
             with launching(options.logs) as launch:
-                for row in part(launch, model, options.rounds):
+                for row in _PARTS[part](launch, model, options.rounds):
                     rows.append(row)
                     origin = {"model": Path(model).name, **provenance(0)}
                     write({"part": type(row).__name__.lower(), **asdict(row), **origin})
@@ -266,10 +267,12 @@ async def _measure_prefill(prefill: Process, decode: Process, rounds: int) -> li
         for number in range(rounds):
             for way in source.sample(_ROOMS, len(_ROOMS)):
                 await empty_caches(http, [prefill.url, decode.url])
-                found = [
-                    await _conversation(client, vocabulary, index if way == _ROOMS[1] else None)
-                    for index in range(_CONVERSATIONS)
-                ]
+                found = await asyncio.gather(
+                    *(
+                        _conversation(client, vocabulary, index if way == _ROOMS[1] else None)
+                        for index in range(_CONVERSATIONS)
+                    )
+                )
                 prefix, cached = (sum(values) for values in zip(*found, strict=True))
                 rows.append(Prefill(number, way, prefix, cached))
             _report("prefill", number, rounds)
@@ -301,15 +304,23 @@ async def _conversation(
     return prefix, cached
 
 
+_PARTS: dict[str, Callable[[Launcher, str, int], Iterator[Peers | Hooks | Prefill]]] = {
+    "peers": _peers,
+    "hooks": _hooks,
+    "prefill": _prefill,
+}
+
+
 def _report(part: str, number: int, rounds: int) -> None:
     print(f"  {part}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
 
 
 def summarize(rows: Sequence[Peers | Hooks | Prefill]) -> dict[str, Any]:
-    """Return medians, and ratios by round."""
+    """Return medians, and ratios by round, of the parts that were measured."""
     peers = [row for row in rows if isinstance(row, Peers)]
     hooks = {(row.round, row.way): row.tpot_ms for row in rows if isinstance(row, Hooks)}
     prefill = [row for row in rows if isinstance(row, Prefill)]
+    ratios = [ms / hooks[n, "stock"] for (n, way), ms in hooks.items() if way == "plugin"]
     return {
         "peers": [
             {
@@ -323,20 +334,10 @@ def summarize(rows: Sequence[Peers | Hooks | Prefill]) -> dict[str, Any]:
             for way in _WAYS
             if (of := [r for r in peers if (r.context, r.new, r.way) == (context, new, way)])
         ],
-        "hooks_ratio": round(
-            statistics.median(
-                ms / hooks[number, "stock"]
-                for (number, way), ms in hooks.items()
-                if way == "plugin"
-            ),
-            3,
-        ),
+        "hooks_ratio": round(statistics.median(ratios), 3) if ratios else None,
         "prefix_found": {
-            way: round(
-                sum(r.cached_tokens for r in prefill if r.way == way)
-                / sum(r.prefix_tokens for r in prefill if r.way == way),
-                3,
-            )
+            way: round(sum(r.cached_tokens for r in own) / sum(r.prefix_tokens for r in own), 3)
             for way in _ROOMS
+            if (own := [r for r in prefill if r.way == way])
         },
     }
