@@ -16,6 +16,7 @@ from .arrivals import draw
 from .orders import Way
 from .waits import Waits
 
+_WARM_UP_LOAD, _WARM_UP_S = 0.3, 1.0
 _TRIES = 5  # of the capacity; the first fills the caches
 _SAMPLE = 200  # answers of a run that are compared with a plain search
 
@@ -45,6 +46,10 @@ class Rounds:
         self._seed = seed
         tries = [bursts.capacity(target, self._moved, threads, seed) for _ in range(_TRIES)]
         self.capacity = statistics.median(tries)
+        count = queries.shape[0]
+        few = draw(_WARM_UP_LOAD * self.capacity, _WARM_UP_S, count, seed)
+        for way in Way:  # each compiles what it calls
+            bursts.run(way, target, self._moved, few, threads)
 
     def rows(self, load: float, number: int) -> Iterator[dict[str, Any]]:
         """Serve one history in every way, and yield a row for each way and stage."""
