@@ -206,6 +206,16 @@ def _p99_ms(rows: Rows, stage: str) -> float:
 def control(results: Results) -> Block:
     """Return both stages' latency by load in simulated time, with the loop and without."""
     rows = results.rows("pool-control.jsonl").where(measured=False).newest()
+    return _control(rows, "in simulated time")
+
+
+def control_measured(results: Results) -> Block:
+    """Return both stages' latency by load over an index, with the loop and without."""
+    rows = results.rows("pool-control.jsonl").where(measured=True).newest()
+    return _control(rows, f"over {median(rows.values('n')):,.0f} rows")
+
+
+def _control(rows: Rows, where: str) -> Block:
     table = []
     for (phase,), of_phase in rows.groups("phase").items():
         for (way,), of in of_phase.groups("way").items():
@@ -214,7 +224,7 @@ def control(results: Results) -> Block:
             table.append((phase, way, f"{median(of.values('reserved')):.2f}", *p95s))
     head = ("load", "reserved share", "on average", "prefill, ms", "decode, ms")
     caption = (
-        f"latency p95 of searches in simulated time, medians of {_histories(rows)} histories; KV "
+        f"latency p95 of searches {where}, medians of {_histories(rows)} histories; KV "
         "there: the time until a prefill's search and its transfer are finished"
     )
     return block(Table((*head, "KV there, ms"), table, caption), made_of=[rows])
@@ -263,5 +273,6 @@ BLOCKS = {
     "pool-queueing-python": python,
     "pool-queueing-wide": wide,
     "pool-control": control,
+    "pool-control-measured": control_measured,
     "search-placement": placement,
 }
