@@ -84,6 +84,23 @@ async def test_a_hybrid_is_drawn_with_its_replicas(cluster: Cluster, browser: Br
         await expect(page.locator("#workers .card")).to_have_count(3)
 
 
+async def test_each_rank_has_a_card(cluster: Cluster, browser: Browser) -> None:
+    p, d = workers()
+    p.dp_size, d.dp_size = 2, 4
+    async with cluster(p, d, policy="full") as client:
+        for i in range(8):
+            opening = f"hello {i}"
+            await client.chat(opening)
+            await client.chat(opening, "www", "and")
+        page = (await open_dashboard(browser, client)).page
+        cards = page.locator("#workers .card")
+        await expect(cards).to_have_count(6)
+        ids = [
+            f"{urlsplit(one.url).netloc}@{rank}" for one in (p, d) for rank in range(one.dp_size)
+        ]
+        await expect(cards).to_contain_text(ids)
+
+
 async def test_the_page_shows_real_traffic(
     cluster: Cluster, browser: Browser, tmp_path: Path
 ) -> None:
