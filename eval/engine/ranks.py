@@ -237,7 +237,7 @@ async def _measure_hooks(prefill: Process, decode: dict[str, Process], rounds: i
 
 @contextmanager
 def _stopped(servers: Iterable[Process]) -> Iterator[None]:
-    """Stop servers, because ranks that have nothing to do still exchange that, and take a core."""
+    """Stop servers, because ranks that have nothing to do still exchange that."""
     groups = [server.popen.pid for server in servers]
     for group in groups:
         os.killpg(group, signal.SIGSTOP)
