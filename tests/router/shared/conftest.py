@@ -35,5 +35,6 @@ async def server(new_server: NewServer) -> AsyncIterator[StoreServer]:
 
 def shared(server: StoreServer, **options: object) -> SharedConfig:
     """Return the options of a router that shares by a server."""
-    fields: dict[str, object] = {"url": server.url, "timeout_ms": 300.0, **options}
+    # A machine that stalls is no timeout: a test of timeouts sets its own.
+    fields: dict[str, object] = {"url": server.url, "timeout_ms": 5_000.0, **options}
     return SharedConfig(**fields)  # type: ignore[arg-type]

@@ -135,13 +135,14 @@ async def test_a_store_that_no_longer_answers(
     cluster: Cluster, server: StoreServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The connections stay open, as behind a network that drops all packets."""
-    async with replicas(cluster, engines(), 2, shared=shared(server)) as (one, other):
+    limited = shared(server, timeout_ms=2_000.0)
+    async with replicas(cluster, engines(), 2, shared=limited) as (one, other):
         await one.chat("hello")
         await knows(other, 1)
         server.freeze()
         try:
             for i in range(20):
-                async with asyncio.timeout(0.3):  # no request waits for the store
+                async with asyncio.timeout(1.9):  # no request waits for the store
                     await serves_as_without(one, f"frozen {i}")
             await shows(one, "slow")
             assert len(lines(caplog, "slow")) <= 2
@@ -155,11 +156,12 @@ async def test_a_store_that_no_longer_answers(
 async def test_a_router_starts_although_the_store_does_not_answer(
     cluster: Cluster, server: StoreServer
 ) -> None:
+    limited = shared(server, timeout_ms=300.0, catch_up_s=60.0)
     server.freeze()
     try:
         async with (
-            asyncio.timeout(5),
-            replicas(cluster, engines(), 1, shared=shared(server, catch_up_s=60.0)) as (one,),
+            asyncio.timeout(30),
+            replicas(cluster, engines(), 1, shared=limited) as (one,),
         ):
             await shows(one, "slow")
             await serves_as_without(one, "hello")

@@ -174,7 +174,8 @@ async def test_a_store_that_fails_leaves_responses_where_they_are(
 async def test_a_store_that_does_not_answer_delays_only_who_looks_there(
     cluster: Cluster, server: StoreServer
 ) -> None:
-    async with replicas(cluster, engines(), 2, shared=sharing(server)) as (one, other):
+    limited = sharing(server, timeout_ms=300.0)
+    async with replicas(cluster, engines(), 2, shared=limited) as (one, other):
         server.freeze()
         try:
             name = (await respond(one, "hello")).json["id"]
