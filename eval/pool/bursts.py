@@ -31,7 +31,6 @@ from .stopwatch import Stopwatch, TimedLanes
 from .waits import BeforeTurn, Ended, Waits, unchanged
 
 _NEVER_CUT_S = 3600.0
-_ITOPK = 256
 _USUAL = Controls()
 
 
@@ -69,12 +68,17 @@ class Served:
 
 
 class _Feed:
-    """Arrivals whose time has come; for all threads."""
+    """Arrivals whose time has come; for all threads.
+
+    Attributes:
+        widest: largest itopk of all.
+    """
 
     def __init__(self, arrivals: Sequence[Arrival], target: Target, moved: Rows) -> None:
         self.lock = threading.Lock()
         self.ending = threading.Lock()
         self.start_s = time.perf_counter()
+        self.widest = max(arrival.itopk for arrival in arrivals)
         self._arrivals = arrivals
         self._target = target
         self._moved = moved
@@ -184,7 +188,7 @@ def _ours(
 
         backend = replace(cpu_backend(), make=make)
         clock = time.perf_counter
-        engine = Engine(scheduler, pace, clock, StepShape(), backend, _ITOPK, engines)
+        engine = Engine(scheduler, pace, clock, StepShape(), backend, feed.widest, engines)
         while True:
             with feed.lock:
                 now_s = time.perf_counter()
@@ -208,8 +212,8 @@ def _whole(feed: _Feed, target: Target, way: Way) -> Callable[[Stopwatch], None]
     queue: Queue[Search] = queue_of(way)
 
     def loop(watch: Stopwatch) -> None:
-        alone = CpuLaneSet(target.snapshot, 1, _ITOPK)
-        lanes = TimedLanes(CpuLaneSet(target.snapshot, BATCH, _ITOPK), watch)
+        alone = CpuLaneSet(target.snapshot, 1, feed.widest)
+        lanes = TimedLanes(CpuLaneSet(target.snapshot, BATCH, feed.widest), watch)
         while True:
             with feed.lock:
                 now_s = time.perf_counter()
@@ -225,7 +229,9 @@ def _whole(feed: _Feed, target: Target, way: Way) -> Callable[[Stopwatch], None]
             elif len(batch) == 1:
                 feed.done(batch[0], _alone(alone, batch[0], target, watch))
             else:
-                for search, row in zip(batch, _together(lanes, batch, target), strict=True):
+                for search, row in zip(
+                    batch, _together(lanes, batch, target, feed.widest), strict=True
+                ):
                     feed.done(search, row[: search.limit])
 
     return loop
@@ -241,12 +247,14 @@ def _alone(lanes: CpuLaneSet, search: Search, target: Target, watch: Stopwatch) 
     return found
 
 
-def _together(lanes: TimedLanes, batch: Sequence[Search], target: Target) -> list[list[int]]:
+def _together(
+    lanes: TimedLanes, batch: Sequence[Search], target: Target, widest: int
+) -> list[list[int]]:
     """Search until the last of the batch is finished."""
     queries = np.concatenate([search.query for search in batch])
     widths = [search.itopk for search in batch]
     limits = [search.limit for search in batch]
-    nodes = to_the_end.run(lanes, queries, widths, 2 * _ITOPK, limits, target.hidden)[1]
+    nodes = to_the_end.run(lanes, queries, widths, 2 * widest, limits, target.hidden)[1]
     found: list[list[int]] = nodes.tolist()
     return found
 

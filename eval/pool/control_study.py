@@ -2,18 +2,18 @@
 
 The real engines, scheduler and loop, over the costs of the simulated bursts or over an index. In
 both a prefill search is followed by a transfer over a simulated KV link, which serves one transfer
-after the other.
+after the other. Searches are long, since the loop is of use only where decode's can be late.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,19 @@ from ppd.ann.schedule import MAX_RESERVED, Controls, Scheduler, Stage
 
 from ..provenance import provenance
 from ..raw_rows import appending
-from . import arrivals as bursty
 from . import bursts, huge_pages
 from .arrivals import KINDS, Arrival
-from .burst_rounds import Rounds
 from .given import Given, Sample, print_progress
 from .orders import Way
-from .queueing import CORES, Costs, Ours, mean_alone, serve_ours
-from .waits import BeforeTurn, Ended
+from .queueing import Costs, Ours, serve_ours
+from .waits import BeforeTurn, Ended, unchanged
 
+WIDER = 4  # itopk, as a multiple of the bursts'
+TOKEN_MS = 10.0  # time between two tokens of a stream
 _INTERVAL_S = 0.25
 _AIMS = Aims()
-LATE_MS = {Stage.PREFILL: 5.0, Stage.DECODE: _AIMS.decode_wait_p95_ms}
+_LATE_MS = TOKEN_MS  # a decode search that costs its stream a token
+_AT_ONCE, _TRIES = 1_000, 3  # searches that the capacity is measured with
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class Phase:
     """A part of the history.
 
     Attributes:
-        prefill: processor time of the stage's searches, as a share of the cores'.
+        prefill: arrivals of the stage, as a share of the searches that the cores finish if there
+            are no others.
         decode: the same.
         link: load of the KV link by the transfers of the prefills.
     """
@@ -58,17 +60,15 @@ class Phase:
 
 PHASES = (
     Phase("quiet", 0.2, 0.4),
-    Phase("much prefill", 0.7, 0.4),
-    Phase("after much prefill", 0.2, 0.4),
-    Phase("much decode", 0.3, 0.8),
-    Phase("after much decode", 0.2, 0.4),
-    Phase("much prefill, full link", 0.7, 0.4, link=1.1),
-    Phase("after the full link", 0.2, 0.4),
+    Phase("busy", 0.5, 0.4),
+    Phase("busy, full link", 0.5, 0.4, link=1.1),
+    Phase("quiet again", 0.2, 0.4),
 )
 
 
+_PRINTED = ("prefill_p95_ms", "decode_p95_ms", "decode_late", "kv_there_p95_ms")
 _LOOPS = ("loop", "loop, speed learned")  # the second: the highest rate so far is the link's speed
-_FIXED = {f"fixed at {share:g}": share for share in (MAX_RESERVED, 0.5)}
+_FIXED = {f"fixed at {share:g}": share for share in (MAX_RESERVED, 0.5, _AIMS.min_reserved)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +83,48 @@ class _Sent:
 Serve = Callable[[Sequence[Arrival], Controls, BeforeTurn], Sequence[Ended]]
 
 
+def _capacities(serve: Serve, queries: int) -> dict[Stage, float]:
+    """Return the searches of each stage that are finished a second if all are there at once."""
+    finished: dict[Stage, float] = {}
+    for stage in Stage:
+        kinds = itertools.cycle(KINDS[stage])
+        arrivals = [_arrival(0.0, stage, i % queries, next(kinds)) for i in range(_AT_ONCE)]
+        tries = [
+            max(one.at_s for one in serve(arrivals, Controls(), unchanged)) for _ in range(_TRIES)
+        ]
+        finished[stage] = _AT_ONCE / statistics.median(tries)
+    return finished
+
+
 def draw(
-    capacity: float, queries: int, seed: int, phases: Sequence[Phase] = PHASES
+    capacities: Mapping[Stage, float], queries: int, seed: int, phases: Sequence[Phase] = PHASES
 ) -> list[Arrival]:
     """Draw the searches of all phases; each stage is a Poisson process.
 
     Args:
-        capacity: searches of the bursts' mix that the cores finish a second.
+        capacities: searches of each stage that the cores finish a second.
         queries: number of different queries.
         seed: of the draw.
         phases: one after the other.
     """
-    costs = Costs()  # how long a search of one stage takes, compared with one of the mix
-    mixed_s = mean_alone(bursty.draw(2000.0, 1.0, 1, 0), costs)
     source = random.Random(seed)
     arrivals: list[Arrival] = []
     begins_s = 0.0
     for phase in phases:
+        ends_s = begins_s + phase.seconds
         for stage, load in ((Stage.PREFILL, phase.prefill), (Stage.DECODE, phase.decode)):
-            kinds = KINDS[stage]
-            alone_s = mean_alone([Arrival(0.0, stage, 0, *kind) for kind in kinds], costs)
-            rate = load * capacity * mixed_s / alone_s
-            at_s = begins_s
-            while True:
-                at_s += source.expovariate(rate)
-                if at_s >= begins_s + phase.seconds:
-                    break
+            at_s = begins_s + source.expovariate(load * capacities[stage])
+            while at_s < ends_s:
                 query = source.randrange(queries)
-                arrivals.append(Arrival(at_s, stage, query, *source.choice(kinds)))
-        begins_s += phase.seconds
+                arrivals.append(_arrival(at_s, stage, query, source.choice(KINDS[stage])))
+                at_s += source.expovariate(load * capacities[stage])
+        begins_s = ends_s
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+
+def _arrival(at_s: float, stage: Stage, query: int, kind: tuple[int, int]) -> Arrival:
+    itopk, limit = kind
+    return Arrival(at_s, stage, query, WIDER * itopk, limit)
 
 
 class _Link:
@@ -146,7 +158,7 @@ class _Link:
 
 def phase_at(at_s: float, phases: Sequence[Phase] = PHASES) -> int:
     """Return the number of the phase at a time."""
-    ends_s = list(accumulate(phase.seconds for phase in phases))
+    ends_s = list(itertools.accumulate(phase.seconds for phase in phases))
     return min(bisect_right(ends_s, at_s), len(phases) - 1)
 
 
@@ -174,7 +186,7 @@ def rows(
             highest = max(highest, link_use)
             if way == "loop, speed learned" and highest:
                 link_use /= highest
-            loop.step(Feedback(link_use, _p95_ms(new, Stage.DECODE)))
+            loop.step(Feedback(link_use, _p95_ms(new, Stage.DECODE), TOKEN_MS))
             scheduler.controls = loop.controls
         reserved.append((next_s, scheduler.controls.reserved))
         next_s += _INTERVAL_S * (1 + (now_s - next_s) // _INTERVAL_S)
@@ -190,7 +202,8 @@ def rows(
                 if one.stage is stage and phase_at(one.arrived_s, phases) == number
             ]
             row[f"{stage}_p95_ms"] = float(np.percentile(waits_ms, 95))
-            row[f"{stage}_late"] = float(np.mean(np.array(waits_ms) > LATE_MS[stage]))
+            if stage is Stage.DECODE:
+                row["decode_late"] = float(np.mean(np.array(waits_ms) > _LATE_MS))
         ttft_ms = [
             1e3 * (one.at_s - one.arrived_s)
             for one in sent
@@ -216,9 +229,8 @@ def simulate(seeds: int, out: Path | None, phases: Sequence[Phase] = PHASES) -> 
     ) -> Sequence[Ended]:
         return serve_ours(arrivals, costs, Ours(controls), before_turn).ended
 
-    capacity = CORES / mean_alone(bursty.draw(2000.0, 1.0, 1, 0), costs)
-    about = {"measured": False, "capacity": capacity, **asdict(costs)}
-    return _run(serve, capacity, 1, seeds, about, out, phases)
+    about = {"measured": False, **asdict(costs)}
+    return _run(serve, 1, seeds, about, out, phases)
 
 
 def measure(
@@ -233,8 +245,6 @@ def measure(
     rows, queries, _ = sample.embedded()
     target = Given(rows, threads).target
     moved = target.snapshot.space.queries(queries)
-    capacity = Rounds(target, queries, threads, 1.0, sample.seed).capacity
-    print_progress(f"one after the other, {capacity:.0f} searches/s are finished")
 
     def serve(
         arrivals: Sequence[Arrival], controls: Controls, before_turn: BeforeTurn
@@ -242,36 +252,42 @@ def measure(
         served = bursts.run(Way.OURS, target, moved, arrivals, threads, controls, before_turn)
         return served.ended
 
-    about = {"measured": True, "capacity": capacity, "n": rows.shape[0]}
-    return _run(serve, capacity, queries.shape[0], seeds, about, out, phases)
+    about = {"measured": True, "n": rows.shape[0]}
+    return _run(serve, queries.shape[0], seeds, about, out, phases)
 
 
 def _run(
     serve: Serve,
-    capacity: float,
     queries: int,
     seeds: int,
     about: dict[str, object],
     out: Path | None,
     phases: Sequence[Phase],
 ) -> int:
-    p95s: dict[str, dict[str, list[float]]] = {}
+    capacities = _capacities(serve, queries)
+    print_progress(
+        ", ".join(f"{count:.0f} {stage} searches/s" for stage, count in capacities.items())
+        + " are finished if all are there at once"
+    )
+    about = {**about, "wider": WIDER, "token_ms": TOKEN_MS, "late_ms": _LATE_MS}
+    about |= {f"{stage}_capacity": count for stage, count in capacities.items()}
+    medians: dict[str, dict[str, list[float]]] = {}
     ways = [*_FIXED, *_LOOPS]
     with appending(out) as write:
         for seed in range(seeds):
-            arrivals = draw(capacity, queries, seed, phases)
+            arrivals = draw(capacities, queries, seed, phases)
             turn = seed % len(ways)  # no way is always the first one
             for way in ways[turn:] + ways[:turn]:
                 for row in rows(way, arrivals, serve, phases):
                     write({**row, **about, **provenance(seed)})
-                    for field in ("prefill_p95_ms", "decode_p95_ms", "kv_there_p95_ms"):
+                    for field in _PRINTED:
                         name = f"{row['phase']}: {field}"
-                        p95s.setdefault(way, {}).setdefault(name, []).append(row[field])
+                        medians.setdefault(way, {}).setdefault(name, []).append(row[field])
     print(
         json.dumps(
             {
-                way: {name: round(statistics.median(values), 2) for name, values in of.items()}
-                for way, of in p95s.items()
+                way: {name: round(statistics.median(values), 3) for name, values in of.items()}
+                for way, of in medians.items()
             }
         )
     )

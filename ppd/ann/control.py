@@ -3,10 +3,10 @@
 It adjusts the reservation by feedback, after Trinity (section 3.3). It has no clock: the feedback
 of the last interval is passed in, and the next controls come out.
 
-Prefill goes first, which costs decode little: both stages share cores that are never idle. The
-exception is a KV link that is full. Then a prefill waits for the link, however fast its search was.
-So the loop gives decode, while its searches are late, what prefill does not need to keep the link
-at its target.
+Prefill goes first. The exception is a KV link that is full. Then a prefill waits for the link,
+however fast its search was. So the loop gives decode, while its searches are late, what prefill
+does not need to keep the link at its target. What decode was given it keeps until the link is
+below its target: before that, prefill gains nothing by it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class Move(StrEnum):
 
     LINK_FULL = "link_full"
     LINK_FREE = "link_free"
-    DECODE_IN_TIME = "decode_in_time"
     STEADY = "steady"
 
 
@@ -47,8 +46,8 @@ class Feedback:
 class Aims:
     """The targets of the control loop, and the bounds of the reservation.
 
-    A stream goes on while a search runs. So a decode search is late by the tokens that the stream
-    generates without the passage.
+    A stream goes on while a search runs, and its next token comes half a token's time later on
+    average. A passage that is found by then could not have been used sooner.
 
     Attributes:
         kv_link_use: target of the use of the KV links.
@@ -59,8 +58,8 @@ class Aims:
     """
 
     kv_link_use: float = 0.98
-    decode_tokens: float = 2.0
-    decode_wait_p95_ms: float = 50.0
+    decode_tokens: float = 0.5
+    decode_wait_p95_ms: float = 10.0
     min_reserved: float = 0.05
     max_reserved: float = MAX_RESERVED
 
@@ -84,9 +83,9 @@ class ControlLoop:
         if seen.token_ms is not None:
             in_time_ms = aims.decode_tokens * seen.token_ms
         over = (seen.kv_link_use - aims.kv_link_use) / (1.0 - aims.kv_link_use)
+        if over > 0 and seen.decode_wait_p95_ms <= in_time_ms:
+            return Move.STEADY
         move = Move.LINK_FULL if over > 0 else Move.LINK_FREE
-        if seen.decode_wait_p95_ms <= in_time_ms:
-            over, move = -1.0, Move.DECODE_IN_TIME
         reserved = before - _GAIN * max(-1.0, min(over, 1.0))
         self.controls = Controls(max(aims.min_reserved, min(reserved, aims.max_reserved)))
         return Move.STEADY if self.controls.reserved == before else move

@@ -173,6 +173,7 @@ class CpuLaneSet:
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
         """See ``LaneSet``. The next call computes where they begin."""
         assert len(widths) <= len(self.free), "more queries than free lanes"
+        assert max(widths) <= self.lanes.near.shape[1], "a search that is wider than the lanes"
         places = [self.free.pop() for _ in widths]
         self._new.append((places, queries, widths))
         return places
@@ -236,6 +237,7 @@ class CpuLaneSet:
             nodes: (n, limit) int32, written.
         """
         assert len(self.free) == self.lanes.filled.shape[0], "all lanes must be free"
+        assert width <= self.lanes.near.shape[1], "a search that is wider than the lanes"
         kernels.search_all(
             self._snapshot.graph,
             self.lanes,

@@ -324,7 +324,7 @@ def test_controls_stay_within_their_bounds(history: list[Feedback]) -> None:
         match move:
             case Move.STEADY:
                 assert now == before
-            case Move.LINK_FREE | Move.DECODE_IN_TIME:
+            case Move.LINK_FREE:
                 assert now.reserved > before.reserved
             case Move.LINK_FULL:
                 assert now.reserved < before.reserved
@@ -340,21 +340,22 @@ def test_the_loop_settles_where_the_link_is_at_its_target(start: float, enough: 
     assert loop.controls.reserved == pytest.approx(enough, abs=0.06)
 
 
-def test_prefill_goes_first_while_decode_is_in_time_or_the_link_is_free() -> None:
+def test_decode_gets_work_while_it_is_late_and_keeps_it_while_the_link_is_full() -> None:
     loop = ControlLoop(Aims(), Controls())
     assert loop.step(Feedback(0.5, 1e4)) is Move.STEADY
-    assert loop.step(Feedback(1.0, 49.0)) is Move.STEADY
+    assert loop.step(Feedback(1.0, 9.0)) is Move.STEADY
     for _ in range(18):
-        assert loop.step(Feedback(1.0, 51.0)) in (Move.LINK_FULL, Move.STEADY)
+        assert loop.step(Feedback(1.0, 11.0)) in (Move.LINK_FULL, Move.STEADY)
     assert loop.controls.reserved == loop.aims.min_reserved
-    for _ in range(18):
-        loop.step(Feedback(1.0, 49.0))
+    assert loop.step(Feedback(1.0, 9.0)) is Move.STEADY
+    for _ in range(17):
+        assert loop.step(Feedback(0.5, 1e4)) is Move.LINK_FREE
     assert loop.controls.reserved == MAX_RESERVED
 
 
 def test_a_decode_search_is_late_by_the_tokens_of_its_stream() -> None:
     def move(token_ms: float | None) -> Move:
-        return ControlLoop(Aims(), Controls()).step(Feedback(1.0, 45.0, token_ms))
+        return ControlLoop(Aims(), Controls()).step(Feedback(1.0, 9.5, token_ms))
 
-    assert move(None) is move(23.0) is Move.STEADY  # two tokens take 46 ms
-    assert move(20.0) is Move.LINK_FULL
+    assert move(None) is move(20.0) is Move.STEADY  # half a token takes 10 ms
+    assert move(18.0) is Move.LINK_FULL

@@ -221,13 +221,15 @@ def _control(rows: Rows, where: str) -> Block:
         for (way,), of in of_phase.groups("way").items():
             fields = (*(f"{stage}_p95_ms" for stage in _STAGES), "kv_there_p95_ms")
             p95s = (short(median(of.values(field))) for field in fields)
-            table.append((phase, way, f"{median(of.values('reserved')):.2f}", *p95s))
-    head = ("load", "reserved share", "on average", "prefill, ms", "decode, ms")
+            late = f"{100 * median(of.values('decode_late')):.1f} %"
+            table.append((phase, way, f"{median(of.values('reserved')):.2f}", *p95s, late))
+    head = ("load", "reserved share", "on average", "prefill, ms", "decode, ms", "KV there, ms")
     caption = (
         f"latency p95 of searches {where}, medians of {_histories(rows)} histories; KV "
-        "there: the time until a prefill's search and its transfer are finished"
+        "there: the time until a prefill's search and its transfer are finished; decode late: "
+        f"longer than {median(rows.values('late_ms')):g} ms"
     )
-    return block(Table((*head, "KV there, ms"), table, caption), made_of=[rows])
+    return block(Table((*head, "decode late"), table, caption), made_of=[rows])
 
 
 def placement(results: Results) -> Block:

@@ -154,7 +154,7 @@ async def test_a_missing_gpu_is_reported(data: Path, monkeypatch: pytest.MonkeyP
     [
         (0.2, 100.0, "link_free", 1),
         (1.0, 100.0, "link_full", -1),
-        (1.0, 30.0, "decode_in_time", 1),
+        (1.0, 9.0, "steady", 0),
     ],
 )
 async def test_feedback_moves_the_reservation(
