@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
-from ppd.ann.lanes import Advanced, LaneSet, Target, cpu_backend
+from ppd.ann.lanes import Advanced, LaneSet, Target, Whole, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
@@ -26,7 +26,7 @@ from .orders import Queue, Way, queue_of
 from .waits import BeforeTurn, Ended, Waits, unchanged
 
 CORES = 2
-_PYTHON = ("step", "search", "batch", "batched", "alone")  # of the costs
+_PYTHON = ("step", "search", "whole", "batch", "batched", "alone")  # of the costs
 _NEVER_S = 1e9
 _TARGET = Target(cast(Snapshot, object()), np.zeros(0, np.uint8))
 
@@ -39,7 +39,8 @@ class Costs:
         kept: for each kept node, when a lane is read and its rows are measured again.
         together: share of an expansion's time that it takes beside other searches of the call.
         step: Python's, of a step of ours.
-        search: Python's, of ours for each search that begins in a step.
+        search: Python's, of ours for each search that is divided.
+        whole: Python's, of ours for each search that is not divided.
         batch: Python's, of a batch.
         batched: Python's, for each search of a batch.
         alone: Python's, of a search that one compiled call runs to its end.
@@ -51,6 +52,7 @@ class Costs:
     together: float = 0.95
     step: float = 26e-6
     search: float = 34e-6
+    whole: float = 25e-6
     batch: float = 36e-6
     batched: float = 25e-6
     alone: float = 40e-6
@@ -90,7 +92,7 @@ class _Core:
 
     costs: Costs
     now_s: float = 0.0
-    begun: int = 0
+    python_s: float = 0.0
     left: NDArray[np.int64] = field(default_factory=lambda: np.zeros(cpu_backend().lanes, np.int64))
     kept: NDArray[np.int64] = field(default_factory=lambda: np.zeros(cpu_backend().lanes, np.int64))
     free: list[int] = field(default_factory=lambda: list(range(cpu_backend().lanes)))
@@ -98,9 +100,18 @@ class _Core:
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
         places = [self.free.pop() for _ in widths]
         self.left[places] = self.kept[places] = widths
-        self.begun += len(places)
-        self.now_s += len(places) * (self.costs.search + self.costs.enter)
+        self.run_python(len(places) * self.costs.search)
+        self.now_s += len(places) * self.costs.enter
         return places
+
+    def run_python(self, seconds: float) -> None:
+        self.python_s += seconds
+        self.now_s += seconds
+
+    def whole(self, query: Rows, width: int, limit: int, hidden: NDArray[np.uint8]) -> Whole:
+        self.run_python(self.costs.whole)
+        self.now_s += self.costs.compiled(width)
+        return Whole(width, np.zeros(limit, np.float32), np.zeros(limit, np.int32))
 
     def advance(
         self,
@@ -186,14 +197,14 @@ def serve_ours(
             if came < len(arrivals):
                 heapq.heappush(turns, (arrivals[came].at_s, number))
             continue
-        core.now_s = now_s + costs.step
-        served.python_s += costs.step
+        core.now_s = now_s
+        core.run_python(costs.step)
         for found in engine.step(chosen, late):
             search = found.search
             served.waits.add(search.stage, core.now_s - search.arrived_s)
             served.ended.append(Ended(search.stage, search.arrived_s, core.now_s))
         heapq.heappush(turns, (core.now_s, number))
-    served.python_s += sum(core.begun for core in cores) * costs.search
+    served.python_s = sum(core.python_s for core in cores)
     return served
 
 

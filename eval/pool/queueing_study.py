@@ -22,7 +22,6 @@ _PYTHON = (1.0, 0.5, 0.0)  # shares of its time
 _WIDE_LOAD, _WIDER = 0.3, (2, 4)  # the widest decode search keeps 512 and 1,024 nodes
 _NEVER = 1 << 30
 _WAYS = {way.value: (way, Ours()) for way in Way} | {
-    "ours_single": (Way.OURS, Ours(shape=replace(StepShape(), slots=1))),
     "ours_whole": (Way.OURS, Ours(shape=replace(StepShape(), each=_NEVER))),
 }
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.lanes import Advanced, LaneSet
+from ppd.ann.lanes import Advanced, CoreLaneSet, Whole
 from ppd.ann.space import Rows
 
 
@@ -61,7 +61,7 @@ class TimedLanes:
         watch: that of the thread that searches.
     """
 
-    def __init__(self, lanes: LaneSet, watch: Stopwatch) -> None:
+    def __init__(self, lanes: CoreLaneSet, watch: Stopwatch) -> None:
         self._lanes = lanes
         self._watch = watch
 
@@ -86,3 +86,8 @@ class TimedLanes:
         """See ``LaneSet``."""
         with self._watch.compiled():
             return self._lanes.release(places, limits, hidden)
+
+    def whole(self, query: Rows, width: int, limit: int, hidden: NDArray[np.uint8]) -> Whole:
+        """See ``CoreLaneSet``."""
+        with self._watch.compiled():
+            return self._lanes.whole(query, width, limit, hidden)

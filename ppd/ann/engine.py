@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from ppd.errors import IndexFileError
 
 from . import kernels
-from .lanes import Backend, LaneSet, Target
+from .lanes import Backend, CoreLaneSet, LaneSet, Target
 from .schedule import Room, Scheduler, Ticket
 from .snapshot import Snapshot
 from .space import Rows
@@ -36,10 +37,10 @@ _SMOOTH = 0.05
 class StepShape:
     """The size of a step.
 
-    A core serves its searches one after the other: a step has as many whole searches of one stage
-    as fit into ``expansions``, and a longer search is divided into steps of ``each``. So
-    ``expansions`` bounds the wait of a new search. On a GPU searches advance side by side, and
-    ``expansions`` is divided among all of them.
+    A core serves its searches one after the other. Its step is one search that runs to its end, or
+    a part of a search with more than ``each`` expansions. So ``each`` bounds the wait of a new
+    search. With more slots a step has as many searches of one stage as fit into ``expansions``. On
+    a GPU searches advance side by side, and ``expansions`` is divided among all of them.
 
     Attributes:
         slots: searches that take part in a step.
@@ -47,7 +48,7 @@ class StepShape:
         each: maximum expansions of one search in a step.
     """
 
-    slots: int = 8
+    slots: int = 1
     expansions: int = 320
     each: int = 320
 
@@ -186,10 +187,13 @@ class Engine:
         """
         max_late = max(_MAX_LATE, self._backend.reserve)
         late = self._scheduler.expired(now_s, max_late)
+        waiting = self._scheduler.all_waiting()
+        if not waiting and not self.running:
+            return [], late
         free = self._backend.lanes - self._backend.reserve - len(self.running)
         if len(late) == max_late:
             free = 0  # the next searches may have expired as well
-        free = min(free, math.ceil(self._scheduler.all_waiting() / self._engines))
+        free = min(free, math.ceil(waiting / self._engines))
         return self._scheduler.choose(self._room, free, self.running), late
 
     def step(self, chosen: list[Search], late: list[Search]) -> list[Found]:
@@ -209,22 +213,62 @@ class Engine:
             ended += self._begin(group, began_s)
             # Seeds are better than no result.
             ended += self._cut([search for search in group if search.place >= 0])
-        if new := [search for search in chosen if search.place < 0]:
-            ended += self._begin(new, began_s)
-            chosen = [search for search in chosen if search.place >= 0]
-        done, steps = 0, self._shape.each
+        done = 0.0
+        divided: list[Search] = []
+        for search in chosen:
+            if self._is_whole(search):
+                of_search, found = self._run_whole(search, began_s)
+                done += of_search
+                ended.append(found)
+            else:
+                divided.append(search)
+        if divided:
+            of_all, complete = self._advance_all(divided, began_s)
+            done += of_all
+            ended += complete
+        now_s = self._clock()
+        self._pace.observe(now_s - began_s, done)
+        if self.running:
+            still = [search for search in self.running if search.place >= 0]
+            ended += self._cut([search for search in still if search.deadline_s <= now_s])
+        return ended
+
+    def _is_whole(self, search: Search) -> bool:
+        """Whether a search begins and ends in one step of a core."""
+        if self._backend.parallel or search.place >= 0 or search.among is not None:
+            return False
+        return search.steps_left <= self._shape.each
+
+    def _run_whole(self, search: Search, now_s: float) -> tuple[int, Found]:
+        """Run a search to its end; returns its expansions and its result."""
+        target = search.target
+        try:
+            lanes = cast(CoreLaneSet, self._lanes_of(target.snapshot, now_s))
+        except IndexFileError as error:
+            return 0, _failed(search, error)
+        ran = lanes.whole(search.query, search.itopk, search.limit, target.hidden)
+        return ran.expansions, Found(search, ran.near, ran.nodes, Ending.COMPLETE)
+
+    def _advance_all(self, searches: list[Search], now_s: float) -> tuple[float, list[Found]]:
+        """Advance searches by a step; those that have not begun begin.
+
+        Returns:
+            The expansions that were done one after the other, and the results of the searches that
+            ended.
+        """
+        ended: list[Found] = []
+        if new := [search for search in searches if search.place < 0]:
+            ended += self._begin(new, now_s)
+            searches = [search for search in searches if search.place >= 0]
+        steps = self._shape.each
         if self._backend.parallel:
-            steps = min(steps, max(1, self._shape.expansions // max(1, len(chosen))))
-        for group in _by_snapshot(chosen):
+            steps = min(steps, max(1, self._shape.expansions // max(1, len(searches))))
+        done = 0
+        for group in _by_snapshot(searches):
             of_group, complete = self._advance(group, steps)
             done += of_group
             ended += complete
-        now_s = self._clock()
-        share = len(chosen) if self._backend.parallel else 1
-        self._pace.observe(now_s - began_s, done / max(1, share))
-        self.running = [search for search in self.running if search.place >= 0]
-        overdue = [search for search in self.running if search.deadline_s <= now_s]
-        return ended + self._cut(overdue) if overdue else ended
+        return done / max(1, len(searches)) if self._backend.parallel else done, ended
 
     def _advance(self, searches: list[Search], steps: int) -> tuple[int, list[Found]]:
         """Advance searches of one snapshot.
@@ -272,10 +316,7 @@ class Engine:
             try:
                 lanes = self._lanes_of(on_lanes[0].target.snapshot, now_s)
             except IndexFileError as error:
-                failed += [
-                    Found(search, *_empty_result(search.limit), Ending.FAILED, str(error))
-                    for search in on_lanes
-                ]
+                failed += [_failed(search, error) for search in on_lanes]
                 continue
             queries = on_lanes[0].query
             if len(on_lanes) > 1:
@@ -330,6 +371,10 @@ def _ended(
 ) -> Found:
     search.place = -1
     return Found(search, near, nodes, ending)
+
+
+def _failed(search: Search, error: Exception) -> Found:
+    return Found(search, *_empty_result(search.limit), Ending.FAILED, str(error))
 
 
 def _by_snapshot(searches: list[Search]) -> Iterable[list[Search]]:

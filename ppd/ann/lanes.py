@@ -51,6 +51,20 @@ class Advanced(NamedTuple):
     nodes: NDArray[np.int32]
 
 
+class Whole(NamedTuple):
+    """The result of a search that ran to its end in one call.
+
+    Attributes:
+        expansions: expansions that were done.
+        near: (limit,) squared distances; infinity where there are fewer.
+        nodes: (limit,) their nodes; -1 where there are fewer.
+    """
+
+    expansions: int
+    near: NDArray[np.float32]
+    nodes: NDArray[np.int32]
+
+
 class LaneSet(Protocol):
     """Searches over one snapshot that advance together; not thread-safe."""
 
@@ -94,6 +108,20 @@ class LaneSet(Protocol):
         """
 
 
+class CoreLaneSet(LaneSet, Protocol):
+    """Lanes of a core, which serves one after the other."""
+
+    def whole(self, query: Rows, width: int, limit: int, hidden: NDArray[np.uint8]) -> Whole:
+        """Run one search from its begin to its end; it takes no lane.
+
+        Args:
+            query: (1, width), in the coordinates of the space.
+            width: its itopk.
+            limit: number of nodes to find.
+            hidden: (n,) uint8; 1 for a row that must not be found.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The device that searches run on.
@@ -102,6 +130,7 @@ class Backend:
         lanes: lanes of an engine, per snapshot.
         reserve: the number of these that are reserved for searches that expired before they began.
         parallel: whether the lanes of a step advance at the same time, not one after the other.
+            If not, ``make`` returns a ``CoreLaneSet``.
         widths: itopk values of warm-up searches that together compile all of the code.
         make: creates lanes over a snapshot, given their number and the largest itopk. It raises
             IndexFileError if there is no memory for them.
@@ -168,12 +197,14 @@ class CpuLaneSet:
         self._ahead = np.arange(0, ahead, step, dtype=np.int64)
         self.free = list(range(lanes))[::-1]
         self._new: list[tuple[list[int], Rows, Sequence[int]]] = []
+        self._itopk = itopk
+        self._lane_of_whole: Lanes | None = None
         self._no_queries = np.empty((0, graph.codes.shape[1]), np.float32)
 
     def admit(self, queries: Rows, widths: Sequence[int]) -> list[int]:
         """See ``LaneSet``. The next call computes where they begin."""
         assert len(widths) <= len(self.free), "more queries than free lanes"
-        assert max(widths) <= self.lanes.near.shape[1], "a search that is wider than the lanes"
+        assert max(widths) <= self._itopk, "a search that is wider than the lanes"
         places = [self.free.pop() for _ in widths]
         self._new.append((places, queries, widths))
         return places
@@ -237,10 +268,31 @@ class CpuLaneSet:
             nodes: (n, limit) int32, written.
         """
         assert len(self.free) == self.lanes.filled.shape[0], "all lanes must be free"
-        assert width <= self.lanes.near.shape[1], "a search that is wider than the lanes"
+        self._run(self.lanes, queries, width, hidden, near, nodes)
+
+    def whole(self, query: Rows, width: int, limit: int, hidden: NDArray[np.uint8]) -> Whole:
+        """See ``CoreLaneSet``."""
+        if self._lane_of_whole is None:
+            self._lane_of_whole = make_lanes(1, self._itopk, self._snapshot)
+        lane = self._lane_of_whole
+        near, nodes = np.empty((1, limit), np.float32), np.empty((1, limit), np.int32)
+        self._run(lane, query, width, hidden, near, nodes)
+        return Whole(int(lane.expansions[0]), near[0], nodes[0])
+
+    def _run(
+        self,
+        lanes: Lanes,
+        queries: Rows,
+        width: int,
+        hidden: NDArray[np.uint8],
+        near: NDArray[np.float32],
+        nodes: NDArray[np.int32],
+    ) -> None:
+        """Run every query to its end in free lanes; see ``search_all``."""
+        assert width <= self._itopk, "a search that is wider than the lanes"
         kernels.search_all(
             self._snapshot.graph,
-            self.lanes,
+            lanes,
             queries,
             np.float32(self._snapshot.scale),
             width,

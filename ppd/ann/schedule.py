@@ -180,12 +180,12 @@ class Scheduler(Generic[T]):
         Raises:
             Overloaded: the queue of a stage has no room for them.
         """
-        of_prefill = [ticket for ticket in tickets if ticket.stage is _PREFILL]
-        if of_prefill:
-            self._check_bound(Stage.PREFILL, of_prefill, self.bounds.prefill)
-        if len(of_prefill) < len(tickets):
-            of_decode = [ticket for ticket in tickets if ticket.stage is not _PREFILL]
-            self._check_bound(Stage.DECODE, of_decode, self.bounds.decode)
+        prefill = sum(ticket.stage is _PREFILL for ticket in tickets)
+        decode = len(tickets) - prefill
+        if len(self._prefill_waits) + prefill > self.bounds.prefill and prefill:
+            raise self._overloaded(Stage.PREFILL, tickets, self.bounds.prefill)
+        if len(self._decode_waits) + decode > self.bounds.decode and decode:
+            raise self._overloaded(Stage.DECODE, tickets, self.bounds.decode)
         for ticket in tickets:
             order = ticket.order = next(self._orders)
             heapq.heappush(self._deadlines, (ticket.deadline_s, order, ticket))
@@ -196,15 +196,14 @@ class Scheduler(Generic[T]):
                 self._decode_waits.add(order)
                 self._decode.append(ticket)
 
-    def _check_bound(self, stage: Stage, new: list[T], bound: int) -> None:
-        waiting = self.waiting(stage)
-        if waiting + len(new) > bound:
-            clears_s = waiting * new[0].steps_left * self._step_s()
-            raise Overloaded(
-                f"{waiting} {stage} searches are waiting and {bound} may; {len(new)} came",
-                retry_after_s=max(1.0, math.ceil(clears_s)),
-                code="queue_full",
-            )
+    def _overloaded(self, stage: Stage, tickets: Sequence[T], bound: int) -> Overloaded:
+        waiting, new = self.waiting(stage), [one for one in tickets if one.stage is stage]
+        clears_s = waiting * new[0].steps_left * self._step_s()
+        return Overloaded(
+            f"{waiting} {stage} searches are waiting and {bound} may; {len(new)} came",
+            retry_after_s=max(1.0, math.ceil(clears_s)),
+            code="queue_full",
+        )
 
     def expired(self, now_s: float, max_count: int) -> list[T]:
         """Dequeue up to ``max_count`` waiting searches whose deadline has passed."""
@@ -235,13 +234,16 @@ class Scheduler(Generic[T]):
             The chosen searches, both running and new.
         """
         step: _Step[T] = _Step(room, free_lanes)
-        prefill = deque(sorted((t for t in running if t.stage is _PREFILL), key=_urgency))
-        decode = deque(sorted((t for t in running if t.stage is not _PREFILL), key=_arrival))
+        prefill: deque[T] = deque()
+        decode: deque[T] = deque()
+        if running:
+            prefill.extend(sorted((t for t in running if t.stage is _PREFILL), key=_urgency))
+            decode.extend(sorted((t for t in running if t.stage is not _PREFILL), key=_arrival))
         has_prefill = bool(prefill or (free_lanes and self._prefill))
         is_contested = has_prefill and bool(decode or (free_lanes and self._decode))
         if is_contested and self._owed:
             self._fill_decode(step, decode, self._owed)
-        if room.mixed or not step.chosen:
+        if has_prefill and (room.mixed or not step.chosen):
             self._fill_prefill(step, prefill)
         if room.mixed or not step.chosen:
             self._fill_decode(step, decode)

@@ -54,7 +54,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         port: port of the pool; 0 is any free port.
         device: the device that searches run on; ``cuda`` needs PyTorch.
         threads: number of threads that search, or that build an index; 0: one for each core.
-        step: capacity of one step; None: 8 slots and 320 expansions, on a GPU 1,024 and 16,384.
+        step: capacity of one step; None: 1 slot and 320 expansions, on a GPU 1,024 and 16,384.
         bounds: maximum number of waiting searches.
         single_queue: searches of both kinds wait in one queue, for comparisons.
         controls: initial settings of the scheduler.

@@ -136,6 +136,18 @@ def test_a_deadline_in_mid_search_gives_what_was_found_so_far() -> None:
     run(engine, clock, 2 * CPU.lanes)  # every lane is free again
 
 
+def test_a_short_search_begins_and_ends_between_two_steps_of_a_long_one() -> None:
+    clock = Clock()
+    engine, scheduler = engine_and_scheduler(clock, shape=StepShape(slots=1, each=30))
+    long, short = asked(0, 256), asked(1, 16, Stage.PREFILL)
+    scheduler.offer(long)
+    assert not engine.step(*engine.choose(clock()))
+    scheduler.offer(short)
+    (found,) = engine.step(*engine.choose(clock()))
+    assert (found.search, engine.running) == (short, [long])
+    assert run(engine, clock, 1)[0].search is long
+
+
 def test_no_search_takes_more_of_a_step_than_it_may() -> None:
     clock = Clock()
     engine, scheduler = engine_and_scheduler(clock, shape=StepShape(1, expansions=1000, each=3))

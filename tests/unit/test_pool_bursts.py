@@ -65,7 +65,16 @@ def test_without_a_queue_a_search_takes_what_it_costs_and_with_one_it_waits() ->
 
 
 COSTS = queueing.Costs(
-    1e-6, 1e-6, 1e-6, 0.5, step=60e-6, search=10e-6, batch=100e-6, batched=4e-6, alone=50e-6
+    expansion=1e-6,
+    enter=1e-6,
+    kept=1e-6,
+    together=0.5,
+    step=60e-6,
+    search=10e-6,
+    whole=5e-6,
+    batch=100e-6,
+    batched=4e-6,
+    alone=50e-6,
 )
 
 
@@ -77,7 +86,7 @@ def test_in_simulated_time_a_search_alone_takes_what_it_costs() -> None:
     narrow = COSTS.compiled(32)
     apart = [Arrival(at_s, Stage.DECODE, 0, 32, 10) for at_s in (0.0, 0.5, 1.0)]
     costs_s = dict.fromkeys(Way, 5e-05 + narrow) | {
-        Way.OURS: 60e-6 + 10e-6 + narrow,
+        Way.OURS: 60e-6 + 5e-6 + narrow,
         Way.FIXED: BATCH_WAIT_S + 50e-6 + narrow,
     }
     for way, cost_s in costs_s.items():
@@ -112,7 +121,7 @@ def test_the_study_has_a_row_for_each_way_and_each_share_of_python(
     told = json.loads(capsys.readouterr().out)["load0.3"]
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     kinds = {(row["way"], row["python_share"], row["wider"]) for row in rows}
-    assert len(kinds) == len(rows) == (3 + 2) * (len(Way) + 2)
+    assert len(kinds) == len(rows) == (3 + 2) * (len(Way) + 1)
     by_share = {
         row["python_share"]: row["decode_p99_us"]
         for row in rows

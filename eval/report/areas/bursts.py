@@ -21,7 +21,6 @@ _NAMES = {  # in the order of the tables
     "two_batchers": "two batchers",
     "fixed": "fixed batches",
     "ideal": "queueing alone",
-    "ours_single": "ours, one search in a step",
     "ours_whole": "ours, no search divided",
 }
 _COSTS = {
@@ -29,7 +28,8 @@ _COSTS = {
     "enter": "compiled: the begin of a search",
     "kept": "compiled: measuring a kept node again",
     "step": "Python: a step of ours",
-    "search": "Python: a search of ours, besides its step",
+    "search": "Python: a divided search of ours, besides its steps",
+    "whole": "Python: a search of ours that is not divided, besides its step",
     "batch": "Python: a batch",
     "batched": "Python: a search of a batch",
     "alone": "Python: a whole search",
