@@ -17,6 +17,7 @@ from uuid import uuid4
 import orjson
 
 from .connection import WorkerConnection
+from .listener import Listener
 from .request import Leg, Request, Script, reset
 from .state import WorkerState
 
@@ -41,7 +42,7 @@ class FakeWorker(WorkerState):
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[ScriptedConnection] = field(default_factory=set)
-    _server: asyncio.Server | None = None
+    _listener: Listener | None = None
 
     @property
     def url(self) -> str:
@@ -58,26 +59,31 @@ class FakeWorker(WorkerState):
         """The headers of the last generation requests, by lower-case name."""
         return [leg.headers for leg in self.legs]
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether new connections are accepted."""
+        return self._listener is not None
+
     async def listen(self, port: int = 0) -> None:
         """Serve on a port; without one, on the same port as before."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: ScriptedConnection(self), "127.0.0.1", port or self.port, backlog=4096
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener = Listener(lambda: ScriptedConnection(self), port or self.port)
+        self.port = self._listener.port
 
     def vanish(self) -> None:
         """Break all connections and refuse new ones, as when the process dies."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         for connection in list(self.connections):
             connection.reset()
 
     async def close(self) -> None:
         """Stop serving, and wait until all connections have ended."""
-        connections = list(self.connections)
+        connections, listener = set(self.connections), self._listener
         self.vanish()
+        if listener is not None:
+            await listener.wait_started()
+        connections |= self.connections
         await asyncio.gather(*(connection.wait_ended() for connection in connections))
 
     @asynccontextmanager
@@ -113,9 +119,11 @@ class ScriptedConnection(WorkerConnection):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection."""
+        """Register the connection; break it if it was accepted while the worker vanished."""
         super().connection_made(transport)
         self._worker.connections.add(self)
+        if not self._worker.is_listening:
+            self.reset()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the script, and record that its request was given up."""

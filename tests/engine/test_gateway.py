@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from router.config.gateway import GatewayConfig
+from tests.apps import serving_app
 from tests.router.gateway.real_envoy import BY_HEADER, envoy
 
 from .conversation import Conversation, user_messages
@@ -67,17 +68,11 @@ class Sidecar:
             await answer.read()
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
+    async def listening(self) -> AsyncIterator[str]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.serve)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            yield runner.addresses[0][1]
-        finally:
-            await runner.cleanup()
+        async with serving_app(app) as url:
+            yield url
 
 
 async def test_conversations_through_envoy_have_the_ids_of_one_server(
@@ -92,8 +87,8 @@ async def test_conversations_through_envoy_have_the_ids_of_one_server(
     before = (await plugin_state(http, workers.decode))["accepted"]
     sidecar = Sidecar(http, workers)
     table = write_table(tmp_path / "table.json", cheap_local, workers.model.name)
-    async with sidecar.listening() as port:
-        options = GatewayConfig(port=0, decode_port=port)
+    async with sidecar.listening() as url:
+        options = GatewayConfig(port=0, decode_port=int(url.rsplit(":", 1)[1]))
         async with routed(workers, table=str(table), gateway=options):
             (picker,) = re.findall(r"gateways: 127\.0\.0\.1:(\d+)", caplog.text)
             async with envoy(int(picker), BY_HEADER, tmp_path) as url:

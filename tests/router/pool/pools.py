@@ -17,6 +17,7 @@ from ppd.ann.space import Metric, Rows
 from router.pool.build import BuildOptions
 from router.pool.config import PoolConfig
 from router.pool.serve import make_app
+from tests.apps import serving_app
 
 OPTIONS = BuildOptions(Metric.L2, Precision.FP32, Shape(degree=16, knn=32), threads=2)
 COUNT, WIDTH = 1200, 24
@@ -65,15 +66,11 @@ def config_for(folder: Path, **options: Any) -> PoolConfig:
 @asynccontextmanager
 async def running(config: PoolConfig) -> AsyncIterator[Client]:
     config.check()
-    async with aiohttp.ClientSession() as session:
-        runner = web.AppRunner(make_app(config, session))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0]
-        try:
-            yield Client(f"http://{host}:{port}", session)
-        finally:
-            await runner.cleanup()
+    async with (
+        aiohttp.ClientSession() as session,
+        serving_app(make_app(config, session)) as url,
+    ):
+        yield Client(url, session)
 
 
 def exact(queries: Rows, limit: int, allowed: Any = slice(None)) -> list[list[str]]:
@@ -104,10 +101,5 @@ async def embedding(
 
     app = web.Application()
     app.router.add_post("/v1/embeddings", embed)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url:
+        yield url

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from eval.fake_worker.worker import FakeWorker
+from tests.apps import serving_app
 
 from ..scripts import answering
 from .chats import on_topic
@@ -37,11 +38,8 @@ async def serving(
     """Serve one path, for any method; gives the URL of the server."""
     app = web.Application()
     app.router.add_route("*", path, handler)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving_app(app) as url:
+        yield url
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from tests.apps import serving_app
+
 Hits = Callable[[dict[str, Any]], Sequence[tuple[str, float, str]]]
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -59,11 +61,5 @@ class FakePool:
         """Serve while the context is open."""
         app = web.Application()
         app.router.add_post("/v1/collections/{name}/search", self._search)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving_app(app, handler_cancellation=True, shutdown_timeout=0.05) as self.url:
             yield self
-        finally:
-            await runner.cleanup()

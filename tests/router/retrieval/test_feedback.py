@@ -9,6 +9,7 @@ from aiohttp import web
 
 from router.retrieval.feedback import Feedback, Totals
 from router.retrieval.link_use import LinkUse
+from tests.apps import serving_app
 
 
 def test_without_a_given_speed_the_use_is_of_the_highest_rate_so_far() -> None:
@@ -40,30 +41,27 @@ class RecordingPool:
 async def test_each_interval_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     pool, app = RecordingPool(), web.Application()
     app.router.add_post("/v1/feedback", pool.receive)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
     now_s, totals = 100.0, Totals(0, 0.0, 0)
     async with aiohttp.ClientSession() as client:
-        feedback = Feedback(
-            url=f"http://127.0.0.1:{runner.addresses[0][1]}/",
-            interval_s=5.0,
-            link=LinkUse(1000.0),
-            totals=lambda: totals,
-            client=client,
-            clock=lambda: now_s,
-        )
-        now_s, totals = 102.0, Totals(500, 8.0, 400)
-        await feedback.send()
-        now_s, totals = 103.0, Totals(9_000, 8.0, 400)
-        await feedback.send()
-        assert pool.received == [
-            {"kv_link_use": 0.25, "token_ms": 20.0},
-            {"kv_link_use": 1.0, "token_ms": None},
-        ]
-        pool.status = 404
-        for _ in range(3):
+        async with serving_app(app) as url:
+            feedback = Feedback(
+                url=f"{url}/",
+                interval_s=5.0,
+                link=LinkUse(1000.0),
+                totals=lambda: totals,
+                client=client,
+                clock=lambda: now_s,
+            )
+            now_s, totals = 102.0, Totals(500, 8.0, 400)
             await feedback.send()
-        assert caplog.text.count("takes no feedback: it answered 404") == 1
-        await runner.cleanup()
+            now_s, totals = 103.0, Totals(9_000, 8.0, 400)
+            await feedback.send()
+            assert pool.received == [
+                {"kv_link_use": 0.25, "token_ms": 20.0},
+                {"kv_link_use": 1.0, "token_ms": None},
+            ]
+            pool.status = 404
+            for _ in range(3):
+                await feedback.send()
+            assert caplog.text.count("takes no feedback: it answered 404") == 1
         await feedback.send()

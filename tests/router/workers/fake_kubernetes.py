@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from tests.apps import serving_app
+
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
@@ -131,14 +133,8 @@ class FakeKubernetes:
     async def serving(self) -> AsyncIterator[FakeKubernetes]:
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/models/pods", self.pods)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving_app(app, handler_cancellation=True, shutdown_timeout=0.05) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     def kubeconfig(self, folder: Path) -> str:
         """Write a kubeconfig file, and return its path."""
