@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppd.ann import process
-from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
+from ppd.ann.engine import Engine, Pace, StepShape
 from ppd.ann.lanes import CpuLaneSet, LaneSet, Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler
+from ppd.ann.searches import Search, steps_of
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from ppd.ann.cuda.backend import backend_on
-from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.lanes import Target
+from ppd.ann.searches import MAX_ITOPK
 from ppd.ann.space import Rows
 
 from . import to_the_end

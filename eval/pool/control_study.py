@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ppd.ann.control import Aims, ControlLoop, Feedback
-from ppd.ann.engine import Search
 from ppd.ann.schedule import MAX_RESERVED, Controls, Scheduler, Stage
+from ppd.ann.searches import Search
 
 from ..provenance import provenance
 from ..raw_rows import appending

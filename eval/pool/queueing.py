@@ -15,9 +15,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import Engine, Pace, Search, StepShape, steps_of
+from ppd.ann.engine import Engine, Pace, StepShape
 from ppd.ann.lanes import Advanced, LaneSet, Target, Whole, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler
+from ppd.ann.searches import Search, steps_of
 from ppd.ann.snapshot import Snapshot
 from ppd.ann.space import Rows
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from usearch.index import Index as UsearchIndex
 
 from ppd.ann.batch import Searcher
-from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.lanes import Target
+from ppd.ann.searches import MAX_ITOPK
 from ppd.ann.snapshot import Precision, Snapshot, seed_rows
 from ppd.ann.space import Rows
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppd.ann.engine import Search
 from ppd.ann.schedule import Scheduler, Stage
+from ppd.ann.searches import Search
 
 from .arrivals import BUDGET_S
 

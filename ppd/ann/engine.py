@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -17,20 +16,17 @@ from numpy.typing import NDArray
 
 from ppd.errors import IndexFileError
 
-from . import kernels
-from .lanes import Backend, CoreLaneSet, LaneSet, Target
-from .schedule import Room, Scheduler, Ticket
+from . import scans
+from .lanes import Backend, CoreLaneSet, LaneSet
+from .schedule import Room, Scheduler
+from .searches import MAX_ITOPK, SCANNED_PER_EXPANSION, Ending, Found, Search, empty_result
 from .snapshot import Snapshot
-from .space import Rows
 
-MAX_ITOPK = 1024
 _KEPT = 8  # lane sets that are kept besides those in use
 _KEPT_S = 5.0  # how long the lanes of an unused snapshot are kept: it may have been replaced
-_EXPANSIONS_PER_ITOPK = 1.1  # a search ends when about so many nodes have been expanded
-_SCANNED_PER_EXPANSION = 24  # rows; scanning them takes about as long as one expansion
-_AGAIN_PER_LIMIT, _AGAIN_MORE = 4, 32  # scanned rows that are measured again, per limit and more
 _MAX_LATE = 32  # expired searches in one step, so that it ends in time for the running ones
 _SMOOTH = 0.05
+_DEADLINE = Ending.DEADLINE  # an enum's attribute is slow to look up (Python 3.11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,74 +47,6 @@ class StepShape:
     slots: int = 1
     expansions: int = 320
     each: int = 320
-
-
-class Ending(StrEnum):
-    """How a search ended."""
-
-    COMPLETE = "complete"
-    DEADLINE = "deadline"
-    FAILED = "failed"
-
-
-_DEADLINE = Ending.DEADLINE  # an enum's attribute is slow to look up (Python 3.11)
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Search(Ticket):
-    """One search, as the scheduler and the engine track it.
-
-    Attributes:
-        target: the snapshot to search.
-        query: (1, width), in the coordinates of the snapshot's space.
-        itopk: number of nodes that the search keeps; at least ``limit``.
-        limit: number of nodes to find.
-        among: (m,) nodes to scan completely, instead of following the graph; None to follow it.
-            The nearest ones by their codes, some more than ``limit``, are then measured again.
-        place: the lane of the search; -1 before it has begun, and after its end. A scan has no
-            lane; its place is 0.
-        scanned: nodes of ``among`` that have been scanned.
-        near: squared distances of a scan's nearest nodes.
-        nodes: these nodes.
-        filled: number of these nodes so far.
-    """
-
-    target: Target
-    query: Rows
-    itopk: int
-    limit: int
-    among: NDArray[np.int32] | None = None
-    place: int = field(default=-1, init=False)
-    scanned: int = field(default=0, init=False)
-    near: NDArray[np.float32] = field(init=False)
-    nodes: NDArray[np.int32] = field(init=False)
-    filled: int = field(default=0, init=False)
-
-
-def steps_of(itopk: int, among: NDArray[np.int32] | None = None) -> float:
-    """Estimate the number of expansions that a search takes."""
-    if among is not None:
-        return among.size / _SCANNED_PER_EXPANSION
-    return itopk * _EXPANSIONS_PER_ITOPK
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The result of a search that has ended.
-
-    Attributes:
-        search: the search.
-        near: (limit,) squared distances; infinity where there are fewer.
-        nodes: (limit,) ids in the graph; -1 where there are fewer.
-        ending: how the search ended.
-        error: why the search could not begin, if it failed.
-    """
-
-    search: Search
-    near: NDArray[np.float32]
-    nodes: NDArray[np.int32]
-    ending: Ending
-    error: str = ""
 
 
 class Pace:
@@ -295,10 +223,10 @@ class Engine:
         for search in searches:
             search.steps_left = max(1.0, search.steps_left - steps)
             if search.among is not None:
-                _scan(search, search.among, steps * _SCANNED_PER_EXPANSION)
+                scans.advance(search, search.among, steps * SCANNED_PER_EXPANSION)
                 done += steps
                 if search.scanned >= search.among.size:
-                    ended.append(_ended(search, *_measured_again(search), Ending.COMPLETE))
+                    ended.append(_ended(search, *scans.result(search), Ending.COMPLETE))
         return done, ended
 
     def _begin(self, searches: list[Search], now_s: float) -> list[Found]:
@@ -308,8 +236,7 @@ class Engine:
             on_lanes = [search for search in group if search.among is None]
             for search in group:
                 if search.among is not None:
-                    search.place = 0
-                    search.near, search.nodes = _empty_result(_kept(search))
+                    scans.begin(search)
                     self.running.append(search)
             if not on_lanes:
                 continue
@@ -361,7 +288,7 @@ class Engine:
                 ]
             for search in group:
                 if search.among is not None:
-                    found.append(_ended(search, *_measured_again(search), _DEADLINE))
+                    found.append(_ended(search, *scans.result(search), _DEADLINE))
         self.running = [search for search in self.running if search.place >= 0]
         return found
 
@@ -374,7 +301,7 @@ def _ended(
 
 
 def _failed(search: Search, error: Exception) -> Found:
-    return Found(search, *_empty_result(search.limit), Ending.FAILED, str(error))
+    return Found(search, *empty_result(search.limit), Ending.FAILED, str(error))
 
 
 def _by_snapshot(searches: list[Search]) -> Iterable[list[Search]]:
@@ -388,37 +315,3 @@ def _by_snapshot(searches: list[Search]) -> Iterable[list[Search]]:
     for search in searches:
         groups.setdefault(id(search.target.snapshot), []).append(search)
     return groups.values()
-
-
-def _scan(search: Search, among: NDArray[np.int32], rows: int) -> None:
-    """Measure the next rows of ``among``."""
-    part = among[search.scanned : search.scanned + rows]
-    snapshot = search.target.snapshot
-    # Every row is measured to its end: ``reach`` is an estimate.
-    graph = snapshot.graph._replace(reach=np.ones_like(snapshot.graph.reach))
-    query = search.query[0] / np.float32(snapshot.scale)
-    search.filled = kernels.scan(graph, query, part, search.near, search.nodes, search.filled)
-    search.scanned += part.size
-
-
-def _kept(search: Search) -> int:
-    """The number of scanned rows to keep, before they are measured again."""
-    if not search.target.snapshot.exact.shape[0]:
-        return search.limit
-    return _AGAIN_PER_LIMIT * search.limit + _AGAIN_MORE
-
-
-def _measured_again(search: Search) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    snapshot = search.target.snapshot
-    if not snapshot.exact.shape[0]:
-        return search.near * np.float32(snapshot.scale**2), search.nodes
-    near, nodes = _empty_result(search.limit)
-    found = search.nodes[: search.filled]
-    distances = ((snapshot.exact[found] - search.query) ** 2).sum(1)
-    best = np.lexsort((found, distances))[: search.limit]
-    near[: best.size], nodes[: best.size] = distances[best], found[best]
-    return near, nodes
-
-
-def _empty_result(limit: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    return np.full(limit, np.inf, np.float32), np.full(limit, -1, np.int32)

@@ -92,6 +92,7 @@ class Ticket:
         deadline_s: when its result is due.
         steps_left: estimated steps to its end; the engine updates it.
         order: its number in the order of arrival, set when it is offered.
+        waits: whether it is queued.
     """
 
     stage: Stage
@@ -99,6 +100,7 @@ class Ticket:
     deadline_s: float
     steps_left: float
     order: int = field(default=-1, init=False)
+    waits: bool = field(default=False, init=False)
 
 
 T = TypeVar("T", bound=Ticket)
@@ -151,20 +153,20 @@ class Scheduler(Generic[T]):
         self.controls = controls
         self._step_s = step_s
         self._prefill: list[tuple[float, int, T]] = []  # a heap, by deadline
+        # Decode searches leave one of these queues first, and the other when they reach its head.
         self._decode: deque[T] = deque()
-        self._deadlines: list[tuple[float, int, T]] = []  # a heap, of all that wait or waited
+        self._decode_deadlines: list[tuple[float, int, T]] = []  # a heap
+        self._decode_count = 0
         self._orders = count()
-        self._prefill_waits: set[int] = set()  # orders
-        self._decode_waits: set[int] = set()  # orders
         self._owed = 0.0  # expansions that decode is behind its share
 
     def waiting(self, stage: Stage) -> int:
         """The number of searches of a stage that wait."""
-        return len(self._waits(stage))
+        return len(self._prefill) if stage is _PREFILL else self._decode_count
 
     def all_waiting(self) -> int:
         """The number of searches that wait."""
-        return len(self._prefill_waits) + len(self._decode_waits)
+        return len(self._prefill) + self._decode_count
 
     def offer(self, ticket: T) -> None:
         """Queue one search.
@@ -182,19 +184,19 @@ class Scheduler(Generic[T]):
         """
         prefill = sum(ticket.stage is _PREFILL for ticket in tickets)
         decode = len(tickets) - prefill
-        if len(self._prefill_waits) + prefill > self.bounds.prefill and prefill:
+        if prefill and len(self._prefill) + prefill > self.bounds.prefill:
             raise self._overloaded(Stage.PREFILL, tickets, self.bounds.prefill)
-        if len(self._decode_waits) + decode > self.bounds.decode and decode:
+        if decode and self._decode_count + decode > self.bounds.decode:
             raise self._overloaded(Stage.DECODE, tickets, self.bounds.decode)
         for ticket in tickets:
             order = ticket.order = next(self._orders)
-            heapq.heappush(self._deadlines, (ticket.deadline_s, order, ticket))
+            ticket.waits = True
             if ticket.stage is _PREFILL:
-                self._prefill_waits.add(order)
                 heapq.heappush(self._prefill, (ticket.deadline_s, order, ticket))
             else:
-                self._decode_waits.add(order)
+                heapq.heappush(self._decode_deadlines, (ticket.deadline_s, order, ticket))
                 self._decode.append(ticket)
+        self._decode_count += decode
 
     def _overloaded(self, stage: Stage, tickets: Sequence[T], bound: int) -> Overloaded:
         waiting, new = self.waiting(stage), [one for one in tickets if one.stage is stage]
@@ -208,18 +210,16 @@ class Scheduler(Generic[T]):
     def expired(self, now_s: float, max_count: int) -> list[T]:
         """Dequeue up to ``max_count`` waiting searches whose deadline has passed."""
         late: list[T] = []
-        deadlines = self._deadlines
-        while deadlines and len(late) < max_count:
-            deadline_s, order, ticket = deadlines[0]
-            waits = self._waits(ticket.stage)
-            if order in waits:
-                if deadline_s > now_s:
-                    break
-                waits.remove(order)
-                late.append(ticket)
-            heapq.heappop(deadlines)
-        if late:
-            self._drop_gone()
+        prefill, decode = self._prefill, self._decode_deadlines
+        while len(late) < max_count:
+            while decode and not decode[0][2].waits:
+                heapq.heappop(decode)
+            queue = prefill if prefill and (not decode or prefill[0] < decode[0]) else decode
+            if not queue or queue[0][0] > now_s:
+                break
+            ticket = heapq.heappop(queue)[2]
+            self._dequeued(ticket)
+            late.append(ticket)
         return late
 
     def choose(self, room: Room, free_lanes: int, running: Sequence[T]) -> list[T]:
@@ -234,64 +234,65 @@ class Scheduler(Generic[T]):
             The chosen searches, both running and new.
         """
         step: _Step[T] = _Step(room, free_lanes)
-        prefill: deque[T] = deque()
-        decode: deque[T] = deque()
+        prefill: list[T] = []  # the first one is last
+        decode: list[T] = []
         if running:
-            prefill.extend(sorted((t for t in running if t.stage is _PREFILL), key=_urgency))
-            decode.extend(sorted((t for t in running if t.stage is not _PREFILL), key=_arrival))
+            prefill = sorted((t for t in running if t.stage is _PREFILL), key=_urgency)[::-1]
+            decode = sorted((t for t in running if t.stage is not _PREFILL), key=_arrival)[::-1]
         has_prefill = bool(prefill or (free_lanes and self._prefill))
         is_contested = has_prefill and bool(decode or (free_lanes and self._decode))
         if is_contested and self._owed:
             self._fill_decode(step, decode, self._owed)
+        of_decode = step.work
         if has_prefill and (room.mixed or not step.chosen):
             self._fill_prefill(step, prefill)
+        of_prefill = step.work - of_decode
         if room.mixed or not step.chosen:
             self._fill_decode(step, decode)
-        self._owed = self._still_owed(step) if is_contested else 0.0
+        self._owed = self._still_owed(room, step.work, of_prefill) if is_contested else 0.0
         return step.chosen
 
-    def _fill_prefill(self, step: _Step[T], begun: deque[T]) -> None:
-        """Add prefill searches to a step, in their order, while they fit."""
+    def _fill_prefill(self, step: _Step[T], begun: list[T]) -> None:
+        """Add prefill searches to a step, in their order, while they fit.
+
+        Args:
+            step: the step.
+            begun: the running ones, the first one last.
+        """
         queue = self._prefill
         while True:
             may_begin = bool(queue) and step.free_lanes > 0
-            if begun and not (may_begin and queue[0][:2] < _urgency(begun[0])):
-                if not step.add(begun[0]):
+            if begun and not (may_begin and queue[0][:2] < _urgency(begun[-1])):
+                if not step.add(begun[-1]):
                     return
-                begun.popleft()
+                begun.pop()
             elif may_begin and step.begin(queue[0][2]):
-                self._prefill_waits.remove(heapq.heappop(queue)[1])
-                self._drop_gone()
+                self._dequeued(heapq.heappop(queue)[2])
             else:
                 return
 
-    def _fill_decode(self, step: _Step[T], begun: deque[T], max_work: float = math.inf) -> None:
+    def _fill_decode(self, step: _Step[T], begun: list[T], max_work: float = math.inf) -> None:
         """Add decode searches to a step, in their order, while they fit and have ``max_work``."""
         most = step.work + max_work
-        while begun and step.add(begun[0], most):
-            begun.popleft()
+        while begun and step.add(begun[-1], most):
+            begun.pop()
         queue = self._decode
         while not begun and queue and step.free_lanes and step.begin(queue[0], most):
-            self._decode_waits.remove(queue.popleft().order)
-            self._drop_gone()
+            self._dequeued(queue.popleft())
 
-    def _still_owed(self, step: _Step[T]) -> float:
+    def _still_owed(self, room: Room, work: float, of_prefill: float) -> float:
         """The expansions that decode is owed after a step for which both stages had searches."""
-        room = step.room
-        of_decode = sum(room.work_of(t) for t in step.chosen if t.stage is not _PREFILL)
-        share = 1.0 - min(self.controls.reserved, MAX_RESERVED)
-        owed = self._owed + share * step.work - of_decode
-        return min(max(owed, 0.0), share * room.work + room.each)  # it is not saved up
+        reserved = min(self.controls.reserved, MAX_RESERVED)
+        owed = self._owed + of_prefill - reserved * work
+        return min(max(owed, 0.0), (1.0 - reserved) * room.work + room.each)  # it is not saved up
 
-    def _waits(self, stage: Stage) -> set[int]:
-        """The searches of a stage that wait, by their orders."""
-        return self._prefill_waits if stage is _PREFILL else self._decode_waits
-
-    def _drop_gone(self) -> None:
-        """Drop expired searches from the head of each queue; others are dropped later."""
-        while self._prefill and self._prefill[0][1] not in self._prefill_waits:
-            heapq.heappop(self._prefill)
-        while self._decode and self._decode[0].order not in self._decode_waits:
+    def _dequeued(self, ticket: T) -> None:
+        """Count a search that no longer waits; drop those from the head of decode's queue."""
+        ticket.waits = False
+        if ticket.stage is _PREFILL:
+            return
+        self._decode_count -= 1
+        while self._decode and not self._decode[0].waits:
             self._decode.popleft()
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
+from ppd.ann.searches import MAX_ITOPK
 from ppd.ann.snapshot import Precision, Shape, Snapshot, build
 from ppd.ann.space import Rows, Space
 from ppd.errors import IndexFileError, RequestError

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import msgspec
 
 from ppd.ann.control import Aims
-from ppd.ann.engine import MAX_ITOPK, StepShape
+from ppd.ann.engine import StepShape
 from ppd.ann.schedule import MAX_RESERVED, Bounds, Controls
+from ppd.ann.searches import MAX_ITOPK
 from ppd.errors import ConfigError
 
 from ..config.decoding import decode_fields, read_toml

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 from numpy.typing import NDArray
 
-from ppd.ann.engine import Ending, Found
+from ppd.ann.searches import Ending, Found
 from ppd.ann.space import Rows
 
 from .collection import Collection

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import MAX_ITOPK
 from ppd.ann.schedule import Stage
+from ppd.ann.searches import MAX_ITOPK
 from ppd.ann.space import Metric, Rows, Space
 from ppd.errors import RequestError
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppd.ann.control import ControlLoop, Feedback, Move
-from ppd.ann.engine import Ending, Found, Pace, Search, steps_of
+from ppd.ann.engine import Pace
 from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Scheduler, Stage
+from ppd.ann.searches import Ending, Found, Search, steps_of
 from ppd.ann.space import Rows
 from ppd.errors import IndexFileError, Overloaded, RequestError
 

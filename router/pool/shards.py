@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from ppd.ann.engine import Ending
 from ppd.ann.schedule import Stage
+from ppd.ann.searches import Ending
 from ppd.ann.space import Metric
 from ppd.errors import Overloaded, RequestError, WorkerError
 

@@ -7,9 +7,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.ann.engine import Ending, Engine, Pace, Search, StepShape
+from ppd.ann.engine import Engine, Pace, StepShape
 from ppd.ann.lanes import Backend, Target
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.searches import Ending, Search
 from ppd.errors import IndexFileError
 
 

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable
 
 from ppd.ann import process
-from ppd.ann.engine import Engine, Found, Pace, Search, StepShape
+from ppd.ann.engine import Engine, Pace, StepShape
 from ppd.ann.lanes import Backend
 from ppd.ann.schedule import Controls, Scheduler, Stage
+from ppd.ann.searches import Found, Search
 
 _log = logging.getLogger("ppd_router.pool")
 

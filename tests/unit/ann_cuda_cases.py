@@ -18,11 +18,12 @@ from eval.pool import to_the_end
 from eval.pool.cards import exact_search, graph_search
 from ppd.ann import batch, oracle
 from ppd.ann.cuda.backend import backend_on
-from ppd.ann.engine import Ending, Engine, Pace, Search, StepShape, steps_of
+from ppd.ann.engine import Engine, Pace, StepShape
 from ppd.ann.growth import Growth
 from ppd.ann.kernels import BLOCK
 from ppd.ann.lanes import LaneSet, Target
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.searches import Ending, Search, steps_of
 from ppd.ann.snapshot import Precision, Shape, Snapshot
 from ppd.ann.space import Metric, Rows
 

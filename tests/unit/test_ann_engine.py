@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from ppd.ann import batch
-from ppd.ann.engine import Ending, Engine, Found, Pace, Search, StepShape, steps_of
+from ppd.ann.engine import Engine, Pace, StepShape
 from ppd.ann.lanes import Backend, LaneSet, Target, cpu_backend
 from ppd.ann.schedule import Bounds, Controls, Scheduler, Stage
+from ppd.ann.searches import Ending, Found, Search, steps_of
 from ppd.ann.snapshot import Snapshot
 from ppd.errors import IndexFileError
 

@@ -120,7 +120,7 @@ def queueing(results: Results) -> Block:
         "Python, us",
     )
     caption = (
-        f"latency p99 in simulated time, medians of {_histories(rows)} histories; {_LATE}; Python: "
+        f"latency p99 in simulated time, {_histories(rows)}; {_LATE}; Python: "
         f"for each search; ratios by history: {HOW}"
     )
     return block(Table(head, table, caption), made_of=[rows])
@@ -136,10 +136,7 @@ def loads(results: Results) -> Block:
         cells = (" / ".join(short(_p99_ms(its, stage)) for stage in _STAGES) for its in of)
         table.append((_NAMES[way], *cells))
     head = ("way", *(f"load {load:g}" for load in every))
-    caption = (
-        f"latency p99 of prefill / decode in ms, simulated time, medians of {_histories(rows)} "
-        "histories"
-    )
+    caption = f"latency p99 of prefill / decode in ms, simulated time, {_histories(rows)}"
     return block(Table(head, table, caption), made_of=[rows])
 
 
@@ -155,8 +152,8 @@ def python(results: Results) -> Block:
             table.append((f"{load:g}", _NAMES[way], *cells))
     columns = (f"{stage}, {share:.0%}" for stage in _STAGES for share in shares)
     caption = (
-        f"latency p99 in ms by the share of Python's time that is left, simulated time, medians of "
-        f"{_histories(rows)} histories"
+        f"latency p99 in ms by the share of Python's time that is left, simulated time, "
+        f"{_histories(rows)}"
     )
     return block(Table(("load", "way", *columns), table, caption), made_of=[rows])
 
@@ -186,7 +183,7 @@ def wide(results: Results) -> Block:
     ways = ("prefill, ms", "decode, ms", "ours / it, prefill", "ours / it, decode")
     caption = (
         f"latency p99 at load {load:g} by itopk of the widest decode search, simulated time, "
-        f"medians of {_histories(rows)} histories; ratios by history: {HOW}"
+        f"{_histories(rows)}; ratios by history: {HOW}"
     )
     return block(Table(("itopk", "way", *ways), table, caption), made_of=[rows])
 
@@ -195,8 +192,9 @@ def _simulated(results: Results) -> Rows:
     return results.rows("pool-queueing.jsonl").newest().where(wider=1)
 
 
-def _histories(rows: Rows) -> int:
-    return len(set(rows.values("seed")))
+def _histories(rows: Rows) -> str:
+    count = len(set(rows.values("seed")))
+    return "one history" if count == 1 else f"medians of {count} histories"
 
 
 def _p99_ms(rows: Rows, stage: str) -> float:
@@ -225,7 +223,7 @@ def _control(rows: Rows, where: str) -> Block:
             table.append((phase, way, f"{median(of.values('reserved')):.2f}", *p95s, late))
     head = ("load", "reserved share", "on average", "prefill, ms", "decode, ms", "KV there, ms")
     caption = (
-        f"latency p95 of searches {where}, medians of {_histories(rows)} histories; KV "
+        f"latency p95 of searches {where}, {_histories(rows)}; KV "
         "there: the time until a prefill's search and its transfer are finished; decode late: "
         f"longer than {median(rows.values('late_ms')):g} ms"
     )

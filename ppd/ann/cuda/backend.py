@@ -8,8 +8,8 @@ import torch
 
 from ppd.errors import ConfigError, IndexFileError
 
-from ..engine import MAX_ITOPK
 from ..lanes import Backend
+from ..searches import MAX_ITOPK
 from ..snapshot import Snapshot
 from .lanes import MIN_KEPT, CudaLaneSet
 from .mirror import Mirror
