@@ -26,7 +26,8 @@ _KEPT = 8  # lane sets that are kept besides those in use
 _KEPT_S = 5.0  # how long the lanes of an unused snapshot are kept: it may have been replaced
 _MAX_LATE = 32  # expired searches in one step, so that it ends in time for the running ones
 _SMOOTH = 0.05
-_DEADLINE = Ending.DEADLINE  # an enum's attribute is slow to look up (Python 3.11)
+# An enum's attribute is slow to look up (Python 3.11).
+_COMPLETE, _DEADLINE = Ending.COMPLETE, Ending.DEADLINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class Engine:
         except IndexFileError as error:
             return 0, _failed(search, error)
         ran = lanes.whole(search.query, search.itopk, search.limit, target.hidden)
-        return ran.expansions, Found(search, ran.near, ran.nodes, Ending.COMPLETE)
+        return ran.expansions, Found(search, ran.near, ran.nodes, _COMPLETE)
 
     def _advance_all(self, searches: list[Search], now_s: float) -> tuple[float, list[Found]]:
         """Advance searches by a step; those that have not begun begin.
@@ -219,14 +220,14 @@ class Engine:
                 if finished[i]:
                     near = advanced.near[i, : search.limit]
                     nodes = advanced.nodes[i, : search.limit]
-                    ended.append(_ended(search, near, nodes, Ending.COMPLETE))
+                    ended.append(_ended(search, near, nodes, _COMPLETE))
         for search in searches:
             search.steps_left = max(1.0, search.steps_left - steps)
             if search.among is not None:
                 scans.advance(search, search.among, steps * SCANNED_PER_EXPANSION)
                 done += steps
                 if search.scanned >= search.among.size:
-                    ended.append(_ended(search, *scans.result(search), Ending.COMPLETE))
+                    ended.append(_ended(search, *scans.result(search), _COMPLETE))
         return done, ended
 
     def _begin(self, searches: list[Search], now_s: float) -> list[Found]:

@@ -182,7 +182,7 @@ class Scheduler(Generic[T]):
         Raises:
             Overloaded: the queue of a stage has no room for them.
         """
-        prefill = sum(ticket.stage is _PREFILL for ticket in tickets)
+        prefill = [ticket.stage for ticket in tickets].count(_PREFILL)
         decode = len(tickets) - prefill
         if prefill and len(self._prefill) + prefill > self.bounds.prefill:
             raise self._overloaded(Stage.PREFILL, tickets, self.bounds.prefill)

@@ -63,7 +63,7 @@ def steps_of(itopk: int, among: NDArray[np.int32] | None = None) -> float:
     return itopk * _EXPANSIONS_PER_ITOPK
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
     """The result of a search that has ended.
 
