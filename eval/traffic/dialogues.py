@@ -8,8 +8,9 @@ which are not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -19,14 +20,16 @@ from .conversations import Conversation
 from .traces import BROKEN_JSON, Seconds, TraceTurn, conversation_of, read_lines, read_rows
 
 Count = Callable[[str], int]
+T = TypeVar("T")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message of a dialogue."""
+    """One message of a dialogue; ``at_s`` is the end of a reply, if the file has times."""
 
     role: str
     content: str | None = None
     tool_calls: Any = None
+    at_s: float = 0.0
 
     @property
     def text(self) -> str:
@@ -100,48 +103,59 @@ def read_dialogues(path: Path, count: Count) -> list[Conversation]:
     Raises:
         ConfigError: a dialogue is broken, or has no reply.
     """
-    return [_conversation(where, dialogue.spoken, count) for where, dialogue in _dialogues(path)]
+    dialogues = read_items(path, Dialogue)
+    return [_conversation(where, dialogue.spoken, count) for where, dialogue in dialogues]
 
 
-def _dialogues(path: Path) -> Iterator[tuple[str, Dialogue]]:
+def read_items(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
+    """Yield the items of a JSONL file or of a JSON array, and where each one is.
+
+    Raises:
+        ConfigError: the file cannot be read, or an item is broken.
+    """
     first = next(line for _, line in read_lines(path))
     if not first.lstrip().startswith(b"["):
-        yield from ((f"{path}:{number}", row) for number, row in read_rows(path, Dialogue))
+        yield from ((f"{path}:{number}", row) for number, row in read_rows(path, kind))
         return
+    text = b"".join(line for _, line in read_lines(path))
     try:
-        whole = msgspec.json.decode(
-            b"".join(line for _, line in read_lines(path)), type=tuple[Dialogue, ...]
-        )
+        whole: list[T] = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
     except BROKEN_JSON as error:
         raise ConfigError(f"{path}: {error}") from error
-    yield from (
-        (f"{path}: dialogue {number}", dialogue) for number, dialogue in enumerate(whole, 1)
-    )
+    yield from ((f"{path}: dialogue {number}", item) for number, item in enumerate(whole, 1))
 
 
 def _conversation(where: str, messages: Sequence[Message], count: Count) -> Conversation:
-    turns: list[list[int]] = []  # of new and output tokens
-    new: int | None = None
-    for message in messages:
-        tokens = count(message.text)
-        if message.role != "assistant":
-            new = (new or 0) + tokens
-        elif new is not None:
-            turns.append([max(1, new), max(1, tokens)])
-            new = None
-        elif turns:  # goes on speaking
-            turns[-1][1] += tokens
-        else:
-            turns.append([1, max(1, tokens)])
+    turns = turns_of(messages, count)
     if not turns:
         raise ConfigError(
             f"{where}: must have messages, traj or history with a reply of the assistant"
         )
-    found, held = [], 0
-    for fresh, output in turns:
-        found.append(TraceTurn(held + fresh, held, output))
-        held += fresh + output
-    return conversation_of(found)
+    return conversation_of(turns)
+
+
+def turns_of(messages: Sequence[Message], count: Count) -> list[TraceTurn]:
+    """Return the turns of a dialogue, one for each reply of the assistant.
+
+    All text before a reply is new text of its turn. Replies without a message between them are one.
+    Text after the last reply is left out. The gap between two turns is that between the ends of
+    their replies.
+    """
+    turns: list[TraceTurn] = []
+    new: int | None = None  # tokens since the last reply
+    end_s = 0.0
+    for message in messages:
+        tokens = count(message.text)
+        if message.role != "assistant":
+            new = (new or 0) + tokens
+        elif new is None and turns:  # the reply before continues
+            turns[-1] = replace(turns[-1], output_tokens=turns[-1].output_tokens + tokens)
+        else:
+            held = turns[-1].prompt_tokens + turns[-1].output_tokens if turns else 0
+            gap_s = max(0.0, message.at_s - end_s) if turns else 0.0
+            turns.append(TraceTurn(held + max(1, new or 0), held, max(1, tokens), gap_s))
+            new, end_s = None, message.at_s
+    return turns
 
 
 def read_agents(path: Path, count: Count) -> list[Conversation]:

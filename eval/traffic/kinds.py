@@ -1,8 +1,8 @@
 """Kinds of workload: from ``KIND[:WHAT][?KEY=VALUE&...]`` to conversations.
 
 Generated: ``paper`` (its 18), ``turns`` (its turn scaling), ``grid`` (any). Read: ``mooncake``,
-``sessions``, ``azure``, ``tau-bench``, ``mt-bench-101``, ``mini-swe``; docs/WORKLOADS.md has the
-sources of their files. ``workloads`` sets their number and arrivals.
+``sessions``, ``azure``, ``tau-bench``, ``mt-bench-101``, ``mini-swe``, ``sharegpt``, ``wildchat``;
+docs/WORKLOADS.md has the sources of their files. ``workloads`` sets their number and arrivals.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from ppd.errors import ConfigError
 
+from .chats import read_sharegpt, read_wildchat
 from .conversations import Conversation, PlannedTurn, hastened
 from .dialogues import Count, load_count, read_agents, read_dialogues
 from .traces import (
@@ -102,6 +103,20 @@ class Mooncake(ReplaySettings, frozen=True):
     block: Tokens = MOONCAKE_BLOCK_TOKENS
 
 
+class SharedChats(Thinking, frozen=True):
+    """Settings of ShareGPT: the first ``read`` conversations with at least ``min_turns``."""
+
+    read: Tokens | None = None
+    min_turns: Tokens = 1
+
+
+class WildChats(ReplaySettings, frozen=True):
+    """Settings of WildChat, as of ShareGPT."""
+
+    read: Tokens | None = None
+    min_turns: Tokens = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Conversations of one kind.
@@ -154,13 +169,15 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             return _read(replay_settings, found, timed=timed)
         case "tau-bench" | "mt-bench-101":
             settings = _settings(spec, query, Thinking)
-            found = read_dialogues(_path(spec, what), _count(spec, tokenizer))
-            return Workload(
-                found,
-                endless=False,
-                think_s=settings.think_s,
-                max_context=settings.max_context,
-            )
+            return _talks(settings, read_dialogues(_path(spec, what), _count(spec, tokenizer)))
+        case "sharegpt":
+            shared = _settings(spec, query, SharedChats)
+            path, count = _path(spec, what), _count(spec, tokenizer)
+            return _talks(shared, read_sharegpt(path, count, shared.read, shared.min_turns))
+        case "wildchat":
+            wild = _settings(spec, query, WildChats)
+            path, count = _path(spec, what), _count(spec, tokenizer)
+            return _read(wild, read_wildchat(path, count, wild.read, wild.min_turns))
         case "mini-swe":
             replay_settings = _settings(spec, query, ReplaySettings)
             found = read_agents(_path(spec, what), _count(spec, tokenizer))
@@ -168,12 +185,19 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
         case _:
             raise ConfigError(
                 f"workload {spec}: no such kind; allowed: paper:NAME turns:N grid mooncake:FILE "
-                "azure:FILE sessions:FILE tau-bench:FILE mt-bench-101:FILE mini-swe:FILE"
+                "azure:FILE sessions:FILE tau-bench:FILE mt-bench-101:FILE mini-swe:FILE "
+                "sharegpt:FILE wildchat:FILE"
             )
 
 
 def _made(settings: Thinking, kinds: Sequence[Conversation]) -> Workload:
     return Workload(kinds, think_s=settings.think_s, max_context=settings.max_context)
+
+
+def _talks(settings: Thinking, found: Sequence[Conversation]) -> Workload:
+    return Workload(
+        found, endless=False, think_s=settings.think_s, max_context=settings.max_context
+    )
 
 
 def _read(

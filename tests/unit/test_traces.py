@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
+from eval.traffic.chats import read_sharegpt, read_wildchat
 from eval.traffic.dialogues import common_start, load_count, read_agents, read_dialogues
 from eval.traffic.traces import read_azure, read_mooncake, read_sessions
 from ppd.errors import ConfigError
@@ -194,6 +198,76 @@ def test_a_broken_dialogue_is_named(tmp_path: Path, text: str, named: str) -> No
     path.write_text(text)
     with pytest.raises(ConfigError, match=named):
         read_dialogues(path, len)
+
+
+# -- published chats ----------------------------------------------------------------------
+
+
+def said(*texts: str) -> dict[str, Any]:
+    """A chat of ShareGPT in which a human begins."""
+    names = ("human", "gpt")
+    talk = [{"from": names[i % 2], "value": text} for i, text in enumerate(texts)]
+    return {"id": "x", "conversations": talk}
+
+
+def test_sharegpts_chats_are_turns_and_those_without_a_reply_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps([said("1"), said("12", "123", "1", "1234"), said(), said("1", "2")]))
+    assert [turns_of(one) for one in read_sharegpt(path, len)] == [
+        [(0, 2, 3), (5, 1, 4)],
+        [(0, 1, 1)],
+    ]
+    assert len(read_sharegpt(path, len, read=1)) == 1
+    assert [len(one.turns) for one in read_sharegpt(path, len, min_turns=2)] == [2]
+    with pytest.raises(ConfigError, match=r"s.json: no conversation has as many as 3 replies"):
+        read_sharegpt(path, len, min_turns=3)
+
+
+def wild(path: Path, *chats: list[dict[str, Any]]) -> Path:
+    """Write chats as WildChat's release has them, without some of its columns."""
+    parquet.write_table(
+        pa.table({"conversation_hash": ["x"] * len(chats), "conversation": list(chats)}), path
+    )
+    return path
+
+
+def uttered(role: str, content: str, at_s: int | None = None) -> dict[str, Any]:
+    at = None if at_s is None else datetime.fromtimestamp(1_700_000_000 + at_s, UTC)
+    return {"role": role, "content": content, "timestamp": at, "language": "English"}
+
+
+def test_wildchats_turns_have_the_gaps_between_their_replies(tmp_path: Path) -> None:
+    path = wild(
+        tmp_path / "w.parquet",
+        [uttered("user", "12"), uttered("assistant", "123", 50)],
+        [
+            uttered("user", "1"),
+            uttered("assistant", "12", 20),
+            uttered("user", "123"),
+            uttered("assistant", "1", 65),
+        ],
+    )
+    first, second = read_wildchat(path, len)
+    assert (first.starts_at_s, second.starts_at_s) == (0, 30)
+    assert turns_of(first) == [(0, 1, 2), (3, 3, 1)]
+    assert [turn.gap_s for turn in first.turns] == [0, 45]
+    assert turns_of(second) == [(0, 2, 3)]
+    assert len(read_wildchat(path, len, min_turns=2)) == 1
+
+
+def test_a_broken_file_of_wildchat_is_named(tmp_path: Path) -> None:
+    path = wild(tmp_path / "w.parquet", [uttered("user", "1"), uttered("assistant", "1")])
+    with pytest.raises(ConfigError, match=r"conversation 1: a reply has no timestamp"):
+        read_wildchat(path, len)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"w\.parquet: cannot be read"):
+        read_wildchat(path, len)
+    parquet.write_table(pa.table({"text": ["x"]}), path)
+    with pytest.raises(ConfigError, match="must have a column conversation"):
+        read_wildchat(path, len)
+    parquet.write_table(pa.table({"conversation": ["x"]}), path)
+    with pytest.raises(ConfigError, match="conversation 1: Expected `array`"):
+        read_wildchat(path, len)
 
 
 def test_agents_prompts_share_what_they_begin_with(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import statistics
 from itertools import pairwise
 from pathlib import Path
@@ -186,3 +187,27 @@ def test_more_than_a_trace_has_is_refused(tmp_path: Path) -> None:
         plan(Demand("turns:2", arrivals=f"sessions:{path}", conversations=3))
     with pytest.raises(ConfigError, match="all at one time"):
         plan(Demand(f"sessions:{path}", qps=1))
+
+
+ROOT = Path(__file__).parents[2]
+SPEC = re.compile(
+    r"\b(?:paper|turns|grid|mooncake|azure|sessions|tau-bench|mt-bench-101|mini-swe|sharegpt|wildchat)"
+    r"(?::[^\s'`|?]+)?\?[^\s'`|]+"
+)
+
+
+def test_the_documents_workloads_have_settings_that_exist() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    specs = {spec for page in pages for spec in SPEC.findall(page.read_text())}
+    assert len(specs) > 3
+    refused = [refusal for refusal in map(refusal_of, specs) if refusal]
+    # The files of traces are not there.
+    assert not [text for text in refused if not re.search("cannot be read|give --token", text)]
+
+
+def refusal_of(spec: str) -> str:
+    try:
+        load(spec)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from eval.traffic.chats import read_sharegpt, read_wildchat
 from eval.traffic.conversations import Conversation
 from eval.traffic.dialogues import read_agents, read_dialogues
 from eval.traffic.traces import read_azure, read_mooncake, read_sessions
@@ -20,8 +21,10 @@ READERS: list[Reader] = [
     read_azure,
     lambda path: read_dialogues(path, len),
     lambda path: read_agents(path, len),
+    lambda path: read_sharegpt(path, len),
+    lambda path: read_wildchat(path, len),
 ]
-SESSIONS, MOONCAKE, AZURE, DIALOGUES, AGENTS = READERS
+SESSIONS, MOONCAKE, AZURE, DIALOGUES, AGENTS = READERS[:5]
 
 
 def write(path: Path, rows: list[Any]) -> Path:
