@@ -32,7 +32,8 @@ KNOWN = (
 # Of other programs: the router's, which may be in the same file of variables, and those that
 # Kubernetes sets in every pod for a Service whose name begins with "ppd-".
 _OTHERS = re.compile(
-    r"PPD_(WORKER_API_KEY|ADMIN_TOKEN|MILVUS_TOKEN|COMPILE)"
+    r"PPD_(WORKER_API_KEY|ADMIN_TOKEN|MILVUS_TOKEN|CHROMA_TOKEN|COMPILE)"
+    r"|PPD_SHARED_(PASSWORD|RESPONSES_KEY)"
     r"|PPD_\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 

@@ -257,9 +257,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for role in Role:
             urls: tuple[str, ...] = getattr(self, role)
             if role in self.roles and not urls and not self._can_be_discovered(role):
+                announced = "" if role is Role.REPLICA else "--accept-workers, "
                 wrong.append(
                     f"at least one --{role} URL is needed with policy {self.policy}, or "
-                    "--accept-workers, workers_file or [kubernetes]"
+                    f"{announced}workers_file or [kubernetes]"
                 )
             if role not in self.all_roles and urls:
                 wrong.append(f"policy {self.policy} uses no --{role} workers")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import router
 from ppd.errors import ConfigError
 from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
@@ -354,6 +355,14 @@ def test_variables_of_kubernetes_and_of_the_router_are_no_plugin_options() -> No
     for typo in ("PPD_ROUTER", "PPD_ROUTER_PORTS", "PPD_ADMIN_TOKENS"):
         with pytest.raises(ConfigError, match=f"unknown option {typo};"):
             read_settings({"PPD_ENABLE": "1", typo: "x"})
+
+
+def test_every_variable_of_the_router_may_stand_beside_the_plugins() -> None:
+    """One file of variables may serve the router and the workers."""
+    sources = Path(router.__file__).parent.rglob("*.py")
+    names = {name for path in sources for name in re.findall(r'"(PPD_[A-Z_]+)"', path.read_text())}
+    assert {"PPD_SHARED_PASSWORD", "PPD_CHROMA_TOKEN"} <= names
+    assert read_settings({"PPD_ENABLE": "1", **dict.fromkeys(names, "x")}) == Settings()
 
 
 def test_processes_share_limits_by_the_number_there_is_not_the_one_that_is_written() -> None:
