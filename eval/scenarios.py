@@ -131,7 +131,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--scenarios", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--scale", type=int, default=16, help="divisor of the workloads' token counts"
+        "--scale", type=int, default=16, help="factor of the workloads' token counts"
     )
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2])
     add_out(parser)

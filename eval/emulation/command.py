@@ -62,9 +62,7 @@ def add_to(commands: Commands) -> None:
         ),
     )
     cluster.add_argument("shape", help=f"as {', '.join(SHAPES)}")
-    cluster.add_argument(
-        "--workload", default="synthetic:large_big_paste", help="docs/WORKLOADS.md"
-    )
+    cluster.add_argument("--workload", default="paper:large_big_paste", help="docs/WORKLOADS.md")
     cluster.add_argument("--conversations", type=int, default=40, help="of each run; default: 40")
     cluster.add_argument("--qps", type=float, nargs="+", default=[1.0], help="conversations/s")
     cluster.add_argument("--seeds", type=int, nargs="+", default=[0])

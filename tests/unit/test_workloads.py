@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval.cli import parser
 from eval.traffic.conversations import (
     Conversation,
     PlannedTurn,
@@ -203,6 +204,11 @@ def test_the_documents_workloads_have_settings_that_exist() -> None:
     refused = [refusal for refusal in map(refusal_of, specs) if refusal]
     # The files of traces are not there.
     assert not [text for text in refused if not re.search("cannot be read|give --token", text)]
+
+
+def test_the_default_workload_of_emulated_clusters_exists() -> None:
+    options = parser().parse_args(["emulate", "cluster", "1P1D"])
+    assert load(options.workload).kinds
 
 
 def refusal_of(spec: str) -> str:
