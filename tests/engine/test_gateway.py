@@ -68,11 +68,11 @@ class Sidecar:
             await answer.read()
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
+    async def listening(self) -> AsyncIterator[int]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.serve)
         async with serving_app(app) as url:
-            yield url
+            yield int(url.rsplit(":", 1)[1])
 
 
 async def test_conversations_through_envoy_have_the_ids_of_one_server(
@@ -87,8 +87,8 @@ async def test_conversations_through_envoy_have_the_ids_of_one_server(
     before = (await plugin_state(http, workers.decode))["accepted"]
     sidecar = Sidecar(http, workers)
     table = write_table(tmp_path / "table.json", cheap_local, workers.model.name)
-    async with sidecar.listening() as url:
-        options = GatewayConfig(port=0, decode_port=int(url.rsplit(":", 1)[1]))
+    async with sidecar.listening() as port:
+        options = GatewayConfig(port=0, decode_port=port)
         async with routed(workers, table=str(table), gateway=options):
             (picker,) = re.findall(r"gateways: 127\.0\.0\.1:(\d+)", caplog.text)
             async with envoy(int(picker), BY_HEADER, tmp_path) as url:
