@@ -17,6 +17,7 @@ from router.workers.group import ModelWorkers
 from router.workers.sglang import Handshake
 from router.workers.worker import Server
 from tests.unit.fixtures import table_record
+from tests.waiting import HANG_S
 
 from .scripts import answering
 
@@ -51,7 +52,7 @@ def chat(*contents: str, **fields: Any) -> dict[str, Any]:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not await holds():
             pass  # each look is a round trip
 

@@ -21,6 +21,7 @@ from eval.fake_worker.state import MODEL
 from eval.fake_worker.worker import FakeWorker
 from router.config.options import RouterConfig
 from router.server.supervisor import share_of
+from tests.waiting import HANG_S
 
 from .conftest import CHAT_BODY
 from .scripts import answering, gated
@@ -38,7 +39,7 @@ class Router:
         seen = ""
         assert self.process.stderr is not None
         while what not in seen:
-            line = await asyncio.wait_for(self.process.stderr.readline(), 20.0)
+            line = await asyncio.wait_for(self.process.stderr.readline(), HANG_S)
             assert line, f"it ended: {seen}"
             seen += line.decode()
         return seen
@@ -53,7 +54,7 @@ async def router(*flags: str, command: Sequence[str] = (PPD_ROUTER,)) -> AsyncIt
     try:
         yield Router(process)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 15.0) == 0
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
     finally:
         if process.returncode is None:
             process.kill()
@@ -326,6 +327,6 @@ async def test_several_processes_that_cannot_start_end_with_a_reason(tmp_path: P
     process = await asyncio.create_subprocess_exec(
         *(PPD_ROUTER, "--config", str(file), "--port", "0"), stderr=asyncio.subprocess.PIPE
     )
-    _, output = await asyncio.wait_for(process.communicate(), 20.0)
+    _, output = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode not in (0, None)
     assert b"does not answer" in output

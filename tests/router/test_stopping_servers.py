@@ -10,13 +10,14 @@ from aiohttp import web
 
 from eval.fake_worker.worker import FakeWorker
 from tests.apps import serving_app
+from tests.waiting import HANG_S
 
 from .scripts import answering
 
 
 async def ends(connection: socket.socket) -> bool:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         try:
             return await loop.sock_recv(connection, 1) == b""
         except ConnectionError:

@@ -12,6 +12,7 @@ from eval.dialects import DONE, event
 from eval.fake_worker.request import Request
 from eval.fake_worker.worker import FakeWorker
 from router.config.limits import AdmissionLimits, RateLimit, Tenant
+from tests.waiting import HANG_S
 
 from ..conftest import CHAT_BODY, Client, Cluster
 from ..scripts import answering, failing, gated, hanging
@@ -24,7 +25,7 @@ async def until(client: Client, value: float, name: str, **labels: str) -> None:
         while await client.metric(name, **labels) != value:
             pass
 
-    await asyncio.wait_for(poll(), 10.0)
+    await asyncio.wait_for(poll(), HANG_S)
 
 
 async def finished(client: Client, outcome: str, endpoint: str = CHAT) -> float:

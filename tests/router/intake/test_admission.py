@@ -17,6 +17,7 @@ from router.intake.keys import KeyRing
 from router.intake.rates import Rates
 from router.observability.metrics import Metrics
 from tests.unit.test_media import encoded, picture
+from tests.waiting import HANG_S
 
 from ..conftest import CHAT_BODY, Client, Cluster
 from ..scripts import answering, gated
@@ -111,7 +112,7 @@ async def test_who_hangs_up_when_just_let_in_gives_the_slot_back() -> None:
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    await asyncio.wait_for(admission.enter("a", 1), 5.0)
+    await asyncio.wait_for(admission.enter("a", 1), HANG_S)
 
 
 async def test_one_that_fits_overtakes_one_that_does_not_but_not_for_ever() -> None:
@@ -121,7 +122,7 @@ async def test_one_that_fits_overtakes_one_that_does_not_but_not_for_ever() -> N
     await admission.enter("a", 1000)  # nothing runs: the engine shall judge it
     large = asyncio.create_task(admission.enter("a", 500))
     small = asyncio.create_task(admission.enter("b", 50))
-    await asyncio.wait_for(small, 5.0)
+    await asyncio.wait_for(small, HANG_S)
     assert not large.done()
     now_s += 31.0
     later = asyncio.create_task(admission.enter("b", 50))
@@ -261,7 +262,7 @@ async def test_keys_guard_the_token_path(cluster: Cluster) -> None:
 
 async def slot_taken(client: Client, d: FakeWorker) -> asyncio.Task[Any]:
     task = asyncio.create_task(client.chat("first", stream=True))
-    await asyncio.wait_for(d.arrived.wait(), 5.0)
+    await asyncio.wait_for(d.arrived.wait(), HANG_S)
     return task
 
 
@@ -338,7 +339,7 @@ async def test_a_photo_waits_for_no_more_kv_than_its_patches_need(cluster: Clust
         first = await slot_taken(client, d)
         body = {"messages": [{"role": "user", "content": parts}], "stream": True, "max_tokens": 50}
         second = asyncio.create_task(client.post("/v1/chat/completions", body))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while len(d.bodies) < 2:
                 await client.metric("ppd_admission_waiting")
         assert d.bodies[1]["messages"][-1]["content"] == parts

@@ -13,6 +13,7 @@ from eval.dialects import DONE, event
 from eval.fake_worker.request import Request, Script
 from eval.fake_worker.worker import FakeWorker
 from router.config.retrieval import RetrievalConfig
+from tests.waiting import HANG_S
 
 from ..conftest import Cluster
 from ..scripts import InTurn, answering, failing, usage
@@ -359,7 +360,7 @@ async def test_a_prime_that_fails_counts_against_the_worker_and_ends_nothing(
     retrieval = RetrievalConfig(url=pool.url)
     async with cluster(*workers, retrieval=retrieval, breaker_failures=1) as client:
         chat = client.chat("what do cats do?", retrieval=OPTIONS, stream=True, max_tokens=40)
-        reply = await asyncio.wait_for(chat, 10.0)
+        reply = await asyncio.wait_for(chat, HANG_S)
         assert text_of(reply) == "cats do sleep"
         assert opened == [1]
 

@@ -28,6 +28,7 @@ from router.intake.inbound import Endpoint, Served
 from router.intake.requests import parse
 from router.serving.context import RequestContext
 from tests.unit.test_attempts import BROKEN
+from tests.waiting import HANG_S
 
 from ..conftest import Cluster
 from ..fixtures import model_workers
@@ -40,7 +41,7 @@ async def test_content_that_is_no_text_ends_the_stream(cluster: Cluster) -> None
     workers, _ = scripted_workers(odd, odd)
     async with cluster(*workers, resume_streams=1) as client:
         with pytest.raises(Exception, match=r"payload|closed|disconnected"):
-            await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
+            await asyncio.wait_for(client.chat("hello", stream=True), HANG_S)
         labels = {"endpoint": "/v1/chat/completions", "outcome": "internal_error"}
         assert await client.metric("ppd_finished_total", **labels) == 1
 
@@ -52,7 +53,7 @@ async def test_a_rest_that_does_not_stream_is_no_rest(cluster: Cluster) -> None:
 
     workers, _ = scripted_workers(LOST, whole)
     async with cluster(*workers, resume_streams=1) as client:
-        reply = await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
+        reply = await asyncio.wait_for(client.chat("hello", stream=True), HANG_S)
         assert [("error" in event) for event in reply.events].count(True) == 1
 
 

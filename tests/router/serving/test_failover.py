@@ -9,6 +9,7 @@ import pytest
 from eval.fake_worker.request import Request, Script
 from eval.fake_worker.worker import FakeWorker
 from router.workers.breaker import Breaker
+from tests.waiting import HANG_S
 
 from ..conftest import Cluster
 from ..scripts import InTurn, answering, dropping, ending_early, failing, hanging, resetting
@@ -125,7 +126,7 @@ async def test_a_hung_prefill_worker_is_blamed_not_the_decode_worker_that_waits(
     d = FakeWorker("decode", InTurn(hanging, answering()))  # the first one waits for KV
     limits = {"answer_timeout_s": 0.3, "breaker_failures": 1, "breaker_open_s": 60.0}
     async with cluster(*prefills, d, **limits) as client:
-        reply = await asyncio.wait_for(client.chat("hello", stream=True), 10.0)
+        reply = await asyncio.wait_for(client.chat("hello", stream=True), HANG_S)
         assert reply.status == 200
         hung, p = prefill.workers
         assert hung is not p
@@ -172,7 +173,7 @@ async def test_the_way_out_is_opt_in_and_needs_the_plugin(cluster: Cluster, patc
 async def test_a_prefill_worker_that_drops_requests_is_a_way_out_too(cluster: Cluster) -> None:
     p, d = FakeWorker("prefill", dropping), FakeWorker("decode", hanging_first())
     async with cluster(p, d, decode_fallback=True) as client:
-        reply = await asyncio.wait_for(client.chat("hello"), 10.0)
+        reply = await asyncio.wait_for(client.chat("hello"), HANG_S)
         assert (reply.status, reply.route) == (200, ("local", "no_prefill"))
 
 

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from eval.fake_worker.request import Request, Script
+from tests.waiting import HANG_S
 
 from ..conftest import Client, Cluster
 from ..scripts import answering, ending_early, failing, hanging, resetting, streaming_forever
@@ -38,10 +39,10 @@ async def test_a_truncated_stream_ends_with_one_error_event(
 async def test_a_decode_stream_is_not_held_back_by_a_hanging_prefill(cluster: Cluster) -> None:
     p, d = workers(hanging, answering())
     async with cluster(p, d) as client:
-        reply = await asyncio.wait_for(client.chat("hello", stream=True), 5.0)
+        reply = await asyncio.wait_for(client.chat("hello", stream=True), HANG_S)
         assert reply.status == 200
         assert len(reply.events) == 3
-        await asyncio.wait_for(p.hung_up.wait(), 5.0)
+        await asyncio.wait_for(p.hung_up.wait(), HANG_S)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -53,20 +54,20 @@ async def test_a_failed_prefill_is_reported_and_ends_the_decode_leg(
 ) -> None:
     p, d = workers(failing(status, "no prefill for you"), hanging)
     async with cluster(p, d) as client:
-        reply = await asyncio.wait_for(client.chat("hello", stream=stream), 5.0)
+        reply = await asyncio.wait_for(client.chat("hello", stream=stream), HANG_S)
         assert reply.status == status
         assert reply.json["error"]["message"] == "no prefill for you"
         assert reply.json["error"]["type"] == kind
-        await asyncio.wait_for(d.hung_up.wait(), 5.0)
+        await asyncio.wait_for(d.hung_up.wait(), HANG_S)
         assert await client.metric("ppd_prefill_errors_total") == (status >= 500)
 
 
 async def test_a_failed_decode_is_reported_and_ends_the_prefill_leg(cluster: Cluster) -> None:
     p, d = workers(hanging, failing(500, "no room"))
     async with cluster(p, d) as client:
-        reply = await asyncio.wait_for(client.chat("hello", stream=True), 5.0)
+        reply = await asyncio.wait_for(client.chat("hello", stream=True), HANG_S)
         assert (reply.status, reply.json["error"]["message"]) == (500, "no room")
-        await asyncio.wait_for(p.hung_up.wait(), 5.0)
+        await asyncio.wait_for(p.hung_up.wait(), HANG_S)
 
 
 async def hang_up(client: Client, body: dict[str, Any], when: asyncio.Event) -> None:
@@ -75,7 +76,7 @@ async def hang_up(client: Client, body: dict[str, Any], when: asyncio.Event) -> 
         task = asyncio.create_task(
             http.post(f"{client.url}/v1/chat/completions", json=body).__aenter__()
         )
-        await asyncio.wait_for(when.wait(), 5.0)
+        await asyncio.wait_for(when.wait(), HANG_S)
         if task.done():
             task.result().close()
         task.cancel()
@@ -98,7 +99,7 @@ async def test_a_client_that_hangs_up_early_reaches_both_legs(
         watch = asyncio.create_task(both_arrived())
         await hang_up(client, {"model": "fake", "messages": [message], "stream": stream}, both)
         await watch
-        await asyncio.wait_for(asyncio.gather(p.hung_up.wait(), d.hung_up.wait()), 5.0)
+        await asyncio.wait_for(asyncio.gather(p.hung_up.wait(), d.hung_up.wait()), HANG_S)
         assert await in_flight(client, p, d) == 0
         labels = {"endpoint": "/v1/chat/completions", "outcome": "disconnected"}
         assert await client.metric("ppd_finished_total", **labels) == 1
@@ -117,7 +118,7 @@ async def test_a_client_that_hangs_up_in_mid_stream_reaches_the_decode_leg(
         response = await http.post(f"{client.url}/v1/chat/completions", json=body)
         await response.content.readany()
         response.close()
-        await asyncio.wait_for(d.hung_up.wait(), 5.0)
+        await asyncio.wait_for(d.hung_up.wait(), HANG_S)
         assert await in_flight(client, p, d) == 0
 
 
@@ -138,7 +139,7 @@ async def test_a_client_that_leaves_behind_the_end_was_served(cluster: Cluster) 
         response = await http.post(f"{client.url}/v1/chat/completions", json=body)
         await response.content.readuntil(b"[DONE]\n\n")
         response.close()
-        await asyncio.wait_for(d.hung_up.wait(), 5.0)
+        await asyncio.wait_for(d.hung_up.wait(), HANG_S)
         assert await in_flight(client, p, d) == 0
         labels = {"endpoint": "/v1/chat/completions", "outcome": "ok"}
         assert await client.metric("ppd_finished_total", **labels) == 1

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from eval.fake_worker.worker import FakeWorker
+from tests.waiting import HANG_S
 
 from ..conftest import Client, Cluster
 from ..scripts import answering, dropping, hanging
@@ -54,7 +55,7 @@ async def until_alive(client: Client, engine: FakeWorker, value: float) -> None:
         while await client.metric("ppd_worker_alive", **labels) != value:
             pass
 
-    await asyncio.wait_for(poll(), 5.0)
+    await asyncio.wait_for(poll(), HANG_S)
 
 
 async def test_a_worker_that_hangs_does_not_keep_another_from_being_seen_again(
@@ -67,9 +68,9 @@ async def test_a_worker_that_hangs_does_not_keep_another_from_being_seen_again(
         d.ready = False
         await until_alive(client, d, 0.0)
         stuck.probes_hang = True
-        await asyncio.wait_for(stuck.probed.wait(), 5.0)
+        await asyncio.wait_for(stuck.probed.wait(), HANG_S)
         d.ready = True
-        await asyncio.wait_for(until_alive(client, d, 1.0), 2.0)
+        await asyncio.wait_for(until_alive(client, d, 1.0), 4.0)
 
 
 async def test_a_home_lost_between_turns_sends_the_turn_elsewhere(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from ppd.choice import PlacementRule
 from ppd.contract import Role
 from ppd.errors import ConfigError
 from router.config.file import read_config
+from tests.waiting import HANG_S
 
 from ..conftest import Client, Cluster
 from ..scripts import hanging
@@ -69,7 +70,7 @@ async def test_a_prefix_draws_no_herd(cluster: Cluster) -> None:
         question = "and at length " * 600  # about 2k tokens
         asked = [asyncio.create_task(ask(client, f"{i} {question}")) for i in range(24)]
         for engine in engines:
-            await asyncio.wait_for(engine.arrived.wait(), 5.0)
+            await asyncio.wait_for(engine.arrived.wait(), HANG_S)
         while sum(served(engines, "prefill")) < 24 or sum(served(engines, "decode")) < 24:
             await client.workers()
         assert max(served(engines, "prefill")) <= 9, "it has four requests more than another"

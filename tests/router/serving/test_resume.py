@@ -172,5 +172,5 @@ async def test_a_worker_that_hangs_does_not_hold_up_the_rest(cluster: Cluster) -
     async with cluster(*workers, resume_streams=1, probe_interval_s=60.0) as client:
         for engine in workers:
             engine.probes_hang = engine.role == "decode"
-        reply = await asyncio.wait_for(client.chat("hello", stream=True, max_tokens=6), 2.0)
+        reply = await asyncio.wait_for(client.chat("hello", stream=True, max_tokens=6), 4.0)
         assert text_of(reply) == "one two three four"

@@ -11,6 +11,7 @@ from eval.fake_worker.request import Request, Script
 from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Refusal, RefusalReason
 from ppd.errors import WorkerError
+from tests.waiting import HANG_S
 
 from ..conftest import Cluster
 from ..scripts import answering, failing
@@ -297,7 +298,7 @@ async def test_models_and_health(cluster: Cluster) -> None:
                     if response.status == 503:
                         return
 
-        await asyncio.wait_for(down(), 5.0)
+        await asyncio.wait_for(down(), HANG_S)
         assert (await client.chat("x")).status == 503
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from router.wire.reading import Limits
 from router.wire.request import Request
 from router.wire.server import Handler, Screen, WireServer
+from tests.waiting import HANG_S
 
 HOST = b"Host: router\r\n"
 TEXT = {"Content-Type": "text/plain"}
@@ -86,6 +87,6 @@ def bodies(answers: bytes) -> list[bytes]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not holds():  # noqa: ASYNC110 - connections have no event for it
             await asyncio.sleep(0)

@@ -10,6 +10,7 @@ import pytest
 
 from router.workers.registry import WorkerRegistry
 from router.workers.worker import Server, Worker
+from tests.waiting import HANG_S
 
 from ..fixtures import model_workers
 
@@ -35,7 +36,7 @@ async def test_a_health_check_that_raises_is_logged_and_all_checks_continue(
     pool = FaultyRegistry(model_workers(prefill=1, decode=1).workers)
     faulty, sound = (worker.url for worker in pool.workers)
     probing = asyncio.create_task(pool.probe_forever(0.001))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while min(pool.checks[faulty], pool.checks[sound]) < 3:
             await asyncio.sleep(0)
             assert not probing.done()
