@@ -27,6 +27,7 @@ from .chaos import command as soak_router
 from .clients import command as clients
 from .compare import command as compare
 from .emulation import command as emulate
+from .emulation import sweeping as emulated_sweep
 from .engine import bench as bench_engine
 from .engine import interference
 from .engine import ranks as bench_ranks
@@ -98,7 +99,9 @@ def parser() -> argparse.ArgumentParser:
 
     simulate.add_to(_group(commands, "simulate", "a cluster by its cost model, in one process"))
 
-    emulate.add_to(_group(commands, "emulate", "real workers on a GPU whose time is modelled"))
+    emulation = _group(commands, "emulate", "real workers on a GPU whose time is modelled")
+    emulate.add_to(emulation)
+    emulated_sweep.add_to(emulation)
     profile.add_to(_group(commands, "profile", "what the steps of a model on a GPU take"))
 
     soak = _group(commands, "soak", "long runs with faults; nothing may be wrong or missing")

@@ -12,6 +12,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     """Declare the options of an operator's weights."""
     parser.add_argument("--w-ttft", type=float)
     parser.add_argument("--w-tpot", type=float)
+    parser.add_argument("--w-throughput", type=float)
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +28,15 @@ def objective_of(options: argparse.Namespace) -> Objective | None:
         ConfigError: weights or targets make no sense, or both are given.
     """
     given = vars(options)
-    weights = [given.get("w_ttft"), given.get("w_tpot")]
+    weights = {
+        name: weight
+        for name in Weights.__struct_fields__
+        if (weight := given.get(f"w_{name}")) is not None
+    }
     targets = [given.get("slo_ttft_ms"), given.get("slo_tpot_ms")]
     objective: Objective | None = None
-    if weights != [None, None]:
-        objective = Weights(*(1.0 if weight is None else weight for weight in weights))
+    if weights:
+        objective = Weights(**weights)
     if targets != [None, None]:
         if objective is not None:
             raise ConfigError("give weights or targets, not both")

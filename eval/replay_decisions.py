@@ -14,7 +14,7 @@ from ppd.decision import Decision, Policy, Route
 from ppd.errors import ConfigError, TableError
 from ppd.journal import Opened, Replayed, of_model, read, replay
 from ppd.policies import static_policy
-from ppd.score import Objective
+from ppd.score import Objective, Weights
 from ppd.table import Table
 from ppd.table_policy import Correction, TablePolicy
 
@@ -150,6 +150,8 @@ def _policies(changes: Changes) -> Callable[[Opened], Policy]:
         try:
             data = changes.table.read_bytes()
             table, digest = Table.parse(data), hashlib.sha256(data).hexdigest()[:16]
+            if isinstance(changes.objective, Weights) and changes.objective.throughput:
+                table.require_throughput()
         except (OSError, TableError) as error:
             raise TableError(f"{changes.table}: {error}") from error
 

@@ -75,6 +75,7 @@ class Observed:
             costs.tpot_ms * math.exp(share * ratios.tpot),
             costs.ttft_tail,
             costs.tpot_tail,
+            costs.tokens_per_s,
         )
 
     def factors(self) -> Iterator[Factor]:

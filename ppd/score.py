@@ -1,8 +1,9 @@
 """The comparison of both routes' costs by the operator's objective.
 
 Algorithm 1 of the PPD paper (arXiv 2603.13358) weighs the TTFT that a local turn saves against
-the TPOT that it costs. The alternative objective is a pair of targets: the route that is more
-likely to meet them is better. Nothing is measured here: another objective compares the same costs.
+the TPOT that it costs. Its section 4.4 adds the throughput of the cluster. The alternative
+objective is a pair of targets: the route that is more likely to meet them is better. Nothing is
+measured here: another objective compares the same costs.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ _Z99 = 2.3263478740408408  # of the normal distribution: where its 99th percenti
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="weights"):
-    """The weights ``w_ttft`` and ``w_tpot`` of Algorithm 1.
+    """The weights ``w_ttft``, ``w_tpot`` and ``w_throughput`` of Algorithm 1.
 
     Attributes:
         ttft: weight of the TTFT that a local turn saves.
         tpot: weight of the TPOT that a local turn costs.
+        throughput: weight of the throughput that local turns gain. It counts where the table has
+            throughput.
     """
 
     ttft: float = 1.0
     tpot: float = 1.0
+    throughput: float = 0.0
 
     def problem(self) -> str | None:
         """What is wrong with the weights; None if nothing is."""
-        if not (0 <= self.ttft <= _MAX_WEIGHT and 0 <= self.tpot <= _MAX_WEIGHT):
-            got = f"got ttft={self.ttft}, tpot={self.tpot}"
+        given = (self.ttft, self.tpot, self.throughput)
+        if not all(0 <= weight <= _MAX_WEIGHT for weight in given):
+            got = f"got ttft={self.ttft}, tpot={self.tpot}, throughput={self.throughput}"
             return f"weights must be numbers from 0 to {_MAX_WEIGHT:g}, {got}"
-        if self.ttft == self.tpot == 0:
+        if not any(given):
             return "one of the weights must be above 0"
         return None
 
@@ -79,6 +84,8 @@ class Score:
         local: the score of the local route. It is Algorithm 1's score with weights, and with
             targets the probability to meet them.
         prefers_local: whether the local route is better.
+        throughput_gained: share of the remote route's throughput that the local route adds; 0 if
+            the table has no throughput.
     """
 
     ttft_saved: float
@@ -86,21 +93,24 @@ class Score:
     remote: float
     local: float
     prefers_local: bool
+    throughput_gained: float = 0.0
 
 
 def score(objective: Objective, remote: Costs, local: Costs) -> Score:
     """Compare the costs of both routes."""
     ttft_saved = (remote.ttft_ms - local.ttft_ms) / remote.ttft_ms
     tpot_lost = (local.tpot_ms - remote.tpot_ms) / remote.tpot_ms
+    gained = local.tokens_per_s / remote.tokens_per_s - 1.0 if remote.tokens_per_s else 0.0
     match objective:
         case Weights():
             points = objective.ttft * ttft_saved - objective.tpot * tpot_lost
-            return Score(ttft_saved, tpot_lost, 0.0, points, points > 0)
+            points += objective.throughput * gained
+            return Score(ttft_saved, tpot_lost, 0.0, points, points > 0, gained)
         case Targets():
             p_remote, p_local = chance(objective, remote), chance(objective, local)
             # Where both are equally likely (both certain, both hopeless), as with equal weights.
             better = p_local > p_remote or (p_local == p_remote and ttft_saved > tpot_lost)
-            return Score(ttft_saved, tpot_lost, p_remote, p_local, better)
+            return Score(ttft_saved, tpot_lost, p_remote, p_local, better, gained)
         case _:
             assert_never(objective)
 
@@ -109,13 +119,14 @@ def standard_error(weights: Weights, remote: Costs, local: Costs, noise: Noise) 
     """The standard error of Algorithm 1's score."""
     ttft = noise.ttft * local.ttft_ms / remote.ttft_ms
     tpot = noise.tpot * local.tpot_ms / remote.tpot_ms
-    return math.hypot(weights.ttft * ttft, weights.tpot * tpot)
+    rate = noise.throughput * local.tokens_per_s / remote.tokens_per_s if remote.tokens_per_s else 0
+    return math.hypot(weights.ttft * ttft, weights.tpot * tpot, weights.throughput * rate)
 
 
 def local_within_noise(
     objective: Objective, remote: Costs, local: Costs, measured: Costs, noise: Noise
 ) -> bool:
-    """Whether local would be preferred if its measured costs were one standard error lower.
+    """Whether local would be preferred if its measured costs were one standard error better.
 
     This is the one-standard-error rule: the simpler model is chosen unless another one is better
     by more than that (Breiman et al., Classification and Regression Trees, 1984). The local route
@@ -128,13 +139,14 @@ def local_within_noise(
         measured: costs of the local route as measured; only these are uncertain.
         noise: the relative standard errors of the measurement.
     """
-    lowered = Costs(
+    better = Costs(
         _lowered(local.ttft_ms, measured.ttft_ms, noise.ttft),
         _lowered(local.tpot_ms, measured.tpot_ms, noise.tpot),
         local.ttft_tail,
         local.tpot_tail,
+        local.tokens_per_s * (1.0 + noise.throughput),
     )
-    return score(objective, remote, lowered).prefers_local
+    return score(objective, remote, better).prefers_local
 
 
 def _lowered(now_ms: float, measured_ms: float, noise: float) -> float:

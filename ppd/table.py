@@ -11,10 +11,18 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median, stdev
 
 from ppd.errors import TableError
-from ppd.table_file import Axes, CellRecord, Measured, Statistic, TableRecord, decode, problems
+from ppd.table_file import (
+    Axes,
+    CellRecord,
+    Measured,
+    Statistic,
+    TableRecord,
+    decode,
+    problems,
+)
 
 _MAX_PROBLEMS = 20  # in one message
 # The mean range of n normal values, in standard deviations.
@@ -35,12 +43,15 @@ class Costs:
         tpot_ms: median time per output token.
         ttft_tail: 99th percentile of TTFT, divided by its median.
         tpot_tail: 99th percentile of TPOT, divided by its median.
+        tokens_per_s: throughput of the cluster, in output tokens a second: the geometric mean of
+            the seeds; 0 if it is unknown.
     """
 
     ttft_ms: float
     tpot_ms: float
     ttft_tail: float
     tpot_tail: float
+    tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class Noise:
 
     ttft: float
     tpot: float
+    throughput: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,7 @@ class Table:
         cells: all cells, in the order of their indices.
         step_ms: the shortest decode step that was measured.
         token_ms: time to prefill a token, at most; KV transfer is not in it.
+        has_throughput: whether its cells hold the throughput of both routes.
 
     Raises:
         TableError: the record is not valid. The message names every problem.
@@ -113,6 +126,7 @@ class Table:
         )
         self.step_ms = min(cell.remote.tpot_ms for cell in self.cells)
         self.token_ms = min(record.prefill_ms_per_token, record.append_ms_per_token)
+        self.has_throughput = all(cell.remote.tokens_per_s for cell in self.cells)
         self._log_quiet = [
             [self._mean_log_quiet(context, new) for new in range(sizes[1])]
             for context in range(sizes[0])
@@ -148,6 +162,18 @@ class Table:
         if not self.is_for(models):
             raise TableError(
                 f"it was measured with {self.record.model}, the workers serve {', '.join(models)}"
+            )
+
+    def require_throughput(self) -> None:
+        """Check that a weight of throughput has something to weigh.
+
+        Raises:
+            TableError: the table has no throughput.
+        """
+        if not self.has_throughput:
+            raise TableError(
+                "it has no throughput: build it anew from the rows of its sweep (ppd-eval table "
+                "build), or weigh no throughput"
             )
 
     def is_for(self, models: Sequence[str]) -> bool:
@@ -273,13 +299,14 @@ def _between(points: Sequence[float], value: float) -> tuple[int, float]:
 
 def _blend(parts: Sequence[tuple[float, Costs]]) -> Costs:
     log, exp = math.log, math.exp
-    ttft = tpot = ttft_tail = tpot_tail = 0.0
+    ttft = tpot = ttft_tail = tpot_tail = rate = 0.0
     for weight, costs in parts:
         ttft += weight * log(costs.ttft_ms)
         tpot += weight * log(costs.tpot_ms)
         ttft_tail += weight * costs.ttft_tail
         tpot_tail += weight * costs.tpot_tail
-    return Costs(exp(ttft), exp(tpot), ttft_tail, tpot_tail)
+        rate += weight * costs.tokens_per_s
+    return Costs(exp(ttft), exp(tpot), ttft_tail, tpot_tail, rate)
 
 
 def _cell(index: int, axes: Axes, record: CellRecord, append_wait_steps: float) -> Cell:
@@ -302,8 +329,9 @@ def _cell(index: int, axes: Axes, record: CellRecord, append_wait_steps: float) 
 
 
 def _costs(measured: Measured) -> Costs:
-    ttft, tpot = measured.ttft_ms, measured.tpot_ms
-    return Costs(ttft.median, tpot.median, ttft.p99 / ttft.median, tpot.p99 / tpot.median)
+    ttft, tpot, rates = measured.ttft_ms, measured.tpot_ms, measured.tokens_per_s
+    tails = (ttft.p99 / ttft.median, tpot.p99 / tpot.median)
+    return Costs(ttft.median, tpot.median, *tails, geometric_mean(rates) if rates else 0.0)
 
 
 def _noise(record: CellRecord) -> Noise:
@@ -312,7 +340,16 @@ def _noise(record: CellRecord) -> Noise:
     return Noise(
         ttft=math.hypot(_error(remote.ttft_ms, seeds), _error(local.ttft_ms, seeds)),
         tpot=math.hypot(_error(remote.tpot_ms, seeds), _error(local.tpot_ms, seeds)),
+        throughput=_error_of_ratio(remote.tokens_per_s, local.tokens_per_s),
     )
+
+
+def _error_of_ratio(remote: Sequence[float], local: Sequence[float]) -> float:
+    """The standard error of the mean log ratio of both routes' values with the same seed."""
+    if len(remote) < 2:
+        return _UNKNOWN_NOISE
+    ratios = [math.log(b / a) for a, b in zip(remote, local, strict=True)]
+    return stdev(ratios) / math.sqrt(len(ratios))
 
 
 def _error(statistic: Statistic, seeds: int) -> float:

@@ -69,7 +69,7 @@ class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: float
 
 
-class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The measurement of one route in one cell.
 
     Attributes:
@@ -78,6 +78,10 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         quiet_ttft_ms: median TTFT of the same workload when nothing else was served.
         running: mean number of requests that decoded on a decode worker meanwhile.
         qps: turns per second and decode worker that arrived in fact.
+        tokens_per_s: output tokens a second of the whole cluster, from the first request to the
+            end of the last reply: of each seed, in the cell's order; one value if the cell was not
+            measured. Empty in a table that was built without it. Both routes have the same
+            arrivals with a seed, so their values of one seed are compared.
     """
 
     ttft_ms: Statistic
@@ -85,6 +89,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quiet_ttft_ms: float
     running: float
     qps: float
+    tokens_per_s: tuple[float, ...] = ()
 
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,6 +207,10 @@ def problems(record: TableRecord) -> Iterator[str]:
         for route in ("remote", "local"):
             where = f"cell {list(cell.bins)} {route}"
             yield from _cell_problems(where, getattr(cell, route), cell.measured)
+            yield from _rate_problems(where, getattr(cell, route), len(cell.seeds))
+    rates = [one.tokens_per_s for cell in record.cells for one in (cell.remote, cell.local)]
+    if (missing := rates.count(())) not in (0, len(rates)):
+        yield f"tokens_per_s must be given for all cells and routes or for none, {missing} lack it"
     if axes_valid:
         for bins_of in product(*map(range, sizes)):
             if bins_of not in seen:
@@ -245,3 +254,12 @@ def _cell_problems(where: str, measured: Measured, has_seeds: bool) -> Iterator[
         value = getattr(measured, name)
         if not 0 <= value < math.inf:
             yield f"{where}: {name} must be 0 or more, got {value}"
+
+
+def _rate_problems(where: str, measured: Measured, seeds: int) -> Iterator[str]:
+    rates = measured.tokens_per_s
+    if rates and len(rates) != max(1, seeds):
+        yield f"{where}: tokens_per_s must have {max(1, seeds)} values, got {len(rates)}"
+    for rate in rates:
+        if not 0 < rate < math.inf:
+            yield f"{where}: tokens_per_s must be above 0, got {rate}"

@@ -1,7 +1,7 @@
 """The policy ``ppd``: the decision table's route, corrected for the current load.
 
 Without corrections it is Algorithm 1 of the PPD paper: the sign of the weighted sum of the cell's
-two measurements. Each correction can be left out. A correction that changes the route of a
+measurements. Each correction can be left out. A correction that changes the route of a
 decision is its reason.
 """
 
@@ -203,8 +203,10 @@ class TablePolicy(Policy):
             local_ms += cell.append_wait_steps * remote.tpot_ms
         tpot_ms = remote.tpot_ms
         return (
-            Costs(remote_ms, tpot_ms, remote.ttft_tail, remote.tpot_tail),
-            Costs(local_ms, tpot_ms + lost_ms, local.ttft_tail, local.tpot_tail),
+            Costs(remote_ms, tpot_ms, remote.ttft_tail, remote.tpot_tail, remote.tokens_per_s),
+            Costs(
+                local_ms, tpot_ms + lost_ms, local.ttft_tail, local.tpot_tail, local.tokens_per_s
+            ),
         )
 
     def _veto(self, features: Features) -> Reason | None:
@@ -219,7 +221,9 @@ class TablePolicy(Policy):
 
 def _later(costs: Costs, ms: float) -> Costs:
     """The costs with a TTFT that is longer; ``dataclasses.replace`` takes three times as long."""
-    return Costs(costs.ttft_ms + ms, costs.tpot_ms, costs.ttft_tail, costs.tpot_tail)
+    return Costs(
+        costs.ttft_ms + ms, costs.tpot_ms, costs.ttft_tail, costs.tpot_tail, costs.tokens_per_s
+    )
 
 
 def _workload(features: Features) -> tuple[int, int, int, float]:

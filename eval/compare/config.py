@@ -172,6 +172,8 @@ def _problems(config: Comparison) -> Iterator[str]:
         if not set(config.simulated.clairvoyant) <= set(config.weightings):
             yield "simulated.clairvoyant must name weights that are in weightings"
     yield from (problem for weighting in config.weightings if (problem := weighting.problem()))
+    if any(weighting.throughput for weighting in config.weightings):
+        yield "weightings: the costs that are compared are TTFT and TPOT, not throughput"
 
 
 def _simulated_problems(simulated: Simulated) -> Iterator[str]:

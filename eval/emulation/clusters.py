@@ -184,7 +184,7 @@ def run_once(cluster: Emulated, router: Process, run: Run, slo: Slo) -> Iterator
     planned = run.plan()
     cluster.knobs.set(Knobs(run.slow_motion, run.link_gbps))
     from_s = time.monotonic()
-    samples = asyncio.run(_hold(cluster, router, run, planned))
+    own = asyncio.run(held(cluster, router, [planned], run.slow_motion, f"{run.key()}"))
     use = device_use(cluster.traces, from_s, time.monotonic())
     print(
         f"  {run.policy} {run.placement} {run.qps:g}/s seed {run.seed}: "
@@ -194,7 +194,6 @@ def run_once(cluster: Emulated, router: Process, run: Run, slo: Slo) -> Iterator
         flush=True,
     )
     use.require_valid()
-    own = [compressed(sample, run.slow_motion) for sample in samples]
     for sample in own:
         row = asdict(sample)
         del row["gaps"]
@@ -202,18 +201,31 @@ def run_once(cluster: Emulated, router: Process, run: Run, slo: Slo) -> Iterator
     yield {"row": "run", **asdict(run), **_summary(planned, own, slo, use)}
 
 
-async def _hold(
-    cluster: Emulated, router: Process, run: Run, planned: Sequence[Conversation]
+async def held(
+    cluster: Emulated,
+    router: Process,
+    parts: Sequence[Sequence[Conversation]],
+    slow_motion: float,
+    seed: str,
 ) -> list[Sample]:
+    """Hold conversations with empty caches, and return their turns in the cluster's own time.
+
+    Args:
+        parts: one after the other, at the emulated cluster's own times.
+        seed: of the texts.
+    """
     async with aiohttp.ClientSession() as http:
         await empty_caches(http, [worker.url for worker in cluster.workers.values()])
-    return await hold(
-        router.url,
-        stretched(planned, run.slow_motion),
-        seed=f"{run.key()}",
-        vocabulary=LETTERS,
-        silence_s=_SILENCE_S,
-    )
+    samples: list[Sample] = []
+    for number, part in enumerate(parts):
+        samples += await hold(
+            router.url,
+            stretched(part, slow_motion),
+            seed=f"{seed}/{number}",
+            vocabulary=LETTERS,
+            silence_s=_SILENCE_S,
+        )
+    return [compressed(sample, slow_motion) for sample in samples]
 
 
 def _summary(

@@ -230,18 +230,25 @@ def run_compare(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: the file cannot be read, or holds no run.
     """
-    runs = [row for _, row in read_rows(options.runs) if row.get("row") == "run"]
+    rows = [row for _, row in read_rows(options.runs)]
+    runs = [row for row in rows if row.get("row") == "run"]
+    turns = [row for row in rows if row.get("row") == "turn"]
     if not runs:
         raise ConfigError(f"{options.runs}: has no run of an emulated cluster")
     found = [
-        {**compared, **provenance(compared["seed"])} for row in runs for compared in compare(row)
+        {**compared, **provenance(compared["seed"])}
+        for row in runs
+        for compared in compare(row, turns)
     ]
     for row in found:
         print(
             f"{row['shape']:5} {row['policy']:8} {row['qps']:g}/s seed {row['seed']} "
             f"{row['metric']:15} emulated {row['emulated']:8.2f}  simulated "
-            f"{row['simulated']:8.2f}  {row['error']:+.1%}"
+            f"{row['simulated']:8.2f}  {row['error']:+.1%} "
+            f"[{row['error_interval'][0]:+.1%}, {row['error_interval'][1]:+.1%}]"
         )
+    if not found:
+        raise ConfigError(f"{options.runs}: has no turns of its runs")
     if options.out is not None:
         append_whole(options.out, found)
     print(json.dumps({"comparisons": len(found), "max_error": max(abs(r["error"]) for r in found)}))

@@ -14,6 +14,7 @@ from .parts import Content, Section, Table, section, short
 from .policies import grid_sections
 from .real_traffic import real_traffic
 from .results import Results
+from .route_map import route_map
 from .scenarios import scenario_section
 from .sources import (
     CheckRow,
@@ -36,6 +37,7 @@ def sections(results: Results) -> list[Section]:
     folder = results.folder
     return [
         _demo(folder),
+        route_map(folder),
         real_traffic(results),
         *grid_sections(folder),
         _interference(folder),

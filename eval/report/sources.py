@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,6 +27,24 @@ class _Origin(msgspec.Struct, frozen=True):
     seed: int
     model: str = ""
     load_average: float | None = None
+
+
+class RouteRow(_Origin, frozen=True, kw_only=True):
+    """A row of ``route-map.jsonl``."""
+
+    profile: str
+    link_gbps: float
+    context_tokens: float
+    new_tokens: float
+    output_tokens: float
+    qps: float
+    remote_ttft_ms: float
+    local_ttft_ms: float
+    remote_ttft_p90_ms: float
+    local_ttft_p90_ms: float
+    remote_tpot_ms: float
+    local_tpot_ms: float
+    choice: Literal["local", "remote", "tie"]
 
 
 class _SpreadRow(msgspec.Struct, frozen=True):

@@ -67,9 +67,9 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """The name in tables: what is simulated, with its link."""
+        """The name in tables: profile and calibration, with the link."""
         slower = "" if self.slower == 1.0 else f", {self.slower:g} times slower"
-        return f"simulated {self.profile}, {self.calibration}{slower}, {self.link_gbps:g} Gb/s"
+        return f"{self.profile}, {self.calibration}{slower}, {self.link_gbps:g} Gb/s"
 
     def provenance(self) -> dict[str, object]:
         """Return the fields that name this machine in a row."""

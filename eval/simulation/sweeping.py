@@ -168,6 +168,6 @@ def _result(run: Run, rows: list[TurnRow], machine: Machine) -> RunResult:
         "plugin": __version__,
         **machine.provenance(),
         **provenance(run.seed),
-        "hardware": machine.name,
+        "hardware": f"simulated {machine.name}",
     }
     return RunResult(run, summary, [asdict(sample) for sample in samples])

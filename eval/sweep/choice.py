@@ -163,6 +163,11 @@ class Adaptive:
         return found
 
 
+def choice_of(config: SweepConfig) -> Grid | Adaptive:
+    """Return what chooses the jobs of a sweep."""
+    return Grid(config) if config.adaptive is None else Adaptive(config)
+
+
 def log_ratios(
     remote: tuple[float, float] | None, local: tuple[float, float] | None
 ) -> tuple[float, float] | None:

@@ -263,6 +263,8 @@ def _adaptive_problems(adaptive: Adaptive) -> Iterator[str]:
     if not adaptive.weightings:
         yield "adaptive.weightings must name one"
     yield from (problem for weighting in adaptive.weightings if (problem := weighting.problem()))
+    if any(weighting.throughput for weighting in adaptive.weightings):
+        yield "adaptive.weightings: the choice of cells weighs TTFT and TPOT, not throughput"
 
 
 def _size_problems(config: SweepConfig) -> Iterator[str]:

@@ -18,10 +18,10 @@ from ..client import hold
 from ..cluster import ClusterError
 from ..endpoints import empty_caches, vocabulary_of
 from ..samples import Sample
-from .choice import Adaptive, Grid, Job
+from .choice import Job, choice_of
 from .clusters import Cluster, Fleet, fleet
 from .config import Place, Run, SweepConfig, plan
-from .rows import RunResult, Writer, read_runs
+from .rows import RunResult, Writer, read_runs, served_by
 
 _MAX_DEATHS = 3  # of one cluster of ours, before it is not started again
 
@@ -35,7 +35,7 @@ def sweep(config: SweepConfig, model: str | None, out: Path, logs: Path) -> None
     """
     path = tiny_model.resolve(model)
     results = list(read_runs(config, out))
-    driver = Driver(config, Writer(config, out, path), Progress(len(results)))
+    driver = Driver(config, Writer(config, out, served_by(path)), Progress(len(results)))
     for result in results:
         driver.medians[result.run] = result.medians()
     if driver.choice.next(driver.medians, ()) is not None:
@@ -79,7 +79,7 @@ class Driver:
         self.writer = writer
         self.progress = progress
         self.medians: dict[Run, tuple[float, float] | None] = {}
-        self.choice = Grid(config) if config.adaptive is None else Adaptive(config)
+        self.choice = choice_of(config)
         self._busy: list[Job] = []
         self._changed = asyncio.Event()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -91,17 +91,26 @@ def _run_result(row: dict[str, Any], turns: list[dict[str, Any]]) -> RunResult |
     return RunResult(run, row, turns[len(turns) - row["turns"] :])
 
 
-class Writer:
-    """Appends the rows of a sweep to its file."""
+def served_by(model: str) -> dict[str, object]:
+    """Return the fields of a row that name what was measured: model and versions."""
+    return {
+        "model": Path(model).name,
+        "engine": f"sglang {version('sglang')}",
+        "plugin": __version__,
+    }
 
-    def __init__(self, config: SweepConfig, out: Path, model: str) -> None:
+
+class Writer:
+    """Appends the rows of a sweep to its file.
+
+    Args:
+        where: fields of each row that name what is measured; they replace those of this machine.
+    """
+
+    def __init__(self, config: SweepConfig, out: Path, where: Mapping[str, object]) -> None:
         self._config = config
         self._out = out
-        self._where = {
-            "model": Path(model).name,
-            "engine": f"sglang {version('sglang')}",
-            "plugin": __version__,
-        }
+        self._where = where
 
     def begin(self) -> None:
         """All that it takes to do it again.
@@ -115,10 +124,20 @@ class Writer:
         except OSError as error:
             raise ConfigError(f"{self._out}: cannot be written: {error}") from error
         row = {"row": "sweep", "config": self._config.digest, "asked": asked}
-        append_whole(self._out, [row | self._where | self._provenance(0)])
+        append_whole(self._out, [{**row, **self._provenance(0), **self._where}])
 
-    def write(self, run: Run, samples: Sequence[Sample], wall_s: float, cluster: str) -> RunResult:
+    def write(
+        self,
+        run: Run,
+        samples: Sequence[Sample],
+        wall_s: float,
+        cluster: str,
+        more: Mapping[str, object] | None = None,
+    ) -> RunResult:
         """Write the rows of one run, and return its result.
+
+        Args:
+            more: fields of the run's row.
 
         Raises:
             ConfigError: it cannot be written; what was measured before is kept.
@@ -135,8 +154,9 @@ class Writer:
             "strayed": _strayed(run.route, samples),
             "wall_s": round(wall_s, 2),
             "cluster": cluster,
-            **self._where,
+            **(more or {}),
             **self._provenance(run.seed),
+            **self._where,
         }
         append_whole(self._out, [*turns, summary])
         return RunResult(run, summary, turns)

@@ -20,7 +20,14 @@ from ppd.decision import Route
 from ppd.errors import ConfigError
 from ppd.score import Weights
 from ppd.table import Table
-from ppd.table_file import VERSION, CellRecord, Measured, Provenance, Statistic, TableRecord
+from ppd.table_file import (
+    VERSION,
+    CellRecord,
+    Measured,
+    Provenance,
+    Statistic,
+    TableRecord,
+)
 
 from ..surface import Cell, Surface, cells_of, places
 from ..sweep.config import LOCAL, REMOTE, Place, SweepConfig
@@ -158,7 +165,7 @@ def _measured(
     route: Route,
     quiet: dict[tuple[Place, Route], float],
 ) -> Measured:
-    of_cell = runs[place, _POLICIES[route]]
+    of_cell = sorted(runs[place, _POLICIES[route]], key=lambda result: result.run.seed)
     where = f"workload {list(place.workload)} qps {place.qps} {route}"
     _check_lost(of_cell, where)
     alone = quiet.get((Place(place.workload, None), route))
@@ -170,6 +177,7 @@ def _measured(
         quiet_ttft_ms=alone,
         running=round(statistics.mean(map(_running, of_cell)) / config.homes, 3),
         qps=round(statistics.mean(_arrived(result.turns) for result in of_cell) / config.homes, 3),
+        tokens_per_s=tuple(round(_throughput(result), 3) for result in of_cell),
     )
 
 
@@ -202,6 +210,14 @@ def _running(result: RunResult) -> float:
     """Mean number of requests that decoded (Little's law)."""
     decoding_ms = sum(turn["tpot_ms"] * (turn["output_tokens"] - 1) for turn in result.turns)
     return float(decoding_ms / (1e3 * result.summary["wall_s"]))
+
+
+def _throughput(result: RunResult) -> float:
+    """Output tokens a second of the cluster, from the first request to the last reply's end."""
+    turns = [turn for turn in result.turns if not turn["error"]]
+    begun_s = min(turn["sent_at_s"] for turn in turns)
+    ended_s = max(turn["sent_at_s"] + turn["e2e_ms"] / 1e3 for turn in turns)
+    return float(sum(turn["output_tokens"] for turn in turns) / (ended_s - begun_s))
 
 
 def _arrived(turns: Sequence[dict[str, Any]]) -> float:
@@ -248,6 +264,7 @@ def _around(config: SweepConfig, measured: dict[Cell, CellRecord], route: str) -
     tpot_tail = surface(lambda m: m.tpot_ms.p99 / m.tpot_ms.median)
     quiet = surface(lambda m: m.quiet_ttft_ms)
     running, qps = surface(lambda m: m.running + 1e-3), surface(lambda m: m.qps + 1e-3)
+    tokens_per_s = surface(lambda m: statistics.geometric_mean(m.tokens_per_s))
     return [
         Measured(
             ttft_ms=_smooth(ttft[i], ttft_tail[i]),
@@ -255,6 +272,7 @@ def _around(config: SweepConfig, measured: dict[Cell, CellRecord], route: str) -
             quiet_ttft_ms=round(quiet[i], 3),
             running=round(running[i], 3),
             qps=round(qps[i], 3),
+            tokens_per_s=(round(tokens_per_s[i], 3),),
         )
         for i in range(len(cells))
     ]

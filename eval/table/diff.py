@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
+from collections import defaultdict
 from pathlib import Path
+from statistics import median
 
 from ppd.score import Weights, score
 from ppd.table import Cell, Table
+
+from .reading import read
 
 _SHOWN = 1.1  # a change of a cost by less is noise
 
@@ -21,16 +24,15 @@ def run(old: Path, new: Path, weights: Weights) -> int:
     """Print changed cells, and one JSON line; 1 if a decision changed.
 
     Raises:
-        TableError: one is no table.
+        TableError: one is no table, or has no throughput to weigh.
     """
-    before, after = (Table.parse(path.read_bytes()) for path in (old, new))
+    before, after = (read(path, weights) for path in (old, new))
     for name in ("model", "shape"):
         was, now = (getattr(table.record, name) for table in (before, after))
         if was != now:
             print(f"{name}: {was} before, {now} now")
     flipped = beyond = 0
-    ratios: dict[str, list[float]] = {"remote_ttft": [], "local_ttft": []}
-    ratios |= {"remote_tpot": [], "local_tpot": []}
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
     for cell, was_cell in zip(after.cells, _at_points(before, after), strict=True):
         if was_cell is None:
             beyond += 1
@@ -55,7 +57,7 @@ def run(old: Path, new: Path, weights: Weights) -> int:
         "cells": len(after.cells),
         "flipped": flipped,
         "not_in_old": beyond,
-        **{f"{name}_ratio": _median(values) for name, values in ratios.items()},
+        **{f"{name}_ratio": round(median(values), 3) for name, values in ratios.items()},
     }
     print(json.dumps(summary))
     return 1 if flipped else 0
@@ -74,13 +76,13 @@ def _at_points(before: Table, after: Table) -> list[Cell | None]:
 
 
 def _ratios(was: Cell, now: Cell) -> dict[str, float]:
-    return {
+    ratios = {
         "remote_ttft": now.remote.ttft_ms / was.remote.ttft_ms,
         "local_ttft": now.local.ttft_ms / was.local.ttft_ms,
         "remote_tpot": now.remote.tpot_ms / was.remote.tpot_ms,
         "local_tpot": now.local.tpot_ms / was.local.tpot_ms,
     }
-
-
-def _median(values: list[float]) -> float | None:
-    return round(statistics.median(values), 3) if values else None
+    if was.remote.tokens_per_s and now.remote.tokens_per_s:
+        ratios["remote_throughput"] = now.remote.tokens_per_s / was.remote.tokens_per_s
+        ratios["local_throughput"] = now.local.tokens_per_s / was.local.tokens_per_s
+    return ratios

@@ -18,6 +18,8 @@ from ppd.score import Weights, score, standard_error
 from ppd.table import Cell, Table
 from ppd.table_file import CellRecord, Measured, Statistic
 
+from .reading import read
+
 _SURE = 2.0  # standard errors
 _REACH = 8.0  # of a bin, beyond the point where it was measured, as a factor
 _FALLS = 0.85  # of the cell before; less than noise explains
@@ -44,9 +46,9 @@ def run(path: Path, weights: Weights) -> int:
     """Print every finding and one JSON line; 1 if there were any.
 
     Raises:
-        TableError: it is no table.
+        TableError: it is no table, or has no throughput to weigh.
     """
-    table = Table.parse(path.read_bytes())
+    table = read(path, weights)
     found = list(findings(table, weights))
     for finding in found:
         print(f"{finding.kind.value:<11} {finding.text}")

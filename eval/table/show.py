@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ppd.errors import ConfigError
 from ppd.score import Weights, score
-from ppd.table import Cell, Table
+from ppd.table import Cell, Costs, Table
 from ppd.table_file import CellRecord
 
 from .lint import noise_decided
+from .reading import read
 
 _WIDTH = 8
 # Of a score, from clearly remote to clearly local; colours of the 256 of a terminal.
@@ -26,17 +29,18 @@ def run(path: Path, weights: Weights, details: bool, png: Path | None) -> int:
     """Print a table as a heat map.
 
     Raises:
-        TableError: it is no table.
+        TableError: it is no table, or has no throughput to weigh.
         ConfigError: the picture cannot be written.
     """
-    table = Table.parse(path.read_bytes())
+    table = read(path, weights)
     record = table.record
     print(f"{record.model}, {record.shape}, {record.provenance.hardware}")
     if note := record.provenance.note:
         print(f"note: {note}")
     print(
         f"a token to prefill {record.prefill_ms_per_token:.3f} ms, to append "
-        f"{record.append_ms_per_token:.3f} ms; weights TTFT {weights.ttft:g}, TPOT {weights.tpot:g}"
+        f"{record.append_ms_per_token:.3f} ms; weights TTFT {weights.ttft:g}, TPOT "
+        f"{weights.tpot:g}, throughput {weights.throughput:g}"
     )
     _print_map(table, weights)
     if details:
@@ -88,15 +92,22 @@ def _by_bins(table: Table) -> list[CellRecord]:
 
 def _print_cells(table: Table, weights: Weights) -> None:
     """What local saves and loses in each cell, a line each."""
-    print(f"{'TTFT ms':>17}  {'TPOT ms':>15}  saves TTFT  loses TPOT  score  cell")
+    heads = f"{'TTFT ms':>17}  {'TPOT ms':>15}  {'tokens/s':>15}"
+    print(f"{heads}  saves TTFT  loses TPOT  adds tokens/s   score  cell")
     for cell in table.cells:
         remote, local = cell.remote, cell.local
         result = score(weights, remote, local)
         print(
             f"{remote.ttft_ms:7.1f} > {local.ttft_ms:7.1f}  {remote.tpot_ms:6.2f} > "
-            f"{local.tpot_ms:6.2f}  {result.ttft_saved:9.0%}  {result.tpot_lost:9.0%}  "
-            f"{result.local:6.2f}  {cell.label}{'  local' if result.prefers_local else ''}"
+            f"{local.tpot_ms:6.2f}  {_per_second(remote)} > {_per_second(local)}  "
+            f"{result.ttft_saved:10.0%}  {result.tpot_lost:10.0%}  "
+            f"{result.throughput_gained:13.0%}  {result.local:6.2f}  "
+            f"{cell.label}{'  local' if result.prefers_local else ''}"
         )
+
+
+def _per_second(costs: Costs) -> str:
+    return f"{costs.tokens_per_s:6.0f}" if costs.tokens_per_s else f"{'-':>6}"
 
 
 def _draw(table: Table, weights: Weights, png: Path) -> None:
@@ -130,10 +141,8 @@ def _draw(table: Table, weights: Weights, png: Path) -> None:
     for edge in range(1, len(axes.output_tokens)):
         plot.axvline(edge * len(axes.qps) - 0.5, color="black", linewidth=0.8)
     record = table.record
-    plot.set_title(
-        f"{record.model}, {record.shape}\nw_ttft {weights.ttft:g}, w_tpot {weights.tpot:g}",
-        fontsize=9,
-    )
+    named = (f"w_{name} {weight:g}" for name, weight in structs.asdict(weights).items())
+    plot.set_title(f"{record.model}, {record.shape}\n{', '.join(named)}", fontsize=9)
     figure.colorbar(image, label="< 0: remote       > 0: local", shrink=0.9)
     figure.supxlabel(
         "~ noise may have decided    ' not measured, from the cells around", fontsize=7

@@ -45,6 +45,7 @@ _ROUTE_HEADERS = {
 _OBJECTIVE_HEADERS = {
     WEIGHT_HEADERS["ttft"]: "Weight of TTFT for this request.",
     WEIGHT_HEADERS["tpot"]: "Weight of TPOT for this request.",
+    WEIGHT_HEADERS["throughput"]: "Weight of throughput for this request.",
     TARGET_HEADERS["ttft_ms"]: "Target of TTFT for this request, in milliseconds.",
     TARGET_HEADERS["tpot_ms"]: "Target of TPOT for this request, in milliseconds.",
 }

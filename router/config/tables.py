@@ -11,6 +11,7 @@ from pathlib import Path
 from ppd.decision import Policy
 from ppd.errors import TableError
 from ppd.policies import static_policy
+from ppd.score import Weights
 from ppd.table import Table
 from ppd.table_policy import TablePolicy
 
@@ -43,7 +44,8 @@ def make_policy(
         shape: of the cluster, to compare with the table's; "" before the first worker.
 
     Raises:
-        TableError: the table cannot be read, is malformed, or is for another model.
+        TableError: the table cannot be read, is malformed, is for another model, or has no
+            throughput although a weight of the configuration is of it.
     """
     if config.policy != TABLE_POLICY:
         return static_policy(config.policy), None
@@ -72,12 +74,25 @@ def make_policy(
             logger.warning("note in %s: %s", found.path, provenance.note)
         if is_empty(found):
             logger.warning("it has no measured cell: later turns go by the threshold rule")
+        _check_weights(config, found)
         if shape not in ("", record.shape):
             logger.warning("it was measured on %s, this cluster is %s", record.shape, shape)
     policy = TablePolicy(
         found.table if found else None, config.corrections, config.append_budget_tokens
     )
     return policy, found
+
+
+def _check_weights(config: RouterConfig, file: TableFile) -> None:
+    owners: dict[str, Weights | None] = {"weights": config.weights}
+    owners |= {f"tenants.{name}.weights": one.weights for name, one in config.tenants.items()}
+    weighing = [name for name, weights in owners.items() if weights and weights.throughput]
+    if weighing:
+        try:
+            file.table.require_throughput()
+        except TableError as error:
+            named = ", ".join(f"{name}.throughput" for name in weighing)
+            raise TableError(f"{file.path}, of {named}: {error}") from error
 
 
 def is_empty(table: TableFile | None) -> bool:

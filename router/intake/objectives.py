@@ -11,7 +11,11 @@ from ppd.score import Objective, Targets
 
 from ..config.options import RouterConfig
 
-WEIGHT_HEADERS = {"ttft": "X-PPD-W-TTFT", "tpot": "X-PPD-W-TPOT"}
+WEIGHT_HEADERS = {
+    "ttft": "X-PPD-W-TTFT",
+    "tpot": "X-PPD-W-TPOT",
+    "throughput": "X-PPD-W-THROUGHPUT",
+}
 TARGET_HEADERS = {"ttft_ms": "X-SLO-TTFT-MS", "tpot_ms": "X-SLO-TPOT-MS"}  # llm-d's names
 
 _NAMES = {name.lower() for name in (*WEIGHT_HEADERS.values(), *TARGET_HEADERS.values())}

@@ -275,6 +275,7 @@ def _log(context: RequestContext, turn: Turn, usage: Usage) -> None:
             "cell": seen.cell,
             "ttft_saved": seen.score.ttft_saved,
             "tpot_lost": seen.score.tpot_lost,
+            "throughput_gained": seen.score.throughput_gained,
             "score_remote": seen.score.remote,
             "score_local": seen.score.local,
         }

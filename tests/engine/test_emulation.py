@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eval.cli import main
 from eval.emulation.check import Plan, measure
 from eval.emulation.check_rows import largest_error, summarize
 from eval.emulation.clusters import Run, run_once, start_cluster
-from eval.emulation.compare import metrics, simulate
+from eval.emulation.compare import middle, simulate, values
 from eval.emulation.drafts import Drafts
 from eval.emulation.traces import RefusedRunError
 from eval.emulation.workers import Emulated, emulated
-from eval.profiles.profile import Step, load_profile
+from eval.profiles.profile import Extend, Step, load_profile
 from eval.summary import Slo
 from ppd.contract import Role
+from ppd.table import Table
 from sglang_patches.engines import ENGINES
 
 from .workers import begin_stop, wait_ready, worker_launcher
@@ -33,6 +36,22 @@ _PLAN = Plan(
     decodes=(0,),
     min_wall_s=3.0,
 )
+
+
+_SWEEP = """
+shape = "1P1D"
+turns = 3
+conversations = 3
+quiet_conversations = 1
+think_s = 0.2
+seeds = [0]
+
+[axes]
+context_tokens = [{ low = 0, high = 8192, at = 2048 }]
+new_tokens = [{ low = 0, high = 512, at = 128 }, { low = 512, high = 4096, at = 1024 }]
+output_tokens = [{ low = 0, high = 128, at = 16 }]
+qps = [{ low = 0, high = 40, at = 6 }]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +147,29 @@ def test_ranks_step_together_as_in_the_simulator(tmp_path_factory: pytest.TempPa
     assert summary["failed"] == 0
     assert len(turns) == 24
     assert summary["local"] == 12
-    found = metrics(simulate(run, "1P1Dx2", _PROFILE, "device"))
+    found = values(simulate(run, "1P1Dx2", _PROFILE, "device"))
     for name in ("t2_ttft_p50_ms", "tpot_p50_ms"):
-        assert summary[name] == pytest.approx(found[name], rel=0.25)
+        assert summary[name] == pytest.approx(middle(found[name]), rel=0.25)
+
+
+@pytest.mark.matrix
+def test_a_sweep_makes_a_table_of_what_the_profile_predicts(tmp_path: Path) -> None:
+    config = tmp_path / "sweep.toml"
+    config.write_text(_SWEEP)
+    raw, table = tmp_path / "raw.jsonl", tmp_path / "table.json"
+    argv = ["emulate", "sweep", str(config), "--profile", _PROFILE, "--slow-motion", "40"]
+    with pytest.raises(SystemExit) as ended:
+        main([*argv, "--out", str(raw), "--table", str(table), "--logs", str(tmp_path)])
+    refused = str(ended.value.code)
+    if "more slow motion is needed" in refused or "repeat on a quieter machine" in refused:
+        pytest.skip(f"the machine is too busy to emulate anything: {refused}")
+    assert ended.value.code == 0
+    few, many = Table.parse(table.read_bytes()).cells
+    # Alone: an append of so many tokens, and the decode step of one.
+    profile = load_profile(_PROFILE)
+    for cell, new in ((few, 128), (many, 1024)):
+        append_ms = profile.step_ms(Step((Extend(new, 2048),)))
+        assert cell.quiet_local_ms == pytest.approx(append_ms, rel=0.15)
+        assert cell.quiet_remote_ms > cell.quiet_local_ms
+        assert cell.local.tpot_ms == pytest.approx(profile.step_ms(Step((), 1, 2048)), rel=0.3)
+        assert cell.local.tokens_per_s > 0

@@ -17,7 +17,7 @@ from eval.fake_worker.worker import FakeWorker
 from eval.sweep.clusters import Cluster, Fleet
 from eval.sweep.config import ClusterAt, SweepConfig
 from eval.sweep.drive import Driver, Progress
-from eval.sweep.rows import RunResult, Writer, read_runs
+from eval.sweep.rows import RunResult, Writer, read_runs, served_by
 from ppd.errors import ConfigError, WorkerError
 from ppd.table_file import Axes, Bin
 from router.config.options import RouterConfig
@@ -61,7 +61,7 @@ async def drive(out: Path, *clusters: Cluster) -> Driver:
     given = tuple(one.at for one in clusters)
     config = msgspec.structs.replace(SWEEP, clusters=given)
     told = list(read_runs(config, out))
-    driver = Driver(config, Writer(config, out, "model"), Progress(len(told)))
+    driver = Driver(config, Writer(config, out, served_by("model")), Progress(len(told)))
     driver.medians |= {one.run: one.medians() for one in told}
     driver.writer.begin()
     with ExitStack() as stack:

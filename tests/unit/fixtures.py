@@ -64,7 +64,10 @@ def table_record(
     running: float = 2.0,
     spread: float = 0.001,
     sweep: dict[str, Any] | None = None,
+    rates: tuple[float, float] | None = None,
 ) -> TableRecord:
+    """``rates``: throughput of the remote and of the local route, with all seeds in all cells."""
+    remote_rates, local_rates = ((rate,) * 3 for rate in rates) if rates else ((), ())
     cells = []
     for bins in product(*(range(len(bins)) for _, bins in axes.each())):
         place = (bins[0], bins[1], bins[2], bins[3])
@@ -72,8 +75,12 @@ def table_record(
         cells.append(
             CellRecord(
                 bins=place,
-                remote=Measured(statistic(t0, spread), statistic(p0, spread), t0, running, 1.0),
-                local=Measured(statistic(t1, spread), statistic(p1, spread), t1, running, 1.0),
+                remote=Measured(
+                    statistic(t0, spread), statistic(p0, spread), t0, running, 1.0, remote_rates
+                ),
+                local=Measured(
+                    statistic(t1, spread), statistic(p1, spread), t1, running, 1.0, local_rates
+                ),
                 seeds=(0, 1, 2),
             )
         )
@@ -115,5 +122,5 @@ any_features = st.builds(
     home_free_tokens=st.none() | st.integers(0, 10**6),
 )
 any_corrections = st.frozensets(st.sampled_from(Correction))
-any_weights = st.builds(Weights, st.floats(0, 100), st.floats(0, 100))
+any_weights = st.builds(Weights, st.floats(0, 100), st.floats(0, 100), st.floats(0, 100))
 any_objectives = any_weights | st.builds(Targets, st.floats(0.1, 1e6), st.floats(0.1, 1e6))

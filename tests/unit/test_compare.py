@@ -104,6 +104,7 @@ def test_every_way_meets_every_window(config: Comparison, chat: Path) -> None:
         ("conversations = 3", "conversations = 0", "conversations must be at least 1"),
         ("qps = 2.0", "poisson = true", "poisson needs qps"),
         ("ttft = 1.0", "ttft = -1.0", "weights must be numbers from 0"),
+        ("ttft = 1.0", "throughput = 1.0", "weightings: the costs that are compared are TTFT and"),
         ("qps = 2.0", "rate = 2.0", "unknown field `rate`"),
     ],
 )

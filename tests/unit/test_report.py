@@ -43,10 +43,19 @@ def grid_rows() -> list[dict[str, Any]]:
     ]
 
 
+def route_row(gbps: float, new: float, **changes: Any) -> dict[str, Any]:
+    point = {"context_tokens": 8192.0, "new_tokens": new, "output_tokens": 256.0, "qps": 1.5}
+    remote = {"remote_ttft_ms": 40.0, "remote_ttft_p90_ms": 80.0, "remote_tpot_ms": 7.0}
+    local = {"local_ttft_ms": 10.0, "local_ttft_p90_ms": 40.0, "local_tpot_ms": 8.0}
+    named = {"row": "cell", "profile": "a-gpu", "link_gbps": gbps, "choice": "local"}
+    return {**named, **point, **remote, **local, **ORIGIN, **changes}
+
+
 def fill(folder: Path) -> None:
     ways = {"ttft_ms": [9.0, 2.0], "delta_ttft_ms": [9.0, 3.0], "full_ttft_ms": [9.0, 11.0]}
     write(folder / "demo.jsonl", [ways | ORIGIN])
     write(folder / "policy-grid.jsonl", grid_rows())
+    write(folder / "route-map.jsonl", [route_row(gbps, 384) for gbps in (25.0, 100.0)])
     arms = ((0, "none"), (1, "full"), (1, "append"), (4, "full"), (4, "append"))
     cells = [(context, batch, *arm) for context in (2048, 4096) for batch in (1, 2) for arm in arms]
     keys = ("context", "batch", "prefills", "kind")
@@ -102,14 +111,14 @@ def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path
     found = sections(Results(tmp_path))
     page = html(found)
     assert "Not measured" not in page
-    assert page.count("<svg ") == 7
+    assert page.count("<svg ") == 8
     assert not re.search(r'(src|href)="(?!#)', page.replace('xlink:href="#', 'href="#'))
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page):
         assert "".join(target) in ids
     assert INK not in page
-    assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 6
+    assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 7
     assert page.count("commit abc · 2 cores · seeds 0, 1, 2") == 4
 
 
@@ -142,7 +151,7 @@ def test_the_command_writes_both_and_names_what_is_missing(tmp_path: Path, capsy
     told = json.loads(capsys.readouterr().out)
     assert told["not_measured"] == ["results/check-load.jsonl"]
     figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text.read_text())
-    assert len(figures) == 7
+    assert len(figures) == 8
     assert all((text.parent / figure).read_text().startswith("<svg") for figure in figures)
     assert page.read_text().startswith("<!doctype html>")
 

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ppd.score import Targets, Weights, chance, score
-from ppd.table import Costs
+from ppd.score import Targets, Weights, chance, local_within_noise, score, standard_error
+from ppd.table import Costs, Noise
 
 
-def costs(ttft_ms: float, tpot_ms: float, tail: float = 2.0) -> Costs:
-    return Costs(ttft_ms, tpot_ms, tail, tail)
+def costs(ttft_ms: float, tpot_ms: float, tail: float = 2.0, tokens_per_s: float = 0.0) -> Costs:
+    return Costs(ttft_ms, tpot_ms, tail, tail, tokens_per_s)
+
+
+FEW = costs(200, 10, tokens_per_s=400)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,12 @@ def costs(ttft_ms: float, tpot_ms: float, tail: float = 2.0) -> Costs:
         (costs(200, 10), costs(100, 9), Weights(0, 1), 0.1, True),
         (costs(200, 10), costs(300, 11), Weights(1, 1), -0.6, False),
         (costs(200, 10), costs(100, 15), Weights(1, 1), 0.0, False),
+        # With throughput: adds (450-400)/400 = 0.125, or loses as much.
+        (FEW, costs(100, 15, tokens_per_s=450), Weights(1, 1, 2), 0.25, True),
+        (FEW, costs(100, 15, tokens_per_s=350), Weights(1, 1, 2), -0.25, False),
+        (FEW, costs(900, 99, tokens_per_s=450), Weights(0, 0, 1), 0.125, True),
+        # Without throughput its weight counts nothing.
+        (costs(200, 10), costs(50, 12), Weights(1, 1, 100), 0.55, True),
     ],
 )
 def test_algorithm_1(
@@ -40,7 +49,7 @@ def test_algorithm_1(
 
 
 positive = st.floats(0.1, 1e5)
-any_costs = st.builds(Costs, positive, positive, st.floats(1, 20), st.floats(1, 20))
+any_costs = st.builds(Costs, positive, positive, st.floats(1, 20), st.floats(1, 20), positive)
 weight = st.floats(0, 100)
 
 
@@ -66,6 +75,26 @@ def test_more_weight_on_tpot_never_turns_away_from_the_steadier_decode(
         assert before.prefers_local or not after.prefers_local
     else:
         assert after.prefers_local or not before.prefers_local
+
+
+@given(any_costs, any_costs, weight, weight, weight, st.floats(0, 10))
+def test_more_weight_on_throughput_never_turns_away_from_the_higher_one(
+    remote: Costs, local: Costs, ttft: float, tpot: float, throughput: float, more: float
+) -> None:
+    before = score(Weights(ttft, tpot, throughput), remote, local)
+    after = score(Weights(ttft, tpot, throughput + more), remote, local)
+    if before.throughput_gained >= 0:
+        assert after.prefers_local or not before.prefers_local
+    else:
+        assert before.prefers_local or not after.prefers_local
+
+
+@pytest.mark.parametrize(("noise", "local"), [(0.02, False), (0.06, True)])
+def test_a_throughput_within_its_noise_is_no_reason_to_transfer(noise: float, local: bool) -> None:
+    measured = costs(200, 10, tokens_per_s=380)  # 5 % fewer
+    uncertain = Noise(0.0, 0.0, noise)
+    assert local_within_noise(Weights(0, 0, 1), FEW, measured, measured, uncertain) is local
+    assert standard_error(Weights(9, 9, 2), FEW, measured, uncertain) == pytest.approx(1.9 * noise)
 
 
 def test_chances_follow_median_and_99th_percentile() -> None:

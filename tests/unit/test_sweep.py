@@ -84,6 +84,11 @@ def test_conversations_arrive_at_the_cells_rate(config: SweepConfig) -> None:
         ('"1P1D"', '""', "shape must be"),
         ('"1P1D"', '"2R"', r"of replicas alone policies must be \[\"replica\"\], got \['pd'"),
         ("turns = 3", "turns = 3\nclusters_here = 0", "clusters_here must be 1 to 64, got 0"),
+        (
+            "[axes]",
+            "[adaptive]\nweightings = [{ throughput = 1.0 }]\n[axes]",
+            "adaptive.weightings: the choice of cells weighs TTFT and TPOT",
+        ),
         ("[axes]", "[adaptive]\nwrong = 0.7\n[axes]", "adaptive.wrong must be above 0 and at most"),
         (
             "[axes]",
@@ -125,7 +130,7 @@ def rows_of(config: SweepConfig, run: Run, **changes: Any) -> list[dict[str, Any
                     "row": "turn", "conversation": number, "turn": turn,
                     "sent_at_s": number + turn / 10, "new_tokens": new, "output_tokens": 11,
                     "route": took, "ttft_ms": ttft_ms + 0.1 * new, "tpot_ms": 10.0, "error": "",
-                    **changes,
+                    "e2e_ms": 900.0, **changes,
                 }
             )  # fmt: skip
     summary = {
@@ -171,6 +176,8 @@ def test_a_table_is_what_was_measured(
     assert record.remote.ttft_ms.spread == pytest.approx(20.0)
     assert record.remote.ttft_ms.n == 8
     assert record.local.qps == pytest.approx(8 / 3.1, rel=1e-3)
+    # 8 replies of 11 tokens between 0.1 and 4.1 s.
+    assert record.local.tokens_per_s == (22.0, 22.0)
     assert table.record.append_ms_per_token == pytest.approx(0.1)
     assert "remote: 2.58 qps arrived, outside its bin" in capsys.readouterr().out
 

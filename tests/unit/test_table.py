@@ -80,6 +80,18 @@ def with_ttft(**changes: Any) -> TableRecord:
     return changed(cells=(msgspec.structs.replace(first, local=local), *RECORD.cells[1:]))
 
 
+def with_rates(*rates: float) -> TableRecord:
+    """Of one cell's local route; all others are known."""
+    first = table_record(numbered, rates=(400.0, 450.0)).cells[0]
+    local = msgspec.structs.replace(first.local, tokens_per_s=rates)
+    return with_first(msgspec.structs.replace(first, local=local))
+
+
+def with_first(cell: CellRecord) -> TableRecord:
+    known = table_record(numbered, rates=(400.0, 450.0))
+    return msgspec.structs.replace(known, cells=(cell, *known.cells[1:]))
+
+
 def moved(cell: CellRecord, *bins: int) -> CellRecord:
     return msgspec.structs.replace(cell, bins=bins)
 
@@ -103,6 +115,10 @@ NAN = float("nan")
         (with_ttft(median=NAN), r"cell \[0, 0, 0, 0\] local: ttft_ms.median must be above 0"),
         (with_ttft(p99=1.0), "ttft_ms.p99 must be at least the median"),
         (with_ttft(n=0), "ttft_ms.n must be at least 1"),
+        (with_rates(), "tokens_per_s must be given for all .* or for none, 1 lack it"),
+        (with_rates(9.0, 0.0, 9.0), r"local: tokens_per_s must be above 0, got 0"),
+        (with_rates(9.0, NAN, 9.0), r"local: tokens_per_s must be above 0, got nan"),
+        (with_rates(9.0, 9.0), r"local: tokens_per_s must have 3 values, got 2"),
         (changed(prefill_ms_per_token=NAN), "prefill_ms_per_token must be above 0"),
         (changed(model=""), "model is empty"),
     ],
@@ -134,6 +150,24 @@ def test_all_errors_at_once_but_not_endlessly() -> None:
 def test_what_is_no_table_is_refused(data: bytes, named: str) -> None:
     with pytest.raises(TableError, match=named):
         Table.parse(data)
+
+
+def test_throughput_is_what_a_table_may_lack() -> None:
+    known = Table(table_record(numbered, rates=(400.0, 450.0)))
+    known.require_throughput()
+    assert Table.parse(file_of(known.record)).record == known.record
+    remote, local = known.interpolate(3000, 100, 100, 3)
+    assert (remote.tokens_per_s, local.tokens_per_s) == pytest.approx((400.0, 450.0))
+    assert b"tokens_per_s" not in file_of(RECORD)
+    # Seeds differ by their arrivals, and both routes have the same ones: local always adds a tenth.
+    paired = Table(with_rates(110.0, 440.0, 220.0)).record.cells[0]
+    remote_rates = msgspec.structs.replace(paired.remote, tokens_per_s=(100.0, 400.0, 200.0))
+    cell = Table(with_first(msgspec.structs.replace(paired, remote=remote_rates))).cells[0]
+    assert cell.local.tokens_per_s / cell.remote.tokens_per_s == pytest.approx(1.1)
+    assert cell.noise.throughput == pytest.approx(0.0, abs=1e-9)
+    assert Table(with_rates(360.0, 440.0, 400.0)).cells[0].noise.throughput > 0.05
+    with pytest.raises(TableError, match="it has no throughput: build it anew"):
+        TABLE.require_throughput()
 
 
 def test_a_table_is_for_one_model() -> None:

@@ -8,12 +8,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from eval.cli import main
 from ppd.score import Weights, score
 from ppd.table import Table
 from ppd.table_file import VERSION
+
+from .fixtures import costs_of, table_record
 
 TABLES = Path(__file__).parents[2] / "tables"
 SHIPPED = TABLES / "cpu-tiny-llama-1P1D.json"
@@ -42,7 +46,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("reader") / "read_table"
     source = TABLES / "read_table.c"
     flags = ["-Wall", "-Wextra", "-Werror", "-O2"]
-    subprocess.run([compiler, *flags, "-o", program, source, "-ljansson"], check=True)
+    subprocess.run([compiler, *flags, "-o", program, source, "-ljansson", "-lm"], check=True)
     return program
 
 
@@ -56,11 +60,12 @@ def test_the_reader_decides_as_algorithm_1(reader: Path) -> None:
     routes = set()
     for _ in range(60):
         turn = (source.randrange(60_000), source.randrange(3_000), source.randrange(500))
-        qps, weights = source.uniform(0, 11), Weights(source.uniform(0, 5), source.uniform(0.1, 5))
+        qps = source.uniform(0, 11)
+        weights = Weights(source.uniform(0, 5), source.uniform(0.1, 5), source.uniform(0, 5))
         cell = table.find(*turn, qps)
         assert cell is not None
         expected = score(weights, cell.remote, cell.local)
-        done = read(reader, SHIPPED, *turn, qps, weights.ttft, weights.tpot)
+        done = read(reader, SHIPPED, *turn, qps, *structs.astuple(weights))
         assert done.returncode == 0, done.stderr
         route, shown, *_ = done.stdout.split()
         assert float(shown.removeprefix("score=")) == pytest.approx(expected.local, abs=1e-5)
@@ -74,7 +79,14 @@ def test_the_reader_refuses_what_it_cannot_answer(reader: Path, tmp_path: Path) 
     assert (beyond.returncode, beyond.stdout) == (1, "beyond qps\n")
     other = tmp_path / "table.json"
     other.write_text(json.dumps({**json.loads(SHIPPED.read_text()), "version": VERSION + 1}))
-    for file, problem in ((other, "not of version 1"), (tmp_path / "none.json", "No such file")):
-        done = read(reader, file, 10, 10, 10, 1)
+    plain = tmp_path / "plain.json"  # a table without throughput
+    plain.write_bytes(msgspec.json.encode(table_record(costs_of)))
+    cases: tuple[tuple[Path, str, tuple[float, ...]], ...] = (
+        (other, "not of version 1", ()),
+        (tmp_path / "none.json", "No such file", ()),
+        (plain, "it has no throughput", (1, 1, 0.1)),
+    )
+    for file, problem, weights in cases:
+        done = read(reader, file, 10, 10, 10, 1, *weights)
         assert done.returncode == 2
         assert problem in done.stderr

@@ -18,6 +18,7 @@ from eval.sweep.config import Place, Run, SweepConfig
 from ppd.table import Table
 from ppd.table_file import Axes, Bin, CellRecord, Measured, Provenance, Statistic, TableRecord
 
+from .fixtures import costs_of, table_record
 from .test_sweep import TOML, config_of, rows_of
 from .test_sweep_choice import TOML as GRID
 from .test_sweep_choice import costs
@@ -144,6 +145,21 @@ def test_show_draws_what_is_chosen(tmp_path: Path, command: Command) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_throughput_is_weighed_where_it_is_known(tmp_path: Path, command: Command) -> None:
+    told = table_record(costs_of, rates=(400.0, 500.0))
+    file, plain = write(tmp_path / "t.json", told), write(tmp_path / "plain.json", record())
+    weights = ("--w-ttft", "0", "--w-tpot", "0", "--w-throughput", "2")
+    lines = command("show", file, "--cells", *weights)[1]
+    assert sum("   400 >    500" in line and "  25%    0.50  " in line for line in lines) == 8
+    assert json.loads(command("lint", file, *weights)[1][-1])["local_cells"] == 8
+    slower = write(tmp_path / "slower.json", table_record(costs_of, rates=(400.0, 250.0)))
+    code, lines = command("diff", file, slower, *weights)
+    assert (code, json.loads(lines[-1])["local_throughput_ratio"]) == (1, 0.5)
+    for argv in (("show", plain), ("lint", plain), ("diff", file, plain)):
+        with pytest.raises(SystemExit, match="it has no throughput"):
+            cli.main(["table", *argv, *weights])
+
+
 def test_show_prints_the_provenance_of_a_sweep(tmp_path: Path, command: Command) -> None:
     told = record()
     noted = msgspec.structs.replace(told.provenance, sweep={"note": "short points"})
@@ -227,6 +243,8 @@ def test_cells_left_out_are_filled_and_marked(tmp_path: Path, command: Command) 
         truth = costs(Run(Place(cell.bins[:3], cell.bins[3]), "pd", 0), 0.0)
         assert math.isclose(cell.remote.ttft_ms.median, truth[0], rel_tol=0.3)
         assert math.isclose(cell.remote.tpot_ms.median, truth[1], rel_tol=0.15)
+        (rate,) = cell.local.tokens_per_s  # 8 replies of 11 tokens in 4 s
+        assert math.isclose(rate, 22.0, rel_tol=1e-3)
 
 
 def test_too_little_to_fill_from_is_refused(tmp_path: Path) -> None:

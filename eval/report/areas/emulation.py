@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ...profiles.files import known
 from ...profiles.profile import Extend, Step, load_profile
@@ -100,6 +101,7 @@ def simulator(results: Results) -> Block:
             short(row["emulated"]),
             short(row["simulated"]),
             f"{100 * row['error']:+.1f} %",
+            _interval(row),
             f"{100 * (row['simulated_without_overlap'] / row['emulated'] - 1):+.1f} %",
         )
         for row in rows
@@ -107,10 +109,16 @@ def simulator(results: Results) -> Block:
     workloads = ", ".join(f"`{name}`" for name in dict.fromkeys(rows.values("workload")))
     slow = ", ".join(f"{value:g}" for value in dict.fromkeys(rows.values("slow_motion")))
     caption = (
-        f"workload {workloads}; slow motion {slow}; emulated with real workers, simulated without"
+        f"workload {workloads}; slow motion {slow}; emulated with real workers, simulated without; "
+        "interval: 95 %, bootstrap over conversations"
     )
-    head = ("run", "p50, ms", "emulated", "simulated", "error", "error without overlap")
+    head = ("run", "p50, ms", "emulated", "simulated", "error", "interval", "without overlap")
     return block(Table(head, table, caption), made_of=[rows])
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    low, high = row["error_interval"]
+    return f"{100 * low:+.0f} to {100 * high:+.0f} %"
 
 
 BLOCKS: dict[str, Callable[[Results], Block]] = {

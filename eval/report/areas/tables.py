@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ppd.decision import Route
 from ppd.score import Weights, score
+from ppd.table import Cell
 from ppd.table import Table as DecisionTable
 from ppd.table_file import CellRecord, Statistic
 
@@ -22,18 +23,26 @@ from ..parts import Block, Table, block, short
 from ..results import Results
 
 _SHIPPED, _SMALL = "sweep-cpu.jsonl", "sweep-small.jsonl"
-_EVEN = Weights()
+_EVEN, _ALL = Weights(), Weights(throughput=1.0)
+_THROUGHPUT = Weights(ttft=0.0, tpot=0.0, throughput=1.0)
 # Of the README: where local saves, where it costs, and where it cannot be told.
 _EXAMPLES = ((0, 0, 0, 0), (1, 0, 1, 0), (1, 1, 1, 1), (0, 2, 0, 1), (1, 2, 1, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A measured cell of a table, and what even weights make of it."""
+    """A measured cell of a table: as it was measured, and as decisions use it."""
 
     record: CellRecord
-    choice: str
+    cell: Cell
     ttft_p90_ms: tuple[float, float]
+
+    def choice(self, weights: Weights) -> str:
+        """The route that some weights choose, or a tie."""
+        if noise_decided(self.cell, weights):
+            return "tie"
+        prefers = score(weights, self.cell.remote, self.cell.local).prefers_local
+        return (Route.LOCAL if prefers else Route.REMOTE).value
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +71,8 @@ def _read(results: Results, name: str) -> _Sweep:
         if not record.measured:
             continue
         place = Place(record.bins[:3], record.bins[3])
-        prefers = score(_EVEN, cell.remote, cell.local).prefers_local
-        choice = Route.LOCAL if prefers else Route.REMOTE
         remote, local = (_p90(later[place, policy]) for policy in (REMOTE, LOCAL))
-        tie = noise_decided(cell, _EVEN)
-        cells.append(_Cell(record, "tie" if tie else choice.value, (remote, local)))
+        cells.append(_Cell(record, cell, (remote, local)))
     return _Sweep(config, cells, runs)
 
 
@@ -74,25 +80,28 @@ def _p90(values: Sequence[float]) -> float:
     return percentile(sorted(values), 0.9)
 
 
+def _points(sweep: _Sweep, cell: _Cell) -> Iterator[str]:
+    for (_, bins), bin_ in zip(sweep.config.axes.each(), cell.record.bins, strict=True):
+        yield f"{bins[bin_].at:,g}"
+
+
 def _line(sweep: _Sweep, cell: _Cell) -> tuple[str, ...]:
-    axes = sweep.config.axes
-    bins = (axes.context_tokens, axes.new_tokens, axes.output_tokens, axes.qps)
-    points = (of[bin_].at for of, bin_ in zip(bins, cell.record.bins, strict=True))
     sides = (cell.record.remote, cell.record.local)
     ttft = (
         f"{short(side.ttft_ms.median)} / {short(p90)}"
         for side, p90 in zip(sides, cell.ttft_p90_ms, strict=True)
     )
     tpot = (_with_spread(side.tpot_ms) for side in sides)
-    return (*(f"{point:,g}" for point in points), *ttft, *tpot, cell.choice)
+    return (*_points(sweep, cell), *ttft, *tpot, cell.choice(_EVEN))
 
 
 def _with_spread(of: Statistic) -> str:
     return f"{short(of.median)} ± {of.spread / 2:.2g}"
 
 
-_HEAD = ("context", "new", "reply", "turns/s", "TTFT remote", "TTFT local", "TPOT remote")
-_COLUMNS = (*_HEAD, "TPOT local", "even weights")
+_AXES = ("context", "new", "reply", "turns/s")
+_COSTS = ("TTFT remote", "TTFT local", "TPOT remote", "TPOT local")
+_COLUMNS = (*_AXES, *_COSTS, "even weights")
 
 
 def _caption(sweep: _Sweep) -> str:
@@ -118,11 +127,37 @@ def examples(results: Results) -> Block:
     return block(Table(_COLUMNS, lines, _caption(sweep)), made_of=[results.rows(_SHIPPED)])
 
 
+def throughput(results: Results) -> Block:
+    """Return the throughput of all cells of the shipped table, and what its weight makes of it."""
+    sweep = _sweep(results, _SHIPPED)
+    lines = []
+    for one in sweep.cells:
+        remote, local = one.cell.remote, one.cell.local
+        gained = 100 * score(_EVEN, remote, local).throughput_gained
+        choices = (one.choice(weights) for weights in (_EVEN, _THROUGHPUT, _ALL))
+        lines.append(
+            (
+                *_points(sweep, one),
+                f"{remote.tokens_per_s:.0f}",
+                f"{local.tokens_per_s:.0f}",
+                f"{gained:+.1f} ± {100 * one.cell.noise.throughput:.1f} %",
+                *choices,
+            )
+        )
+    head = (*_AXES, "remote", "local", "gained", "1:1:0", "0:0:1", "1:1:1")
+    caption = (
+        f"output tokens a second, geometric mean of {len(sweep.config.seeds)} seeds; gained: mean "
+        "ratio of the same seeds, with its standard error; then the choices at weights of TTFT, "
+        "TPOT and throughput"
+    )
+    return block(Table(head, lines, caption), made_of=[results.rows(_SHIPPED)])
+
+
 def small(results: Results) -> Block:
     """Return what the small sweep took, and what its table says."""
     sweep, rows = _sweep(results, _SMALL), results.rows(_SMALL)
     runs = rows.where(row="run")
-    choices = Counter(cell.choice for cell in sweep.cells)
+    choices = Counter(cell.choice(_EVEN) for cell in sweep.cells)
     axes = sweep.config.axes
     grid = len(axes.context_tokens) * len(axes.new_tokens) * len(axes.output_tokens) * len(axes.qps)
     head = ("cells", "measured", "local", "remote", "tie", "runs", "time in runs, s")
@@ -133,7 +168,7 @@ def small(results: Results) -> Block:
 
 
 def _tied(results: Results) -> str:
-    return f"{sum(cell.choice == 'tie' for cell in _sweep(results, _SHIPPED).cells)}"
+    return f"{sum(cell.choice(_EVEN) == 'tie' for cell in _sweep(results, _SHIPPED).cells)}"
 
 
 def _count(results: Results) -> str:
@@ -143,6 +178,7 @@ def _count(results: Results) -> str:
 BLOCKS = {
     "table-cells": cells,
     "table-examples": examples,
+    "table-throughput": throughput,
     "small-sweep": small,
 }
 NUMBERS = {"table-ties": _tied, "table-cells": _count}

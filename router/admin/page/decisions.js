@@ -139,8 +139,9 @@ const remark = (text) => el("p", { class: "hint" }, text);
 function decisionOf(decided, finished) {
   const { route, reason } = decided.decision;
   const { objective } = decided;
+  const throughput = objective.throughput ? `, throughput ${objective.throughput}` : "";
   const wanted = objective.type === "weights"
-    ? `weights TTFT ${objective.ttft}, TPOT ${objective.tpot}`
+    ? `weights TTFT ${objective.ttft}, TPOT ${objective.tpot}${throughput}`
     : `targets TTFT ${objective.ttft_ms ?? "any"} ms, TPOT ${objective.tpot_ms ?? "any"} ms`;
   const became = finished && (finished.route !== route || finished.reason !== reason);
   return [
@@ -182,6 +183,7 @@ function assessmentOf(seen) {
     list([
       ["local saves TTFT", percent(score.ttft_saved)],
       ["local costs TPOT", percent(score.tpot_lost)],
+      ["local adds throughput", score.throughput_gained ? percent(score.throughput_gained) : null],
       ["the table prefers", score.prefers_local ? "local" : "remote"],
       ["cell", seen.cell],
     ]),

@@ -75,7 +75,8 @@ async def test_objectives_come_from_body_or_headers(cluster: Cluster) -> None:
     async with cluster(*workers(), policy="ppd", table=str(SHIPPED)) as client:
         body: dict[str, Any] = {"turn": TURN, "qps": 1.0}
         _, found = await ask(client, body, **{"X-PPD-W-TPOT": "7"})
-        assert found["objective"] == {"type": "weights", "ttft": 1.0, "tpot": 7.0}
+        weights = {"ttft": 1.0, "tpot": 7.0, "throughput": 0.0}
+        assert found["objective"] == {"type": "weights", **weights}
         targets = {"type": "targets", "ttft_ms": 200.0, "tpot_ms": None}
         _, found = await ask(client, {**body, "objective": targets}, **{"X-PPD-W-TPOT": "7"})
         assert found["objective"] == targets

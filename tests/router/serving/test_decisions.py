@@ -45,6 +45,32 @@ async def test_a_table_of_another_model_is_refused(cluster: Cluster, tmp_path: P
             pass
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"weights": Weights(1, 1, 0.5)}, "weights.throughput"),
+        ({"tenants": {"t": Tenant(Weights(1, 1, 0.5))}}, "tenants.t.weights.throughput"),
+    ],
+)
+async def test_throughput_that_no_table_has_is_not_weighed(
+    cluster: Cluster, tmp_path: Path, options: dict[str, Any], named: str
+) -> None:
+    path = write_table(tmp_path / "table.json", local_unless_long)
+    with pytest.raises(TableError, match=rf"table\.json, of {named}: it has no throughput"):
+        async with cluster(*workers(), policy="ppd", table=str(path), **options):
+            pass
+
+
+async def test_throughput_is_weighed(cluster: Cluster, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "table.json", local_unless_long, rates=(400.0, 300.0))
+    options: dict[str, Any] = {"table": str(path), "corrections": frozenset()}
+    async with cluster(*workers(), policy="ppd", **options) as client:
+        await client.chat("hello")
+        for weight, route in (("0", "local"), ("9", "remote")):
+            headers = {"X-PPD-W-THROUGHPUT": weight}
+            assert (await client.post(CHAT, chat(*LATER), headers)).route == (route, "table")
+
+
 async def test_a_table_that_is_none_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     for text, named in (("{}", "no decision table"), (None, "No such file")):

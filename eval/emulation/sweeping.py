@@ -1,0 +1,212 @@
+"""``ppd-eval emulate sweep``: the decision table of an emulated cluster.
+
+Configuration, runs, rows and table are those of ``ppd-eval sweep``. Plans are stretched by the slow
+motion, and what was measured is divided by it. A run for which the machine was too slow is measured
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ppd.errors import ConfigError
+
+from ..cluster import ClusterError, Process, launching
+from ..options import Commands, add_logs
+from ..simulation.machine import Machine
+from ..sweep.choice import choice_of
+from ..sweep.config import Place, Run, SweepConfig, load_config, plan
+from ..sweep.drive import Progress
+from ..sweep.rows import RunResult, Writer, read_runs, served_by
+from ..table.build import build
+from .clusters import held, roles_of, slow_motion_for, start_cluster
+from .knobs import Knobs
+from .traces import RefusedRunError, device_use
+from .workers import Emulated, emulated
+
+_TRIES = 3  # of a run, before the machine counts as too slow
+
+Measure = Callable[[Run, int], RunResult]
+"""Measures a run and writes its rows; the number counts its earlier tries."""
+
+
+def add_to(commands: Commands) -> None:
+    """Declare ``emulate sweep``."""
+    parser = commands.add_parser(
+        "sweep",
+        help="the decision table of an emulated cluster",
+        description=(
+            "Measure both routes over a grid on an emulated cluster, and build a decision table. "
+            "It continues what the file of raw rows holds. The last line is one JSON object."
+        ),
+    )
+    parser.add_argument("config", type=Path, help="a TOML file, see eval/sweep/emulated.toml")
+    parser.add_argument("--profile", required=True, help="of 'profile list', or a .json")
+    parser.add_argument("--calibration", default="device", help="of the profile; default: device")
+    parser.add_argument("--link-gbps", type=float, default=100.0)
+    parser.add_argument("--slow-motion", type=float, help="default: by the heaviest cell")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
+    parser.add_argument("--table", type=Path, required=True, help="the table to write")
+    add_logs(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure what the raw file does not hold, then build the table.
+
+    Raises:
+        ConfigError: an option is wrong, or the file has rows of another cluster.
+        PpdError: a worker failed, or the machine was too slow for the slow motion.
+    """
+    config = load_config(options.config)
+    config.require_table()
+    if config.clusters or config.clusters_here > 1 or config.worker_flags:
+        raise ConfigError(
+            f"{options.config}: clusters, clusters_here and worker_flags are of real workers"
+        )
+    machine = Machine(options.profile, options.link_gbps, options.calibration)
+    slow_motion = options.slow_motion or slow_motion_of(config)
+    where = where_measured(machine, slow_motion)
+    results = list(read_runs(config, options.out))
+    require_same(results, where, options.out)
+    medians = {result.run: result.medians() for result in results}
+    if choice_of(config).next(medians, ()) is not None:
+        writer = Writer(config, options.out, where)
+        writer.begin()
+        folder = options.logs / "emulation"
+        with (
+            launching(options.logs) as launch,
+            emulated(launch, machine.load(), options.profile, folder) as cluster,
+        ):
+            cluster.knobs.set(Knobs(slow_motion, machine.link_gbps))
+            routers = {
+                policy: start_cluster(cluster, config.shape, ["--policy", policy], [])
+                for policy in config.policies
+            }
+            warm_up(config, cluster, routers, slow_motion)
+            drive(
+                config,
+                medians,
+                lambda one, tries: _measured(
+                    config, cluster, routers, slow_motion, writer, one, tries
+                ),
+            )
+    print(json.dumps(build(config, options.out, options.table)))
+    return 0
+
+
+def slow_motion_of(config: SweepConfig) -> float:
+    """Return the slow motion at which this machine's cores are mostly idle in every cell."""
+    heaviest = len(config.axes.qps) - 1
+    return max(
+        slow_motion_for(
+            len(roles_of(config.shape)), plan(config, Place(workload, heaviest), config.seeds[0])
+        )
+        for workload in config.workloads()
+    )
+
+
+def where_measured(machine: Machine, slow_motion: float) -> dict[str, object]:
+    """Return the fields that name an emulated cluster in a row."""
+    return {
+        **served_by(machine.load().file.model),
+        **machine.provenance(),
+        "slow_motion": slow_motion,
+        "hardware": f"emulated {machine.name}, slow motion {slow_motion:g}",
+    }
+
+
+def require_same(results: Sequence[RunResult], where: Mapping[str, object], raw: Path) -> None:
+    """Check that earlier runs are of the same cluster.
+
+    Raises:
+        ConfigError: some are not; the message names what differs.
+    """
+    for result in results:
+        for name in ("model", "hardware", "engine"):
+            if (before := result.summary[name]) != where[name]:
+                raise ConfigError(
+                    f"{raw}: has runs of {name} {before!r}, these are of {where[name]!r}: use "
+                    "another file"
+                )
+
+
+def drive(
+    config: SweepConfig, medians: dict[Run, tuple[float, float] | None], measure: Measure
+) -> None:
+    """Measure until nothing is left; ``medians`` gets each run.
+
+    Raises:
+        RefusedRunError: the machine was too slow for a run, whenever it was tried.
+    """
+    choice, progress = choice_of(config), Progress(len(medians))
+    while (job := choice.next(medians, ())) is not None:
+        for one in job.runs(config.policies):
+            if one not in medians:
+                result = _tried(measure, one)
+                medians[one] = result.medians()
+                progress.print_run(result, choice.left(medians))
+        progress.jobs += 1
+
+
+def _tried(measure: Measure, one: Run) -> RunResult:
+    for tries in range(_TRIES - 1):
+        try:
+            return measure(one, tries)
+        except RefusedRunError as refused:
+            print(f"measured again: {refused}", file=sys.stderr, flush=True)
+    return measure(one, _TRIES - 1)
+
+
+def warm_up(
+    config: SweepConfig, cluster: Emulated, routers: Mapping[str, Process], slow_motion: float
+) -> None:
+    """Hold a conversation by each router: the pacer of a worker that serves is warm."""
+    first = plan(config, Place(next(iter(config.workloads())), None), config.seeds[0])[:1]
+    for router in routers.values():
+        asyncio.run(held(cluster, router, [first], slow_motion, "warm"))
+
+
+def _measured(
+    config: SweepConfig,
+    cluster: Emulated,
+    routers: Mapping[str, Process],
+    slow_motion: float,
+    writer: Writer,
+    one: Run,
+    tries: int,
+) -> RunResult:
+    """Measure one run, and write its rows.
+
+    Args:
+        tries: earlier ones. The router has seen their texts, so this one has others.
+
+    Raises:
+        ClusterError: a worker has ended; nothing is written.
+        ConfigError: the rows cannot be written.
+        PpdError: the machine was too slow.
+    """
+    plans = plan(config, one.place, one.seed)
+    parts = [plans] if one.place.qps is not None else [[single] for single in plans]
+    seed = f"{one.place.workload}/{one.place.qps}/{one.seed}/{tries}"
+    begun_s = time.monotonic()
+    samples = asyncio.run(held(cluster, routers[one.policy], parts, slow_motion, seed))
+    ended_s = time.monotonic()
+    for worker in cluster.workers.values():
+        if worker.popen.poll() is not None:
+            raise ClusterError(f"{worker.name} {worker.ending()}")
+    use = device_use(cluster.traces, begun_s, ended_s)
+    use.require_valid()
+    more: dict[str, Any] = {
+        "bubble_share": round(use.bubble_share, 5),
+        "longest_stall_ms": round(use.longest_stall_ms, 3),
+        "continued_steps": use.continued,
+    }
+    return writer.write(one, samples, (ended_s - begun_s) / slow_motion, "emulated", more)
