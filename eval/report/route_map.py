@@ -34,8 +34,8 @@ def route_map(folder: Path) -> Section:
         "Median TTFT of later turns on the local route, divided by that of the remote route with "
         "delta transfer. In blue cells the local one is lower, in orange cells the remote one. "
         "The letter is the choice of even weights of TTFT and TPOT: L local, R remote, = a tie, "
-        "in which the turn stays local. A cell without a number cannot be served by local turns: "
-        "their KV does not last. Simulated, one prefill and one decode worker.",
+        "in which the turn stays local. In a cell without a number more than one of "
+        "twenty turns was refused or failed. Simulated, one prefill and one decode worker.",
         read_source(folder, "route-map.jsonl", RouteRow, _RUN),
         _content,
     )
