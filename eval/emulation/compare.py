@@ -65,6 +65,8 @@ def compare(row: dict[str, Any], turns: Iterable[dict[str, Any]]) -> list[dict[s
             {
                 "row": "comparison",
                 "shape": row["shape"],
+                "profile": row["profile"],
+                "calibration": row["calibration"],
                 **asdict(run),
                 "metric": metric,
                 "emulated": round(emulated, 3),

@@ -39,7 +39,7 @@ def test_a_difference_in_each_turn_is_no_chance() -> None:
     for one in found:
         assert one["error"] == pytest.approx(-0.2, abs=1e-4)
         assert one["error_interval"] == pytest.approx([-0.2, -0.2], abs=1e-4)
-        assert one["emulated_commit"] == "c"
+        assert (one["emulated_commit"], one["profile"]) == ("c", PROFILE)
 
 
 def test_a_difference_in_some_turns_may_be_chance() -> None:

@@ -96,6 +96,7 @@ def simulator(results: Results) -> Block:
     rows = results.rows(_COMPARED)
     table = [
         (
+            f"`{row['profile']}`",
             f"{row['shape']}, {row['policy']}, {row['qps']:g}/s, seed {row['seed']}",
             _METRICS[row["metric"]],
             short(row["emulated"]),
@@ -112,8 +113,8 @@ def simulator(results: Results) -> Block:
         f"workload {workloads}; slow motion {slow}; emulated with real workers, simulated without; "
         "interval: 95 %, bootstrap over conversations"
     )
-    head = ("run", "p50, ms", "emulated", "simulated", "error", "interval", "without overlap")
-    return block(Table(head, table, caption), made_of=[rows])
+    head = ("profile", "run", "p50, ms", "emulated", "simulated", "error", "interval")
+    return block(Table((*head, "without overlap"), table, caption), made_of=[rows])
 
 
 def _interval(row: Mapping[str, Any]) -> str:
