@@ -40,16 +40,16 @@ _PLAN = Plan(
 
 _SWEEP = """
 shape = "1P1D"
-turns = 3
-conversations = 3
+turns = 2
+conversations = 2
 quiet_conversations = 1
-think_s = 0.2
+think_s = 0.05
 seeds = [0]
 
 [axes]
 context_tokens = [{ low = 0, high = 8192, at = 2048 }]
 new_tokens = [{ low = 0, high = 512, at = 128 }, { low = 512, high = 4096, at = 1024 }]
-output_tokens = [{ low = 0, high = 128, at = 16 }]
+output_tokens = [{ low = 0, high = 128, at = 8 }]
 qps = [{ low = 0, high = 40, at = 6 }]
 """
 
@@ -157,7 +157,7 @@ def test_a_sweep_makes_a_table_of_what_the_profile_predicts(tmp_path: Path) -> N
     config = tmp_path / "sweep.toml"
     config.write_text(_SWEEP)
     raw, table = tmp_path / "raw.jsonl", tmp_path / "table.json"
-    argv = ["emulate", "sweep", str(config), "--profile", _PROFILE, "--slow-motion", "40"]
+    argv = ["emulate", "sweep", str(config), "--profile", _PROFILE, "--slow-motion", "20"]
     with pytest.raises(SystemExit) as ended:
         main([*argv, "--out", str(raw), "--table", str(table), "--logs", str(tmp_path)])
     refused = str(ended.value.code)
@@ -169,7 +169,7 @@ def test_a_sweep_makes_a_table_of_what_the_profile_predicts(tmp_path: Path) -> N
     profile = load_profile(_PROFILE)
     for cell, new in ((few, 128), (many, 1024)):
         append_ms = profile.step_ms(Step((Extend(new, 2048),)))
-        assert cell.quiet_local_ms == pytest.approx(append_ms, rel=0.15)
+        assert cell.quiet_local_ms == pytest.approx(append_ms, rel=0.25)
         assert cell.quiet_remote_ms > cell.quiet_local_ms
         assert cell.local.tpot_ms == pytest.approx(profile.step_ms(Step((), 1, 2048)), rel=0.3)
         assert cell.local.tokens_per_s > 0
