@@ -23,14 +23,25 @@ _MODELS = [
     pytest.param((Family.LLAMA, 16), id="llama-page16", marks=pytest.mark.matrix),
     pytest.param((Family.QWEN3, 1), id="qwen3-page1", marks=pytest.mark.matrix),
 ]
+_SECOND = (Family.QWEN3, 16)
+# The files that "make test" runs on the second model, too; "make test-matrix" runs the others.
+_ON_BOTH = frozenset({"test_identity.py", "test_models.py", "test_table.py", "test_trouble.py"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder as tests of the engine."""
+    """Mark all tests of this folder as tests of the engine, and those of the matrix."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+            if _model(item) == _SECOND and item.path.name not in _ON_BOTH:
+                item.add_marker(pytest.mark.matrix)
+
+
+def _model(item: pytest.Item) -> object:
+    """The model of the shared workers that a test uses; None without them."""
+    called = getattr(item, "callspec", None)
+    return None if called is None else called.params.get("workers")
 
 
 @pytest.fixture(scope="session")

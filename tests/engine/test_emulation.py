@@ -97,6 +97,7 @@ _DRAFTS = "0.9,0.7,0.5@0.04"
     not ENGINES[version("sglang")].speculative_algorithms,
     reason="this SGLang refuses speculation beside the decode radix cache",
 )
+@pytest.mark.matrix
 def test_drafts_are_accepted_at_their_rates(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("drafts")
     profile, drafts = load_profile(_PROFILE), Drafts.parse(_DRAFTS)

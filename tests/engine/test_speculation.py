@@ -60,7 +60,7 @@ class Cell(NamedTuple):
 
 
 _CELLS = [
-    pytest.param(Cell(SHARING, 1, True), id="sharing-page1-alternating"),
+    pytest.param(Cell(SHARING, 1, True), id="sharing-page1-alternating", marks=pytest.mark.matrix),
     pytest.param(Cell(NOISY, 16, False), id="noisy-page16-mixed"),
     pytest.param(Cell(MTP, 1, True), id="mtp-page1-alternating"),
     pytest.param(
