@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from string import ascii_uppercase
 from typing import Any
 
 from ...profiles.files import known
@@ -94,10 +95,12 @@ def rest(results: Results) -> Block:
 def simulator(results: Results) -> Block:
     """Return emulated runs beside their simulation."""
     rows = results.rows(_COMPARED)
+    letters = dict(zip(dict.fromkeys(rows.values("workload")), ascii_uppercase, strict=False))
     table = [
         (
             f"`{row['profile']}`",
-            f"{row['shape']}, {row['policy']}, {row['qps']:g}/s, seed {row['seed']}",
+            f"{row['shape']}, {row['policy']}, {row['qps']:g}/s",
+            f"{row['conversations']} of {letters[row['workload']]}",
             _METRICS[row["metric"]],
             short(row["emulated"]),
             short(row["simulated"]),
@@ -107,14 +110,14 @@ def simulator(results: Results) -> Block:
         )
         for row in rows
     ]
-    workloads = ", ".join(f"`{name}`" for name in dict.fromkeys(rows.values("workload")))
+    workloads = ", ".join(f"{letter} `{name}`" for name, letter in letters.items())
     slow = ", ".join(f"{value:g}" for value in dict.fromkeys(rows.values("slow_motion")))
     caption = (
-        f"workload {workloads}; slow motion {slow}; emulated with real workers, simulated without; "
-        "interval: 95 %, bootstrap over conversations"
+        f"conversations: {workloads}; slow motion {slow}; emulated with real workers, simulated "
+        "without; interval: 95 %, bootstrap over conversations"
     )
-    head = ("profile", "run", "p50, ms", "emulated", "simulated", "error", "interval")
-    return block(Table((*head, "without overlap"), table, caption), made_of=[rows])
+    head = ("profile", "run", "conversations", "p50, ms", "emulated", "simulated", "error")
+    return block(Table((*head, "interval", "without overlap"), table, caption), made_of=[rows])
 
 
 def _interval(row: Mapping[str, Any]) -> str:
