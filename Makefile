@@ -30,7 +30,7 @@ help:
 	@echo "make demo         five questions to a small model on real SGLang workers, three ways, and on one server"
 	@echo "make demo-rag     chats with passages from a vector-search pool: the project's own docs"
 	@echo "make serve        leave such a cluster up and chat with it (PORT=8000, POLICY=ppd|full|pd|...)"
-	@echo "make test         checks and all tests, on the real engine (ENGINE=0.5.21: on that SGLang)"
+	@echo "make test         checks, and tests with the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-fast    checks and the tests that need no engine"
 	@echo "make smoke        one conversation on the real engine (ENGINE=0.5.21: on that SGLang)"
 	@echo "make test-matrix  the engine tests of further models and page sizes, which make test leaves out"
