@@ -16,11 +16,14 @@ from operator import mul
 # alone already miss theirs.
 MIN_SLOWDOWN = 1.5
 # The target holds on average over a chunk and the decode steps after it. The gap of one token may
-# be this many targets long. Every chunk has a fixed cost (it reads its context's KV), so many
-# small chunks would delay decodes more than few large ones with steps between them.
+# be this many targets long.
 _MAX_GAP = 1.75
-_LAST_CHUNK = 1.5  # the last chunk may be this much longer: no gap reaches 3 targets
-_MIN_USE = 1.5  # the budget of a chunk is at least this multiple of its fixed cost
+_LAST_CHUNK = 1.5  # the last chunk may be this much longer
+# Every chunk has a fixed cost: it reads its context's KV, and the weights of the experts that its
+# tokens are routed to. Many small chunks would delay decodes more than few large ones with steps
+# between them. So a gap may be longer where a token of the chunk would otherwise cost more than
+# this multiple of a token of a full chunk.
+_MAX_WASTE = 1.5
 _MAX_DECODE_STEPS = 16  # between two chunks: append-prefill must not starve either
 _FIRST_TOKENS = 32  # the first chunk beside decodes; later ones at most twice the largest so far
 _PROBE_EVERY = 16  # chunks, then two steps of decodes alone to measure their own time
@@ -96,6 +99,15 @@ class ChunkCost:
     def fixed_ms(self, context: float) -> float:
         """The cost of the smallest chunk, in milliseconds."""
         return self.ms(0, context)
+
+    def min_tokens(self, full_chunk: int, context: float) -> int:
+        """The size of the smallest chunk whose tokens cost little more than a full chunk's."""
+        fixed = self.fixed_ms(context)
+        each = self.ms(1, context) - fixed
+        dearest_ms = _MAX_WASTE * (fixed / full_chunk + each)
+        if fixed >= (dearest_ms - each) * full_chunk:  # no division: both may be close to 0
+            return full_chunk
+        return math.ceil(fixed / (dearest_ms - each))
 
     def max_tokens(self, budget_ms: float, context: float, limit: int) -> int:
         """The size of the largest chunk within a budget, at most ``limit``; 0 if there is none."""
@@ -229,9 +241,10 @@ class Pacer:
         target_ms = max(self.target_ms or 0.0, MIN_SLOWDOWN * self.decode_ms)
         token_slack_ms = target_ms - self.decode_ms
         step_target_ms = target_ms * self.tokens_per_step
-        gap_ms = max(_MAX_GAP * step_target_ms - self._step_ms, _MIN_USE * cost.fixed_ms(context))
+        gap_ms = _MAX_GAP * step_target_ms - self._step_ms
         limit = min(self.full_chunk, max(_FIRST_TOKENS, 2 * self._largest_chunk))
-        tokens = self._pages(cost.max_tokens(gap_ms, context, limit))
+        efficient = min(limit, cost.min_tokens(self.full_chunk, context))
+        tokens = self._pages(max(efficient, cost.max_tokens(gap_ms, context, limit)))
         if tokens < rest <= min(_LAST_CHUNK * tokens, limit):
             tokens = self._pages(rest + self.page_size - 1)
         lost_ms = cost.ms(min(tokens, rest), context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 
@@ -65,6 +66,28 @@ def test_a_longer_context_gives_smaller_chunks() -> None:
         run(pacer, 2, context=context)
     near, far = (pacer.next_chunk(100_000, context).tokens for context in (1000, 30_000))
     assert far < 0.6 * near
+
+
+def experts_ms(tokens: int) -> float:
+    """What a chunk adds to a decode step with experts: few tokens read most of the weights."""
+    return 20.0 * (1.0 - math.exp(-tokens / 32)) + 0.05 * tokens
+
+
+def test_chunks_are_as_large_as_the_weights_they_read_ask_for() -> None:
+    """The usual gap holds 39 tokens, of 0.41 ms each; in a full chunk one costs 0.055 ms."""
+    pacer = Pacer(full_chunk=4096, page_size=1, mixed=True)
+    pacer.decoded(10.0)
+    gaps: list[float] = []
+    lost_ms: list[float] = []
+    for _ in range(300):
+        chunk = pacer.next_chunk(100_000, 4000)
+        lost_ms.append(experts_ms(chunk.tokens) / chunk.tokens)
+        gaps += [10.0 + experts_ms(chunk.tokens), *[10.0] * chunk.decode_steps]
+        pacer.chunked(chunk.tokens, 4000, 10.0 + experts_ms(chunk.tokens))
+        for _ in range(chunk.decode_steps):
+            pacer.decoded(10.0)
+    assert max(lost_ms[20:]) <= 1.75 * experts_ms(4096) / 4096
+    assert sum(gaps[200:]) / len(gaps[200:]) <= 1.02 * MIN_SLOWDOWN * 10.0
 
 
 def test_decodes_that_miss_the_target_anyway_are_slowed_by_half_at_most() -> None:
