@@ -229,6 +229,8 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
         special_tokens: the model's special tokens of unusual form (``ppd.marks``).
         cache_slack_tokens: tokens at the end of a conversation that its next turn may not find in
             the cache, because of speculation.
+        gpu: the driver's name of its GPU; "": unknown, or none.
+        link_gbps: gigabits a second of its link to other workers; None if unknown.
         prefilling: requests in mid-prefill. This counter and those after it stand only in the
             description of a worker with the scheduling hooks. They count since the process began.
         accepted: local requests that were queued.
@@ -258,6 +260,8 @@ class WorkerDescription(WorkerLoad, frozen=True, kw_only=True):
     kv_token_bytes: Count | None = None
     special_tokens: tuple[str, ...] = ()
     cache_slack_tokens: Count = 0
+    gpu: str = ""
+    link_gbps: float | None = None
     prefilling: Count | UnsetType = UNSET
     accepted: Count | UnsetType = UNSET
     prefilled: Count | UnsetType = UNSET

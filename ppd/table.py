@@ -7,6 +7,7 @@ and ``eval`` builds tables.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ppd.table_file import (
     problems,
 )
 
+_TRAINED = re.compile(r"-(Instruct|Chat|Base|hf|it)(?=-|$)")
 _MAX_PROBLEMS = 20  # in one message
 # The mean range of n normal values, in standard deviations.
 _RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
@@ -177,8 +179,12 @@ class Table:
             )
 
     def is_for(self, models: Sequence[str]) -> bool:
-        """Whether the table was measured with the model that is served under these names."""
-        return base_name(self.record.model) in map(base_name, models)
+        """Whether the table was measured with the model that is served under these names.
+
+        One of a machine holds for all models of its model's shape: training does not change times.
+        """
+        named = base_name if self.record.machine is None else shape_name
+        return named(self.record.model) in map(named, models)
 
     def find(self, context: float, new: float, output: float, qps: float) -> Cell | None:
         """The cell of a workload; None if a value lies beyond its axis.
@@ -284,6 +290,14 @@ def _append_wait_steps(cells: Sequence[CellRecord], new: int) -> float:
 def base_name(model: str) -> str:
     """A model's name without its folders, which may differ between workers."""
     return model.rstrip("/").rpartition("/")[2]
+
+
+def shape_name(model: str) -> str:
+    """A model's name without what names its training: ``Llama-3.1-8B``.
+
+    A quantization stays in the name: it changes times.
+    """
+    return _TRAINED.sub("", base_name(model).removeprefix("Meta-"))
 
 
 def _between(points: Sequence[float], value: float) -> tuple[int, float]:

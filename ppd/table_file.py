@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ppd.errors import TableError
+from ppd.machine import Machine
 
 VERSION = 1
 
@@ -139,7 +140,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return str(self.sweep.get("note", ""))
 
 
-class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of a table file.
 
     Attributes:
@@ -152,6 +153,7 @@ class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         append_ms_per_token: TTFT that one more uncached token adds to a local turn.
         axes: the axes of the table.
         cells: one record for each combination of bins.
+        machine: of each worker. None: not told; the provenance has it in words.
     """
 
     version: int
@@ -162,6 +164,7 @@ class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     append_ms_per_token: float
     axes: Axes
     cells: tuple[CellRecord, ...]
+    machine: Machine | None = None
 
 
 def decode(data: bytes) -> TableRecord:
@@ -191,6 +194,8 @@ def problems(record: TableRecord) -> Iterator[str]:
         value = getattr(record, name)
         if not 0 < value < math.inf:
             yield f"{name} must be above 0, got {value}"
+    if record.machine is not None:
+        yield from record.machine.problems()
     axes_valid = True
     for name, bins in record.axes.each():
         for problem in _axis_problems(name, bins):

@@ -64,7 +64,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     policies = ", ".join((TABLE_POLICY, *NAMES))
     add("--policy", help=f"route of later turns: {policies} (default: {default.policy})")
-    add("--table", metavar="FILE", help="decision table (default: the shipped one of the model)")
+    add("--table", metavar="FILE", help="decision table (default: a shipped one that fits)")
+    add(
+        "--no-shipped-tables",
+        dest="shipped_tables",
+        action="store_false",
+        help="no decision table but --table",
+    )
     add("--host", help=f"address to listen on (default: {default.host})")
     add("--port", type=int, help=f"0: any free one (default: {default.port})")
     add(

@@ -12,6 +12,7 @@ from typing import Any
 
 from ppd import __version__
 from ppd.contract import DESCRIPTION_VERSION, LOCAL_MARKER, Role, WorkerDescription, is_marked
+from sglang_patches.hardware import hardware_of
 from sglang_patches.http_hooks import HTTP_HOOKS
 from sglang_patches.plugin import new_boot_id
 from sglang_patches.settings import read_settings
@@ -39,6 +40,7 @@ def init_scheduler(_result: None, self: Any, *_args: Any, **_kwargs: Any) -> Non
     self.ppd_dp_rank = get_parallel().dp_rank
     self.ppd_boot_id = new_boot_id(self.ppd_dp_rank)
     self.ppd_unroomed = settings.unroomed
+    self.ppd_hardware = hardware_of(self, settings)
 
 
 def handle_generate_request(
@@ -66,6 +68,8 @@ def get_internal_state(result: Any, self: Any, *_args: Any, **_kwargs: Any) -> A
         running=len(self.running_batch.reqs),
         kv_used_tokens=used,
         kv_total_tokens=self.max_total_num_tokens,
+        gpu=self.ppd_hardware.gpu,
+        link_gbps=self.ppd_hardware.link_gbps,
     ).to_json_object()
     return result
 

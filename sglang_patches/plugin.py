@@ -14,6 +14,7 @@ from ppd import __version__
 from ppd.contract import DESCRIPTION_VERSION, Role, WorkerDescription
 from ppd.marks import unusual
 from ppd.pacing import Pacer
+from sglang_patches.hardware import Hardware, hardware_of
 from sglang_patches.local_queue import LocalQueue
 from sglang_patches.local_step import LocalStep
 from sglang_patches.settings import Settings
@@ -33,6 +34,7 @@ class Plugin:
         boot_id: random name of the server's process, by which a router recognises a restart.
         dp_rank: of data parallelism; None without it.
         special_tokens: the model's special tokens of unusual form (``ppd.marks.unusual``).
+        hardware: what the server runs on.
     """
 
     scheduler: Any
@@ -43,6 +45,7 @@ class Plugin:
     boot_id: str
     dp_rank: int | None
     special_tokens: tuple[str, ...]
+    hardware: Hardware
 
     @property
     def takes_appends(self) -> bool:
@@ -106,6 +109,8 @@ class Plugin:
             kv_token_bytes=self.kv_token_bytes,
             cache_slack_tokens=_BIGRAM_SLACK if self.speculates else 0,
             special_tokens=self.special_tokens,
+            gpu=self.hardware.gpu,
+            link_gbps=self.hardware.link_gbps,
             running=self.running,
             waiting=len(self.queue.requests),
             append_tokens=self.queue.append_tokens(),
@@ -142,6 +147,7 @@ def attach(scheduler: Any, settings: Settings) -> Plugin:
         new_boot_id(dp_rank),
         dp_rank,
         _special_tokens(scheduler.tokenizer),
+        hardware_of(scheduler, settings),
     )
     scheduler.ppd = plugin
     # PrefillAdder has a reference to the cache but none to the scheduler.

@@ -15,6 +15,7 @@ MAX_APPEND_TOKENS = "PPD_MAX_APPEND_TOKENS"
 TPOT_TARGET_MS = "PPD_TPOT_TARGET_MS"
 APPEND_CHUNK = "PPD_APPEND_CHUNK"
 UNROOMED = "PPD_UNROOMED"
+LINK_GBPS = "PPD_LINK_GBPS"
 ROUTERS = "PPD_ROUTERS"
 ADVERTISE_URL = "PPD_ADVERTISE_URL"
 WORKER_TOKEN = "PPD_WORKER_TOKEN"
@@ -24,6 +25,7 @@ KNOWN = (
     TPOT_TARGET_MS,
     APPEND_CHUNK,
     UNROOMED,
+    LINK_GBPS,
     ROUTERS,
     ADVERTISE_URL,
     WORKER_TOKEN,
@@ -53,6 +55,8 @@ class Settings:
         append_chunk: tokens of each chunk beside running decodes, in place of a target.
         unroomed: prefill requests without a bootstrap room here, as if they had a marker. Routers
             that leave the prefill worker out (llm-d) send such requests.
+        link_gbps: gigabits a second of this worker's link to the others, by which routers choose
+            a shipped table; by default that of the devices of ``--disaggregation-ib-device``.
         routers: base URLs of the routers to announce this worker to.
         advertise_url: base URL under which routers reach this worker; by default it is derived
             from ``--host`` and ``--port``, or from the address on the way to the router.
@@ -63,6 +67,7 @@ class Settings:
     tpot_target_ms: float | None = None
     append_chunk: int | None = None
     unroomed: bool = False
+    link_gbps: float | None = None
     routers: tuple[str, ...] = ()
     advertise_url: str | None = None
     worker_token: str | None = None
@@ -85,9 +90,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
         raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(KNOWN)}")
     settings = Settings(
         max_append_tokens=_whole(environment, MAX_APPEND_TOKENS) or _MAX_APPEND_TOKENS,
-        tpot_target_ms=_milliseconds(environment, TPOT_TARGET_MS),
+        tpot_target_ms=_number(environment, TPOT_TARGET_MS),
         append_chunk=_whole(environment, APPEND_CHUNK),
         unroomed=_switch(environment, UNROOMED),
+        link_gbps=_number(environment, LINK_GBPS),
         routers=tuple(
             _base_url(ROUTERS, url) for url in environment.get(ROUTERS, "").split(",") if url
         ),
@@ -120,7 +126,7 @@ def _whole(environment: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _milliseconds(environment: Mapping[str, str], name: str) -> float | None:
+def _number(environment: Mapping[str, str], name: str) -> float | None:
     text = environment.get(name)
     if text is None:
         return None

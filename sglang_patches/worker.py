@@ -72,6 +72,12 @@ _OPTIONS: dict[str, tuple[str, str | None, str]] = {
         "decode: prefill requests without a bootstrap room here, for routers that leave the "
         "prefill worker out",
     ),
+    "--ppd-link-gbps": (
+        settings.LINK_GBPS,
+        "GBPS",
+        "gigabits a second of this worker's link, by which routers choose a shipped table "
+        "(default: of the devices of --disaggregation-ib-device)",
+    ),
     "--ppd-routers": (
         settings.ROUTERS,
         "URL[,URL...]",

@@ -16,7 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ppd.errors import ConfigError
+from ppd.machine import Machine as WorkerMachine
+from ppd.machine import gpu_name
 
 from ..cluster import ClusterError, Process, launching
 from ..options import Commands, add_logs
@@ -115,9 +119,13 @@ def slow_motion_of(config: SweepConfig) -> float:
 
 def where_measured(machine: Machine, slow_motion: float) -> dict[str, object]:
     """Return the fields that name an emulated cluster in a row."""
+    profile = machine.load().file
     return {
-        **served_by(machine.load().file.model),
+        **served_by(profile.model),
         **machine.provenance(),
+        "machine": msgspec.to_builtins(
+            WorkerMachine(gpu_name(profile.gpu), profile.tensor_parallel, machine.link_gbps)
+        ),
         "slow_motion": slow_motion,
         "hardware": f"emulated {machine.name}, slow motion {slow_motion:g}",
     }

@@ -27,6 +27,9 @@ class WorkerState:
         ready: whether ``/ready``, ``/health`` and ``/flush_cache`` succeed.
         boot_id: changes with each restart.
         dp_size: ranks of data parallelism.
+        tp_size: of tensor parallelism.
+        gpu: the driver's name of its GPU; "": none.
+        link_gbps: of its link; None: unknown.
         free_tokens: of the KV cache; None: ``/v1/loads`` answers 404.
         free_of_ranks: of some ranks, where that is another number.
         load_written_at: the engine's timestamp of the load.
@@ -52,6 +55,9 @@ class WorkerState:
     special_tokens: tuple[str, ...] = ()
     keeps_sessions: bool = False
     dp_size: int = 1
+    tp_size: int = 1
+    gpu: str = ""
+    link_gbps: float | None = None
     free_tokens: int | None = None
     free_of_ranks: dict[int, int] = field(default_factory=dict)
     running: int = 0
@@ -98,6 +104,8 @@ class WorkerState:
             "boot_id": self.boot_id,
             "vocab_size": self.vocab_size,
             "special_tokens": self.special_tokens,
+            "gpu": self.gpu,
+            "link_gbps": self.link_gbps,
         }
         if self.kv_token_bytes is not None:
             plugin["kv_token_bytes"] = self.kv_token_bytes
@@ -113,6 +121,7 @@ class WorkerState:
             "kv_events": self.kv_events,
             "enable_session_radix_cache": self.keeps_sessions,
             "dp_size": self.dp_size,
+            "tp_size": self.tp_size,
             "internal_states": [{"ppd": plugin} if self.local_prefill else {}],
         }
 

@@ -18,6 +18,7 @@ import msgspec
 from ppd.arrivals import ArrivalRate
 from ppd.decision import Route
 from ppd.errors import ConfigError
+from ppd.machine import Machine
 from ppd.score import Weights
 from ppd.table import Table
 from ppd.table_file import (
@@ -107,7 +108,16 @@ def record_of(config: SweepConfig, results: Sequence[RunResult], raw: Path) -> T
         append_ms_per_token=round(_slope(_appends(results)), 6),
         axes=config.axes,
         cells=tuple(_cells(config, runs)),
+        machine=_machine(summaries, raw),
     )
+
+
+def _machine(runs: Sequence[dict[str, Any]], raw: Path) -> Machine | None:
+    """The machine of the runs; None if their rows have none."""
+    found = [run.get("machine") for run in runs]
+    if any(one != found[0] for one in found):
+        raise ConfigError(f"{raw}: must hold runs of one machine")
+    return None if found[0] is None else msgspec.convert(found[0], Machine)
 
 
 def _all(runs: Iterable[dict[str, Any]], name: str) -> str:

@@ -177,6 +177,7 @@ class Admin:
             """Return the decision that this request would get now, without sending it."""
             headers = self._clients_headers(request)
             model, query, planned = self.handler.explain(endpoint, headers, await request.read())
+            table = self._named(model or None).table
             return json_response(
                 Explanation(
                     policy=self.policy_spec,
@@ -185,6 +186,7 @@ class Admin:
                     features=planned.features,
                     decision=planned.decision,
                     model=model,
+                    table="" if table is None else str(table),
                 )
             )
 

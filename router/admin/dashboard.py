@@ -115,7 +115,7 @@ class Dashboard:
             "up_s": now_s - self._started_s,
             "policy": admin.policy_spec,
             "reasons": {reason: reason.description for reason in Reason},
-            "table": ", ".join(table.path.name for table in tables if table) or None,
+            "table": ", ".join(str(table) for table in tables if table) or None,
             "models": [name for model in models for name in model.workers.models],
             "served": [self._model(model) for model in models] if len(models) > 1 else [],
             "roles": sorted(admin.roles),
@@ -143,7 +143,7 @@ class Dashboard:
         ready = {worker.role for worker in model.workers.workers if worker.ready}
         return {
             "name": model.name,
-            "table": model.table.path.name if model.table else None,
+            "table": str(model.table) if model.table else None,
             "known_turns": len(model.index),
             "waiting": model.admission.waiting,
             "missing": sorted(self._admin.roles - ready),

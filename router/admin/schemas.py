@@ -123,6 +123,7 @@ class Explanation(msgspec.Struct, omit_defaults=True):
         objective: the weights or targets of the decision.
         features: the inputs of the decision; null if it needs none.
         model: the model of the request, where there are several.
+        table: file of the decision table in use, and what it was measured on.
     """
 
     policy: str
@@ -131,6 +132,7 @@ class Explanation(msgspec.Struct, omit_defaults=True):
     features: Features | None
     decision: Decision
     model: str = ""
+    table: str = ""
 
 
 class ObservedFactor(msgspec.Struct):

@@ -59,6 +59,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         models: the served models by name; empty: one, that of the first worker.
         policy: ``ppd`` (the table policy), or one of ``ppd.policies``.
         table: path of a decision table; "": the shipped table of the served model, if any.
+        shipped_tables: whether a table that comes with the package may be used: one of the served
+            model whose GPU, tensor parallelism, link and shape of cluster are those of the workers.
         corrections: the corrections that the table policy applies.
         placement: the choice of a new conversation's workers: ``load`` (queued prefill tokens, KV
             in use, shared prefixes) or ``hash`` (of the conversation, with bounded load).
@@ -138,6 +140,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     models: dict[str, ModelOptions] = {}
     policy: str = TABLE_POLICY
     table: str = ""
+    shipped_tables: bool = True
     corrections: frozenset[Correction] = DEFAULT_CORRECTIONS
     placement: PlacementRule = PlacementRule.LOAD
     append_budget_tokens: PositiveInt = DEFAULT_APPEND_BUDGET

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ppd.decision import Policy
 from ppd.errors import TableError
+from ppd.machine import Machine
 from ppd.policies import static_policy
 from ppd.score import Weights
-from ppd.table import Table
 from ppd.table_policy import TablePolicy
 
 from .options import TABLE_POLICY, RouterConfig
+from .table_files import TableFile, read_table, shipped_tables
 
 logger = logging.getLogger("ppd.router.tables")
 
 
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """A decision table and the file it was read from.
-
-    Attributes:
-        digest: first 16 hexadecimal digits of the file's SHA-256, which identify it in logs.
-    """
-
-    path: Path
-    digest: str
-    table: Table
-
-
 def make_policy(
-    config: RouterConfig, models: Sequence[str], shape: str
+    config: RouterConfig, models: Sequence[str], shape: str, machines: Collection[Machine] = ()
 ) -> tuple[Policy, TableFile | None]:
     """Return the policy that ``config`` names, and the table it uses, if any.
 
@@ -42,6 +28,7 @@ def make_policy(
         config: with the policy's options.
         models: names of the served model.
         shape: of the cluster, to compare with the table's; "" before the first worker.
+        machines: of the workers that report theirs.
 
     Raises:
         TableError: the table cannot be read, is malformed, is for another model, or has no
@@ -49,16 +36,18 @@ def make_policy(
     """
     if config.policy != TABLE_POLICY:
         return static_policy(config.policy), None
-    path = config.table_of(models[0])
-    given = Path(path) if path else None
-    found = _shipped(models, _option(config)) if given is None else _given(given, models)
+    found = find_table(config, models, shape, machines)
     if found is None:
+        option = "models.NAME.table" if len(config.model_names) > 1 else "--table"
         logger.warning(
             "no decision table for %s: later turns go by the threshold rule (reason "
             "unknown_cell) until one is measured (ppd-eval sweep) and given by %s",
             ", ".join(models),
-            _option(config),
+            option,
         )
+        if config.shipped_tables and not config.table_of(models[0]):
+            for reason in shipped_tables(models, shape, machines).refused:
+                logger.info("%s; %s chooses it all the same", reason, option)
     else:
         record = found.table.record
         provenance = record.provenance
@@ -81,6 +70,25 @@ def make_policy(
         found.table if found else None, config.corrections, config.append_budget_tokens
     )
     return policy, found
+
+
+def find_table(
+    config: RouterConfig, models: Sequence[str], shape: str, machines: Collection[Machine]
+) -> TableFile | None:
+    """Return the table that the configuration names, or else the shipped one that fits.
+
+    Args:
+        config: with the options of tables.
+        models: names of the served model.
+        shape: of the cluster; "" before the first worker.
+        machines: of the workers that report theirs.
+
+    Raises:
+        TableError: the table cannot be read, is malformed, or is for another model.
+    """
+    if path := config.table_of(models[0]):
+        return _given(Path(path), models)
+    return shipped_tables(models, shape, machines).one if config.shipped_tables else None
 
 
 def _check_weights(config: RouterConfig, file: TableFile) -> None:
@@ -107,42 +115,3 @@ def _given(path: Path, models: Sequence[str]) -> TableFile:
     except TableError as error:
         raise TableError(f"{path}: {error}") from error
     return found
-
-
-def read_table(path: Path) -> TableFile:
-    """Read a decision table.
-
-    Raises:
-        TableError: the file cannot be read, or holds no decision table.
-    """
-    try:
-        data = path.read_bytes()
-        table = Table.parse(data)
-    except (OSError, TableError) as error:
-        raise TableError(f"{path}: {error}") from error
-    return TableFile(path, hashlib.sha256(data).hexdigest()[:16], table)
-
-
-def _option(config: RouterConfig) -> str:
-    return "models.NAME.table" if len(config.model_names) > 1 else "--table"
-
-
-def _shipped(models: Sequence[str], option: str) -> TableFile | None:
-    """Return the shipped table of a model; None if there is none.
-
-    Args:
-        models: names of the served model.
-        option: that chooses a table.
-
-    Raises:
-        TableError: there are several. The operator must choose the one of the hardware.
-    """
-    here = Path(__file__).parents[1]
-    folder = here.with_name("ppd_tables" if here.name == "ppd_router" else "tables")
-    found = [
-        file for file in map(read_table, sorted(folder.glob("*.json"))) if file.table.is_for(models)
-    ]
-    if len(found) > 1:
-        paths = ", ".join(str(file.path) for file in found)
-        raise TableError(f"several tables are for {', '.join(models)}: choose by {option}: {paths}")
-    return found[0] if found else None

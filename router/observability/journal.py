@@ -15,7 +15,7 @@ from ppd.errors import ConfigError
 from ppd.journal import VERSION, Decided, Event, Finished, Opened, Reset, to_line
 
 from ..config.options import RouterConfig
-from ..config.tables import TableFile
+from ..config.table_files import TableFile
 from .batch import LineBatch
 
 _RECENT = 1000

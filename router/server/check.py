@@ -11,7 +11,7 @@ from pathlib import Path
 from ppd.errors import ConfigError, PpdError
 
 from ..config.options import RouterConfig, Secrets
-from ..config.tables import read_table
+from ..config.table_files import read_table
 from ..workers.workers_file import WorkersFile
 from .listening import tls_of
 

@@ -16,7 +16,8 @@ from ppd.sessions import SessionIndex
 from ppd.shared import SharedPrefixes
 
 from ..config.options import RouterConfig
-from ..config.tables import TableFile, make_policy
+from ..config.table_files import TableFile
+from ..config.tables import make_policy
 from ..intake.admission import Admission
 from ..observability.journal import Journal
 from ..observability.metrics import Metrics
@@ -39,7 +40,10 @@ def make_policies(config: RouterConfig, registry: WorkerRegistry) -> Policies:
     Raises:
         TableError: a table cannot be read, is malformed, or is for another model.
     """
-    return {one.name: make_policy(config, one.models, one.shape) for one in registry.models}
+    return {
+        one.name: make_policy(config, one.models, one.shape, one.machines)
+        for one in registry.models
+    }
 
 
 def tables_of(policies: Policies) -> dict[str, TableFile | None]:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import aiohttp
 
@@ -153,6 +153,8 @@ def make_parts(
         admin=admin,
         journal=journal,
     )
+    for model in models.values():
+        model.workers.on_members = partial(reloader.choose_table, model)
     encoders = {"": config.embedding, **config.encoders}
     meter = RequestMeter(handler.charge, handler.undecided)
     passthrough = Passthrough(client, catalog, encoders, lambda: handler.keys, meter)

@@ -10,10 +10,11 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ppd.errors import PpdError
+from ppd.errors import PpdError, TableError
 
 from ..admin.admin import Admin
-from ..config.options import RouterConfig, Secrets
+from ..config.options import TABLE_POLICY, RouterConfig, Secrets
+from ..config.tables import find_table, make_policy
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
 from ..observability.journal import Journal, digests, opened_by
@@ -21,12 +22,12 @@ from ..serving.handler import RequestHandler
 from ..serving.model import ServedModel
 from ..workers.registry import WorkerRegistry
 from .listening import tls_of, trust_certificate
-from .models import make_policies, tables_of
+from .models import Policies, make_policies, tables_of
 
 logger = logging.getLogger("ppd.router")
 
 _TLS = ("tls_certificate", "tls_key")
-_POLICY = ("policy", "table", "corrections", "append_budget_tokens")
+_POLICY = ("policy", "table", "shipped_tables", "corrections", "append_budget_tokens")
 _TENANTS = ("weights", "targets", "tenants", "rate")
 RELOADABLE = (*_POLICY, *_TENANTS, *_TLS, "models", "admission", "resume_streams")
 
@@ -71,13 +72,9 @@ class Reloader:
         if (new.model_names, new.encoders) != (old.model_names, old.encoders):
             raise PpdError("models: other models, or other embedding workers, are for a restart")
         policies = make_policies(new, self.registry)
-        tables = tables_of(policies)
-        if any(name in _POLICY for name in names) or digests(tables) != self._digests():
-            self.journal.opened(opened_by(new, tables))
-            since = self.journal.next_number()
-            for name, (policy, table) in policies.items():
-                self.models[name].planner.replace_policy(policy, since=since)
-                self.models[name].table = table
+        changed = digests(tables_of(policies)) != self._digests()
+        if changed or any(name in _POLICY for name in names):
+            self._take_up(new, policies)
             self.admin.policy_spec = new.policy
         keys = KeyRing(new.tenants, self.secrets.worker_api_key)
         self.handler.reload(keys, Objectives(new), new.resume_streams)
@@ -94,6 +91,30 @@ class Reloader:
         logger.info("configuration reloaded: %s", ", ".join(applied) or "nothing in it has changed")
         if later:
             logger.warning("only a restart takes up: %s", ", ".join(later))
+
+    def choose_table(self, model: ServedModel) -> None:
+        """Take up the shipped table that holds for a model's workers now, or none.
+
+        Without one that is given, a router chooses again when workers join or leave.
+        """
+        workers, config = model.workers, self.config
+        if config.policy != TABLE_POLICY or config.table_of(workers.models[0]):
+            return
+        of = (config, workers.models, workers.shape, workers.machines)
+        try:
+            if digests({model.name: find_table(*of)}) != digests({model.name: model.table}):
+                self._take_up(config, {model.name: make_policy(*of)})
+        except TableError as error:
+            logger.error("the decision table stays as it is: %s", error)
+
+    def _take_up(self, config: RouterConfig, policies: Policies) -> None:
+        """Decide by other policies from the next request on."""
+        tables = {name: model.table for name, model in self.models.items()} | tables_of(policies)
+        self.journal.opened(opened_by(config, tables))
+        since = self.journal.next_number()
+        for name, (policy, table) in policies.items():
+            self.models[name].planner.replace_policy(policy, since=since)
+            self.models[name].table = table
 
     def _digests(self) -> dict[str, str]:
         return digests({name: model.table for name, model in self.models.items()})

@@ -10,7 +10,7 @@ from ppd.forecast import Forecast
 from ppd.planning import Planner
 from ppd.sessions import SessionIndex
 
-from ..config.tables import TableFile
+from ..config.table_files import TableFile
 from ..intake.admission import Admission
 from ..observability.metrics import Metrics
 from ..workers.fallbacks import Fallbacks

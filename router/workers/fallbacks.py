@@ -14,7 +14,8 @@ from enum import StrEnum
 from ppd.contract import Role
 
 from ..config.options import TABLE_POLICY
-from ..config.tables import TableFile, is_empty
+from ..config.table_files import TableFile
+from ..config.tables import is_empty
 from .group import ModelWorkers
 from .worker import Worker
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from ppd.contract import Role
 from ppd.decision import Route
 from ppd.errors import WorkerError
+from ppd.machine import Machine
 from ppd.placement import WorkerView, opening_side, place
 
 from .sglang import Handshake
@@ -30,12 +31,14 @@ class ModelWorkers:
     Attributes:
         workers: in the order in which they joined.
         on_change: called when a worker may have room for a request that waits.
+        on_members: called when a server has joined or left.
     """
 
     def __init__(self, configured: str = "") -> None:
         self._configured = configured
         self.workers: list[Worker] = []
         self.on_change: Callable[[], None] = _nothing
+        self.on_members: Callable[[], None] = _nothing
         self._first: Handshake | None = None
         self._by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
 
@@ -138,6 +141,13 @@ class ModelWorkers:
         """The number of servers of each role, as tables name it: ``1P3D``."""
         count = Counter(worker.role for worker in self.workers if worker.rank == 0)
         return "".join(f"{count[role]}{role.value[0].upper()}" for role in Role if count[role])
+
+    @property
+    def machines(self) -> frozenset[Machine]:
+        """What the workers run on; those that report no GPU are left out."""
+        return frozenset(
+            worker.handshake.machine for worker in self.workers if worker.handshake.machine.gpu
+        )
 
     @property
     def name(self) -> str:

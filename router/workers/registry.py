@@ -104,6 +104,7 @@ class WorkerRegistry:
         for worker in server.ranks:
             self._enlist(worker, model)
         self.join_event.set()
+        model.on_members()
         model.on_change()
 
     def _enlist(self, worker: Worker, model: ModelWorkers) -> None:
@@ -132,6 +133,7 @@ class WorkerRegistry:
         self.servers.remove(server)
         for worker in server.ranks:
             self._dismiss(worker)
+        self.served_by(server).on_members()
 
     def _dismiss(self, worker: Worker) -> None:
         self.served_by(worker.server).leave(worker)
@@ -221,6 +223,7 @@ class WorkerRegistry:
             else:
                 worker.breaker, worker.headroom = self.make_breaker(), Headroom()
                 self.on_join(worker)
+        model.on_members()
         logger.info(
             "worker up again: %s %s (%s)",
             server.role,

@@ -17,6 +17,7 @@ import msgspec
 
 from ppd.contract import DESCRIPTION_VERSION, Role, parse_description
 from ppd.errors import EngineError, WorkerError
+from ppd.machine import Machine
 
 logger = logging.getLogger("ppd.router.workers")
 
@@ -177,6 +178,9 @@ class Publisher:
     ranks: int
 
 
+_UNKNOWN = Machine("")
+
+
 @dataclass(frozen=True, slots=True)
 class Handshake:
     """A worker's properties, from ``/server_info`` and ``/v1/models``.
@@ -200,6 +204,7 @@ class Handshake:
         publisher: where the worker publishes KV events; None if it publishes none.
         keeps_sessions: whether its radix cache has sessions. The router must not name those.
         dp_size: ranks of data parallelism, each with a radix cache of its own; at least 1.
+        machine: what the worker runs on, as far as it is reported.
         description_problem: why the plugin's description is not used; None if it is, and without
             the plugin.
     """
@@ -219,6 +224,7 @@ class Handshake:
     publisher: Publisher | None = None
     keeps_sessions: bool = False
     dp_size: int = 1
+    machine: Machine = _UNKNOWN
     description_problem: str | None = None
 
 
@@ -246,6 +252,7 @@ def handshake_of(url: str, info: Any, models: Any) -> Handshake:
             publisher=_publisher(info, url),
             keeps_sessions=bool(info.get("enable_session_radix_cache")),
             dp_size=_ranks(info),
+            machine=Machine("", int(info.get("tp_size") or 1), ranks=_ranks(info)),
         )
         return _with_description(plain, _description_of(info["internal_states"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -294,6 +301,9 @@ def _with_description(plain: Handshake, data: object) -> Handshake:
         kv_token_bytes=description.kv_token_bytes,
         special_tokens=description.special_tokens,
         cache_slack_tokens=description.cache_slack_tokens,
+        machine=msgspec.structs.replace(
+            plain.machine, gpu=description.gpu, link_gbps=description.link_gbps
+        ),
     )
 
 

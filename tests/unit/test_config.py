@@ -325,6 +325,10 @@ def test_the_plugin_is_off_unless_enabled(environment: dict[str, str]) -> None:
             {"PPD_ENABLE": "1", "PPD_MAX_APPEND_TOKENS": "0"},
             "PPD_MAX_APPEND_TOKENS must be a whole number above 0, got '0'",
         ),
+        (
+            {"PPD_ENABLE": "1", "PPD_LINK_GBPS": "fast"},
+            "PPD_LINK_GBPS must be a number from 0.1 to 1e6, got 'fast'",
+        ),
     ],
 )
 def test_wrong_plugin_options_are_named(environment: dict[str, str], named: str) -> None:
@@ -337,6 +341,7 @@ def test_plugin_options() -> None:
     given = {"PPD_ENABLE": "1", "PPD_MAX_APPEND_TOKENS": "200"}
     assert read_settings(given) == Settings(max_append_tokens=200)
     assert read_settings({"PPD_ENABLE": "1", "PPD_UNROOMED": "1"}) == Settings(unroomed=True)
+    assert read_settings({"PPD_ENABLE": "1", "PPD_LINK_GBPS": "25"}) == Settings(link_gbps=25.0)
 
 
 def test_variables_of_kubernetes_and_of_the_router_are_no_plugin_options() -> None:

@@ -96,7 +96,7 @@ def test_every_option_in_the_routers_tables_exists() -> None:
     tables, _, _ = (ROOT / "docs/ROUTER.md").read_text().partition("\n## ")
     rows = re.findall(r"^\| (`[^|]+) \|", tables, re.MULTILINE)
     named = {
-        found[1].replace("-", "_")
+        found[1].replace("-", "_").removeprefix("no_")
         for row in rows
         for span in re.findall(r"`([^`]+)`", row)
         if (found := re.match(r"(?:--|\[)?([a-z][a-z_-]*)", span))

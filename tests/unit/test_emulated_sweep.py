@@ -16,6 +16,7 @@ from eval.sweep.config import Run, SweepConfig, load_config
 from eval.sweep.rows import RunResult, Writer, read_runs
 from eval.table.build import build
 from ppd.errors import ConfigError
+from ppd.machine import Machine as WorkerMachine
 from ppd.table import Table
 from ppd.table_file import Axes, Bin
 
@@ -76,6 +77,7 @@ def test_its_table_names_what_was_emulated(tmp_path: Path) -> None:
     record = Table.parse(out.read_bytes()).record
     hardware = "emulated llama-3.1-8b-h100-tp1, device, 100 Gb/s, slow motion 15"
     assert (record.model, record.provenance.hardware) == (MACHINE.load().file.model, hardware)
+    assert record.machine == WorkerMachine("H100", 1, 100.0)
     assert record.cells[0].local.tokens_per_s == (4.0, 4.0)  # 16 tokens from 1 s to 5 s
     (first, *_) = read_runs(CONFIG, raw)
     assert first.summary["bubble_share"] == 0.01

@@ -109,7 +109,7 @@ async def test_a_decision_holds_the_tables_scores_and_nothing_of_the_request(
         async with client.http.get(f"{client.url}/dashboard/state") as response:
             assert "secret" not in await response.text()
         state = await state_of(client)
-    assert state["table"] == table.name
+    assert state["table"] == f"{table.name} (a machine)"
     assessment = state["decisions"][0]["decided"]["decision"]["assessment"]
     assert assessment["local"]["ttft_ms"] < assessment["remote"]["ttft_ms"]
     assert assessment["score"]["prefers_local"] is True

@@ -11,7 +11,8 @@ import pytest
 
 from eval.fake_worker.worker import FakeWorker
 from ppd.contract import Role
-from router.config.tables import is_empty, read_table
+from router.config.table_files import read_table
+from router.config.tables import is_empty
 from router.workers.fallbacks import Fallback, Fallbacks
 from router.workers.group import ModelWorkers
 from router.workers.sglang import Publisher
