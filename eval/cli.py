@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     router_stages.add_to(bench)
     fault_table.add_to(bench)
     pool.add_bench(bench)
+    pool.add_card(bench)
 
     tables = _group(commands, "table", "decision tables, and what they decide")
     table.add_to(tables)

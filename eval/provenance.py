@@ -34,7 +34,8 @@ def commit_of(folder: Path) -> str:
     process have the same one.
 
     Returns:
-        The commit, with ``+`` if the checkout has changes; "unknown" outside a checkout.
+        The commit, with ``+`` if the checkout has changes. In a copy without history, the
+        environment variable ``PPD_COMMIT``, or "unknown".
     """
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
@@ -43,7 +44,7 @@ def commit_of(folder: Path) -> str:
         text=True,
         check=False,
     )
-    return described.stdout.strip() or "unknown"
+    return described.stdout.strip() or os.environ.get("PPD_COMMIT", "unknown")
 
 
 def _hardware() -> str:

@@ -46,6 +46,28 @@ def add_bench(commands: Commands) -> None:
     bench.set_defaults(run=_bench)
 
 
+def add_card(commands: Commands) -> None:
+    """Declare ``bench card``."""
+    card = commands.add_parser(
+        "card",
+        help="vector search on a GPU",
+        description=(
+            "Measure this pool's search on a GPU beside exact search and, where cuVS is "
+            "installed, CAGRA: rates at equal recall, single searches, expansions a second. The "
+            "last line is one JSON object."
+        ),
+    )
+    card.add_argument("--count", type=int, default=1_000_000, help="synthetic rows")
+    card.add_argument("--dimensions", type=int, default=384)
+    card.add_argument("--queries", type=int, default=10_000)
+    card.add_argument("--seeds", type=int, help="nodes at which a search may begin")
+    card.add_argument("--rounds", type=int, default=5)
+    card.add_argument("--threads", type=int, help="of the graph's builder; default: one a core")
+    card.add_argument("--seed", type=int, default=0)
+    add_out(card)
+    card.set_defaults(run=_card)
+
+
 def add_bursts(commands: Commands) -> None:
     """Declare ``pool bursts``."""
     bursts = commands.add_parser(
@@ -186,6 +208,21 @@ def _bench(options: argparse.Namespace) -> int:
         logs=options.logs,
     )
     return bench.run(plan, options.out)
+
+
+def _card(options: argparse.Namespace) -> int:
+    from . import card_study
+
+    plan = card_study.Plan(
+        count=options.count,
+        dimensions=options.dimensions,
+        queries=options.queries,
+        seeds=options.seeds,
+        rounds=options.rounds,
+        seed=options.seed,
+        threads=options.threads or len(os.sched_getaffinity(0)),
+    )
+    return card_study.run(plan, options.out)
 
 
 def _bursts(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..options import Commands
+from ..options import Commands, add_out
 from .calibrating import calibrated, read_steps
 from .files import FOLDER, known, write_file
 from .making import make
@@ -14,7 +14,7 @@ from .recipes import RECIPES, recipe_of
 
 
 def add_to(commands: Commands) -> None:
-    """Declare ``profile list``, ``profile make`` and ``profile calibrate``."""
+    """Declare ``profile list``, ``make``, ``calibrate`` and ``measure``."""
     listing = commands.add_parser(
         "list",
         help="the profiles, and a few of their steps",
@@ -45,6 +45,18 @@ def add_to(commands: Commands) -> None:
     fitting.add_argument("--source", required=True, help="where they were measured: one line")
     fitting.add_argument("--out", type=Path, required=True, help="the profile to write: a .json")
     fitting.set_defaults(run=run_calibrate)
+    measuring = commands.add_parser(
+        "measure",
+        help="steps on this GPU, beside a profile's",
+        description=(
+            "Measure steps of a profile's model with random weights on this GPU, and print them "
+            "beside the profile's. The last line is one JSON object."
+        ),
+    )
+    measuring.add_argument("profile", help="a profile's name, or a .json")
+    measuring.add_argument("--layers", type=int, help="fewer layers, for a trial")
+    add_out(measuring)
+    measuring.set_defaults(run=run_measure)
 
 
 def run_list(_options: argparse.Namespace) -> int:
@@ -99,3 +111,14 @@ def run_calibrate(options: argparse.Namespace) -> int:
     fitted = made.calibrations[-1]
     print(f"{options.out}: {fitted.factor:g} x + {fitted.step_ms:g} ms; {fitted.source}")
     return 0
+
+
+def run_measure(options: argparse.Namespace) -> int:
+    """Measure a profile's steps on this GPU.
+
+    Raises:
+        ConfigError: there is no such profile or no GPU, or the model cannot be measured.
+    """
+    from . import measuring  # PyTorch and Triton are slow to import, and needed only here
+
+    return measuring.run(load_profile(options.profile), options.out, options.layers)

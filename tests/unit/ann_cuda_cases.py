@@ -7,17 +7,20 @@ takes a tenth of a second: searches are few and narrow.
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from eval.pool import to_the_end
+from eval.pool import card_study, to_the_end
 from eval.pool.cards import exact_search, graph_search
 from ppd.ann import batch, oracle
 from ppd.ann.cuda.backend import backend_on
+from ppd.ann.cuda.lanes import CudaLaneSet
 from ppd.ann.engine import Engine, Pace, StepShape
 from ppd.ann.growth import Growth
 from ppd.ann.kernels import BLOCK
@@ -128,6 +131,27 @@ def test_the_searches_that_are_compared_on_a_card_find_the_nearest() -> None:
     wanted = truth(ROWS, QUERIES[:3], 10, Metric.L2)
     for find in (graph_search(target, 10, DEVICE, most=2), exact_search(target, 10, DEVICE)):
         assert recall(find(QUERIES[:3], 24, 1).astype(np.int32), wanted) > 0.9
+
+
+def test_the_rows_that_a_search_reads_are_counted() -> None:
+    target = target_of(made(ROWS))
+    lanes = BACKEND.make(target.snapshot, 2, 128)
+    assert isinstance(lanes, CudaLaneSet)
+    places = lanes.admit(target.snapshot.space.queries(QUERIES[:2]), [16] * 2)
+    assert lanes.rows_read(places) == 0, "no neighbour is read before a step"
+    done = lanes.advance(places, 1000, [10] * 2, [target.hidden] * 2).expansions
+    assert 32 <= lanes.rows_read(places) <= 16 * done
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+def test_the_study_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.jsonl"
+    plan = card_study.Plan(20_000, 128, 2048, None, 1, 0, 4)
+    assert card_study.run(plan, out) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["ours_cuda_qps"] > 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {"copy", "build", "rate", "curve", "single"} == {row["what"] for row in rows}
 
 
 def test_an_engine_on_the_card_serves_two_targets_and_deadlines() -> None:

@@ -145,6 +145,13 @@ class CudaLaneSet:
         self.free.extend(places)
         return near, nodes
 
+    def rows_read(self, places: Sequence[int]) -> int:
+        """How many rows the last searches in lanes have measured, but for a few that were lost."""
+        lanes = self._sent(np.array(places, np.int64))
+        slots = torch.arange(self._seen.shape[1], device=self._device)
+        used = slots[None, :] < self._seen_size[lanes][:, None]
+        return int(((self._seen[lanes] >= 0) & used).sum())
+
     def _step(self, places: NDArray[np.int64], steps: int) -> int:
         """Do up to ``steps`` expansions in each lane; returns how many were done in all."""
         self._mirror.catch_up(self._snapshot)
