@@ -34,9 +34,12 @@ def commit_of(folder: Path) -> str:
     process have the same one.
 
     Returns:
-        The commit, with ``+`` if the checkout has changes. In a copy without history, the
-        environment variable ``PPD_COMMIT``, or "unknown".
+        The environment variable ``PPD_COMMIT``, which names the commit of a copy without its
+        history. Without it the checkout's commit, with ``+`` if it has changes; "unknown" outside
+        a checkout.
     """
+    if told := os.environ.get("PPD_COMMIT"):
+        return told
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
         cwd=folder,
@@ -44,7 +47,7 @@ def commit_of(folder: Path) -> str:
         text=True,
         check=False,
     )
-    return described.stdout.strip() or os.environ.get("PPD_COMMIT", "unknown")
+    return described.stdout.strip() or "unknown"
 
 
 def _hardware() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from cuvs.neighbors import cagra
@@ -17,10 +15,8 @@ _AT_LEAST = 32  # its itopk is a multiple of this
 _SAMPLINGS = 8  # rounds of random first nodes; with the default of 1 recall is poor
 
 
-def cagra_searches(
-    rows: torch.Tensor, limit: int, degree: int, dtype: torch.dtype
-) -> tuple[Find, Find]:
-    """Build an index of rows, and return two searches of it: by launches, and persistent.
+def cagra_search(rows: torch.Tensor, limit: int, degree: int, dtype: torch.dtype) -> Find:
+    """Build an index of rows, and return its search.
 
     Args:
         rows: (n, dimensions) float32, on the device.
@@ -39,20 +35,12 @@ def cagra_searches(
         dataset,
     )
 
-    def search(options: dict[str, Any], queries: Rows, width: int) -> NDArray[np.int64]:
+    def find(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
         params = cagra.SearchParams(
-            itopk_size=-(-width // _AT_LEAST) * _AT_LEAST,
-            num_random_samplings=_SAMPLINGS,
-            **options,
+            itopk_size=-(-width // _AT_LEAST) * _AT_LEAST, num_random_samplings=_SAMPLINGS
         )
         there = torch.from_numpy(queries).to(dataset.device, dtype)
         nodes = cagra.search(params, index, there, limit)[1]
         return np.asarray(nodes.copy_to_host(), np.int64)
 
-    def by_launches(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
-        return search({}, queries, width)
-
-    def persistent(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
-        return search({"persistent": True, "algo": "single_cta"}, queries, width)
-
-    return by_launches, persistent
+    return find

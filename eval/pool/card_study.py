@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ppd.ann.cuda.backend import backend_on
-from ppd.ann.cuda.lanes import SIZES, CudaLaneSet
+from ppd.ann.cuda.lanes import MIN_KEPT, SIZES, CudaLaneSet, Program
 from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
 from ppd.ann.searches import MAX_ITOPK
@@ -38,6 +39,7 @@ _SINGLE = 500  # searches one after the other
 _RATE_WIDTHS = (64, 256)
 _STEPS = (8, MAX_ITOPK)  # expansions of a lane per launch: few, as beside other work, and all
 _QUERIES_AT_ONCE = 500  # of the truth: its distances must fit
+_PROGRAMS = ((1, 1), (4, 1), (8, 3))  # warps per 64 words, parts in flight
 _PACKAGES = ("torch", "triton", "cuvs-cu13", "numba", "faiss-cpu")
 
 Made = TypeVar("Made")
@@ -113,24 +115,23 @@ class _Study:
             "ours_cuda": cards.graph_search(target, LIMIT, self._device),
             "exact_cuda": cards.exact_search(target, LIMIT, self._device),
         }
-        persistent: dict[str, Find] = {}
+        for warps, parts in _PROGRAMS:
+            program = partial(_program, warps, parts)
+            finds[f"ours_cuda_{warps}x{parts}"] = cards.graph_search(
+                target, LIMIT, self._device, program=program
+            )
         if "cuvs-cu13" in _versions():
             for name, dtype in (("cagra", torch.float32), ("cagra_fp16", torch.float16)):
-                finds[name], persistent[name] = self._cagra(name, dtype)
+                finds[name] = self._timed(name, partial(self._cagra, dtype))
         widths = self._curves(finds)
         for name, find in finds.items():
             self._single(name, find, widths[name])
-        for name, find in persistent.items():
-            self._single(f"{name}_persistent", find, widths[name])
         return self._summary
 
-    def _cagra(self, name: str, dtype: torch.dtype) -> tuple[Find, Find]:
+    def _cagra(self, dtype: torch.dtype) -> Find:
         from . import card_rivals
 
-        degree = Shape().degree
-        return self._timed(
-            name, lambda: card_rivals.cagra_searches(self._rows, LIMIT, degree, dtype)
-        )
+        return card_rivals.cagra_search(self._rows, LIMIT, Shape().degree, dtype)
 
     def _target(self) -> Target:
         plan = self._plan
@@ -254,6 +255,10 @@ class _Study:
         p50, p99 = (float(np.percentile(took_us, share)) for share in (50, 99))
         self._write({"what": "single", "index": name, "width": width, "p50_us": p50, "p99_us": p99})
         self._summary[f"{name}_single_us"] = [round(p50), round(p99)]
+
+
+def _program(warps: int, parts: int, kept: int) -> Program:
+    return Program(min(16, warps * kept // MIN_KEPT), parts)
 
 
 def _nearest(rows: torch.Tensor, queries: torch.Tensor) -> NDArray[np.int64]:

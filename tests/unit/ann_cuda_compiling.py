@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ppd.ann.cuda import kernels
-from ppd.ann.cuda.lanes import MIN_KEPT, OPTIONS
+from ppd.ann.cuda.lanes import OPTIONS, program_of
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,30 @@ def test_they_compile_for_cards(capability: int, codes: str, kept: int) -> None:
         "kept": "*i64",
         "words": "*i64",
         "seeds": "i32",
-        **dict.fromkeys(("query", "seed_rows", "exact"), "*fp32"),
+        "scale": "fp32",
+        **dict.fromkeys(("incoming", "query", "exact_query", "seed_rows", "exact"), "*fp32"),
     }
+    program = program_of(kept)
     constants = {
-        kernels.admit: {"PART": 128, "BLOCK": 64, "SEEN": 8192, "ENTRIES": 4, "SEEDS_AT_ONCE": 128},
-        kernels.extend: {"PART": 128, "DEGREE": 32, "NEW": 32, "KEPT": kept, "SEEN": 8192},
+        kernels.admit: {
+            "PART": 128,
+            "BLOCK": 64,
+            "SEEN": 8192,
+            "ENTRIES": 4,
+            "SEEDS_AT_ONCE": 128,
+            "EXACT": True,
+        },
+        kernels.extend: {
+            "PART": 128,
+            "PARTS": program.parts,
+            "DEGREE": 32,
+            "NEW": 32,
+            "KEPT": kept,
+            "SEEN": 8192,
+        },
         kernels.measure_again: {"PART": 128, "KEPT": kept, "AT_ONCE": 32},
     }
-    options = {**OPTIONS, "num_warps": kept // MIN_KEPT}
+    options = {**OPTIONS, "num_warps": program.warps}
     for kernel, some in constants.items():
         fixed = {"DIM": 384, "ITOPK": 1024, **some}
         signature = {name: types.get(name, "*i32") for name in kernel.arg_names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -11,7 +12,7 @@ from ppd.errors import ConfigError, IndexFileError
 from ..lanes import Backend
 from ..searches import MAX_ITOPK
 from ..snapshot import Snapshot
-from .lanes import MIN_KEPT, CudaLaneSet
+from .lanes import MIN_KEPT, CudaLaneSet, Program, program_of
 from .mirror import Mirror
 
 _LANES = 1024
@@ -28,7 +29,9 @@ def cuda_backend() -> Backend:
     return backend_on(torch.device("cuda"), _LANES)
 
 
-def backend_on(device: torch.device, lanes: int) -> Backend:
+def backend_on(
+    device: torch.device, lanes: int, program: Callable[[int], Program] = program_of
+) -> Backend:
     """A device as the backend of an engine.
 
     Each snapshot is copied to the device once. The copy is shared by all its lane sets, and is
@@ -38,6 +41,7 @@ def backend_on(device: torch.device, lanes: int) -> Backend:
     Args:
         device: the device.
         lanes: lanes of an engine, per snapshot.
+        program: the program of a lane, by the number of its kept words.
     """
     mirrors: weakref.WeakKeyDictionary[Snapshot, Mirror] = weakref.WeakKeyDictionary()
 
@@ -46,7 +50,7 @@ def backend_on(device: torch.device, lanes: int) -> Backend:
             mirror = mirrors.get(snapshot)
             if mirror is None:
                 mirror = mirrors[snapshot] = Mirror(snapshot, device)
-            return CudaLaneSet(snapshot, mirror, device, lanes, itopk)
+            return CudaLaneSet(snapshot, mirror, device, lanes, itopk, program)
         except torch.OutOfMemoryError as error:
             raise IndexFileError(f"the card is full: {error}") from error
 

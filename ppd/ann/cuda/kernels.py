@@ -11,9 +11,10 @@ by distance, ties by id.
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 EMPTY_WORD = 0x7FFF_FFFF_FFFF_FFFF  # a place without a node; counts as expanded
 WAYS = 4  # associativity of the table of visited nodes
@@ -23,16 +24,16 @@ _WAYS = tl.constexpr(WAYS)
 _ID = tl.constexpr(0x7FFF_FFFF)
 
 
-def distances_of(words: torch.Tensor) -> torch.Tensor:
+def distances_of(words: NDArray[np.int64]) -> NDArray[np.float32]:
     """The squared distances in ``words``; infinity for ``EMPTY_WORD``."""
-    near = (words >> 32).to(torch.int32).view(torch.float32)
-    return near.where(words != EMPTY_WORD, float("inf"))
+    near = (words >> 32).astype(np.int32).view(np.float32)
+    return np.where(words != EMPTY_WORD, near, np.float32(np.inf))
 
 
-def nodes_of(words: torch.Tensor) -> torch.Tensor:
+def nodes_of(words: NDArray[np.int64]) -> NDArray[np.int32]:
     """The ids in ``words``; -1 for ``EMPTY_WORD``."""
-    nodes = ((words >> 1) & 0x7FFF_FFFF).to(torch.int32)
-    return nodes.where(words != EMPTY_WORD, -1)
+    nodes = ((words >> 1) & 0x7FFF_FFFF).astype(np.int32)
+    return np.where(words != EMPTY_WORD, nodes, np.int32(-1))
 
 
 @triton.jit
@@ -46,11 +47,16 @@ def _node(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _distances(query, rows, nodes, wanted, DIM: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The squared distances to ``rows[nodes]``, (n,); rows that are not wanted count as 0."""
+def _distances(  # type: ignore[no-untyped-def]
+    query, rows, nodes, wanted, DIM: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr
+):
+    """The squared distances to ``rows[nodes]``, (n,); rows that are not wanted count as 0.
+
+    ``PARTS`` parts of rows may be in flight, which takes registers.
+    """
     total = tl.zeros(nodes.shape, tl.float32)
     begin = nodes.to(tl.int64)[:, None] * DIM
-    for part in range(DIM // PART):  # not unrolled: rows in flight are registers
+    for part in tl.range(0, DIM // PART, loop_unroll_factor=PARTS):
         at = part * PART + tl.arange(0, PART)
         query_part = tl.load(query + at)
         row_part = tl.load(rows + begin + at[None, :], mask=wanted[:, None], other=0)
@@ -88,12 +94,15 @@ def _merged(words, new, place, KEPT: tl.constexpr, NEW: tl.constexpr):  # type: 
 
 @triton.jit
 def admit(  # type: ignore[no-untyped-def]
-    places,
+    settings,
+    incoming,
+    scale,
     seed_ids,
     seed_rows,
     seeds,
     codes,
     query,
+    exact_query,
     kept,
     seen,
     seen_size,
@@ -105,20 +114,24 @@ def admit(  # type: ignore[no-untyped-def]
     SEEN: tl.constexpr,
     ENTRIES: tl.constexpr,
     SEEDS_AT_ONCE: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
-    """Begin searches at seeds, in lanes whose query, width and seen_size are set.
+    """Set up lanes, and begin their searches at seeds.
 
     Args:
-        places: (n,) int32, lanes; -1 for none.
+        settings: (n, 3) int32: lane, width (itopk), slots of ``seen`` to use.
+        incoming: (n, DIM) float32, queries in the units of the space.
+        scale: one step of the codes in these units.
         seed_ids: (seeds,) int32.
         seed_rows: (seeds, BLOCK) float32, the first dimensions of each seed.
         seeds: number of seeds.
         codes: (nodes, DIM) codes.
-        query: (lanes, DIM) float32, in the units of the codes.
+        query: (lanes, DIM) float32, in the units of the codes; written.
+        exact_query: (lanes, DIM) float32, in the units of the space; written if ``EXACT``.
         kept: (lanes, ITOPK) int64 words, written.
         seen: (lanes, SEEN) int32, written.
-        seen_size: (lanes,) int32, slots of ``seen`` in use.
-        width: (lanes,) int32, itopk.
+        seen_size: (lanes,) int32, slots of ``seen`` in use; written.
+        width: (lanes,) int32, itopk; written.
         DIM: dimensions of a row.
         PART: dimensions that are read at once.
         BLOCK: dimensions of a seed row.
@@ -126,31 +139,42 @@ def admit(  # type: ignore[no-untyped-def]
         SEEN: row length of ``seen``.
         ENTRIES: number of seeds at which a search begins.
         SEEDS_AT_ONCE: seeds that are compared at once.
+        EXACT: whether kept nodes are measured again.
     """
-    lane = tl.load(places + tl.program_id(0)).to(tl.int64)
-    if lane < 0:
-        return
+    number = tl.program_id(0)
+    lane = tl.load(settings + number * 3).to(tl.int64)
+    wide = tl.load(settings + number * 3 + 1)
+    slots = tl.load(settings + number * 3 + 2)
+    incoming += number.to(tl.int64) * DIM
     query += lane * DIM
+    exact_query += lane * DIM
     kept += lane * ITOPK
     seen += lane * SEEN
+    tl.store(width + lane, wide)
+    tl.store(seen_size + lane, slots)
+    at = tl.arange(0, BLOCK)
+    for begin in range(0, DIM, BLOCK):
+        values = tl.load(incoming + begin + at)
+        tl.store(query + begin + at, tl.div_rn(values, scale))
+        if EXACT:
+            tl.store(exact_query + begin + at, values)
     offset = tl.arange(0, SEEDS_AT_ONCE)
     for begin in range(0, ITOPK, SEEDS_AT_ONCE):
         none = tl.full((SEEDS_AT_ONCE,), _EMPTY_WORD, tl.int64)
         tl.store(kept + begin + offset, none, mask=begin + offset < ITOPK)
-    for begin in range(0, tl.load(seen_size + lane), SEEDS_AT_ONCE):
+    for begin in range(0, slots, SEEDS_AT_ONCE):
         tl.store(seen + begin + offset, tl.full((SEEDS_AT_ONCE,), -1, tl.int32))
     entry = tl.arange(0, ENTRIES)
     best = _EMPTY_WORD - entry.to(tl.int64)  # all different, so that the worst one is unique
-    at = tl.arange(0, BLOCK)
-    start = tl.load(query + at)
+    start = tl.div_rn(tl.load(incoming + at), scale)
     for begin in range(0, seeds, SEEDS_AT_ONCE):
-        number = begin + offset
-        there = number < seeds
+        number_of = begin + offset
+        there = number_of < seeds
         rows = tl.load(
-            seed_rows + number[:, None] * BLOCK + at[None, :], mask=there[:, None], other=0
+            seed_rows + number_of[:, None] * BLOCK + at[None, :], mask=there[:, None], other=0
         )
         difference = start[None, :] - rows
-        rough = tl.where(there, _word(tl.sum(difference * difference, 1), number), _EMPTY_WORD)
+        rough = tl.where(there, _word(tl.sum(difference * difference, 1), number_of), _EMPTY_WORD)
         for _ in tl.static_range(ENTRIES):
             nearest = tl.min(rough, 0)
             rough = tl.where(rough == nearest, _EMPTY_WORD, rough)
@@ -158,10 +182,10 @@ def admit(  # type: ignore[no-untyped-def]
             best = tl.where((best == worst) & (nearest < worst), nearest, best)
     found = best < _EMPTY_WORD - ENTRIES
     nodes = tl.load(seed_ids + _node(best), mask=found, other=0)
-    near = _distances(query, codes, nodes, found, DIM, PART)
+    tl.debug_barrier()  # other threads of this program have written the query, and EMPTY_WORD
+    near = _distances(query, codes, nodes, found, DIM, PART, 1)
     words = tl.sort(tl.where(found & (near < float("inf")), _word(near, nodes), _EMPTY_WORD))
-    tl.debug_barrier()  # other threads of this program have written EMPTY_WORD there
-    tl.store(kept + entry, words, mask=entry < tl.load(width + lane))
+    tl.store(kept + entry, words, mask=entry < wide)
 
 
 @triton.jit
@@ -179,6 +203,7 @@ def extend(  # type: ignore[no-untyped-def]
     finished,
     DIM: tl.constexpr,
     PART: tl.constexpr,
+    PARTS: tl.constexpr,
     DEGREE: tl.constexpr,
     NEW: tl.constexpr,
     KEPT: tl.constexpr,
@@ -201,6 +226,7 @@ def extend(  # type: ignore[no-untyped-def]
         finished: (n,) int32, written: 1 if no node is left to expand.
         DIM: dimensions of a row.
         PART: dimensions that are read at once.
+        PARTS: parts that may be in flight.
         DEGREE: neighbours of a node.
         NEW: DEGREE, rounded up to a power of 2.
         KEPT: words of a lane in use: a power of 2, at least NEW and the lane's width.
@@ -233,7 +259,7 @@ def extend(  # type: ignore[no-untyped-def]
         # The table is lossy. A lost node is among the kept ones, or is too far as before.
         here = _node(words)[None, :] == nodes.to(tl.int64)[:, None]
         fresh = fresh & (tl.sum(here.to(tl.int32), 1) == 0)
-        near = _distances(query, codes, nodes, fresh, DIM, PART)
+        near = _distances(query, codes, nodes, fresh, DIM, PART, PARTS)
         new = tl.where(fresh & (near < float("inf")), _word(near, nodes), _EMPTY_WORD)
         words = _merged(words, new, place, KEPT, NEW)
         words = tl.where(place < wide, words, _EMPTY_WORD)
@@ -277,5 +303,5 @@ def measure_again(  # type: ignore[no-untyped-def]
     known = tl.load(kept + lane * ITOPK + place)
     there = known != _EMPTY_WORD
     node = tl.where(there, _node(known), 0)
-    near = _distances(query + lane * DIM, exact, node, there, DIM, PART)
+    near = _distances(query + lane * DIM, exact, node, there, DIM, PART, 1)
     tl.store(words + number * KEPT + place, tl.where(there, _word(near, node), _EMPTY_WORD))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,23 @@ _AGAIN_AT_ONCE = 32  # kept nodes that a program measures again
 OPTIONS = {"enable_fp_fusion": True}  # explicit, because Triton's default is about to change
 
 
+class Program(NamedTuple):
+    """How the program of a lane runs on the GPU.
+
+    Attributes:
+        warps: of 32 threads.
+        parts: parts of the rows that may be in flight; a part is up to 128 dimensions.
+    """
+
+    warps: int
+    parts: int
+
+
+def program_of(kept: int) -> Program:
+    """The program of a lane that keeps ``kept`` words."""
+    return Program(max(4, kept // MIN_KEPT), 3)
+
+
 class CudaLaneSet:
     """Lanes on the GPU.
 
@@ -37,18 +54,26 @@ class CudaLaneSet:
         device: the device.
         lanes: number of lanes, at most the largest of ``SIZES``.
         itopk: the largest itopk of a search.
+        program: the program of a lane, by the number of its kept words.
 
     Attributes:
         free: the lanes that are free.
     """
 
     def __init__(
-        self, snapshot: Snapshot, mirror: Mirror, device: torch.device, lanes: int, itopk: int
+        self,
+        snapshot: Snapshot,
+        mirror: Mirror,
+        device: torch.device,
+        lanes: int,
+        itopk: int,
+        program: Callable[[int], Program] = program_of,
     ) -> None:
         assert lanes <= SIZES[-1], "as many as one launch takes"
         self._snapshot = snapshot
         self._mirror = mirror
         self._device = device
+        self._program = program
         self._dimensions = snapshot.graph.codes.shape[1]
         self._degree = snapshot.graph.neighbours.shape[1]
         self._edges = int(_powers_of_2(np.array(self._degree)))
@@ -76,20 +101,19 @@ class CudaLaneSet:
         wide = np.array(widths, np.int32)
         self._widths[places] = wide
         self._finished[places] = False
-        lanes = self._sent(np.array(places, np.int64))
-        self._query[lanes] = self._sent(queries / np.float32(self._snapshot.scale))
-        if self._exact_query is not None:
-            self._exact_query[lanes] = self._sent(np.ascontiguousarray(queries))
-        self._width[lanes] = self._sent(wide)
-        self._seen_size[lanes] = self._sent(self._seen_for(wide))
+        settings = np.stack([np.array(places, np.int32), wide, self._seen_for(wide)], axis=1)
         mirror = self._mirror
+        exact = self._exact_query is not None
         kernels.admit[(len(places),)](
-            lanes.to(torch.int32),
+            self._sent(settings),
+            self._sent(np.ascontiguousarray(queries)),
+            self._snapshot.scale,
             mirror.seed_ids,
             mirror.seed_rows,
             mirror.seed_ids.shape[0],
             mirror.codes,
             self._query,
+            self._exact_query if exact else self._query,
             self._kept,
             self._seen,
             self._seen_size,
@@ -101,6 +125,7 @@ class CudaLaneSet:
             SEEN=self._seen.shape[1],
             ENTRIES=ENTRIES,
             SEEDS_AT_ONCE=_SEEDS_AT_ONCE,
+            EXACT=exact,
             **OPTIONS,
         )
         return places
@@ -134,14 +159,17 @@ class CudaLaneSet:
         nodes = np.full((len(places), max(limits)), -1, np.int32)
         lanes = np.array(places, np.int64)
         for kept, which in self._by_kept(lanes):
-            distances, ids = self._collected(lanes[which], kept)
-            gone = np.stack([hidden[i][row] for i, row in zip(which.tolist(), ids, strict=True)])
-            visible = (ids >= 0) & (gone == 0)
-            order = np.argsort(~visible, axis=1, kind="stable")[:, : near.shape[1]]
-            seen = np.take_along_axis(visible, order, 1)
-            cut = slice(0, order.shape[1])
-            near[which, cut] = np.where(seen, np.take_along_axis(distances, order, 1), np.inf)
-            nodes[which, cut] = np.where(seen, np.take_along_axis(ids, order, 1), -1)
+            words = self._collected(lanes[which], kept)
+            of_which = [hidden[i] for i in which]
+            cut = slice(0, near.shape[1])
+            nearest = words[:, cut].cpu().numpy()
+            ids = kernels.nodes_of(nearest)
+            if _hides(of_which, ids).any():
+                near[which, cut], nodes[which, cut] = _visible(of_which, words, near.shape[1])
+            else:
+                cut = slice(0, ids.shape[1])
+                near[which, cut] = kernels.distances_of(nearest)
+                nodes[which, cut] = ids
         self.free.extend(places)
         return near, nodes
 
@@ -168,10 +196,8 @@ class CudaLaneSet:
             self._finished[group] = finished.astype(np.bool_)
         return done
 
-    def _collected(
-        self, places: NDArray[np.int64], kept: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """The squared distances and nodes of lanes, (places, kept), nearest first."""
+    def _collected(self, places: NDArray[np.int64], kept: int) -> torch.Tensor:
+        """The words of lanes, (places, kept), nearest first."""
         lanes = self._sent(places)
         if self._exact_query is None:
             words = self._kept[lanes, :kept]
@@ -191,8 +217,7 @@ class CudaLaneSet:
                 **OPTIONS,
             )
             words = words.sort(1).values
-        near = kernels.distances_of(words).cpu().numpy()
-        return near, kernels.nodes_of(words).cpu().numpy()
+        return words
 
     def _launch(self, count: int, kept: int) -> Launch:
         size = next(size for size in SIZES if size >= count)
@@ -202,6 +227,7 @@ class CudaLaneSet:
 
     def _extend(self, kept: int, places: torch.Tensor, results: torch.Tensor) -> None:
         mirror = self._mirror
+        program = self._program(kept)
         kernels.extend[(places.shape[0],)](
             places,
             self._steps,
@@ -216,12 +242,13 @@ class CudaLaneSet:
             results[1],
             DIM=self._dimensions,
             PART=self._part(self._edges),
+            PARTS=program.parts,
             DEGREE=self._degree,
             NEW=self._edges,
             KEPT=kept,
             ITOPK=self._itopk,
             SEEN=self._seen.shape[1],
-            num_warps=kept // MIN_KEPT,
+            num_warps=program.warps,
             **OPTIONS,
         )
 
@@ -258,3 +285,33 @@ class CudaLaneSet:
 def _powers_of_2(numbers: NDArray[np.int32]) -> NDArray[np.int64]:
     """Round numbers up to powers of 2."""
     return np.left_shift(1, np.ceil(np.log2(numbers)).astype(np.int64))
+
+
+def _hides(hidden: Sequence[NDArray[np.uint8]], nodes: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Whether each node must not be found.
+
+    Args:
+        hidden: for each row of ``nodes`` (n,) uint8; 1 for a node that must not be found.
+        nodes: (rows, k); -1 for none.
+    """
+    if all(one is hidden[0] for one in hidden):  # those of one target, without a copy for each
+        marks = hidden[0][nodes]
+    else:
+        marks = np.stack([one[row] for one, row in zip(hidden, nodes, strict=True)])
+    hides: NDArray[np.bool_] = (marks != 0) & (nodes >= 0)
+    return hides
+
+
+def _visible(
+    hidden: Sequence[NDArray[np.uint8]], words: torch.Tensor, limit: int
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """The squared distances and nodes of words, (rows, limit), without those that are hidden."""
+    every = words.cpu().numpy()
+    nodes = kernels.nodes_of(every)
+    visible = (nodes >= 0) & ~_hides(hidden, nodes)
+    order = np.argsort(~visible, axis=1, kind="stable")[:, :limit]
+    seen = np.take_along_axis(visible, order, 1)
+    near = np.where(
+        seen, np.take_along_axis(kernels.distances_of(every), order, 1), np.float32(np.inf)
+    )
+    return near, np.where(seen, np.take_along_axis(nodes, order, 1), np.int32(-1))
