@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ppd.ann.cuda.backend import backend_on
-from ppd.ann.cuda.lanes import MIN_KEPT, SIZES, CudaLaneSet, Program
+from ppd.ann.cuda.lanes import SIZES, CudaLaneSet
 from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
 from ppd.ann.searches import MAX_ITOPK
@@ -39,7 +39,6 @@ _SINGLE = 500  # searches one after the other
 _RATE_WIDTHS = (64, 256)
 _STEPS = (8, MAX_ITOPK)  # expansions of a lane per launch: few, as beside other work, and all
 _QUERIES_AT_ONCE = 500  # of the truth: its distances must fit
-_PROGRAMS = ((1, 1), (4, 1), (8, 3))  # warps per 64 words, parts in flight
 _PACKAGES = ("torch", "triton", "cuvs-cu13", "numba", "faiss-cpu")
 
 Made = TypeVar("Made")
@@ -115,11 +114,6 @@ class _Study:
             "ours_cuda": cards.graph_search(target, LIMIT, self._device),
             "exact_cuda": cards.exact_search(target, LIMIT, self._device),
         }
-        for warps, parts in _PROGRAMS:
-            program = partial(_program, warps, parts)
-            finds[f"ours_cuda_{warps}x{parts}"] = cards.graph_search(
-                target, LIMIT, self._device, program=program
-            )
         if "cuvs-cu13" in _versions():
             for name, dtype in (("cagra", torch.float32), ("cagra_fp16", torch.float16)):
                 finds[name] = self._timed(name, partial(self._cagra, dtype))
@@ -255,10 +249,6 @@ class _Study:
         p50, p99 = (float(np.percentile(took_us, share)) for share in (50, 99))
         self._write({"what": "single", "index": name, "width": width, "p50_us": p50, "p99_us": p99})
         self._summary[f"{name}_single_us"] = [round(p50), round(p99)]
-
-
-def _program(warps: int, parts: int, kept: int) -> Program:
-    return Program(min(16, warps * kept // MIN_KEPT), parts)
 
 
 def _nearest(rows: torch.Tensor, queries: torch.Tensor) -> NDArray[np.int64]:

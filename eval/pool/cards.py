@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from ppd.ann.cuda.backend import backend_on
-from ppd.ann.cuda.lanes import Program, program_of
 from ppd.ann.lanes import Target
 from ppd.ann.searches import MAX_ITOPK
 from ppd.ann.space import Metric, Rows, Space
@@ -23,16 +22,10 @@ _QUERIES_AT_ONCE = 512  # of the exact search: its distances must fit
 Find = Callable[[Rows, int, int], NDArray[np.int64]]
 
 
-def graph_search(
-    target: Target,
-    limit: int,
-    device: torch.device,
-    most: int = _LANES,
-    program: Callable[[int], Program] = program_of,
-) -> Find:
+def graph_search(target: Target, limit: int, device: torch.device, most: int = _LANES) -> Find:
     """Search by the graph, ``most`` queries at a time, each to its end."""
     move = _move(target.snapshot.space, device)
-    lanes = backend_on(device, most, program).make(target.snapshot, most, MAX_ITOPK)
+    lanes = backend_on(device, most).make(target.snapshot, most, MAX_ITOPK)
 
     def find(queries: Rows, width: int, threads: int) -> NDArray[np.int64]:
         moved = move(queries).cpu().numpy()

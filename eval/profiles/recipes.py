@@ -29,6 +29,7 @@ _BF16: dict[str, str | int] = {"fmha_quant_mode": "bfloat16", "kvcache_quant_mod
 _LLAMA, _QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
 RECIPES = (
     Recipe("llama-3.1-8b-h100-tp1", "Llama-3.1-8B", "H100 SXM", _LLAMA, "h100_sxm", 1),
+    Recipe("llama-3.1-8b-h200-tp1", "Llama-3.1-8B", "H200 SXM", _LLAMA, "h200_sxm", 1),
     Recipe("llama-3.1-8b-l40s-tp1", "Llama-3.1-8B", "L40S", _LLAMA, "l40s", 1),
     Recipe("qwen3-32b-h100-tp2", "Qwen3-32B", "H100 SXM", _QWEN, "h100_sxm", 2),
     Recipe("qwen3-32b-h100-tp4", "Qwen3-32B", "H100 SXM", _QWEN, "h100_sxm", 4),

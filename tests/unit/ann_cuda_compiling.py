@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ppd.ann.cuda import kernels
-from ppd.ann.cuda.lanes import OPTIONS, program_of
+from ppd.ann.cuda.lanes import OPTIONS, warps_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,6 @@ def test_they_compile_for_cards(capability: int, codes: str, kept: int) -> None:
         "scale": "fp32",
         **dict.fromkeys(("incoming", "query", "exact_query", "seed_rows", "exact"), "*fp32"),
     }
-    program = program_of(kept)
     constants = {
         kernels.admit: {
             "PART": 128,
@@ -37,7 +36,6 @@ def test_they_compile_for_cards(capability: int, codes: str, kept: int) -> None:
         },
         kernels.extend: {
             "PART": 128,
-            "PARTS": program.parts,
             "DEGREE": 32,
             "NEW": 32,
             "KEPT": kept,
@@ -45,7 +43,7 @@ def test_they_compile_for_cards(capability: int, codes: str, kept: int) -> None:
         },
         kernels.measure_again: {"PART": 128, "KEPT": kept, "AT_ONCE": 32},
     }
-    options = {**OPTIONS, "num_warps": program.warps}
+    options = {**OPTIONS, "num_warps": warps_of(kept)}
     for kernel, some in constants.items():
         fixed = {"DIM": 384, "ITOPK": 1024, **some}
         signature = {name: types.get(name, "*i32") for name in kernel.arg_names}

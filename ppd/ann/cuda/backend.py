@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
 import torch
 
@@ -12,7 +11,7 @@ from ppd.errors import ConfigError, IndexFileError
 from ..lanes import Backend
 from ..searches import MAX_ITOPK
 from ..snapshot import Snapshot
-from .lanes import MIN_KEPT, CudaLaneSet, Program, program_of
+from .lanes import MIN_KEPT, CudaLaneSet
 from .mirror import Mirror
 
 _LANES = 1024
@@ -29,9 +28,7 @@ def cuda_backend() -> Backend:
     return backend_on(torch.device("cuda"), _LANES)
 
 
-def backend_on(
-    device: torch.device, lanes: int, program: Callable[[int], Program] = program_of
-) -> Backend:
+def backend_on(device: torch.device, lanes: int) -> Backend:
     """A device as the backend of an engine.
 
     Each snapshot is copied to the device once. The copy is shared by all its lane sets, and is
@@ -41,7 +38,6 @@ def backend_on(
     Args:
         device: the device.
         lanes: lanes of an engine, per snapshot.
-        program: the program of a lane, by the number of its kept words.
     """
     mirrors: weakref.WeakKeyDictionary[Snapshot, Mirror] = weakref.WeakKeyDictionary()
 
@@ -50,7 +46,7 @@ def backend_on(
             mirror = mirrors.get(snapshot)
             if mirror is None:
                 mirror = mirrors[snapshot] = Mirror(snapshot, device)
-            return CudaLaneSet(snapshot, mirror, device, lanes, itopk, program)
+            return CudaLaneSet(snapshot, mirror, device, lanes, itopk)
         except torch.OutOfMemoryError as error:
             raise IndexFileError(f"the card is full: {error}") from error
 

@@ -47,16 +47,11 @@ def _node(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _distances(  # type: ignore[no-untyped-def]
-    query, rows, nodes, wanted, DIM: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr
-):
-    """The squared distances to ``rows[nodes]``, (n,); rows that are not wanted count as 0.
-
-    ``PARTS`` parts of rows may be in flight, which takes registers.
-    """
+def _distances(query, rows, nodes, wanted, DIM: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The squared distances to ``rows[nodes]``, (n,); rows that are not wanted count as 0."""
     total = tl.zeros(nodes.shape, tl.float32)
     begin = nodes.to(tl.int64)[:, None] * DIM
-    for part in tl.range(0, DIM // PART, loop_unroll_factor=PARTS):
+    for part in range(DIM // PART):  # not unrolled: rows in flight are registers
         at = part * PART + tl.arange(0, PART)
         query_part = tl.load(query + at)
         row_part = tl.load(rows + begin + at[None, :], mask=wanted[:, None], other=0)
@@ -183,7 +178,7 @@ def admit(  # type: ignore[no-untyped-def]
     found = best < _EMPTY_WORD - ENTRIES
     nodes = tl.load(seed_ids + _node(best), mask=found, other=0)
     tl.debug_barrier()  # other threads of this program have written the query, and EMPTY_WORD
-    near = _distances(query, codes, nodes, found, DIM, PART, 1)
+    near = _distances(query, codes, nodes, found, DIM, PART)
     words = tl.sort(tl.where(found & (near < float("inf")), _word(near, nodes), _EMPTY_WORD))
     tl.store(kept + entry, words, mask=entry < wide)
 
@@ -203,7 +198,6 @@ def extend(  # type: ignore[no-untyped-def]
     finished,
     DIM: tl.constexpr,
     PART: tl.constexpr,
-    PARTS: tl.constexpr,
     DEGREE: tl.constexpr,
     NEW: tl.constexpr,
     KEPT: tl.constexpr,
@@ -226,7 +220,6 @@ def extend(  # type: ignore[no-untyped-def]
         finished: (n,) int32, written: 1 if no node is left to expand.
         DIM: dimensions of a row.
         PART: dimensions that are read at once.
-        PARTS: parts that may be in flight.
         DEGREE: neighbours of a node.
         NEW: DEGREE, rounded up to a power of 2.
         KEPT: words of a lane in use: a power of 2, at least NEW and the lane's width.
@@ -259,7 +252,7 @@ def extend(  # type: ignore[no-untyped-def]
         # The table is lossy. A lost node is among the kept ones, or is too far as before.
         here = _node(words)[None, :] == nodes.to(tl.int64)[:, None]
         fresh = fresh & (tl.sum(here.to(tl.int32), 1) == 0)
-        near = _distances(query, codes, nodes, fresh, DIM, PART, PARTS)
+        near = _distances(query, codes, nodes, fresh, DIM, PART)
         new = tl.where(fresh & (near < float("inf")), _word(near, nodes), _EMPTY_WORD)
         words = _merged(words, new, place, KEPT, NEW)
         words = tl.where(place < wide, words, _EMPTY_WORD)
@@ -303,5 +296,5 @@ def measure_again(  # type: ignore[no-untyped-def]
     known = tl.load(kept + lane * ITOPK + place)
     there = known != _EMPTY_WORD
     node = tl.where(there, _node(known), 0)
-    near = _distances(query + lane * DIM, exact, node, there, DIM, PART, 1)
+    near = _distances(query + lane * DIM, exact, node, there, DIM, PART)
     tl.store(words + number * KEPT + place, tl.where(there, _word(near, node), _EMPTY_WORD))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from .mirror import Mirror
 
 SIZES = (64, 256, 1024, 2048)  # programs of a launch
 MIN_KEPT = 64
+_MIN_WARPS = 4  # a step of fewer waits longer for its rows
 _MAX_SEEN = 8192  # slots; a wider search loses more entries and measures some nodes again
 _SEEDS_AT_ONCE = 128
 _VALUES = 4096  # values of rows that a program holds at once
@@ -28,21 +29,9 @@ _AGAIN_AT_ONCE = 32  # kept nodes that a program measures again
 OPTIONS = {"enable_fp_fusion": True}  # explicit, because Triton's default is about to change
 
 
-class Program(NamedTuple):
-    """How the program of a lane runs on the GPU.
-
-    Attributes:
-        warps: of 32 threads.
-        parts: parts of the rows that may be in flight; a part is up to 128 dimensions.
-    """
-
-    warps: int
-    parts: int
-
-
-def program_of(kept: int) -> Program:
-    """The program of a lane that keeps ``kept`` words."""
-    return Program(max(4, kept // MIN_KEPT), 3)
+def warps_of(kept: int) -> int:
+    """The warps of a program whose lane keeps ``kept`` words."""
+    return max(_MIN_WARPS, kept // MIN_KEPT)
 
 
 class CudaLaneSet:
@@ -54,26 +43,18 @@ class CudaLaneSet:
         device: the device.
         lanes: number of lanes, at most the largest of ``SIZES``.
         itopk: the largest itopk of a search.
-        program: the program of a lane, by the number of its kept words.
 
     Attributes:
         free: the lanes that are free.
     """
 
     def __init__(
-        self,
-        snapshot: Snapshot,
-        mirror: Mirror,
-        device: torch.device,
-        lanes: int,
-        itopk: int,
-        program: Callable[[int], Program] = program_of,
+        self, snapshot: Snapshot, mirror: Mirror, device: torch.device, lanes: int, itopk: int
     ) -> None:
         assert lanes <= SIZES[-1], "as many as one launch takes"
         self._snapshot = snapshot
         self._mirror = mirror
         self._device = device
-        self._program = program
         self._dimensions = snapshot.graph.codes.shape[1]
         self._degree = snapshot.graph.neighbours.shape[1]
         self._edges = int(_powers_of_2(np.array(self._degree)))
@@ -227,7 +208,6 @@ class CudaLaneSet:
 
     def _extend(self, kept: int, places: torch.Tensor, results: torch.Tensor) -> None:
         mirror = self._mirror
-        program = self._program(kept)
         kernels.extend[(places.shape[0],)](
             places,
             self._steps,
@@ -242,13 +222,12 @@ class CudaLaneSet:
             results[1],
             DIM=self._dimensions,
             PART=self._part(self._edges),
-            PARTS=program.parts,
             DEGREE=self._degree,
             NEW=self._edges,
             KEPT=kept,
             ITOPK=self._itopk,
             SEEN=self._seen.shape[1],
-            num_warps=program.warps,
+            num_warps=warps_of(kept),
             **OPTIONS,
         )
 
