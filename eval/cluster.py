@@ -118,6 +118,9 @@ class Launcher:
         ]
         if role is Role.PREFILL:
             argv += ["--disaggregation-bootstrap-port", str(free_port())]
+        if "--dp-size" not in flags:  # ranks need a port each
+            # SGLang before 0.5.23 takes one of the kernel's range, and binds it seconds later.
+            argv += ["--nccl-port", str(free_port())]
         return self.start(name or role.value, port, [*argv, *flags], core)
 
     def router(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from eval.cluster import core_share, gpu_flags, share_flags
+from eval.cluster import Launcher, core_share, gpu_flags, share_flags
+from ppd.contract import Role
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,15 @@ def test_cores_are_divided_among_workers(
 def test_workers_that_are_never_busy_together_share_no_cores() -> None:
     assert share_flags(0, 3, busy=1) == share_flags(2, 1)
     assert share_flags(1, 3) == ["--cpu-threads", str(core_share(3))]
+
+
+@pytest.mark.parametrize(("flags", "given"), [((), True), (("--dp-size", "2"), False)])
+def test_a_worker_of_one_rank_has_a_port_that_no_connection_takes(
+    flags: Sequence[str], given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(Launcher, "spawn", lambda _self, _log, argv, _core: commands.append(argv))
+    with ExitStack() as stack:
+        Launcher(tmp_path, stack).worker(Role.DECODE, "model", *flags)
+        stack.pop_all()  # nothing was started
+    assert ("--nccl-port" in commands[0]) == given
