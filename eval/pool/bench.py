@@ -87,7 +87,7 @@ def run(plan: Plan, out: Path | None) -> int:
                 clustered(plan.large + sample.queries, sample.seed), sample.queries
             )
             clusters = _with_truth("large", rows, queries)
-            names = (*pool_rivals.NAMES, *_LARGE_SWEPT, *pool_rivals.ON_CARD)
+            names = (*pool_rivals.NAMES, *_LARGE_SWEPT)
             summary["large"] = _compare(clusters, plan, names, write, origin)
     print(json.dumps(summary))
     return 0
@@ -165,7 +165,7 @@ def _compare(
         for threads in (1, plan.threads):
             summary[f"{index.name}_qps_{threads}t"] = _qps_at(points, index.name, threads)
     for index in indexes:
-        if index.name in ("ours", "ours_fp32", "hnswlib", "faiss_hnsw_sq", *pool_rivals.ON_CARD):
+        if index.name in ("ours", "ours_fp32", "hnswlib", "faiss_hnsw_sq"):
             width = _width_at(points, index.name)
             took = _one_by_one(index, queries, width, plan.rounds)
             p50, p99 = (float(np.percentile(took, share)) * 1e6 for share in (50, 99))

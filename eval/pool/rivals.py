@@ -1,11 +1,7 @@
-"""Vector indexes that the pool's is compared with, and the pool's own, behind one call.
-
-Where there is a card, two that run on it are among them (``cards.py``).
-"""
+"""Vector indexes that the pool's is compared with, and the pool's own, behind one call."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,7 +42,7 @@ class Index:
 
 def make(name: str, given: Given) -> Index:
     """Return the index of one of the names of ``ALL``."""
-    return Index(name, (_MAKERS | _SWEPT | _ON_CARD)[name](given))
+    return Index(name, (_MAKERS | _SWEPT)[name](given))
 
 
 def _ours(precision: Precision) -> Callable[[Given], Find]:
@@ -166,27 +162,4 @@ _SWEPT = {f"hnswlib_{m}_{ef}": _hnswlib(m, ef) for m, ef in SWEPT} | {
     f"faiss_hnsw_sq_{m}_{ef}": rivals_int8.faiss_hnsw_sq(m, ef, LIMIT) for m, ef in SWEPT
 }
 NAMES, SWEPT_NAMES = tuple(_MAKERS), tuple(_SWEPT)
-
-
-def _on_card() -> dict[str, Callable[[Given], Find]]:
-    if not all(map(importlib.util.find_spec, ("torch", "triton"))):
-        return {}
-    import torch
-
-    if not torch.cuda.is_available():
-        return {}
-    from . import cards
-
-    def ours(given: Given) -> Find:
-        return cards.graph_search(given.target, LIMIT, device)
-
-    def exact(given: Given) -> Find:
-        return cards.exact_search(given.target, LIMIT, device)
-
-    device = torch.device("cuda")
-    return {"ours_cuda": ours, "exact_cuda": exact}
-
-
-_ON_CARD = _on_card()
-ON_CARD = tuple(_ON_CARD)
-ALL = (*NAMES, *SWEPT_NAMES, *ON_CARD)
+ALL = (*NAMES, *SWEPT_NAMES)
