@@ -63,7 +63,7 @@ BLOCKS: Blocks = _merged(
     tables.BLOCKS,
     traffic.BLOCKS,
 )
-NUMBERS: Numbers = _merged(routers.NUMBERS, tables.NUMBERS, traffic.NUMBERS)
+NUMBERS: Numbers = _merged(payoff.NUMBERS, routers.NUMBERS, tables.NUMBERS, traffic.NUMBERS)
 
 
 class Catalogue:

@@ -30,19 +30,12 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return not self.embedding
 
 
-def model_problems(models: Mapping[str, ModelOptions], *, uses_table: bool) -> Iterator[str]:
-    """Yield a message for each option that is wrong, except those of URLs.
-
-    Args:
-        models: by name.
-        uses_table: the policy has a decision table.
-    """
+def model_problems(models: Mapping[str, ModelOptions]) -> Iterator[str]:
+    """Yield a message for each option that is wrong, except those of URLs."""
     for name, model in models.items():
         where = f"models.{name}"
         if name in ("", "default"):
             yield f"{where}: no model may have the name {name!r}"
-        if model.table and not uses_table:
-            yield f"{where}.table: the policy uses no table"
         if model.admission is not None:
             yield from range_problems(model.admission, f"{where}.admission.")
         if not model.generates and (model.table or model.admission is not None):

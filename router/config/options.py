@@ -270,7 +270,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             wrong += [problem for url in urls if (problem := url_problem(role, url))]
         encoders = [*self.embedding, *(url for urls in self.encoders.values() for url in urls)]
         wrong += [problem for url in encoders if (problem := url_problem("embedding", url))]
-        wrong += model_problems(self.models, uses_table=self.policy == TABLE_POLICY)
+        wrong += model_problems(self.models)
         if len(self.model_names) > 1:
             for name in ("table", "embedding"):
                 if getattr(self, name):
@@ -300,8 +300,6 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 static_policy(self.policy)
             except ConfigError as error:
                 wrong.append(str(error))
-            if self.table:
-                wrong.append(f"policy {self.policy} uses no table")
         owners = {"": Tenant(self.weights, self.targets)} | self.tenants
         for name, owner in owners.items():
             where = f"tenants.{name}: " if name else ""

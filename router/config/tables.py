@@ -35,6 +35,8 @@ def make_policy(
             throughput although a weight of the configuration is of it.
     """
     if config.policy != TABLE_POLICY:
+        if path := config.table_of(models[0]):
+            logger.warning("policy %s uses no table: %s is not read", config.policy, path)
         return static_policy(config.policy), None
     found = find_table(config, models, shape, machines)
     if found is None:

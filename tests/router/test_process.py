@@ -107,6 +107,22 @@ async def test_sighup_takes_up_what_can_be_and_refuses_what_is_wrong(tmp_path: P
             assert shown["policy"] == "full"
 
 
+async def test_sighup_takes_a_measured_table_out_of_use(tmp_path: Path, table: Path) -> None:
+    file = tmp_path / "router.toml"
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
+        fixed = f'prefill = ["{p.url}"]\ndecode = ["{d.url}"]\ntable = "{table}"\n'
+        file.write_text(fixed)
+        async with router("--config", str(file), "--port", "0") as one:
+            url = await one.url()
+            assert orjson.loads(await get(http, f"{url}/table"))["policy"] == "ppd"
+            file.write_text(fixed + 'policy = "pd"\n')
+            one.process.send_signal(signal.SIGHUP)
+            log = await one.says("configuration reloaded: policy")
+            assert f"policy pd uses no table: {table} is not read" in log
+            assert orjson.loads(await get(http, f"{url}/table"))["policy"] == "pd"
+
+
 def two_free_ports() -> int:
     """The first of two ports in a row."""
     while True:

@@ -50,7 +50,6 @@ def test_flags_of_workers_may_be_repeated() -> None:
         ({"port": 70000}, "port must be 0..65535"),
         ({"policy": "partial:2"}, "SHARE must be a number from 0 to 1, got '2'"),
         ({"policy": "threshold:uncached=many"}, "TOKENS must be a whole number, got 'many'"),
-        ({"policy": "full", "table": "t.json"}, "policy full uses no table"),
         ({"policy": "replica"}, "policy replica uses no --prefill workers"),
         (
             {"policy": "replica", "accept_workers": True, "prefill": (), "decode": ()},

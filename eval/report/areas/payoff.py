@@ -129,6 +129,11 @@ def _kv(ways: Mapping[str, Any]) -> str:
     return change(ways[f"{PPD} {_WEIGHTS}"]["kv_mb_moved"] / base) if base else "-"
 
 
+def _count(name: str) -> Callable[[Results], str]:
+    return lambda results: f"{family.summary(_rows(results)[1])[name]}"
+
+
+NUMBERS = {f"payoff-{name}": _count(name) for name in ("wins", "ties", "losses")}
 BLOCKS: dict[str, Callable[[Results], Block]] = {
     "payoff-traffic": traffic,
     "payoff-verdicts": verdicts,

@@ -167,9 +167,9 @@ def summary(results: Results) -> Block:
     """Return our compiled router's costs beside SMG's, of the newest run that has both."""
     run = _newest_run(results, _USUAL, "ours", _RIVAL)
     metrics = (
-        (_REQUEST, "request, us"),
-        (_PACED, "chunk, 512 streams, us"),
-        (_MEMORY, "1,000 open streams, MB"),
+        (_REQUEST, "CPU time of a request, us"),
+        (_PACED, "CPU time of a chunk, 512 streams, us"),
+        (_MEMORY, "memory of 1,000 open streams, MB"),
         (_TTFT, "added TTFT p50, ms"),
     )
     table = []
@@ -178,7 +178,10 @@ def summary(results: Results) -> Block:
         table.append((title, *sides, compared(ratios([run], _USUAL, _RIVAL, metric))))
     head = ("", "compiled", "pure Python", "SMG", "compiled / SMG")
     rounds = len(run.where(router=_USUAL))
-    caption = f"medians of {rounds} rounds (lowest to highest); ratios by slices: {HOW}"
+    caption = (
+        f"SMG is SGLang's router in Rust; medians of {rounds} rounds (lowest to highest); "
+        f"ratios of the parts of a round: {HOW}"
+    )
     return block(Table(head, table, caption), made_of=[run])
 
 
