@@ -35,7 +35,9 @@ def route_map(folder: Path) -> Section:
         "delta transfer. In blue cells the local one is lower, in orange cells the remote one. "
         "The letter is the choice of even weights of TTFT and TPOT: L local, R remote, = a tie, "
         "in which the turn stays local. In a cell without a number more than one of "
-        "twenty turns was refused or failed. Simulated, one prefill and one decode worker.",
+        "twenty turns was refused or failed. Simulated, one prefill and one decode worker, from "
+        "profiles. Appends after long contexts took longer than their profile on an H200, with "
+        "another attention kernel: docs/EMULATION.md.",
         read_source(folder, "route-map.jsonl", RouteRow, _RUN),
         _content,
     )
