@@ -249,7 +249,6 @@ async def _alive(client: Client, url: str, expected: bool) -> bool:
         ({"models": BOTH, "table": "t.json", "policy": "ppd"}, "table is of one model"),
         ({"models": BOTH, "embedding": ("http://e:1",)}, "embedding is of one model"),
         ({"models": {"default": ModelOptions()}}, "no model may have the name 'default'"),
-        ({"models": {"red": ModelOptions(table="t")}}, "models.red.table: the policy uses no"),
         (
             {"models": {"red": ModelOptions(admission=AdmissionLimits(max_waiting=-1))}},
             "models.red.admission.max_waiting must be 0 or more",
