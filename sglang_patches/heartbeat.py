@@ -13,6 +13,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -88,7 +89,9 @@ class Address:
 
 
 class Heartbeat:
-    """A thread that announces this server to routers.
+    """Threads that announce this server to routers: one reads its state, and one sends to each.
+
+    So a router that does not answer delays no announcement to another one.
 
     Args:
         address: the address of this server.
@@ -115,6 +118,7 @@ class Heartbeat:
         self._leaving = threading.Event()
         self._sent: dict[str, Announcement] = {}  # the last announcement to each router
         self._problems: dict[str, str | None] = {}  # logged already; None: no problem
+        self._senders: dict[str, threading.Thread] = {}  # the last one to each router
         self._thread = threading.Thread(target=self._run, name="ppd-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -131,8 +135,23 @@ class Heartbeat:
             if info is None:
                 continue
             for router in self._routers:
-                self._announce(router, info)
-        for router, last in self._sent.items():
+                sender = self._senders.get(router)
+                if sender is None or not sender.is_alive():
+                    self._send(self._announce, router, info)
+        for router, sender in list(self._senders.items()):
+            self._send(self._sign_off, router, sender)
+
+    def _send(self, work: Callable[..., None], router: str, *args: object) -> None:
+        sender = threading.Thread(
+            target=work, args=(router, *args), name="ppd-heartbeat-sender", daemon=True
+        )
+        self._senders[router] = sender
+        sender.start()
+
+    def _sign_off(self, router: str, before: threading.Thread) -> None:
+        """Announce that the worker leaves, after the announcement under way."""
+        before.join()
+        if (last := self._sent.get(router)) is not None:
             self._post(router, msgspec.structs.replace(last, leaving=True))
 
     def _read_server_info(self) -> _ServerInfo | None:

@@ -122,6 +122,48 @@ async def test_odd_answers_do_not_end_the_heartbeat(monkeypatch: pytest.MonkeyPa
     assert heard[0]["load"] == {key: STATE[key] for key in WorkerLoad.__struct_fields__}
 
 
+async def test_a_router_that_does_not_answer_delays_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
+    held, enough, goodbye = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    heard: dict[str, list[bool]] = {"slow": [], "quick": []}
+
+    async def router(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        heard[name].append((await request.json())["leaving"])
+        if name == "slow":
+            await held.wait()
+        elif len(heard[name]) == 5:
+            enough.set()
+        if heard[name][-1]:
+            goodbye.set()
+        return web.Response()
+
+    async def info(_: web.Request) -> web.Response:
+        return web.json_response(INFO)
+
+    app = web.Application()
+    app.router.add_get("/ready", info)
+    app.router.add_get("/server_info", info)
+    app.router.add_post("/{name}/workers", router)
+    async with TestServer(app) as server:
+        assert server.port is not None
+        urls = tuple(str(server.make_url(f"/{name}")) for name in heard)
+        beats = Heartbeat(Address("127.0.0.1", server.port), urls, None, None)
+        beats.start()
+        await enough.wait()
+        assert heard["slow"] == [False], "no second one before the first is answered"
+        beats.leave()
+        await goodbye.wait()
+        assert heard["quick"][-1], "the quick one has the sign-off, the slow one has not"
+        assert heard["slow"] == [False]
+        goodbye.clear()
+        held.set()
+        await goodbye.wait()
+        assert heard["slow"] == [False, True]
+
+
 def test_an_announcement_has_the_load_of_each_rank() -> None:
     ranks = [
         WorkerDescription(
