@@ -61,15 +61,15 @@ class SharedResponses:
         self._wake = asyncio.Event()
 
     def put(self, tenant: str, name: str, parts: Parts) -> None:
-        """Queue a response; beyond the bound the oldest are dropped."""
+        """Queue a response; beyond the bound the oldest are dropped, but no deletion is."""
         size = _size(parts)
         if size > _MAX_BYTES:
             self._metrics.responses.add("too_large")
             return
         self._enqueue(tenant, name, parts)
         while self._queued_bytes > _MAX_QUEUED_BYTES:
-            _, dropped = self._queue.popitem(last=False)
-            self._queued_bytes -= _size(dropped)
+            oldest = next(place for place, queued in self._queue.items() if queued is not None)
+            self._queued_bytes -= _size(self._queue.pop(oldest))
             self._metrics.responses.add("dropped")
 
     async def get(self, tenant: str, name: str) -> Parts | None:

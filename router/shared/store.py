@@ -95,9 +95,14 @@ class Store:
         return float(seconds) + float(microseconds) / 1e6
 
     async def epoch(self) -> bytes:
-        """Return the random name of the store's content; it changes when the content is lost."""
-        await self._commands.run("SET", self._epoch, secrets.token_hex(16), "NX")
+        """Return the random name of the store's content; it changes when the content is lost.
+
+        It is written only if there is none: a store that is full or takes no writes can be read.
+        """
         found: bytes | None = await self._commands.run("GET", self._epoch)
+        if found is None:
+            await self._commands.run("SET", self._epoch, secrets.token_hex(16), "NX")
+            found = await self._commands.run("GET", self._epoch)
         return found or b""
 
     async def keep(self) -> None:

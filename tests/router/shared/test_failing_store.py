@@ -187,9 +187,10 @@ async def test_connections_that_are_cut(
 async def test_a_store_whose_memory_is_full(
     cluster: Cluster, new_server: NewServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    workers = engines()
     async with (
         new_server("--maxmemory-policy", "noeviction").running() as server,
-        replicas(cluster, engines(), 2, shared=shared(server)) as (one, other),
+        replicas(cluster, workers, 2, shared=shared(server)) as (one, other),
     ):
         await one.chat("hello")
         await knows(other, 1)
@@ -200,6 +201,8 @@ async def test_a_store_whose_memory_is_full(
             await shows(one, "full")
             assert await turns(other) == 1
             assert len(lines(caplog, "full")) <= 2
+            async with replicas(cluster, workers, 1, shared=shared(server)) as (late,):
+                await knows(late, 1)  # it is read although nothing can be written
             await store.config_set("maxmemory", "0")
         await works(one)
         await knows(other, 11)

@@ -18,6 +18,7 @@ from ppd.errors import ConfigError
 from router.config.limits import Tenant
 from router.config.options import RouterConfig
 from router.config.shared import SharedConfig
+from router.shared import responses
 from router.shared.sealing import Sealing, UnsealedError
 
 from ..conftest import Client, Cluster, Reply
@@ -184,6 +185,38 @@ async def test_a_store_that_does_not_answer_delays_only_who_looks_there(
             await shows(other, "slow")
         finally:
             server.thaw()
+
+
+async def test_a_deletion_outlives_responses_that_the_queue_drops(
+    cluster: Cluster, server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = sharing(server, timeout_ms=300.0)
+    async with (
+        replicas(cluster, engines(), 1, shared=limited) as (one,),
+        Redis(port=server.port) as store,
+    ):
+        name = (await respond(one, "hello")).json["id"]
+
+        async def stored() -> int:
+            return len([key async for key in store.scan_iter("ppd:response:*")])
+
+        async def is_written() -> bool:
+            return await stored() == 1
+
+        await until(is_written)
+        server.freeze()
+        try:
+            assert await send(one, "DELETE", name) == 200
+            monkeypatch.setattr(responses, "_MAX_QUEUED_BYTES", 1)
+            await respond(one, "beyond the bound")
+            assert await one.metric("ppd_shared_responses_sent_total", result="dropped") == 1
+        finally:
+            server.thaw()
+
+        async def is_deleted() -> bool:
+            return await stored() == 0
+
+        await until(is_deleted)
 
 
 @pytest.mark.parametrize("key", ["", "5a", "xy" * 32])
