@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from ..serving.internal import ServerRequest, chunks_of, parsed
-from ..serving.sse import DONE
+from ..serving.sse import DONE, Tail
 from .question import FIELD, Question
 
 _TEXT_FIELDS = {"role", "content"}
@@ -75,16 +75,20 @@ def respond(
 
 
 class RecordingWriter:
-    """Sends an answer unchanged, and records its text; a ``serving.internal.ResponseWriter``.
+    """Sends an answer, and records its text; a ``serving.internal.ResponseWriter``.
 
     Args:
         request: gets the answer.
         record: called with the answer if it is text only and ended with a stop.
+        hides_usage: the client has not asked for the usage at the end of the stream.
     """
 
-    def __init__(self, request: ServerRequest, record: Callable[[Answer], None]) -> None:
+    def __init__(
+        self, request: ServerRequest, record: Callable[[Answer], None], *, hides_usage: bool
+    ) -> None:
         self._request = request
         self._record = record
+        self._tail = Tail(hide_usage=hides_usage, native=False)
         self._parts: list[str] = []
         self._usage: dict[str, Any] = {}
         self._is_text = True
@@ -103,7 +107,7 @@ class RecordingWriter:
 
     def write(self, events: bytes) -> None:
         """Send and record whole events."""
-        self._request.write(events)
+        self._request.write(self._tail.pass_on(events))
         if self._is_text:
             for chunk in chunks_of(events):
                 self._read(chunk, "delta")

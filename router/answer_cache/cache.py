@@ -21,7 +21,7 @@ from ..serving.handler import RequestHandler
 from ..serving.internal import InternalRequest, ServerRequest
 from .answers import Answer, RecordingWriter, respond
 from .metrics import AnswerCacheMetrics
-from .question import FIELD, Question, read
+from .question import FIELD, Question, asking_usage, read
 from .store import AnswerStore, StoredAnswer
 
 logger = logging.getLogger("ppd.router.answer_cache")
@@ -90,7 +90,10 @@ class AnswerCache:
             return
         tenant = self._handler.keys.tenant(request.headers)
         question, fields = read(given, tenant, self._config)
-        body = json_bytes(fields) if FIELD in given else request.body
+        hides_usage = question is not None and question.streams and not question.wants_usage
+        if hides_usage:  # a kept answer has its usage
+            fields = asking_usage(fields)
+        body = json_bytes(fields) if FIELD in given or hides_usage else request.body
         stored = None
         if question is not None:
             with self._handler.not_served_yet(request):
@@ -107,7 +110,7 @@ class AnswerCache:
                 self._store_tasks.add(task)
                 task.add_done_callback(self._store_tasks.discard)
 
-        writer = RecordingWriter(request, record)
+        writer = RecordingWriter(request, record, hides_usage=hides_usage)
         await serve(
             InternalRequest(Endpoint.CHAT, request.headers, body, request.connection, writer)
         )

@@ -97,6 +97,14 @@ def read(
     return question, fields
 
 
+def asking_usage(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a body whose stream shall end with the usage."""
+    options = fields.get("stream_options") or {}
+    if not isinstance(options, dict):  # the engine refuses it
+        return dict(fields)
+    return {**fields, "stream_options": {**options, "include_usage": True}}
+
+
 def _options(value: Any) -> CacheOptions | None:
     """The options of an ``answer_cache`` object or boolean; None if the cache is not used."""
     if value is None or value is False:

@@ -285,6 +285,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for part in (self.retrieval, self.answer_cache, self.gateway, self.shared):
             if part is not None:
                 wrong += part.problems()
+        if self.retrieval is not None and self.answer_cache is not None:
+            private = self.answer_cache.collection
+            if private in self.retrieval.default_collections():
+                wrong.append(f"retrieval: a default searches the answer cache's {private!r}")
         return wrong
 
     def _can_be_discovered(self, role: Role) -> bool:

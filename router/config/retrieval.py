@@ -81,12 +81,24 @@ class TenantRetrieval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Retrieval options of one tenant.
 
     Attributes:
-        collections: the collections that the tenant may search; None: all.
+        collections: the collections that the tenant may search; None: all. Without a default of
+            the tenant's own, a model's default is used only if its collection is one of them.
         default: options of requests without a ``retrieval`` object.
     """
 
     collections: tuple[str, ...] | None = None
     default: RetrievalOptions | None = None
+
+    def allows(self, collection: str) -> bool:
+        """Return whether the tenant may search a collection."""
+        return self.collections is None or collection in self.collections
+
+    def problems(self) -> Iterator[str]:
+        """Yield a message for each field of the default that is wrong."""
+        if self.default is not None:
+            yield from self.default.problems()
+            if not self.allows(self.default.collection):
+                yield f"collection {self.default.collection!r} is not one of the tenant's"
 
 
 class Milvus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +161,7 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             highest rate that they have had.
         memory_bytes: maximum size of the stored passages of conversations. The next turn of a
             conversation whose passages were evicted is routed remote.
-        memory_s: maximum age of stored passages.
+        memory_s: lifetime of stored passages after their last use.
     """
 
     url: str = ""
@@ -189,6 +201,11 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for model, default in self.defaults.items():
             yield from (f"retrieval.defaults.{model}: {wrong}" for wrong in default.problems())
         for tenant, options in self.tenants.items():
-            if options.default is not None:
-                where = f"retrieval.tenants.{tenant}.default"
-                yield from (f"{where}: {wrong}" for wrong in options.default.problems())
+            where = f"retrieval.tenants.{tenant}.default"
+            yield from (f"{where}: {wrong}" for wrong in options.problems())
+
+    def default_collections(self) -> frozenset[str]:
+        """Return the collections of all defaults."""
+        own = (options.default for options in self.tenants.values())
+        defaults = (*self.defaults.values(), *own)
+        return frozenset(default.collection for default in defaults if default is not None)

@@ -13,6 +13,9 @@ from ppd.errors import WorkerError
 from ..embedder import Embedder
 from .retriever import Passage, Search, SearchResult
 
+_DISTANCES = {"L2", "HAMMING", "JACCARD"}  # metrics whose scores fall with nearness
+_MAX_COLLECTIONS = 1024
+
 
 class MilvusRetriever:
     """The search of a Milvus server; a ``Retriever``.
@@ -27,6 +30,7 @@ class MilvusRetriever:
         self._client = client
         self._embedder = embedder
         self._text_field = text_field
+        self._signs: dict[str, float] = {}
 
     async def close(self) -> None:
         """Close the client."""
@@ -34,13 +38,19 @@ class MilvusRetriever:
 
     async def search(self, search: Search) -> SearchResult:
         """Search for passages; see ``Retriever``."""
+        from pymilvus.exceptions import MilvusException
+
         try:
             async with asyncio.timeout(search.timeout_ms / 1e3):
                 vector = await self._embed(search.text)
                 (hits,) = await self._search(search, vector)
+                sign = await self._sign(search.collection)
         except TimeoutError as error:
             raise WorkerError(f"retrieval was too late: over {search.timeout_ms:.0f} ms") from error
-        return SearchResult([self._passage(hit) for hit in hits if self._text(hit)], degraded=False)
+        except MilvusException as error:
+            raise WorkerError(f"retrieval failed: {error.message}") from error
+        passages = [self._passage(hit, sign) for hit in hits if self._text(hit)]
+        return SearchResult(passages, degraded=False)
 
     async def _embed(self, text: str) -> list[float]:
         try:
@@ -50,24 +60,33 @@ class MilvusRetriever:
         return vector
 
     async def _search(self, search: Search, vector: list[float]) -> Any:
-        from pymilvus.exceptions import MilvusException
+        return await self._client.search(
+            search.collection,
+            data=[vector],
+            limit=search.limit,
+            filter=search.filter or "",
+            output_fields=["*"],
+        )
 
-        try:
-            return await self._client.search(
-                search.collection,
-                data=[vector],
-                limit=search.limit,
-                filter=search.filter or "",
-                output_fields=["*"],
-            )
-        except MilvusException as error:
-            raise WorkerError(f"retrieval failed: {error.message}") from error
+    async def _sign(self, collection: str) -> float:
+        """The factor on scores of a collection: -1 for distances. It is resolved once."""
+        if (known := self._signs.get(collection)) is not None:
+            return known
+        metrics = set()
+        for index in await self._client.list_indexes(collection):
+            about = await self._client.describe_index(collection, index)
+            metrics.add(about.get("metric_type"))
+        if len(self._signs) >= _MAX_COLLECTIONS:
+            self._signs.clear()
+        self._signs[collection] = sign = -1.0 if metrics & _DISTANCES else 1.0
+        return sign
 
-    def _passage(self, hit: Any) -> Passage:
+    def _passage(self, hit: Any, sign: float) -> Passage:
         entity = dict(hit["entity"])
         metadata = {name: value for name, value in entity.items() if name != self._text_field}
         metadata.pop("vector", None)
-        return Passage(str(hit["id"]), float(hit["distance"]), self._text(hit), metadata or None)
+        score = sign * float(hit["distance"])
+        return Passage(str(hit["id"]), score, self._text(hit), metadata or None)
 
     def _text(self, hit: Any) -> str:
         text = hit["entity"].get(self._text_field)

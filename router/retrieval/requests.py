@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,14 @@ import orjson
 from ppd.errors import RequestError
 from ppd.prefix import Digest, hash_messages
 
-from ..config.retrieval import RetrievalConfig, RetrievalOptions, Stage
+from ..config.retrieval import RetrievalConfig, RetrievalOptions, Stage, TenantRetrieval
 from ..intake.fields import kind_of
 from ..intake.requests import json_bytes
 from .memory import Citation, Injection, Memory
 from .passages import text_of, with_prefix
 
 FIELD = "retrieval"
+_UNLIMITED = TenantRetrieval()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,8 @@ def _options(
 ) -> RetrievalOptions | None:
     """The options of the request's retrieval object, or the default of its tenant or model.
 
-    Fields that the object lacks are the default's.
+    Fields that the object lacks are the default's. A model's default is none for a tenant that may
+    not search its collection.
 
     Args:
         value: the retrieval object; ``msgspec.UNSET`` if the body has none.
@@ -173,10 +175,12 @@ def _options(
     Raises:
         RequestError: the object is malformed, or its collection is not allowed.
     """
-    limits = config.tenants.get(tenant)
-    default = limits.default if limits is not None else None
+    limits = config.tenants.get(tenant, _UNLIMITED)
+    default = limits.default
     if default is None and isinstance(model, str):
         default = config.defaults.get(model)
+        if default is not None and not limits.allows(default.collection):
+            default = None
     if value is msgspec.UNSET:
         return default
     if value is None or value is False:
@@ -190,10 +194,10 @@ def _options(
         raise RequestError(f"{FIELD}: {error}", param=FIELD) from error
     if problems := list(options.problems()):
         raise RequestError(f"{FIELD}: {'; '.join(problems)}", param=FIELD)
-    allowed = limits.collections if limits is not None else None
-    if allowed is not None and options.collection not in allowed:
+    if not limits.allows(options.collection):
+        yours = ", ".join(limits.collections or ()) or "there are none"
         raise RequestError(
-            f"{FIELD}.collection: {options.collection!r} is not one of yours: {_list(allowed)}",
+            f"{FIELD}.collection: {options.collection!r} is not one of yours: {yours}",
             status=403,
             param=f"{FIELD}.collection",
         )
@@ -209,7 +213,3 @@ def _options(
 def _fields(options: RetrievalOptions) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(options)
     return fields
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names) or "there are none"

@@ -15,6 +15,7 @@ from ppd.errors import WorkerError
 from ..config.retrieval import Stage
 
 _ROUND_TRIP_S = 0.05  # added to the search's own deadline
+_DISTANCE = "l2"  # the pool's metric whose scores are distances
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Passage:
 
     Attributes:
         id: its name in the collection.
-        score: by the collection's metric; higher is nearer.
+        score: by the collection's metric, a distance with a minus sign; higher is nearer.
         text: its text.
         metadata: its other fields; None if it has none.
     """
@@ -98,6 +99,7 @@ class _Result(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     results: list[_Result]
+    metric: str = ""
 
 
 class PoolRetriever:
@@ -141,15 +143,19 @@ class PoolRetriever:
         if response.status != 200:
             raise WorkerError(f"retrieval failed: {response.status} {_excerpt(raw)}")
         try:
-            (result,) = msgspec.json.decode(raw, type=_Answer).results
+            answer = msgspec.json.decode(raw, type=_Answer)
+            (result,) = answer.results
         except (msgspec.MsgspecError, ValueError) as error:
             raise WorkerError(f"retrieval failed: its answer is malformed: {error}") from error
         if result.degraded and not result.hits:
             raise WorkerError(f"retrieval found nothing in {search.timeout_ms:.0f} ms")
-        return SearchResult(
-            [Passage(hit.id, hit.score, hit.text, hit.metadata) for hit in result.hits if hit.text],
-            result.degraded,
-        )
+        sign = -1.0 if answer.metric == _DISTANCE else 1.0
+        passages = [
+            Passage(hit.id, sign * hit.score, hit.text, hit.metadata)
+            for hit in result.hits
+            if hit.text
+        ]
+        return SearchResult(passages, result.degraded)
 
 
 def _excerpt(raw: bytes) -> str:

@@ -164,6 +164,18 @@ async def test_streamed_answers_are_stored_and_streamed(cluster: Cluster, pool: 
         assert engine.answered == 1
 
 
+async def test_an_answer_of_a_stream_without_usage_is_stored_with_it(
+    cluster: Cluster, pool: str
+) -> None:
+    async with cluster(*workers(Engine()), answer_cache=config(pool, always=True)) as client:
+        first = await client.chat("what?", stream=True)
+        assert not any("usage" in event for event in first.events)
+        await stored(client, 1)
+        again = await client.chat("what now?")
+        assert text(again) == "answer 1"
+        assert again.json["usage"]["completion_tokens"] == 2
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -30,6 +30,7 @@ class FakePool:
         hits: returns (id, score, text) of each hit of a search.
         script: answers searches in place of ``hits``.
         degraded: whether answers say that the deadline ended the search.
+        metric: of the scores.
         url: base URL while it serves.
         searches: the bodies of all searches so far, with their collections.
         arrived: set when a search arrives.
@@ -38,6 +39,7 @@ class FakePool:
     hits: Hits = nothing
     script: Answer | None = None
     degraded: bool = False
+    metric: str = "cosine"
     url: str = ""
     searches: list[dict[str, Any]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,7 +56,7 @@ class FakePool:
             for name, score, text in self.hits(body)[: body["limit"]]
         ]
         result = {"hits": hits, "degraded": self.degraded}
-        return web.json_response({"results": [result], "took_ms": 1.0})
+        return web.json_response({"results": [result], "metric": self.metric, "took_ms": 1.0})
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[FakePool]:

@@ -54,6 +54,29 @@ async def test_passages_come_from_milvus(cluster: Cluster, embeddings: str, data
         assert "none" in wrong.json["retrieval"]["error"]
 
 
+async def test_a_distance_has_a_minus_sign(
+    cluster: Cluster, embeddings: str, tmp_path: Path
+) -> None:
+    """So the threshold leaves out what is far, also where Milvus compares by distance."""
+    from pymilvus import MilvusClient
+
+    path = str(tmp_path / "distances.db")
+    client = MilvusClient(path)
+    client.create_collection(
+        "docs", dimension=4, id_type="string", max_length=64, metric_type="L2", auto_id=False
+    )
+    rows = [{"id": t, "vector": vector_of(t), "text": f"all about {t}"} for t in TOPICS]
+    client.insert("docs", rows)
+    engines = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    options = Milvus(uri=path, embeddings_url=embeddings)
+    async with cluster(*engines, retrieval=RetrievalConfig(milvus=options)) as router:
+        for k in (1, 4):
+            asked = {**OPTIONS, "k": k, "threshold": -0.5}
+            reply = await router.chat("tell me of dogs", f"answer {k}", "and dogs", retrieval=asked)
+            report = reply.json["retrieval"]
+            assert [(one["id"], one["score"]) for one in report["citations"]] == [("dogs", 0.0)]
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [

@@ -26,6 +26,18 @@ async def test_passages_below_the_threshold_are_left_out(
         assert sent(engines[1]) == ["about dogs"]
 
 
+async def test_a_distance_has_a_minus_sign(
+    cluster: Cluster, engines: Engines, pool: FakePool
+) -> None:
+    """So the threshold leaves out what is far, by every metric."""
+    pool.metric = "l2"
+    pool.hits = lambda body: [("near", 0.25, "all about cats"), ("far", 3.0, "of other things")]
+    async with cluster(*engines, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("about cats", retrieval={**OPTIONS, "k": 9, "threshold": -0.5})
+        found = reply.json["retrieval"]["citations"]
+        assert [(one["id"], one["score"]) for one in found] == [("near", -0.25)]
+
+
 async def test_defaults_by_model_and_tenant(
     cluster: Cluster, engines: Engines, pool: FakePool
 ) -> None:
@@ -56,6 +68,28 @@ async def test_defaults_by_model_and_tenant(
         assert await ask(retrieval={"collection": "docs"}) == 403
         assert await ask(retrieval=None) == 200
         assert len(pool.searches) == before
+
+
+async def test_a_default_of_the_model_is_none_for_tenants_that_may_not_search_it(
+    cluster: Cluster, engines: Engines, pool: FakePool
+) -> None:
+    config = RetrievalConfig(
+        url=pool.url,
+        defaults={MODEL: RetrievalOptions(collection="docs", k=1)},
+        tenants={"blue": TenantRetrieval(collections=("blue docs",))},
+    )
+    key = "0f4e1e1f2a5d" * 4
+    tenants = {"blue": Tenant(keys=(hashlib.sha256(key.encode()).hexdigest(),))}
+    async with cluster(*engines, retrieval=config, tenants=tenants) as client:
+        blue = {"Authorization": f"Bearer {key}"}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "about cats"}]}
+        path = "/v1/chat/completions"
+        assert (await client.post(path, body, blue)).status == 200
+        assert not pool.searches
+        assert sent(engines[1]) == ["about cats"]
+        own = {**body, "retrieval": {"collection": "blue docs"}}
+        assert (await client.post(path, own, blue)).status == 200
+        assert pool.searches[-1]["collection"] == "blue docs"
 
 
 @pytest.mark.parametrize(
