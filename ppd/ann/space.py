@@ -22,6 +22,7 @@ from .kernels import BLOCK
 Rows = NDArray[np.float32]
 _SAMPLE = 50_000  # rows to which the axes are fitted
 _SLACK = 1.0 + 1e-5  # factor on the longest row's length, for rounding
+_NO_LENGTH = 0.25  # square below which a row of length 1 or 0 has length 0
 
 
 class Metric(StrEnum):
@@ -110,8 +111,11 @@ class Space:
         return out
 
     def users(self, moved: Rows) -> Rows:
-        """Transform rows of the index back to users' rows; ``cosine`` rows have length 1."""
-        return np.asarray((moved @ self.axes + self.mean)[:, : self.dimensions], np.float32)
+        """Transform rows of the index back to users' rows; ``cosine`` rows have length 1 or 0."""
+        rows = np.asarray((moved @ self.axes + self.mean)[:, : self.dimensions], np.float32)
+        if self.metric is Metric.COSINE:
+            rows[_squares(rows) < _NO_LENGTH] = 0.0  # rounding would give it a direction
+        return rows
 
     def queries(self, queries: Rows) -> Rows:
         """Transform (n, dimensions) queries to (n, width).

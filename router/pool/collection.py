@@ -21,7 +21,7 @@ from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
 from ppd.ann.neighbours import Finder
 from ppd.ann.searches import MAX_ITOPK
-from ppd.ann.snapshot import Precision, Shape, Snapshot, build
+from ppd.ann.snapshot import MAX_KNN, Precision, Shape, Snapshot, build
 from ppd.ann.space import Rows, Space
 from ppd.errors import IndexFileError, RequestError
 
@@ -33,6 +33,7 @@ _MAX_FILTERS = 32  # cached results of filters
 _MAX_SCANS = 3  # attempts at a filter during writes; then the writes wait for one
 _SEEN_PER_ITOPK = 20  # rows that a graph search reads for each one it keeps
 _MIN_CHANGED = 4096  # changed rows that justify a rebuild
+_CANDIDATES = 2  # for each neighbour at a rebuild, at least, as by default at a build
 ROWS_FILE = "rows.sqlite"
 
 
@@ -229,7 +230,8 @@ class Collection:
                 encoded, keys = np.asarray(rows[live], np.float32), snapshot.keys[live]
             if not live.size:
                 raise IndexFileError(f"{self.name}: no row is left to build an index of")
-            shape = replace(Shape(), degree=snapshot.graph.neighbours.shape[1])
+            degree = snapshot.graph.neighbours.shape[1]
+            shape = Shape(degree, knn=min(max(Shape().knn, _CANDIDATES * degree), MAX_KNN))
             metric, vectors = snapshot.space.metric, snapshot.space.users(encoded)
             # Rows written meanwhile were checked against the old space; they must fit the new one.
             space = Space.fit(vectors, metric, 0, snapshot.space.length)

@@ -74,7 +74,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rebuild_share: rows added and deleted since an index was built, as a share of its rows,
             that start a rebuild (4,096 rows at least); 0: only a request does.
         shard_slack_s: extra time, beyond a search's own, for a shard's response. A shard that
-            is later is left out of the results.
+            is later is left out of the results. A router waits 50 ms beyond a search's own time.
     """
 
     data: str = ""
@@ -97,7 +97,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     embeddings_timeout_s: Positive = 5.0
     sentence_model: str | None = None
     rebuild_share: NonNegative = 0.5
-    shard_slack_s: Positive = 0.5
+    shard_slack_s: Positive = 0.025
 
     @property
     def cores(self) -> int:

@@ -1,7 +1,7 @@
 """Filters of rows by metadata: their JSON form, and their SQL condition.
 
 An example is ``{"lang": "en", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}}``. A
-row passes if all conditions hold.
+row passes if all conditions hold. A number is neither more nor less than a text.
 """
 
 from __future__ import annotations
@@ -71,8 +71,15 @@ class Filter:
         for name, operator, operands in self.conditions:
             marks = ",".join("?" * len(operands))
             right = f"({marks})" if operator == "in" else "?"
-            parts.append(f"{field_sql(name)} {operator} {right}")
+            field = field_sql(name)
+            parts.append(f"{field} {operator} {right}")
             values += operands
+            # SQLite orders every number before every text, and '' is the first text.
+            is_text = isinstance(operands[0], str)
+            if operator.startswith(">") and not is_text:
+                parts.append(f"{field} < ''")
+            elif operator.startswith("<") and is_text:
+                parts.append(f"{field} >= ''")
         return " and ".join(parts), values
 
 

@@ -93,17 +93,17 @@ def _embeddings(config: PoolConfig, session: aiohttp.ClientSession) -> Embedding
         )
         return ServedEmbeddings(embedder)
     if config.sentence_model is None:
-        return LocalEmbeddings(OnFirstText(lambda: MiniLM(fetch(_default_folder()))))
+        return LocalEmbeddings(OnFirstText(lambda: MiniLM(fetch(_folder(DEFAULT_SENTENCE_MODEL)))))
     if config.sentence_model:
-        return LocalEmbeddings(MiniLM(fetch(Path(config.sentence_model))))
+        return LocalEmbeddings(MiniLM(fetch(_folder(Path(config.sentence_model)))))
     return None
 
 
-def _default_folder() -> Path:
+def _folder(path: Path) -> Path:
     try:
-        return DEFAULT_SENTENCE_MODEL.expanduser()
+        return path.expanduser()
     except RuntimeError as error:  # the process has no home directory, as in some containers
-        raise ConfigError(f"{DEFAULT_SENTENCE_MODEL}: {error}: name sentence_model") from error
+        raise ConfigError(f"{path}: {error}: name sentence_model") from error
 
 
 @contextmanager

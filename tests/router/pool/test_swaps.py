@@ -47,6 +47,20 @@ async def is_new(pool: Client) -> None:
     assert await pool.ids(ROWS[6], limit=1, filter={"lang": "en"}) == []
 
 
+async def test_a_folder_that_cannot_be_removed_is_no_failure_of_the_swap(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(f"not permitted: {path}")
+
+    make(data)
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    async with running(config_for(data)) as pool:
+        assert (await pool.post(SWAP, {"folder": NEXT}))[0] == 200
+        await is_new(pool)
+    assert f"docs: swapped, but {NEXT} cannot be removed: not permitted" in caplog.text
+
+
 async def test_the_new_rows_are_found_and_the_old_ones_are_gone_also_after_a_restart(
     data: Path,
 ) -> None:
