@@ -165,6 +165,12 @@ class Metrics:
             "Prefill legs that failed for a reason other than the client's request",
             registry=self.registry,
         )
+        self.transfer_errors = Counter(
+            "ppd_transfer_errors",
+            "KV that did not get from a prefill worker to a decode worker, by who reported it",
+            ["role"],
+            registry=self.registry,
+        )
         self.kv_evicted = Counter(
             "ppd_kv_evicted_tokens",
             "Tokens of known conversations that workers dropped, by their KV events",

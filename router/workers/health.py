@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 from ppd.contract import Role
-from ppd.effects import Abandon, Effect, Failure, Finish, Note, Relay
+from ppd.effects import Abandon, Cause, Effect, Failure, Finish, Note, Relay
 from ppd.placement import WorkerView
 
 from ..observability.metrics import Metrics
@@ -67,9 +67,15 @@ class WorkerHealth:
 
     def _note_failure(self, view: WorkerView, reason: Failure | None, blamed: bool) -> None:
         worker = worker_of(view)
-        if reason is not None and worker.role is Role.PREFILL and reason.error.status >= 500:
-            self._metrics.prefill_errors.inc()
-            logger.warning("prefill leg failed on %s: %s", worker.name, reason.error)
+        if reason is not None:
+            is_transfer = reason.cause is Cause.TRANSFER
+            is_prefill = worker.role is Role.PREFILL and reason.error.status >= 500
+            if is_transfer:
+                self._metrics.transfer_errors.labels(worker.role).inc()
+            if is_prefill:
+                self._metrics.prefill_errors.inc()
+            if is_transfer or is_prefill:
+                logger.warning("%s leg failed on %s: %s", worker.role, worker.name, reason.error)
         if blamed:
             self.blame(worker)
 

@@ -103,6 +103,7 @@ async def test_a_failed_transfer_blames_nobody_and_is_tried_again(cluster: Clust
         for engine in (p, d):
             labels = {"role": engine.role, "worker": engine.url}
             assert await client.metric("ppd_worker_breaker_open", **labels) == 0
+        assert await client.metric("ppd_transfer_errors_total", role="decode") == 1
 
 
 async def test_transfers_that_always_fail_end_after_one_retry(cluster: Cluster) -> None:
