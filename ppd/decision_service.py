@@ -75,6 +75,7 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         turn: null for the first turn of a conversation.
         qps: turns a second of each decode worker; null: what this router observes.
         objective: weights or targets; null: the configured ones, or those of the headers.
+        session: name of the conversation; the policy ``partial`` decides by a hash of it.
         model: whose policy decides, where the router serves several; null: the one model's.
     """
 
@@ -83,6 +84,7 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill: PrefillLoad = PrefillLoad()
     qps: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     objective: Objective | None = None
+    session: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     model: str | None = None
 
 
@@ -137,7 +139,7 @@ def features_of(request: DecideRequest, qps: float) -> Features | None:
         return None
     earlier = turn.earlier_prompt_tokens
     return Features(
-        session="",
+        session=request.session,
         turn=2,
         context_tokens=turn.context_tokens,
         earlier_prompt_tokens=turn.context_tokens if earlier is None else earlier,

@@ -47,6 +47,11 @@ def _checks(config: RouterConfig) -> Iterator[Callable[[], object]]:
         yield lambda: _require("opentelemetry.sdk", "otlp_endpoint", "otel")
     if config.kubernetes is not None:
         yield lambda: _require("kubernetes_asyncio", "kubernetes", "k8s")
+    if config.gateway is not None:
+        yield lambda: _require("grpc", "gateway", "gateway")
+        yield lambda: _require("envoy_data_plane", "gateway", "gateway")
+    if config.retrieval is not None and config.retrieval.milvus is not None:
+        yield lambda: _require("pymilvus", "retrieval.milvus", "milvus")
     if (shared := config.shared) is not None:
         yield lambda: _require("redis.asyncio", "shared", "shared")
         yield lambda: shared.secret

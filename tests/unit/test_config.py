@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from ppd.score import Targets, Weights
 from ppd.table_policy import Correction
 from router.cli import main, parse_config
 from router.config.answer_cache import AnswerCacheConfig
+from router.config.gateway import GatewayConfig
 from router.config.kubernetes import Kubernetes
 from router.config.limits import AdmissionLimits, RateLimit, Tenant
 from router.config.options import RouterConfig
-from router.config.retrieval import RetrievalConfig
+from router.config.retrieval import Milvus, RetrievalConfig, RetrievalOptions, TenantRetrieval
+from router.server.check import check_everything
 from router.server.supervisor import share_of
 from sglang_patches.settings import Settings, read_settings
 
@@ -169,6 +172,22 @@ def test_every_value_out_of_range_is_reported_by_its_own_name() -> None:
     ]
 
 
+def test_a_default_searches_only_what_its_tenant_may_and_no_kept_answers() -> None:
+    other = TenantRetrieval(collections=("b",), default=RetrievalOptions("a"))
+    config = RouterConfig(
+        prefill=(P,),
+        decode=(D,),
+        retrieval=RetrievalConfig(
+            url=P, defaults={"m": RetrievalOptions("answers")}, tenants={"t": other}
+        ),
+        answer_cache=AnswerCacheConfig(P),
+    )
+    assert config.problems() == [
+        "retrieval.tenants.t.default: collection 'a' is not one of the tenant's",
+        "retrieval: a default searches the answer cache's 'answers'",
+    ]
+
+
 def test_ranges_have_bounds_that_are_allowed() -> None:
     config = RouterConfig(
         prefill=(P,),
@@ -256,6 +275,25 @@ def test_all_errors_at_once() -> None:
         "--prefill must be http://HOST:PORT, got 'x'; at least one --decode URL is needed with "
         "policy ppd, or --accept-workers, workers_file or [kubernetes]; port must be 0..65535, "
         "got -1"
+    )
+
+
+def test_a_check_of_the_configuration_finds_packages_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("grpc", "pymilvus"):
+        monkeypatch.setitem(sys.modules, module, None)
+    config = RouterConfig(
+        prefill=(P,),
+        decode=(D,),
+        gateway=GatewayConfig(port=0),
+        retrieval=RetrievalConfig(milvus=Milvus("http://m:19530", "http://e:1")),
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_everything(config)
+    assert str(caught.value) == (
+        "gateway needs more packages: pip install 'sglang-ppd[gateway]'; "
+        "retrieval.milvus needs more packages: pip install 'sglang-ppd[milvus]'"
     )
 
 

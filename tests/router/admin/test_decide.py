@@ -71,6 +71,16 @@ async def test_a_first_turn_has_no_sizes(cluster: Cluster) -> None:
         assert (status, found["decision"]["reason"]) == (200, "first_turn")
 
 
+async def test_a_share_of_the_conversations_is_local(cluster: Cluster) -> None:
+    async with cluster(*workers(), policy="partial:0.5") as client:
+        routes: dict[str, set[str]] = {}
+        for name in [*"abcdefghijklmnop"] * 2:
+            _, found = await ask(client, {"turn": TURN, "session": name})
+            routes.setdefault(name, set()).add(found["decision"]["route"])
+        assert all(len(of_one) == 1 for of_one in routes.values()), "of one name all are equal"
+        assert set.union(*routes.values()) == {"local", "remote"}
+
+
 async def test_objectives_come_from_body_or_headers(cluster: Cluster) -> None:
     async with cluster(*workers(), policy="ppd", table=str(SHIPPED)) as client:
         body: dict[str, Any] = {"turn": TURN, "qps": 1.0}
