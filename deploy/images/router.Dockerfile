@@ -16,7 +16,7 @@ RUN PPD_COMPILE=1 pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM wheel AS router-files
 RUN python -m venv /opt/ppd \
-    && /opt/ppd/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[gateway,k8s,kv-events,otel,shared]" \
+    && /opt/ppd/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[gateway,k8s,kv-events,milvus,otel,shared]" \
     && /opt/ppd/bin/ppd-router --version
 
 FROM wheel AS pool-files

@@ -109,6 +109,13 @@ MATRIX: dict[str, Values] = {
         "decode": {"kvEvents": {"enabled": True}},
     },
     "existing secret": {"secrets": {"existingSecret": "keys", "protectWorkers": True}},
+    "a file of the store": {
+        "router": {
+            "config": {"shared": {"url": "rediss://valkey:6379/0", "ca_file": "/etc/store/ca.pem"}},
+            "extraVolumes": [{"name": "store", "secret": {"secretName": "store-ca"}}],
+            "extraVolumeMounts": [{"name": "store", "mountPath": "/etc/store"}],
+        }
+    },
     "secrets": {
         "secrets": {
             "adminToken": "s3cret",
