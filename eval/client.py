@@ -37,6 +37,7 @@ async def hold(
     silence_s: float = 120.0,
     timeout_s: float | None = None,
     headers: dict[str, str] | None = None,
+    model: str = "",
     ended: Callable[[Sample], None] | None = None,
 ) -> list[Sample]:
     """Hold all ``conversations``; a row for each turn that was sent.
@@ -47,6 +48,8 @@ async def hold(
         vocabulary: token ids to make prompts of.
         silence_s: of a turn without any event, before it is given up.
         timeout_s: of a turn from its send to its end.
+        headers: of all requests.
+        model: that the requests name; "": none.
         ended: called with every turn as it ends.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_read=silence_s)
@@ -57,7 +60,7 @@ async def hold(
         read_bufsize=_LINE_BYTES,
     ) as http:
         prompts = _Prompts(seed, vocabulary, conversations)
-        run = _Run(http, url, time.perf_counter(), prompts, ended)
+        run = _Run(http, url, model, time.perf_counter(), prompts, ended)
         async with asyncio.TaskGroup() as held:
             tasks = [
                 held.create_task(_hold_one(run, number, conversation))
@@ -116,6 +119,7 @@ class _Prompts:
 class _Run:
     http: aiohttp.ClientSession
     url: str
+    model: str
     start_s: float
     prompts: _Prompts
     ended: Callable[[Sample], None] | None
@@ -137,7 +141,7 @@ async def _hold_one(run: _Run, number: int, conversation: Conversation) -> list[
             history += run.prompts.first(source, planned_turn.new_tokens, *shared)
         else:
             history += run.prompts.later(source, planned_turn.new_tokens)
-        body = orjson.dumps(greedy_body(history, planned_turn.output_tokens))
+        body = orjson.dumps(greedy_body(history, planned_turn.output_tokens, run.model))
         sent_s = time.perf_counter()
         sample = Sample(
             conversation=number,

@@ -50,17 +50,21 @@ async def find_vocabulary(http: aiohttp.ClientSession, url: str) -> range | None
     return None
 
 
-async def max_context_of(http: aiohttp.ClientSession, url: str) -> int | None:
+async def max_context_of(http: aiohttp.ClientSession, url: str, model: str = "") -> int | None:
     """Ask how many tokens the model at ``url`` can hold of one conversation; None: unknown.
+
+    Args:
+        model: its name, where there may be several.
 
     Raises:
         aiohttp.ClientError, TimeoutError: there is no answer.
     """
     async with http.get(f"{url}/v1/models"):
         pass
-    with suppress(LookupError, TypeError, ValueError):
+    with suppress(LookupError, TypeError, ValueError, StopIteration):
         models = await _get_json(http, f"{url}/v1/models")
-        return int(models["data"][0]["max_model_len"])
+        found = next(one for one in models["data"] if model in ("", one["id"]))
+        return int(found["max_model_len"])
     return None
 
 

@@ -112,10 +112,11 @@ async def generate(http: aiohttp.ClientSession, url: str, body: bytes, stream: E
             stream.take(line)
 
 
-def greedy_body(prompt: list[int], output_tokens: int) -> dict[str, Any]:
-    """Return a streaming request for exactly so many tokens."""
+def greedy_body(prompt: list[int], output_tokens: int, model: str = "") -> dict[str, Any]:
+    """Return a streaming request for exactly so many tokens, of a model if one is named."""
     sampling = {"temperature": 0, "max_new_tokens": output_tokens, "ignore_eos": True}
-    return {"input_ids": prompt, "stream": True, "sampling_params": sampling}
+    body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
+    return {**body, "model": model} if model else body
 
 
 def _object(line: bytes) -> dict[str, Any]:

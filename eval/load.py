@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -41,11 +42,20 @@ class Target:
 
     Attributes:
         timeout_s: of a turn, from its send to its end.
+        model: that the requests name; "": none.
+        api_key: that they carry; "": none.
     """
 
     url: str
     timeout_s: float
     slo: Slo
+    model: str = ""
+    api_key: str = field(default="", repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of all requests."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
 def add_to(commands: Commands) -> None:
@@ -62,6 +72,10 @@ def add_to(commands: Commands) -> None:
     )
     load.add_argument("--url", required=True, help="base URL of a router or of an SGLang server")
     load.add_argument("--workload", required=True, help="KIND:WHAT, see docs/WORKLOADS.md")
+    load.add_argument("--model", default="", help="name of the model, where there are several")
+    load.add_argument(
+        "--api-key", help="of a router's tenant, or of the server; default: $PPD_API_KEY, or none"
+    )
     load.add_argument(
         "--arrivals", help="replaces the workload's arrivals: 'poisson', or KIND:FILE of a trace"
     )
@@ -106,8 +120,14 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         tokenizer=options.tokenizer,
     )
-    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
-    return run_load(demand, Target(options.url.rstrip("/"), options.timeout_s, slo), options.out)
+    target = Target(
+        options.url.rstrip("/"),
+        options.timeout_s,
+        Slo(options.slo_ttft_ms, options.slo_tpot_ms),
+        options.model,
+        options.api_key or os.environ.get("PPD_API_KEY", ""),
+    )
+    return run_load(demand, target, options.out)
 
 
 def run_load(demand: Demand, target: Target, out: Path | None) -> int:
@@ -147,6 +167,7 @@ async def _measure(
     vocabulary = await _ask(target, conversations, demand.scale)
     run = uuid.uuid4().hex[:12]
     asked = {"workload": demand.spec, "url": target.url, "timeout_s": target.timeout_s}
+    asked |= {"asked_model": target.model} if target.model else {}
     asked |= {"slo": asdict(target.slo), "vocabulary": [vocabulary.start, vocabulary.stop]}
     asked |= {"demand": {**asdict(demand), "tokenizer": str(demand.tokenizer or "")}}
     write({"row": "begin", "part": "load", "run": run, **asked, **provenance(demand.seed)})
@@ -167,6 +188,8 @@ async def _measure(
         vocabulary=vocabulary,
         silence_s=target.timeout_s,
         timeout_s=target.timeout_s,
+        headers=target.headers,
+        model=target.model,
         ended=ended,
     )
     wall_s = time.perf_counter() - begun_s
@@ -179,9 +202,9 @@ async def _measure(
 async def _ask(target: Target, conversations: Sequence[Conversation], scale: float) -> range:
     """Return the token ids of prompts; check that a server answers and can hold them."""
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
+    async with aiohttp.ClientSession(timeout=timeout, headers=target.headers) as http:
         try:
-            most = await max_context_of(http, target.url)
+            most = await max_context_of(http, target.url, target.model)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             problem = str(error) or type(error).__name__
             raise WorkerError(f"{target.url}: no answer: {problem}") from error

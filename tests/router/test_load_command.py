@@ -214,6 +214,16 @@ async def test_what_the_model_cannot_hold_is_refused_before_anything_is_sent(
     assert out.read_text() == ""
 
 
+async def test_requests_name_the_model_and_carry_the_key(tmp_path: Path) -> None:
+    engine, out = FakeWorker("null", whole), tmp_path / "rows.jsonl"
+    async with engine.serving():
+        target = Target(engine.url, 20.0, Slo(), model="red", api_key="a secret")
+        assert await asyncio.to_thread(run_load, SMALL, target, out) == 0
+    assert {body["model"] for body in engine.bodies} == {"red"}
+    assert {headers["authorization"] for headers in engine.headers} == {"Bearer a secret"}
+    assert "secret" not in out.read_text() + repr(target)
+
+
 async def test_where_nobody_answers_nothing_is_measured(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="no answer"):
         await load("http://127.0.0.1:9", SMALL, tmp_path / "rows.jsonl")
