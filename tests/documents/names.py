@@ -44,8 +44,11 @@ _METRIC = re.compile(r"(?<![\w/.])ppd_[a-z_]+(?![\w*.])")
 _SAMPLES = ("", "_total", "_bucket", "_sum", "_count")
 _PACKAGES = {"ppd_router", "ppd_eval", "ppd_tables"}
 
-# Variables of the build and of retrieval, which no settings list.
-_OTHER_VARIABLES = {"PPD_CHROMA_TOKEN", "PPD_COMPILE", "PPD_MILVUS_TOKEN"}
+# Variables of the build, the load generator, retrieval and sharing, which no settings list.
+_OTHER_VARIABLES = {
+    *("PPD_API_KEY", "PPD_CHROMA_TOKEN", "PPD_COMPILE", "PPD_MILVUS_TOKEN"),
+    *("PPD_SHARED_PASSWORD", "PPD_SHARED_RESPONSES_KEY"),
+}
 
 # Documents of the past, and those whose tables name flags of other programs in the first column.
 _PAST = ("docs/LOG.md",)
