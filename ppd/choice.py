@@ -123,7 +123,8 @@ def choose_decode(
     fit = [w for w in fit if w.has_room(kv_tokens)] or fit
     if len(fit) < 2:
         return fit[0] if fit else None
-    under_way, max_left = 1, 0
+    under_way = 1
+    max_left: int | None = None
     for worker in fit:
         under_way += worker.in_flight
     bound = MAX_LOAD * under_way / len(fit)
@@ -132,9 +133,10 @@ def choose_decode(
         if worker.in_flight < bound:
             left = worker.headroom.left_tokens
             calm.append((worker, left))
-            if left is not None and left > max_left:
+            if left is not None and (max_left is None or left > max_left):
                 max_left = left
-    least = MIN_LEFT * max_left
+    # More may be reserved than there is. The worker with the most left always remains.
+    least = 0.0 if max_left is None else min(max_left, MIN_LEFT * max_left)
     fit = [worker for worker, left in calm if left is None or left >= least]
     if held:
         max_held = max(held.get(w.identity, 0) for w in fit)

@@ -62,6 +62,9 @@ STRIPPED_FIELDS = frozenset(
         "encoder_urls",
         "need_wait_for_mm_inputs",
         "num_items_assigned",
+        # Names of images in a cache of all tenants.
+        "mm_hashes",
+        "mm_content_hashes",
         "routing_key",
         # Engine-side sessions live on one worker, and all tenants share their names.
         "session_id",

@@ -1,4 +1,4 @@
-"""Medians of a router bench, and paired ratios of two routers in the same slices."""
+"""Medians of a router bench, and paired ratios of two routers in the same rounds."""
 
 from __future__ import annotations
 
@@ -59,18 +59,15 @@ def paired(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, Any]]:
 def paired_ratios(
     rows: Sequence[dict[str, object]], ours: str, baseline: str
 ) -> dict[str, dict[str, Any]]:
-    """Divide one router's costs by another's, slice by slice.
-
-    A slice of one router is measured right beside the other's, so that what else the machine does
-    meets both.
+    """Divide one router's costs by another's, round by round.
 
     Args:
         rows: one for each router and round.
         ours, baseline: names of the two routers.
 
     Returns:
-        For each metric that both have: the number of ``pairs``, the ``median`` of their ratios and
-        the ``interval`` (95 %, of the geometric mean; None with fewer than two pairs). A ratio
+        For each metric that both have: the number of ``rounds``, the ``median`` of their ratios and
+        the ``interval`` (95 %, of the geometric mean; None with fewer than two rounds). A ratio
         below 1 means that ``ours`` is cheaper.
     """
     by_router = {
@@ -80,23 +77,31 @@ def paired_ratios(
     shared = [number for number in by_router[ours] if number in by_router[baseline]]
     compared: dict[str, dict[str, Any]] = {}
     for metric in METRICS:
-        ratios = [
-            cost / other
+        found = (
+            round_ratio(by_router[ours][number], by_router[baseline][number], metric)
             for number in shared
-            for cost, other in zip(
-                costs_of(by_router[ours][number], metric),
-                costs_of(by_router[baseline][number], metric),
-                strict=True,
-            )
-        ]
+        )
+        ratios = [ratio for ratio in found if ratio is not None]
         if ratios:
             interval = geometric_interval(ratios)
             compared[metric] = {
-                "pairs": len(ratios),
+                "rounds": len(ratios),
                 "median": round(statistics.median(ratios), 4),
                 "interval": interval and [round(bound, 4) for bound in interval],
             }
     return compared
+
+
+def round_ratio(one: Mapping[str, Any], other: Mapping[str, Any], metric: str) -> float | None:
+    """Return the ratio of two routers' costs in a round; None if one has none.
+
+    A slice of one router is measured right beside the other's, so that what else the machine does
+    meets both. Slices of a round follow one another and are not independent. So their ratios
+    count as one: their geometric mean.
+    """
+    pairs = zip(costs_of(one, metric), costs_of(other, metric), strict=True)
+    logs = [math.log(cost / beside) for cost, beside in pairs]
+    return math.exp(statistics.fmean(logs)) if logs else None
 
 
 def geometric_interval(ratios: Sequence[float]) -> tuple[float, float] | None:

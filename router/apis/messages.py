@@ -53,6 +53,8 @@ def to_chat(given: dict[str, Any]) -> dict[str, Any]:
         fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     if choice := typed(given, "tool_choice", dict, {}):
         fields["tool_choice"] = _tool_choice(choice)
+        if choice.get("disable_parallel_tool_use"):
+            fields["parallel_tool_calls"] = False
     thinking = typed(given, "thinking", dict, {})
     if thinking.get("type") == "disabled":
         fields["chat_template_kwargs"] = {"enable_thinking": False, "thinking": False}

@@ -83,6 +83,7 @@ class Passthrough:
             async with self._client.post(
                 url + request.path,
                 data=body,
+                allow_redirects=False,
                 headers={**keys.forwarded(headers), "Content-Type": "application/json"},
             ) as response:
                 if response.status in (401, 403) and keys.checks_clients:
@@ -111,7 +112,7 @@ class Passthrough:
         worker = workers.place(role, None)
         if worker is None:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
-        return worker.name
+        return worker.url
 
 
 def _scrubbed(path: str, given: dict[str, Any], raw: bytes, tenant: str) -> bytes:

@@ -285,7 +285,7 @@ class StoredResponses:
         raise WorkerError(f"the process that has {name} is away")
 
     def _local(self, method: str, tenant: str, name: str, part: str) -> bytes | None:
-        response = (self._store.get if method == "GET" else self._store.pop)(tenant, name)
+        response = (self._store.pop if method == "DELETE" else self._store.get)(tenant, name)
         if response is None:
             return None
         return _part(response, part)
@@ -294,7 +294,7 @@ class StoredResponses:
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes for clients."""
-        app.router.add_get(BY_NAME, self._show)
+        app.router.add_get(BY_NAME, self._show, allow_head=False)
         app.router.add_delete(BY_NAME, self._delete)
 
     async def _show(self, request: web.Request) -> web.Response:

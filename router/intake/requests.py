@@ -231,13 +231,13 @@ def _check_vocabulary(body: Mapping[str, Any], vocab_size: int | None) -> None:
         if _LOOKED_UP.isdisjoint(fields):
             continue
         for name in TOKEN_ID_FIELDS:
-            ids = _integers(fields.get(name))
+            ids = _numbers(fields.get(name), texts=name == "prompt")
             if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
                 raise RequestError(
                     f"{name} must hold token ids from 0 to {vocab_size - 1}", param=name
                 )
         for name in RANK_FIELDS:
-            if max(_integers(fields.get(name)), default=0) > vocab_size:
+            if max(_numbers(fields.get(name)), default=0) > vocab_size:
                 raise RequestError(f"{name} must be at most {vocab_size}", param=name)
         biased = typed(fields, "logit_bias", dict, {})
         if not all(_is_id(key, vocab_size) for key in biased):
@@ -252,12 +252,29 @@ def _is_id(key: str, vocab_size: int) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size
 
 
-def _integers(value: Any) -> list[int]:
-    """The integers of a field, alone, in a list, or in a list of lists; [] if it holds others."""
-    flat = value if isinstance(value, list) else [value]
-    if flat and isinstance(flat[0], list):
-        flat = [one for ids in flat if isinstance(ids, list) for one in ids]
-    return flat if all(type(one) is int for one in flat) else []
+def _numbers(value: Any, *, texts: bool = False) -> list[float]:
+    """The numbers of a field: alone, in a list, or in a list of lists.
+
+    SGLang takes floats and strings such as ``1e9`` and ``"1000000000"`` for integers, too.
+
+    Args:
+        texts: strings that are not in an inner list are texts.
+    """
+    outer = value if isinstance(value, list) else [value]
+    if all(type(one) is int for one in outer):
+        return outer
+    inner = [one for ids in outer if isinstance(ids, list) for one in ids]
+    inner += [one for one in outer if not (isinstance(one, list) or (texts and type(one) is str))]
+    return [number for one in inner if (number := _number(one)) is not None]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return value
+    try:
+        return float(value) if isinstance(value, str) else None
+    except ValueError:  # the engine refuses it
+        return None
 
 
 def _salt(endpoint: Endpoint, body: Mapping[str, Any], tenant: str, models: Sequence[str]) -> bytes:

@@ -33,6 +33,8 @@ from .worker import Server
 
 logger = logging.getLogger("ppd.router.workers")
 
+_REDIRECTS = range(300, 400)  # not followed: they would lead out of the workers' networks
+
 
 async def shake_hands(client: aiohttp.ClientSession, url: str) -> Handshake:
     """Request a worker's properties.
@@ -90,8 +92,8 @@ async def check_ready(client: aiohttp.ClientSession, url: str) -> None:
     Raises:
         aiohttp.ClientError: it does not; with status 503 it is starting or shutting down.
     """
-    async with client.get(url + READY_PATH) as response:
-        if response.status >= 500:
+    async with client.get(url + READY_PATH, allow_redirects=False) as response:
+        if response.status >= 500 or response.status in _REDIRECTS:
             raise aiohttp.ClientError(
                 f"it is not ready: {url}{READY_PATH} answered {response.status}"
             )
@@ -108,7 +110,9 @@ async def fetch_loads(
         previous: the previous report of each rank; None for the first one.
     """
     try:
-        async with client.get(url + LOADS_PATH, params=LOADS_QUERY) as response:
+        async with client.get(
+            url + LOADS_PATH, params=LOADS_QUERY, allow_redirects=False
+        ) as response:
             if response.status != 200:
                 return [None] * len(previous)
             return loads_of(orjson.loads(await response.read()), previous)
@@ -121,7 +125,7 @@ async def fetch_loads(
 
 
 async def _get_json(client: aiohttp.ClientSession, url: str) -> Any:
-    async with client.get(url) as response:
+    async with client.get(url, allow_redirects=False) as response:
         if response.status >= 500:
             raise aiohttp.ClientError(f"{url} answered {response.status}")
         if response.status != 200:

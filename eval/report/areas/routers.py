@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ppd.errors import ConfigError
 
-from ...routers.summary import costs_of
+from ...routers.summary import round_ratio
 from ..parts import Block, Table, block, short, spread
 from ..ratios import HOW, compared
 from ..results import Results, Row, Rows, commit_of
@@ -116,15 +116,15 @@ def _table(run: Rows, columns: Sequence[tuple[str, str]], caption: str) -> Table
 
 
 def ratios(runs: Sequence[Rows], one: str, other: str, metric: str) -> list[float]:
-    """Divide one router's costs by another's: in the same slice, or else in the same round."""
+    """Divide one router's costs by another's in the same round."""
     found: list[float] = []
     for run in runs:
         rows = {(row["router"], row["round"]): row for row in run}
         for (router, number), row in rows.items():
             beside = rows.get((other, number))
             if router == one and beside is not None:
-                pairs = zip(costs_of(row, metric), costs_of(beside, metric), strict=True)
-                found += [cost / base for cost, base in pairs]
+                ratio = round_ratio(row, beside, metric)
+                found += [] if ratio is None else [ratio]
     return found
 
 
@@ -158,7 +158,7 @@ def against_rival(results: Results) -> Block:
             if found := ratios(of, build, _RIVAL, _REQUEST):
                 values = (compared(ratios(of, build, _RIVAL, metric)) for metric in metrics)
                 table.append((commit[:7], _NAMES[build], f"{len(found)}", *values))
-    head = ("commit", "build", "pairs", "request", "chunk, burst", "chunk, 512 streams", "TTFT p50")
+    head = ("commit", "build", "rounds", "request", "chunk, burst", "chunk, 512 streams", "TTFT p50")
     caption = f"multiples of SMG in the same round, newest commit first: {HOW}"
     return block(Table(head, table, caption), made_of=runs)
 
@@ -180,7 +180,7 @@ def summary(results: Results) -> Block:
     rounds = len(run.where(router=_USUAL))
     caption = (
         f"SMG is SGLang's router in Rust; medians of {rounds} rounds (lowest to highest); "
-        f"ratios of the parts of a round: {HOW}"
+        f"ratios by round: {HOW}"
     )
     return block(Table(head, table, caption), made_of=[run])
 
@@ -217,7 +217,7 @@ def against_baseline(results: Results) -> Block:
                 )
                 name = "pure" if build == "ours" else "compiled"
                 table.append((commit[:7], base[:7], name, f"{len(pairs)}", *values))
-    head = ("commit", "against", "build", "pairs", "request", "chunk, 512 streams", "chunk, burst")
+    head = ("commit", "against", "build", "rounds", "request", "chunk, 512 streams", "chunk, burst")
     caption = f"multiples of the earlier commit's CPU time: {HOW}"
     return block(Table(head, table, caption), made_of=used)
 
@@ -233,7 +233,7 @@ def everything(results: Results) -> Block:
         table.append(
             (commit_of(run.rows[0])[:7], f"{len(pairs)}", *costs, compared(pairs), earlier)
         )
-    head = ("commit", "pairs", "defaults, us", "everything, us", "ratio", "defaults, new to old")
+    head = ("commit", "rounds", "defaults, us", "everything, us", "ratio", "defaults, new to old")
     caption = f"CPU time of a request; medians of rounds (lowest to highest); ratios: {HOW}"
     return block(Table(head, table, caption), made_of=runs)
 

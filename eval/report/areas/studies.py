@@ -84,7 +84,7 @@ def ranks(results: Results) -> Block:
     head = (
         "cluster",
         "policy",
-        "turns/s of a rank",
+        "turns/s of a worker",
         "T2 TTFT p50, ms",
         "p99",
         "TPOT p50, ms",

@@ -44,7 +44,7 @@ async def test_a_message_uses_tools(cluster: Cluster, stream: bool) -> None:
         "model": MODEL,
         "max_tokens": 99,
         "tools": [{"name": "weather", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "any"},
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "messages": [{"role": "user", "content": "Ulm?"}],
     }
     async with running_cluster(cluster, script) as (client, d), by_anthropic(client) as api:
@@ -58,6 +58,7 @@ async def test_a_message_uses_tools(cluster: Cluster, stream: bool) -> None:
         assert message.stop_reason == "tool_use"
         assert message.usage.output_tokens == 5
         assert d.bodies[-1]["tool_choice"] == "required"
+        assert d.bodies[-1]["parallel_tool_calls"] is False
         result = {"type": "tool_result", "tool_use_id": use.id, "content": "rain"}
         fields["messages"] += [
             {"role": "assistant", "content": [block.model_dump() for block in message.content]},

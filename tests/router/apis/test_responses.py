@@ -164,6 +164,9 @@ async def test_a_response_is_shown_and_deleted(cluster: Cluster) -> None:
         made = await api.responses.create(model=MODEL, input="x", metadata={"of": "mine"})
         shown = await api.responses.retrieve(made.id)
         assert shown == made
+        async with client.http.head(f"{client.url}/v1/responses/{made.id}") as head:
+            assert head.status == 405
+        assert await api.responses.retrieve(made.id) == made, "HEAD deletes nothing"
         stranger = api.with_options(api_key="other")
         for call in (stranger.responses.retrieve, stranger.responses.delete):
             with pytest.raises(openai.NotFoundError, match="no response"):

@@ -139,6 +139,14 @@ async def test_requests_to_the_tokenizer_are_the_models(two_models: TwoModels) -
         assert (len(pair.decode["red"].legs), len(pair.decode["blue"].legs)) == (0, 3)
 
 
+async def test_requests_to_the_tokenizer_reach_a_server_of_several_ranks(cluster: Cluster) -> None:
+    decode = worker("decode", "red")
+    decode.dp_size = 2
+    async with cluster(worker("prefill", "red"), decode) as client:
+        assert (await client.post("/v1/tokenize", {"model": "red"})).status == 200
+        assert len(decode.legs) == 1
+
+
 async def test_one_models_limits_hold_up_no_other(two_models: TwoModels) -> None:
     gate = asyncio.Event()
     models = {

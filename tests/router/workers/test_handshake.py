@@ -6,11 +6,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from eval.fake_worker.worker import FakeWorker
 from ppd.contract import DESCRIPTION_VERSION, Role
 from ppd.errors import WorkerError
-from router.workers.handshake import connect_server
+from router.workers.handshake import check_ready, connect_server, fetch_loads
 from router.workers.registry import WorkerRegistry
 from router.workers.sglang import Handshake, handshake_of
 
@@ -41,6 +43,28 @@ def handshake_with(state: dict[str, Any]) -> Handshake:
 
 
 PLAIN = Handshake("decode", ("m",), 1000, 16, 4321)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """It would lead a router out of the networks that its workers may be in."""
+    reached = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/elsewhere")
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        reached.append(request.path)
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/elsewhere", elsewhere)
+    app.router.add_get("/{path:.*}", redirect)
+    async with TestServer(app) as server, aiohttp.ClientSession() as http:
+        url = str(server.make_url("")).rstrip("/")
+        with pytest.raises(aiohttp.ClientError, match="not ready: .*/ready answered 302"):
+            await check_ready(http, url)
+        assert await fetch_loads(http, url, [None]) == [None]
+    assert not reached
 
 
 def test_of_several_ranks_one_describes_the_worker_in_any_order() -> None:
