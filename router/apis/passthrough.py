@@ -18,6 +18,7 @@ from ..intake.keys import KeyRing
 from ..intake.requests import json_bytes, json_object
 from ..intake.scrub import isolate, without_routing
 from ..wire.errors import describe
+from ..workers.health import worker_of
 from .request_meter import RequestMeter
 
 EMBEDDINGS, RERANK, SCORE, CLASSIFY = "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify"
@@ -112,7 +113,7 @@ class Passthrough:
         worker = workers.place(role, None)
         if worker is None:
             raise WorkerError(f"no {role} worker is alive, or all are being drained")
-        return worker.url
+        return worker_of(worker).url
 
 
 def _scrubbed(path: str, given: dict[str, Any], raw: bytes, tenant: str) -> bytes:

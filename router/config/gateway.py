@@ -13,8 +13,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[gateway]`` of the router's file.
 
     Attributes:
-        port: of the gRPC service that gateways call; 0 is any free port. Several processes share
-            it.
+        port: of the gRPC service that gateways call; 0 is any free port, of one process.
+            Several processes share a port that is given.
         host: address that it listens on; "": the router's ``host``.
         decode_port: port of the sidecar on the decode workers' hosts, to which the gateway sends
             requests; None: the decode worker's own port.

@@ -289,6 +289,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             private = self.answer_cache.collection
             if private in self.retrieval.default_collections():
                 wrong.append(f"retrieval: a default searches the answer cache's {private!r}")
+        if self.gateway is not None and self.gateway.port == 0 and self.processes > 1:
+            wrong.append("gateway.port must be given: several processes share it")
         return wrong
 
     def _can_be_discovered(self, role: Role) -> bool:
@@ -374,6 +376,7 @@ def url_problem(role: str, url: str) -> str | None:
     try:
         parts = urlsplit(url)
         port = parts.port
+        (parts.hostname or "").encode("idna")  # as a look-up of the address does
     except ValueError as error:
         return f"--{role} {shown!r}: {error}"
     if parts.scheme not in ("http", "https") or not parts.hostname or port is None:

@@ -258,6 +258,7 @@ def _numbers(value: Any, *, texts: bool = False) -> list[float]:
     SGLang takes floats and strings such as ``1e9`` and ``"1000000000"`` for integers, too.
 
     Args:
+        value: of the field.
         texts: strings that are not in an inner list are texts.
     """
     outer = value if isinstance(value, list) else [value]

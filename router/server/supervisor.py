@@ -117,9 +117,9 @@ class Supervisor:
         trial_ends_s = time.monotonic() + self._config.startup_timeout_s + _TRIAL_S
         while self._children:
             pid, code = os.wait()
-            index, ended = self._children.pop(pid, None), os.waitstatus_to_exitcode(code)
-            if index is None:  # in a container its orphans become children of the first process
+            if pid not in self._children:  # in a container its first process gets all orphans
                 continue
+            index, ended = self._children.pop(pid), os.waitstatus_to_exitcode(code)
             if ended == CANNOT_START and time.monotonic() < trial_ends_s:
                 self._stop(signal.SIGTERM, None)
             if self._stopping:

@@ -128,8 +128,13 @@ class WorkerRegistry:
             )
 
     def leave(self, server: Server) -> None:
-        """Remove a server; it gets no new work, and its open legs end by themselves."""
+        """Remove a server; it gets no new work, and its open legs end by themselves.
+
+        A server that has left already is not removed again.
+        """
         server.alive = False
+        if server not in self.servers:
+            return
         self.servers.remove(server)
         for worker in server.ranks:
             self._dismiss(worker)
@@ -209,7 +214,8 @@ class WorkerRegistry:
         except WorkerError as error:
             logger.warning("worker stays down: %s", error)
         else:
-            self._revive(server, reconnected.handshake, model)
+            if self.at(server.url) is server:  # it may have left meanwhile
+                self._revive(server, reconnected.handshake, model)
 
     def _revive(self, server: Server, handshake: Handshake, model: ModelWorkers) -> None:
         restarted = handshake.boot_id is None or handshake.boot_id != server.handshake.boot_id

@@ -48,6 +48,11 @@ def test_flags_of_workers_may_be_repeated() -> None:
         ({"decode": (P,)}, f"two workers on one URL: {P}"),
         ({"decode": ("localhost:30000",)}, "--decode must be http://HOST:PORT"),
         ({"decode": ("http://h:99999",)}, "--decode 'http://h:99999'"),
+        ({"decode": ("http://h..svc:1",)}, "--decode 'http://h..svc:1'"),
+        (
+            {"gateway": GatewayConfig(port=0), "processes": 2, "admin_port": 1},
+            "gateway.port must be given",
+        ),
         ({"prefill": ("http://h:1/v1",)}, "no path"),
         ({"policy": "best"}, "no such policy: 'best'; there are ppd, replica, pd, full"),
         ({"port": 70000}, "port must be 0..65535"),

@@ -158,7 +158,15 @@ def against_rival(results: Results) -> Block:
             if found := ratios(of, build, _RIVAL, _REQUEST):
                 values = (compared(ratios(of, build, _RIVAL, metric)) for metric in metrics)
                 table.append((commit[:7], _NAMES[build], f"{len(found)}", *values))
-    head = ("commit", "build", "rounds", "request", "chunk, burst", "chunk, 512 streams", "TTFT p50")
+    head = (
+        "commit",
+        "build",
+        "rounds",
+        "request",
+        "chunk, burst",
+        "chunk, 512 streams",
+        "TTFT p50",
+    )
     caption = f"multiples of SMG in the same round, newest commit first: {HOW}"
     return block(Table(head, table, caption), made_of=runs)
 

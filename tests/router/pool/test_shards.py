@@ -114,13 +114,15 @@ async def test_a_shard_without_the_collection_is_missing_and_two_are_an_error(
 async def test_a_search_for_a_missing_collection_takes_no_replica_out_of_service(
     built: Path,
 ) -> None:
-    async with running(config_for(built)) as one:
-        async with running(PoolConfig(shards=((one.url,),))) as front:
-            status, _ = await front.post("/v1/collections/other/search", {"vector": [0.0]})
-            assert status == 404
-            status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
-            assert (status, reply["partial"]) == (200, False)
-            assert "shard_failures_total{" not in (await front.get("/metrics"))[1]
+    async with (
+        running(config_for(built)) as one,
+        running(PoolConfig(shards=((one.url,),))) as front,
+    ):
+        status, _ = await front.post("/v1/collections/other/search", {"vector": [0.0]})
+        assert status == 404
+        status, reply = await front.search(vector=ROWS[0].tolist(), limit=3)
+        assert (status, reply["partial"]) == (200, False)
+        assert "shard_failures_total{" not in (await front.get("/metrics"))[1]
 
 
 async def test_a_shard_that_hangs_costs_one_search_its_time_and_none_after_it(

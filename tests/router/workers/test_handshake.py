@@ -61,7 +61,7 @@ async def test_a_redirect_is_not_followed() -> None:
     app.router.add_get("/{path:.*}", redirect)
     async with TestServer(app) as server, aiohttp.ClientSession() as http:
         url = str(server.make_url("")).rstrip("/")
-        with pytest.raises(aiohttp.ClientError, match="not ready: .*/ready answered 302"):
+        with pytest.raises(aiohttp.ClientError, match=r"not ready: .*/ready answered 302"):
             await check_ready(http, url)
         assert await fetch_loads(http, url, [None]) == [None]
     assert not reached

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from ppd.contract import Role
 from router.workers.registry import WorkerRegistry
 from router.workers.worker import Server, Worker
 from tests.waiting import HANG_S
@@ -48,3 +49,28 @@ async def test_a_health_check_that_raises_is_logged_and_all_checks_continue(
         assert isinstance(record.exc_info[1], RuntimeError)
         assert faulty in record.getMessage()
         assert sound not in record.getMessage()
+
+
+async def test_a_server_that_left_during_its_check_is_not_revived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = WorkerRegistry(control=None)  # type: ignore[arg-type]
+    server = model_workers(prefill=1, decode=1).workers[1].server
+    registry.join(server)
+    server.alive = False
+    answers = asyncio.Event()
+    joined: list[Worker] = []
+
+    async def connect(control: object, role: Role, url: str) -> Server:
+        await answers.wait()
+        return Server(url, role, server.handshake)
+
+    monkeypatch.setattr("router.workers.registry.connect_server", connect)
+    registry.on_join = joined.append
+    check = asyncio.create_task(registry.check(server))
+    await asyncio.sleep(0)
+    registry.leave(server)
+    answers.set()
+    await check
+    assert (server.alive, joined, registry.servers) == (False, [], [])
+    registry.leave(server)  # it has left already
