@@ -28,6 +28,7 @@ logger = logging.getLogger("ppd.router")
 
 PASSED_ON = "X-PPD-Passed-On"  # the sender's address; only trusted from a peer
 PEER_HEADER = "X-PPD-Sibling"  # the secret
+READING = ("/explain/", "/decide")  # POST requests of operators that change nothing
 _CHANGE_METHODS = ("POST", "PUT", "DELETE")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -84,8 +85,8 @@ def forwarding_to_peers(
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         own = await _handle(handler, request)
         resource = request.match_info.route.resource
-        path = "/explain/" if resource is None else resource.canonical
-        is_local = path.startswith("/explain/") or path in local_paths
+        path = READING[0] if resource is None else resource.canonical
+        is_local = path.startswith(READING) or path in local_paths
         forwards = request.method in _CHANGE_METHODS and not is_local and not peers.asks(request)
         if isinstance(own, RequestError) and not forwards:
             raise own

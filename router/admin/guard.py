@@ -12,11 +12,10 @@ from aiohttp import web
 
 from ppd.errors import RequestError
 
-from ..peers import Peers
+from ..peers import READING, Peers
 from ..wire.access import carries_token, is_loopback
 
 _READ_METHODS = ("GET", "HEAD", "OPTIONS")
-_READING = ("/explain/", "/decide")  # POST requests that change nothing
 
 
 class Guard:
@@ -49,7 +48,7 @@ class Guard:
             if not carries_token(request.headers.get("Authorization"), self._token):
                 raise RequestError("operators must carry the admin token", status=401)
             return
-        reads = request.method in _READ_METHODS or resource.canonical.startswith(_READING)
+        reads = request.method in _READ_METHODS or resource.canonical.startswith(READING)
         if not reads and not is_loopback(request.remote):
             message = "from other hosts only with an admin token: set $PPD_ADMIN_TOKEN"
             raise RequestError(message, status=403)

@@ -211,8 +211,7 @@ async def running(
             token_paths=PATHS if admin_listener is None else (),
         )
         if peers is not None:
-            of_clients = (*passthrough.PASSED_ON, response_store.BY_NAME, response_store.PEER_PATH)
-            local_paths = (*of_clients, "/decide")
+            local_paths = (*passthrough.PASSED_ON, response_store.BY_NAME, response_store.PEER_PATH)
             app.middlewares.append(forwarding_to_peers(control, peers, local_paths))
         if admin_listener is not None:
             await stack.enter_async_context(serving(app, admin_listener, config, tls=tls))

@@ -9,7 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +235,12 @@ async def test_what_operators_say_and_see_is_all_processes(tmp_path: Path) -> No
             # One of them is killed: it takes over from the other what operators have said.
             (child, *_) = children(both.process.pid)
             os.kill(child, signal.SIGKILL)
+            decided = []
+            for admin in admins:
+                with suppress(aiohttp.ClientConnectionError):  # of the killed one
+                    async with http.post(f"{admin}/decide", json={"turn": None}) as answer:
+                        decided.append(answer.status)
+            assert set(decided) == {200}, "a decision asks no other process"
             await both.says("started again")
             await both.url()
             for admin in admins:
