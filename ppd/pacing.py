@@ -225,12 +225,13 @@ class Pacer:
             self._unsettled = None
             cost.observe(tokens, context, ms + later_ms)
 
-    def next_chunk(self, rest: int, context: float) -> Chunk:
+    def next_chunk(self, rest: int, context: float, behind: int = 0) -> Chunk:
         """Choose the next chunk beside running decodes.
 
         Args:
             rest: tokens that the next request still needs, at least 1.
             context: tokens of the request before these.
+            behind: tokens of the requests behind it, with which the chunk is filled.
         """
         if self.fixed_chunk is not None:
             return Chunk(self._pages(self.fixed_chunk), 0 if self.mixed else 1, self.mixed)
@@ -247,7 +248,7 @@ class Pacer:
         tokens = self._pages(max(efficient, cost.max_tokens(gap_ms, context, limit)))
         if tokens < rest <= min(_LAST_CHUNK * tokens, limit):
             tokens = self._pages(rest + self.page_size - 1)
-        lost_ms = cost.ms(min(tokens, rest), context)
+        lost_ms = cost.ms(min(tokens, rest + behind), context)
         if mixed:  # its own forward gives a token
             lost_ms -= token_slack_ms
         steps = math.ceil(lost_ms / (token_slack_ms * self.tokens_per_step) - 0.01)

@@ -97,7 +97,7 @@ class LocalQueue:
         self._queue(req)
 
     def requeue(self, req: Any) -> None:
-        """Queue ``req`` to be prefilled again from its tokens, ahead of newer requests.
+        """Queue ``req`` to be prefilled again from its tokens, ahead of new requests.
 
         The request lost its KV and cannot be restored like a transferred one. It was paused, it
         was evicted in mid-prefill in favour of decodes, or (with overlap scheduling) it was
@@ -107,14 +107,15 @@ class LocalQueue:
         """
         req.ppd_requeued = True
         self._telemetry.requeued()
-        self._queue(req, first=True)
+        self._cached_tokens(req)  # what the cache has of it now: the rest counts as waiting
+        self._queue(req, sum(other.ppd_requeued for other in self.requests))
 
-    def _queue(self, req: Any, *, first: bool = False) -> None:
+    def _queue(self, req: Any, position: int | None = None) -> None:
         from sglang.srt.disaggregation.utils import DisaggregationMode
 
         req.time_stats.disagg_mode = DisaggregationMode.NULL
         req.time_stats.set_wait_queue_entry_time()
-        self.requests.insert(0 if first else len(self.requests), req)
+        self.requests.insert(len(self.requests) if position is None else position, req)
 
     def refuse_evicted(self, tokens: int) -> None:
         """Check the precondition again for the requests that the next ``tokens`` belong to.

@@ -9,6 +9,7 @@ between versions, ``engines.py`` has both. Line numbers are 0.5.21's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -151,37 +152,47 @@ class LocalStep:
         decodes_wait = own_wait or self._peers_run
         if decodes_wait and self._decode_steps_left:
             return None, running_batch
-        if scheduler.chunked_req is None and (
-            not self._queue.requests or scheduler.disagg_decode_prealloc_queue.retracted_queue
-        ):
-            return None, running_batch  # memory is short: retracted requests come first
+        # While retracted requests wait for memory, only the request in mid-prefill goes on.
+        short = bool(scheduler.disagg_decode_prealloc_queue.retracted_queue)
+        admits = bool(self._queue.requests) and not short
+        if scheduler.chunked_req is None and not admits:
+            return None, running_batch
         full = Chunk(self.pacer.full_chunk, 0, self.pacer.mixed)
-        chunk = self._agreed(self._next_chunk()) if decodes_wait else full
+        chunk = self._agreed(self._next_chunk(admits)) if decodes_wait else full
         mixed = len(running_batch.reqs) if chunk.mixed else 0
         if not self._fits(chunk.tokens, running_batch if mixed else None):
             return None, running_batch  # decodes free some by ending, or by being retracted
-        self._queue.refuse_evicted(chunk.tokens)
+        if admits:
+            self._queue.refuse_evicted(chunk.tokens)
         running_batch.batch_is_full = False  # upstream's decode loop never clears it
-        with self._prefill_scheduled_by_upstream(chunk.tokens + mixed, chunk.mixed):
+        with self._prefill_scheduled_by_upstream(chunk.tokens + mixed, chunk.mixed, admits):
             plan = scheduler.get_new_batch_prefill(running_batch)
         if plan.batch_to_run is not None:
-            # Upstream does not mix a batch with logprobs: then decodes wait for its end.
-            left_out = own_wait and not plan.batch_to_run.decoding_reqs
+            # A mixed batch has no request whose transfer ended since. Upstream does not mix a batch
+            # with logprobs either: then all decodes wait for its end.
+            left_out = own_wait and bool(
+                scheduler.waiting_queue or not plan.batch_to_run.decoding_reqs
+            )
             interval = scheduler.prefill_decode_interval  # the operator's minimum
             steps = max(chunk.decode_steps, interval, left_out)
             self._decode_steps_left = steps if decodes_wait else 0
         return plan.batch_to_run, plan.running_batch
 
-    def _next_chunk(self) -> Chunk:
-        """Choose the next chunk of the request in mid-prefill, or of the first that waits."""
+    def _next_chunk(self, admits: bool) -> Chunk:
+        """Choose the next chunk of the request in mid-prefill, or of the first that waits.
+
+        Args:
+            admits: whether requests that wait may fill the chunk.
+        """
         chunked = self._scheduler.chunked_req
         if chunked is not None:
-            return self.pacer.next_chunk(
-                max(1, self._queue.chunk_rest_tokens()), engine().extend_end(chunked)
-            )
-        first = self._queue.requests[0]
-        cached = first.num_matched_prefix_tokens
-        return self.pacer.next_chunk(max(1, len(first.origin_input_ids) - cached), cached)
+            rest, context = self._queue.chunk_rest_tokens(), engine().extend_end(chunked)
+        else:
+            first = self._queue.requests[0]
+            context = first.num_matched_prefix_tokens
+            rest = len(first.origin_input_ids) + len(first.output_ids) - context
+        behind = max(0, self._queue.append_tokens() - rest) if admits else 0
+        return self.pacer.next_chunk(max(1, rest), context, behind)
 
     def _agreed(self, chunk: Chunk) -> Chunk:
         """Take the first rank's chunk on every rank that has the same requests.
@@ -210,8 +221,6 @@ class LocalStep:
             decodes: the batch of the decodes, or None. With speculation each holds a reserve.
         """
         scheduler = self._scheduler
-        free = scheduler.token_to_kv_pool_allocator.available_size()
-        free += scheduler.disagg_decode_prealloc_queue._radix_full_evictable()
         if scheduler.chunked_req is not None:
             tokens = min(tokens, self._queue.chunk_rest_tokens())
         elif decodes is not None:
@@ -221,19 +230,20 @@ class LocalStep:
         needed = tokens + scheduler.page_size
         if decodes is not None:
             needed += decodes.new_tokens_required_next_decode()
-        return bool(free >= needed)
+        return bool(self._free_tokens() >= needed)
 
     def give_way(self, running_batch: Any) -> None:
         """Free the KV of the request in mid-prefill if decodes have no room for a step.
 
-        Upstream would retract decodes, and abort the last one. The KV that was computed stays in
-        the radix cache until it is evicted; the request waits again, ahead of newer ones.
+        The requests whose transfer has ended decode in that step, too. Upstream would retract
+        decodes, and abort the last one. The KV that was computed stays in the radix cache until it
+        is evicted; the request waits again, ahead of new ones.
         Where forwards overlap, the result of its last chunk is still to come. Upstream ignores it
         like that of any retracted request (batch_result_processor.py:337).
         """
         scheduler = self._scheduler
         chunked = scheduler.chunked_req
-        if chunked is None or running_batch.is_empty() or running_batch.check_decode_mem():
+        if chunked is None or self._decodes_fit(running_batch):
             return
         from sglang.srt.managers.schedule_batch import release_req
 
@@ -248,6 +258,24 @@ class LocalStep:
             offload_kv=False,
         )
         self._queue.requeue(chunked)
+
+    def _decodes_fit(self, running_batch: Any) -> bool:
+        """Whether KV is free for a step of the running decodes and of those about to join them."""
+        scheduler = self._scheduler
+        if not (running_batch.is_empty() or running_batch.check_decode_mem()):
+            return False
+        joining = len(scheduler.waiting_queue)
+        if not joining:
+            return True
+        needed = 0 if running_batch.is_empty() else running_batch.new_tokens_required_next_decode()
+        pages = math.ceil((1 + engine().decode_reserve()) / scheduler.page_size)
+        return bool(self._free_tokens() >= needed + joining * pages * scheduler.page_size)
+
+    def _free_tokens(self) -> int:
+        """The tokens of KV that are free or can be evicted."""
+        scheduler = self._scheduler
+        free = scheduler.token_to_kv_pool_allocator.available_size()
+        return int(free + scheduler.disagg_decode_prealloc_queue._radix_full_evictable())
 
     def _merge_last_extend(self, running_batch: Any) -> Any:
         scheduler = self._scheduler
@@ -273,10 +301,17 @@ class LocalStep:
         return running_batch
 
     @contextmanager
-    def _prefill_scheduled_by_upstream(self, chunk_tokens: int, mixed: bool) -> Iterator[None]:
+    def _prefill_scheduled_by_upstream(
+        self, chunk_tokens: int, mixed: bool, admits: bool
+    ) -> Iterator[None]:
         """Point upstream's prefill scheduling at the local queue and the chosen chunk.
 
         Preemption is off meanwhile: it would requeue a running request as a new one.
+
+        Args:
+            chunk_tokens: tokens of the batch, with one of each mixed decode.
+            mixed: whether decodes run in the same forward.
+            admits: whether requests of the local queue may join the one in mid-prefill.
         """
         scheduler, queue = self._scheduler, self._queue
         preemption, chunk_size, is_mixed = (
@@ -284,7 +319,8 @@ class LocalStep:
             scheduler.chunked_prefill_size,
             scheduler.is_mixed_chunk,
         )
-        self._received, scheduler.waiting_queue = scheduler.waiting_queue, queue.requests
+        self._received = scheduler.waiting_queue
+        scheduler.waiting_queue = queue.requests if admits else []
         scheduler.enable_priority_preemption = False
         scheduler.chunked_prefill_size = chunk_tokens
         scheduler.is_mixed_chunk = mixed
@@ -294,7 +330,9 @@ class LocalStep:
             scheduler.is_mixed_chunk = is_mixed
             scheduler.chunked_prefill_size = chunk_size
             scheduler.enable_priority_preemption = preemption
-            queue.requests, scheduler.waiting_queue = scheduler.waiting_queue, self._received
+            if admits:
+                queue.requests = scheduler.waiting_queue
+            scheduler.waiting_queue = self._received
             self._received = None
 
     @contextmanager

@@ -96,7 +96,7 @@ def process_decode_queue(original: Any, self: Any) -> None:
     """Take up finished transfers, or one retracted request, where upstream would wait for ever."""
     original(self)
     queue, transfers = self.disagg_decode_prealloc_queue, self.disagg_decode_transfer_queue
-    if not queue.retracted_queue or not self.running_batch.is_empty() or self.waiting_queue:
+    if not queue.retracted_queue or self.ppd.running or self.waiting_queue:
         return
     self.waiting_queue.extend(transfers.pop_transferred())
     if not self.waiting_queue and not transfers.queue:

@@ -258,7 +258,9 @@ class Engine:
         budget = max(1, self._chunk_tokens - self.sequences)
         if self._pacer is not None and self._lockstep.decodes:
             job = self._prefilling[0]
-            chunk = self._pacer.next_chunk(job.left_tokens, job.prompt_tokens - job.left_tokens)
+            behind = sum(other.left_tokens for other in self._prefilling) - job.left_tokens
+            computed = job.prompt_tokens - job.left_tokens
+            chunk = self._pacer.next_chunk(job.left_tokens, computed, behind)
             budget, self._rest_steps = chunk.tokens, chunk.decode_steps
         for job in self._prefilling:
             tokens = min(budget, job.left_tokens)

@@ -116,6 +116,18 @@ def test_a_small_rest_goes_with_the_last_chunk() -> None:
     assert pacer.next_chunk(round(1.7 * usual), 4000).tokens == usual
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_decodes_keep_the_target_beside_many_short_appends(mixed: bool) -> None:
+    """A chunk holds several appends; the decode steps after it are those of all of them."""
+    pacer = Pacer(full_chunk=2048, page_size=1, mixed=mixed, target_ms=20.0)
+    run(pacer, 200)
+    pacer.decoded(10.0)  # else two steps are due, to measure decodes alone
+    one, many = pacer.next_chunk(16, 4000), pacer.next_chunk(16, 4000, behind=100_000)
+    long = pacer.next_chunk(100_016, 4000)
+    assert many == long
+    assert one.decode_steps < many.decode_steps
+
+
 def test_a_fixed_chunk_stays() -> None:
     pacer = Pacer(full_chunk=2048, page_size=16, mixed=False, fixed_chunk=100)
     run(pacer, 50)
@@ -169,6 +181,7 @@ def test_one_step_that_hung_does_not_stop_appends() -> None:
     ),
     st.integers(1, 100_000),
     st.floats(0, 1e6),
+    st.integers(0, 100_000),
 )
 def test_there_is_always_a_chunk_of_whole_pages(
     full: int,
@@ -178,6 +191,7 @@ def test_there_is_always_a_chunk_of_whole_pages(
     steps: list[tuple[bool, int, float, float]],
     rest: int,
     context: float,
+    behind: int,
 ) -> None:
     pacer = Pacer(full_chunk=max(full, page), page_size=page, mixed=mixed, target_ms=target_ms)
     for is_chunk, tokens, at, ms in steps:
@@ -185,7 +199,7 @@ def test_there_is_always_a_chunk_of_whole_pages(
             pacer.chunked(tokens, at, ms)
         else:
             pacer.decoded(ms)
-    chunk = pacer.next_chunk(rest, context)
+    chunk = pacer.next_chunk(rest, context, behind)
     assert chunk.tokens % page == 0
     assert page <= chunk.tokens <= max(full, page)
     assert 0 <= chunk.decode_steps <= 16
