@@ -131,7 +131,8 @@ class Features:
         home: whether the worker that holds the KV can take the turn.
         page_size: tokens of a page of the home worker's KV cache.
         home_running: requests decoding there.
-        home_append_tokens: reserved there by local turns that wait or prefill.
+        home_append_tokens: of local turns that wait or prefill there.
+        home_claimed_tokens: those, and what other routers may have admitted unseen.
         home_free_tokens: KV it has left, evictable cache counted as free; None: no report.
         has_media: whether the prompt has images, audio or video, in this turn or an earlier one.
     """
@@ -151,6 +152,7 @@ class Features:
     home_append_tokens: int
     home_free_tokens: int | None
     evicted_tokens: int = 0
+    home_claimed_tokens: int = 0
     has_media: bool = False
 
     @property
@@ -229,8 +231,13 @@ class Policy(ABC):
     def choose(self, features: Features, objective: Objective) -> Decision:
         """The route of a turn whose home is ready."""
 
-    def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
-        """Take what a turn took on the route that was chosen; static policies ignore it."""
+    def observe(
+        self, features: Features, route: Route, ttft_ms: float | None, tpot_ms: float | None
+    ) -> None:
+        """Take what a turn took on the route that was chosen; static policies ignore it.
+
+        A turn that did not stream has no TTFT, and one of a single token has no TPOT.
+        """
         return
 
 

@@ -2,8 +2,9 @@
 
 The length of a reply is predicted from the conversation's own replies and those of its tenant.
 Both are running means of logarithms, because lengths have long tails. Recent replies count more.
-The error of the predictions is measured. The tokens of a first prompt are predicted from the bytes
-of its text and the sizes of its media. The ratio of each kind is estimated apart, from usage.
+The error of the predictions is measured. The tokens of a prompt are predicted from the bytes of
+its text and the sizes of its media. The ratio of each kind is estimated apart, from usage. Chat
+templates add tokens that no byte of a message explains, so short prompts have little weight.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _RECENT = 0.3  # weight of the newest reply in a mean
 _MAX_TENANTS = 10_000
 _UNKNOWN = 256.0  # predicted tokens of a reply before the first one
 _TOKENS_PER_BYTE = 0.25
+_KEPT = 0.98  # weight of the earlier prompts in a ratio, at each new prompt
+_PRIOR_BYTES = 1024  # the weight of the usual ratio, beside the bytes that gave another one
 # Tokens of a unit before usage has shown them: of a patch, a second (Qwen2.5-Omni has 25), and
 # 64 KiB; then of an image of 900 x 900 pixels, half a minute of audio, and ten seconds of video.
 _TOKENS_PER_UNIT = {
@@ -53,7 +56,7 @@ class Forecast:
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, float] = OrderedDict()
-        self._tokens_per_byte: dict[str, float] = {}
+        self._text: dict[str, tuple[float, float]] = {}  # recent tokens and bytes of each kind
         self._tokens_per_unit = _TOKENS_PER_UNIT.copy()
         self._seen: set[MediaKind] = set()  # kinds that made up most of a prompt
         self._off: float | None = None
@@ -66,8 +69,25 @@ class Forecast:
             text_bytes: bytes of its text.
             media: of the prompt.
         """
-        tokens = round(text_bytes * self._tokens_per_byte.get(kind, _TOKENS_PER_BYTE))
+        tokens = round(text_bytes * self._tokens_per_byte(kind))
         return tokens + self.media_tokens(media) if media else tokens
+
+    def further_tokens(self, kind: str, text_bytes: int, tokens: int, of_bytes: int) -> int:
+        """The predicted tokens of text that follows a known prompt, by the prompt's own ratio.
+
+        Args:
+            kind: of the prompt.
+            text_bytes: bytes of the text that follows.
+            tokens: of the known prompt.
+            of_bytes: bytes of the known prompt's text.
+        """
+        usual = self._tokens_per_byte(kind)
+        ratio = (tokens + _PRIOR_BYTES * usual) / (of_bytes + _PRIOR_BYTES)
+        return round(text_bytes * ratio)
+
+    def _tokens_per_byte(self, kind: str) -> float:
+        tokens, text_bytes = self._text.get(kind, (0.0, 0.0))
+        return (tokens + _PRIOR_BYTES * _TOKENS_PER_BYTE) / (text_bytes + _PRIOR_BYTES)
 
     def media_tokens(self, media: Sequence[Media]) -> int:
         """The predicted tokens of media."""
@@ -87,9 +107,11 @@ class Forecast:
         if media:
             self._learn_media(media, tokens - self.prompt_tokens(kind, text_bytes), tokens)
             return
-        ratio = tokens / max(1, text_bytes)
-        old = self._tokens_per_byte.get(kind, ratio)
-        self._tokens_per_byte[kind] = old + 0.1 * (ratio - old)
+        old_tokens, old_bytes = self._text.get(kind, (0.0, 0.0))
+        self._text[kind] = (
+            _KEPT * old_tokens + tokens,
+            _KEPT * old_bytes + text_bytes,
+        )
 
     def _learn_media(self, media: Sequence[Media], media_tokens: int, tokens: int) -> None:
         """Update the ratios of media by the tokens that the text does not explain.

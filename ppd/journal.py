@@ -84,8 +84,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_field
         route: the last route of the turn; a refused local turn ends as a remote one.
         reason: the reason of that route.
         outcome: the outcome of the request, as the label of ``ppd_finished``.
-        observed: whether the policy observed the turn. It does so if the turn streamed to its end
-            without a retry, on the route that was decided at first.
+        observed: whether the policy observed the turn. It does so if the turn was answered to its
+            end without a retry, on the route that was decided at first.
         prompt_tokens: tokens of the prompt, as the worker counted them.
         cached_tokens: tokens of the prompt that were cached.
         completion_tokens: tokens of the reply.
@@ -241,8 +241,6 @@ def replay(
             case Finished():
                 decided_on = features.pop(event.number, None)
                 if decided_on is not None and event.observed:
-                    assert event.ttft_ms is not None
-                    assert event.tpot_ms is not None
                     policy.observe(decided_on, event.route, event.ttft_ms, event.tpot_ms)
             case Reset():
                 if isinstance(policy, TablePolicy):

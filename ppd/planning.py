@@ -94,7 +94,12 @@ class Planner:
         self.policy, self._since = policy, since
 
     def observe(
-        self, number: int, features: Features, route: Route, ttft_ms: float, tpot_ms: float
+        self,
+        number: int,
+        features: Features,
+        route: Route,
+        ttft_ms: float | None,
+        tpot_ms: float | None,
     ) -> bool:
         """Give the policy what a turn took on the route that was decided for it.
 
@@ -184,8 +189,9 @@ class Planner:
         if len(query.media) > len(hit.media_after):
             tokens_after = self._forecast.prompt_tokens(query.kind, hit.bytes_after)
         else:
-            known_bytes = max(1, chain.total_bytes - hit.bytes_after)
-            tokens_after = round(hit.bytes_after * turn.prompt_tokens / known_bytes)
+            tokens_after = self._forecast.further_tokens(
+                query.kind, hit.bytes_after, turn.prompt_tokens, chain.total_bytes - hit.bytes_after
+            )
         media_after = self._forecast.media_tokens(hit.media_after) if hit.media_after else 0
         if hit.bytes_after == 0:  # the same input again: its last token is computed anew
             context_tokens, new_tokens = turn.prompt_tokens - 1, 1
@@ -196,9 +202,7 @@ class Planner:
         new_tokens = max(1, new_tokens) + media_after
         dropped_tokens = 0 if home is None else home.evicted_tokens(turn.session)
         held_tokens = max(0, turn.kv_tokens - dropped_tokens)
-        queued, reserved = self._backlog.of, self._backlog.of(turn.home)
-        if self._loads is not None:
-            queued, reserved = self._loads.of, self._loads.claimed(turn.home, now_s)
+        queued = self._backlog.of if self._loads is None else self._loads.of
         prefill_cached = 0
         if prefill is not None and prefill.identity == turn.prefill_worker:
             prefill_cached = max(0, turn.prefill_tokens - prefill.evicted_tokens(turn.session))
@@ -218,7 +222,8 @@ class Planner:
             home=self._state(home),
             page_size=1 if home is None else home.page_size,
             home_running=0 if home is None else home.running,
-            home_append_tokens=reserved,
+            home_append_tokens=queued(turn.home),
+            home_claimed_tokens=0 if self._loads is None else self._loads.claimed(turn.home, now_s),
             home_free_tokens=None if home is None else home.free_tokens,
             has_media=bool(query.media),
         )

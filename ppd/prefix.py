@@ -32,7 +32,8 @@ _ROOT_BYTES = 256  # length of a prompt's root
 # reasoning_content, which clients keep or strip as they like, and fields that SDKs add
 # when they dump a reply (refusal, annotations, audio, function_call).
 _FIELDS = [
-    (name, name.encode()) for name in ("role", "name", "tool_call_id", "content", "tool_calls")
+    (name, name.encode())
+    for name in ("role", "name", "tool_call_id", "content", "tool_calls", "tools")
 ]
 _PLAIN_FIELDS = [(field, name) for field, name in _FIELDS if field in ("role", "content")]
 
@@ -98,7 +99,7 @@ class MessageChain(msgspec.Struct, frozen=True):
 
     Attributes:
         digests: the digest at each boundary.
-        sizes: bytes of text up to each boundary.
+        sizes: bytes of text up to each boundary, with those before the messages.
         opening: index of the first message of a user.
         media: of all messages, in their order.
         media_ends: number of media up to each boundary; () without media.
@@ -189,18 +190,21 @@ class BlockChain(msgspec.Struct, frozen=True):
         return hasher.digest()
 
 
-def hash_messages(salt: bytes, messages: Sequence[Mapping[str, Any]]) -> MessageChain:
+def hash_messages(
+    salt: bytes, messages: Sequence[Mapping[str, Any]], bytes_before: int = 0
+) -> MessageChain:
     """Hash a chat history of at least one message.
 
     Args:
         salt: the tenant, the model, and everything that the prompt holds before the messages
             (tools, template options). Histories under different salts never match.
         messages: the messages, as in OpenAI's chat API.
+        bytes_before: bytes of text that the prompt holds before the messages.
     """
     hasher = xxhash.xxh3_128(salt)
     digests: list[Digest] = []
     sizes: list[int] = []
-    size = 0
+    size = bytes_before
     opening: int | None = None
     media: list[Media] = []
     media_counts: list[tuple[int, int]] = []  # index of a message with media, number up to its end

@@ -91,8 +91,10 @@ class TablePolicy(Policy):
             return structs.replace(decision, route=Route.REMOTE, reason=veto)
         return decision
 
-    def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
-        """Record the route and the measured costs of a served turn.
+    def observe(
+        self, features: Features, route: Route, ttft_ms: float | None, tpot_ms: float | None
+    ) -> None:
+        """Record the route and the measured costs, where it has both, of a served turn.
 
         ``shrinkage`` compares them with the costs before shrinkage, so that its factors do not
         compound.
@@ -101,7 +103,7 @@ class TablePolicy(Policy):
         if cell is None or route is Route.REPLICA:
             return
         self.remote_shares.note(cell.index, route)
-        if Correction.SHRINKAGE not in self.corrections:
+        if Correction.SHRINKAGE not in self.corrections or ttft_ms is None or tpot_ms is None:
             return
         *_, step, _observed = self._steps(features, cell)
         expected = step.local if route is Route.LOCAL else step.remote
@@ -188,12 +190,13 @@ class TablePolicy(Policy):
         """The costs with the current waits in place of those of the measurement.
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
-        each of them, over the tokens of a reply.
+        each of them, over the tokens of a reply. What the home has evicted is appended, too.
         """
         table = self.table
         assert table is not None
         context, new, output, _ = _workload(features)
         remote_ms, local_ms = table.quiet_ttft_ms(context, new)
+        local_ms += features.evicted_tokens * table.record.append_ms_per_token
         delay_ms = max(0.0, local_ms - table.step_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
         remote_ms += stale_ms + features.prefill_queue_tokens * table.token_ms
@@ -211,7 +214,8 @@ class TablePolicy(Policy):
 
     def _veto(self, features: Features) -> Reason | None:
         """The reason for which a turn must not be local, at any saving; None without one."""
-        under_way = features.home_append_tokens + features.uncached_at_home
+        claimed = max(features.home_append_tokens, features.home_claimed_tokens)
+        under_way = claimed + features.uncached_at_home
         if Correction.RESERVATION in self.corrections and under_way > self.append_budget_tokens:
             return Reason.APPEND_BUDGET
         if Correction.LOAD in self.corrections and not features.fits_at_home:

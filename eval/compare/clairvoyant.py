@@ -60,7 +60,9 @@ class Clairvoyant(Policy):
         self._under_way.add(_turn(features))
         return Decision(self._explore(), Reason.TABLE)
 
-    def observe(self, features: Features, route: Route, ttft_ms: float, tpot_ms: float) -> None:
+    def observe(
+        self, features: Features, route: Route, ttft_ms: float | None, tpot_ms: float | None
+    ) -> None:
         """Count the cost of a turn that has ended; a fork ends with the last one that counts."""
         turn = _turn(features)
         counts = turn in self._under_way
@@ -68,6 +70,8 @@ class Clairvoyant(Policy):
         if self._pipe is None:
             return
         if counts:
+            assert ttft_ms is not None
+            assert tpot_ms is not None
             self._cost += self._cost_of(turn, ttft_ms, tpot_ms)
         if not self._under_way and self._now_ms() > self._ends_ms:
             self.finish()

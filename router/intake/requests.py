@@ -43,6 +43,8 @@ _PROMPT_FIELDS = {
     "cache_salt",
     "extra_key",
     "reasoning_effort",
+    "thinking",
+    "task",
     "continue_final_message",
 }
 
@@ -100,7 +102,9 @@ def _chain(
 ) -> tuple[PrefixChain | None, int, tuple[Media, ...]]:
     """Chain, count and media of a request's prompts; several have no chain."""
     if endpoint is _CHAT:
-        chain = hash_messages(salt, body["messages"])
+        if body.get("input_ids") is not None:  # the engine takes them for the rendered messages
+            return *_prompt_chain(salt, body, "input_ids"), ()
+        chain = hash_messages(salt, body["messages"], len(salt) if body.get("tools") else 0)
         return chain, 1, chain.media
     match endpoint:
         case Endpoint.COMPLETIONS:

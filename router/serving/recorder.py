@@ -156,26 +156,25 @@ class RequestRecorder:
     def _observe(self, context: RequestContext, usage: Usage, now_s: float) -> None:
         """Give the policy and the decision log what the turn took.
 
-        The policy gets nothing of an answer that did not stream, came on another route than
-        decided, or waited for its client.
+        The policy gets nothing of an answer that came on another route than decided, or waited for
+        its client; of an answer that did not stream it gets the route alone.
         """
         decision, ttft_s = context.decision, context.ttft_s
         ttft_ms = None if ttft_s is None else 1e3 * ttft_s
         tpot_ms = None
-        observed = False
+        observed, in_time = False, True
         if ttft_s is not None and ttft_ms is not None and usage.completion_tokens > 1:
             decoding_s = now_s - context.arrived_s - ttft_s
             tpot_s = decoding_s / (usage.completion_tokens - 1)
             tpot_ms = 1e3 * tpot_s
             self._metrics.tpot.of(*_kind(context)).observe(tpot_s)
             self._metrics.decoded(usage.completion_tokens - 1, max(0.0, decoding_s))
-            retried = context.attempts.retried
-            as_decided = decision is context.planned.decision and not retried
             in_time = context.client_waits_s <= _MAX_WAITING * decoding_s
-            if context.features is not None and as_decided and in_time:
-                observed = self._planner.observe(
-                    context.number, context.features, decision.route, ttft_ms, tpot_ms
-                )
+        as_decided = decision is context.planned.decision and not context.attempts.retried
+        if context.features is not None and as_decided and in_time:
+            observed = self._planner.observe(
+                context.number, context.features, decision.route, ttft_ms, tpot_ms
+            )
         context.recorded = True
         self._journal.finished(
             Finished(

@@ -18,7 +18,16 @@ from ..intake.inbound import Endpoint, Inbound
 from .sse import parse_event, split_events
 
 # With these an engine needs more of the tokens so far than their text.
-_SHAPED = ("response_format", "regex", "ebnf", "json_schema", "tools", "echo", "suffix")
+_SHAPED = (
+    "response_format",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "tools",
+    "echo",
+    "suffix",
+    "input_ids",
+)
 _LIMITS = ("max_tokens", "max_completion_tokens")
 # Of a request that is sent for its KV alone.
 _UNWANTED = (*_LIMITS, "min_tokens", "stream_options", "logprobs", "top_logprobs")

@@ -58,8 +58,26 @@ def test_bytes_of_a_prompt_become_tokens() -> None:
     forecast = Forecast()
     for _ in range(100):
         forecast.learn_prompt("chat", 1000, 800)
-    assert forecast.prompt_tokens("chat", 5000) == 4000
+    assert forecast.prompt_tokens("chat", 5000) == pytest.approx(4000, rel=0.03)
     assert forecast.prompt_tokens("ids", 5000) == 1250
+
+
+def test_what_a_template_adds_to_short_prompts_is_not_multiplied() -> None:
+    """40 tokens of which the message has one: a pasted page has not 20 tokens a byte."""
+    forecast = Forecast()
+    for _ in range(100):
+        forecast.learn_prompt("chat", 2, 40)
+    assert forecast.prompt_tokens("chat", 100_000) < 200_000
+    assert forecast.further_tokens("chat", 20_000, 40, 2) < 50_000
+    forecast.learn_prompt("chat", 100_000, 25_000)
+    assert forecast.prompt_tokens("chat", 100_000) == pytest.approx(25_000, rel=0.1)
+    assert forecast.further_tokens("chat", 20_000, 40, 2) < 7_000
+
+
+def test_text_after_a_long_prompt_has_its_ratio() -> None:
+    assert Forecast().further_tokens("chat", 1000, 100_000, 100_000) == pytest.approx(
+        1000, rel=0.01
+    )
 
 
 def test_the_rate_of_a_steady_stream() -> None:

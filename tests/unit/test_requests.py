@@ -81,6 +81,31 @@ def test_what_stands_before_the_messages_separates_conversations() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert end() != end(tools=[tool]) != end(chat_template_kwargs={"x": 1})
     assert end() == end(temperature=0.5, max_tokens=9)
+    assert end() != end(thinking={"type": "adaptive"}) != end(task="query")
+    assert end() != end(messages=[{"role": "user", "content": "hi", "tools": [tool]}])
+
+
+def test_tools_are_text_of_the_prompt() -> None:
+    """Their tokens are in the usage. Divided by the messages' bytes alone they were too many."""
+    tool = {"type": "function", "function": {"name": "f", "description": "d" * 10_000}}
+    plain, chain = (
+        read(Endpoint.CHAT, CHAT).chain,
+        read(Endpoint.CHAT, {**CHAT, "tools": [tool]}).chain,
+    )
+    assert plain is not None
+    assert chain is not None
+    assert 10_000 < chain.total_bytes - plain.total_bytes < 10_200
+
+
+def test_ids_beside_the_messages_are_the_prompt() -> None:
+    one = read(Endpoint.CHAT, {**CHAT, "input_ids": [1, 2, 3]}).chain
+    more = read(Endpoint.CHAT, {**CHAT, "input_ids": [1, 2, 3, 4]}).chain
+    assert one is not None
+    assert more is not None
+    assert one.total_bytes == 12
+    assert one.end in {candidate.digest for candidate in more.candidates(lambda _: [12])}
+    with pytest.raises(RequestError, match="input_ids"):
+        read(Endpoint.CHAT, {**CHAT, "input_ids": [1, 1000]})
 
 
 @pytest.mark.parametrize("stream_options", [None, {"include_usage": False}])

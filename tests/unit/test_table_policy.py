@@ -116,6 +116,34 @@ def test_load_counts_what_waits_now() -> None:
     assert choose(corrected, SHORT, home_append_tokens=600) == (Route.REMOTE, Reason.LOAD)
 
 
+def test_an_evicted_reply_is_appended_too() -> None:
+    """At 0.2 ms a token, in a batch of one: its delay is the other's, too."""
+    corrected = policy(Correction.LOAD)
+    seen = corrected.choose(replace(SHORT, home_running=1), Weights()).assessment
+    evicted = replace(SHORT, home_running=1, evicted_tokens=100)
+    later = corrected.choose(evicted, Weights()).assessment
+    assert seen is not None
+    assert later is not None
+    assert later.remote == seen.remote
+    assert later.local.ttft_ms == pytest.approx(seen.local.ttft_ms + 20)
+    assert later.local.tpot_ms == pytest.approx(seen.local.tpot_ms + 20 / 50)
+
+
+def test_what_others_may_have_admitted_counts_for_the_budget_alone() -> None:
+    corrected = policy(Correction.LOAD, Correction.RESERVATION, budget=5000)
+    assert choose(corrected, SHORT, home_claimed_tokens=600) == (Route.LOCAL, Reason.TABLE)
+    many = choose(corrected, SHORT, home_claimed_tokens=5000)
+    assert many == (Route.REMOTE, Reason.APPEND_BUDGET)
+
+
+def test_answers_that_did_not_stream_count_for_the_share_of_remote_turns() -> None:
+    corrected = policy(*Correction)
+    for _ in range(200):
+        corrected.observe(SHORT, Route.REMOTE, None, None)
+    assert max(corrected.remote_shares.of(cell) for cell in range(8)) > 0.9
+    assert list(corrected.observed.factors()) == []
+
+
 def test_what_is_missed_is_no_reason_where_remote_turns_come_anyway() -> None:
     far: dict[str, Any] = {
         "context_tokens": 10_000,
@@ -138,6 +166,7 @@ def test_what_is_missed_is_no_reason_where_remote_turns_come_anyway() -> None:
 @given(any_features)
 def test_where_nothing_waits_a_turn_takes_its_quiet_time(seen: Features) -> None:
     idle = replace(seen, prefill_queue_tokens=0, home_append_tokens=0, home_running=0)
+    idle = replace(idle, evicted_tokens=0)
     assessment = policy(Correction.LOAD).choose(idle, Weights()).assessment
     if assessment is None:  # no such cell
         return

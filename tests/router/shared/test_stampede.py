@@ -140,4 +140,4 @@ async def claimed(router: Client) -> int:
     """Tokens that a router counts against the budget of the one decode worker."""
     body = chat("hello 0", "w0w1w2", "", stream=True)
     asked = await router.post("/explain" + CHAT, body)
-    return int(asked.json["features"]["home_append_tokens"])
+    return int(asked.json["features"]["home_claimed_tokens"])
