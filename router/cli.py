@@ -137,7 +137,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run_process(
-    config: RouterConfig, argv: Sequence[str] | None, secret: str, index: int, port: int
+    config: RouterConfig,
+    argv: Sequence[str] | None,
+    secret: str,
+    index: int,
+    port: int,
+    reloaded: bool,
 ) -> None:
     """Run one of several processes.
 
@@ -147,6 +152,7 @@ def _run_process(
         secret: that requests between the processes carry.
         index: number of the process.
         port: that all processes share.
+        reloaded: whether the processes have been reloaded since then.
     """
     first, count = config.admin_port, config.processes
     assert first is not None, "RouterConfig.check requires one"
@@ -159,7 +165,11 @@ def _run_process(
     others = {i: f"{scheme}://{host}:{first + i}" for i in range(count) if i != index}
     try:
         peers = Peers(index, others, secret, peer_tls(config))
-        uvloop.run(serve(own_share(config), lambda: own_share(parse_config(argv)[0]), peers))
+
+        def read() -> RouterConfig:
+            return own_share(parse_config(argv)[0])
+
+        uvloop.run(serve(own_share(config), read, peers, reloaded=reloaded))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
     finally:

@@ -49,11 +49,15 @@ logger = logging.getLogger("ppd.router")
 
 
 async def serve(
-    config: RouterConfig, read: Callable[[], RouterConfig], peers: Peers | None = None
+    config: RouterConfig,
+    read: Callable[[], RouterConfig],
+    peers: Peers | None = None,
+    *,
+    reloaded: bool = False,
 ) -> None:
     """Run a router until SIGTERM or SIGINT; arguments and errors are those of ``running``."""
     stop = asyncio.Event()
-    async with running(config, read=read, peers=peers) as url:
+    async with running(config, read=read, peers=peers, reloaded=reloaded) as url:
         # Until here a signal ends the process at once, also while it waits for workers.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -69,6 +73,8 @@ async def running(
     policy: Policy | None = None,
     read: Callable[[], RouterConfig] | None = None,
     peers: Peers | None = None,
+    *,
+    reloaded: bool = False,
 ) -> AsyncIterator[str]:
     """Run a router while the context is open, and yield its base URL.
 
@@ -77,6 +83,7 @@ async def running(
         policy: replaces the one that ``config`` names.
         read: returns the present configuration, which SIGHUP applies; None: no reload.
         peers: the other processes on the port, if any.
+        reloaded: whether the other processes have been reloaded before this one starts.
 
     Raises:
         ConfigError: the options are wrong, or the address cannot be bound.
@@ -197,6 +204,14 @@ async def running(
             await stack.enter_async_context(background_task(parts.feedback.run_forever()))
         if parts.answers is not None:
             await stack.enter_async_context(background_task(parts.answers.run_forever()))
+        parts.reloader.tls = tls
+        parts.reloader.trusted = None if peers is None else peers.tls
+        if read is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+            if reloaded:  # before the first request: a key may have been revoked
+                parts.reloader.reload(read)
         limit = config.max_body_bytes
         app = admin_app(
             parts.catalog,
@@ -221,12 +236,6 @@ async def running(
         await stack.enter_async_context(serving(app, listener, config, parts.front, tls))
         if parts.gateway is not None:  # it stops first
             await stack.enter_async_context(_picking(config, parts.gateway))
-        parts.reloader.tls = tls
-        parts.reloader.trusted = None if peers is None else peers.tls
-        if read is not None:
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)
-            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         stack.push_async_callback(_announce_stop, parts.admin, config.shutdown_delay_s)
         yield url_of(listener, tls)
 

@@ -91,14 +91,16 @@ class Supervisor:
 
     Args:
         config: of all processes together.
-        run: runs one process, given its number and the shared port.
+        run: runs one process, given its number, the shared port, and whether the processes have
+            been reloaded.
     """
 
-    def __init__(self, config: RouterConfig, run: Callable[[int, int], None]) -> None:
+    def __init__(self, config: RouterConfig, run: Callable[[int, int, bool], None]) -> None:
         self._config = config
         self._run = run
         self._children: dict[int, int] = {}  # index by pid
         self._stopping = False
+        self._reloaded = False
 
     def supervise(self) -> int:
         """Run until SIGTERM or SIGINT, and return the exit status.
@@ -153,7 +155,7 @@ class Supervisor:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(0)
-            self._run(index, port)
+            self._run(index, port, self._reloaded)
             status = 0
         except SystemExit as ending:
             print(ending.code, file=sys.stderr)
@@ -168,6 +170,7 @@ class Supervisor:
         self._forward(signal.SIGTERM, None)
 
     def _forward(self, number: int, _frame: object) -> None:
+        self._reloaded = self._reloaded or number == signal.SIGHUP
         for pid in self._children:
             with suppress(ProcessLookupError):  # the process has just ended
                 os.kill(pid, number)

@@ -120,7 +120,9 @@ class Membership:
         return request.remote
 
     def _is_from_this_host(self, request: web.Request) -> bool:
-        sender = self._sender(request)
+        if self._peers is not None and self._peers.asks(request):
+            return True  # it has checked the sender
+        sender = request.remote
         local = request.get_extra_info("sockname") or ("",)
         return is_loopback(sender) or sender == local[0]
 
@@ -257,7 +259,7 @@ class Membership:
         if server.announced_at_s is None:
             self._registry.mark_dead(server, "it announced that it leaves")
         else:
-            self._registry.leave(server)
+            self._registry.leave(server, stays_drained=True)
             logger.info("worker left: %s %s", server.role, server.url)
 
     def drop_silent(self) -> None:
@@ -266,7 +268,7 @@ class Membership:
         for server in list(self._registry.servers):
             if server.announced_at_s is None or now_s - server.announced_at_s <= self._budget_s:
                 continue
-            self._registry.leave(server)
+            self._registry.leave(server, stays_drained=True)
             logger.warning(
                 "worker dropped: %s %s (no heartbeat for %.0f s)",
                 server.role,

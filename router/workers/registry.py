@@ -127,14 +127,20 @@ class WorkerRegistry:
                 "%s worker %s is served as a plain PD worker: %s", server.role, server.url, problem
             )
 
-    def leave(self, server: Server) -> None:
+    def leave(self, server: Server, *, stays_drained: bool = False) -> None:
         """Remove a server; it gets no new work, and its open legs end by themselves.
 
         A server that has left already is not removed again.
+
+        Args:
+            server: to be removed.
+            stays_drained: whether an operator's drain is in force again if the process rejoins.
         """
         server.alive = False
         if server not in self.servers:
             return
+        if stays_drained and server.draining:
+            self.drained[server.url] = server.handshake.boot_id
         self.servers.remove(server)
         for worker in server.ranks:
             self._dismiss(worker)

@@ -251,6 +251,33 @@ async def test_what_operators_say_and_see_is_all_processes(tmp_path: Path) -> No
             assert not any([(await shown(admin))[d.url]["draining"] for admin in admins])
 
 
+async def test_a_restarted_process_has_the_configuration_of_the_others(tmp_path: Path) -> None:
+    first, file = two_free_ports(), tmp_path / "router.toml"
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
+        fixed = f'prefill = ["{p.url}"]\ndecode = ["{d.url}"]\nadmin_port = {first}\n'
+        file.write_text(fixed + 'processes = 2\npolicy = "pd"\n')
+        async with router("--config", str(file), "--port", "0") as both:
+            url = await both.url()
+            await both.url()
+            assert await ask(http, url) == 200
+            changed = 'processes = 2\npolicy = "full"\n[tenants.t]\nkeys = ["%s"]\n' % ("4" * 64)
+            file.write_text(fixed + changed)
+            both.process.send_signal(signal.SIGHUP)
+            for _ in range(2):
+                await both.says("configuration reloaded: policy, tenants")
+            (child, *_) = children(both.process.pid)
+            os.kill(child, signal.SIGKILL)
+            await both.says("started again")
+            await both.says("configuration reloaded: policy, tenants")
+            await both.url()
+            for admin in range(2):
+                shown = orjson.loads(await get(http, f"http://127.0.0.1:{first + admin}/table"))
+                assert shown["policy"] == "full"
+            close = {"Connection": "close"}
+            assert {await ask(http, url, headers=close) for _ in range(20)} == {401}
+
+
 async def test_processes_speak_https_among_themselves_where_clients_do(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:

@@ -254,6 +254,26 @@ async def test_without_accept_workers_announcements_are_refused(cluster: Cluster
         assert reply.status == 405, "GET shows the workers"
 
 
+async def test_a_drain_holds_if_the_process_falls_silent_and_joins_again() -> None:
+    now_s = 0.0
+    worker = FakeWorker("decode", answering())
+    async with worker.serving(), aiohttp.ClientSession() as control:
+        registry = WorkerRegistry(control)
+        members = members_of(registry, token="", budget_s=10.0, clock=lambda: now_s)
+        await members.handle(announcement_of(worker))
+        registry.servers[0].draining = True
+        now_s = 11.0
+        members.drop_silent()
+        assert registry.servers == []
+        await members.handle(announcement_of(worker))
+        assert registry.servers[0].draining
+        now_s = 22.0
+        members.drop_silent()
+        worker.boot_id = "another process"
+        await members.handle(announcement_of(worker))
+        assert not registry.servers[0].draining
+
+
 async def test_malformed_json_is_refused(cluster: Cluster) -> None:
     async with cluster(*workers(), **OPEN) as client:
         reply = await client.post(PATH, b"\xff{", TOKEN)
@@ -311,7 +331,7 @@ def test_a_router_that_accepts_local_announcements_only_logs_it(
 @pytest.mark.parametrize(
     ("sender", "secret", "token", "status"),
     [
-        ("10.1.2.3", "theirs", "", 401),
+        ("10.1.2.3", "theirs", "", 200),  # of this host by the address at which it was asked
         ("10.1.2.3", "a guess", "", 200),  # without the secret the header is ignored
         ("127.0.0.1", "theirs", "", 200),
         ("10.1.2.3", "theirs", "s3cret", 200),
@@ -320,7 +340,7 @@ def test_a_router_that_accepts_local_announcements_only_logs_it(
 async def test_without_a_token_only_workers_of_this_host_join(
     sender: str, secret: str, token: str, status: int
 ) -> None:
-    """A peer with the right secret names the sender of the announcement."""
+    """A peer with the right secret has checked the sender."""
     newcomer = FakeWorker("decode", answering())
     async with newcomer.serving(), aiohttp.ClientSession() as http:
         app, registry = web.Application(middlewares=[answer_errors]), WorkerRegistry(http)
@@ -335,4 +355,5 @@ async def test_without_a_token_only_workers_of_this_host_join(
 
 
 def members_of(registry: Any, **options: Any) -> Membership:
-    return Membership(registry, roles=(Role.DECODE,), budget_s=1, clock=time.monotonic, **options)
+    usual = {"roles": (Role.DECODE,), "budget_s": 1, "clock": time.monotonic}
+    return Membership(registry, **{**usual, **options})
