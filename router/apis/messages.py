@@ -66,8 +66,9 @@ def to_chat(given: dict[str, Any]) -> dict[str, Any]:
 def _messages(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """Translate a message into a chat message, and one for each tool result before it."""
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
-        raise RequestError(f"{where}.role must be user or assistant", param=f"{where}.role")
+    if role not in ("user", "assistant", "system"):
+        problem = f"{where}.role must be user, assistant or system"
+        raise RequestError(problem, param=f"{where}.role")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
@@ -79,29 +80,49 @@ def _messages(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]
     for i, block in enumerate(content):
         at = f"{where}.content[{i}]"
         match block:
-            case {"type": "text", "text": str(text)}:
-                parts.append({"type": "text", "text": text})
-            case {"type": "image", "source": {"type": "base64", **source}}:
-                url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-                parts.append({"type": "image_url", "image_url": {"url": url}})
-            case {"type": "image", "source": {"type": "url", "url": str(url)}}:
-                parts.append({"type": "image_url", "image_url": {"url": url}})
             case {"type": "tool_use", "id": str(name), "name": str(function)}:
                 arguments = orjson.dumps(block.get("input") or {}).decode()
                 called = {"name": function, "arguments": arguments}
                 calls.append({"id": name, "type": "function", "function": called})
             case {"type": "tool_result", "tool_use_id": str(name)}:
-                result = _text(block.get("content") or "", at)
-                yield {"role": "tool", "tool_call_id": name, "content": result}
+                yield {"role": "tool", "tool_call_id": name, "content": _result(block, at)}
             case {"type": "thinking" | "redacted_thinking"}:
                 pass  # chat clients do not send it back either
             case _:
-                kind = block.get("type") if isinstance(block, dict) else kind_of(block)
-                raise RequestError(f"{at} is of no kind that is served: {kind}", param=at)
+                parts.append(_part(block, at))
     if parts or calls:
-        is_text = all(part["type"] == "text" for part in parts)
-        joined = "".join(part["text"] for part in parts) if is_text else parts
-        yield {"role": role, "content": joined or None, **({"tool_calls": calls} if calls else {})}
+        content = _joined(parts) or None
+        yield {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _result(block: Mapping[str, Any], where: str) -> Any:
+    """The content of a tool's result: a text, or parts with images."""
+    content = block.get("content") or ""
+    if isinstance(content, list):
+        return _joined([_part(part, where) for part in content])
+    return _text(content, where)
+
+
+def _part(block: Any, where: str) -> dict[str, Any]:
+    """Translate a block of text or an image."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image", "source": {"type": "base64", **source}}:
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+            return {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return {"type": "image_url", "image_url": {"url": url}}
+        case _:
+            kind = block.get("type") if isinstance(block, dict) else kind_of(block)
+            raise RequestError(f"{where} is of no kind that is served: {kind}", param=where)
+
+
+def _joined(parts: list[dict[str, Any]]) -> Any:
+    """The parts, as one text where all are text."""
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
 
 
 def _text(value: Any, where: str) -> str:

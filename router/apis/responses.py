@@ -98,31 +98,46 @@ def input_messages(given: Any) -> Messages:
 
 
 def _input_messages(items: list[Any]) -> Iterator[dict[str, Any]]:
-    calls: list[dict[str, Any]] = []  # of one message of the assistant
+    said: dict[str, Any] | None = None  # of the assistant, whose calls may follow
     for i, item in enumerate(items):
         where = f"input[{i}]"
         match item:
             case {"type": "function_call", "call_id": str(name), "name": str(function)}:
                 called = {"name": function, "arguments": item.get("arguments") or "{}"}
-                calls.append({"id": name, "type": "function", "function": called})
+                said = said or {"role": "assistant", "content": None}
+                call = {"id": name, "type": "function", "function": called}
+                said.setdefault("tool_calls", []).append(call)
                 continue
             case {"type": "reasoning"}:
                 continue
-        if calls:
-            yield {"role": "assistant", "content": None, "tool_calls": calls}
-            calls = []
+        if said is not None:
+            yield said
+            said = None
         match item:
             case {"type": "function_call_output", "call_id": str(name), "output": output}:
-                result = output if isinstance(output, str) else orjson.dumps(output).decode()
-                yield {"role": "tool", "tool_call_id": name, "content": result}
+                yield {"role": "tool", "tool_call_id": name, "content": _result(output, where)}
+            case {"role": "assistant", "content": content}:
+                parts = content if isinstance(content, str) else _parts(content, where)
+                said = {"role": "assistant", "content": parts}
             case {"role": str(role), "content": content} if role in _ROLES:
                 parts = content if isinstance(content, str) else _parts(content, where)
                 yield {"role": "system" if role == "developer" else role, "content": parts}
             case _:
                 kind = item.get("type") if isinstance(item, dict) else kind_of(item)
                 raise RequestError(f"{where} is of no kind that is served: {kind}", param=where)
-    if calls:
-        yield {"role": "assistant", "content": None, "tool_calls": calls}
+    if said is not None:
+        yield said
+
+
+def _result(output: Any, where: str) -> Any:
+    """The content of a tool's result: a text, or parts; another value as JSON."""
+    match output:
+        case str():
+            return output
+        case [{"type": _}, *_]:
+            return _parts(output, where)
+        case _:
+            return orjson.dumps(output).decode()
 
 
 def _parts(content: Any, where: str) -> Any:

@@ -98,9 +98,11 @@ class Tail:
     def _note_usages(self, block: bytes) -> None:
         for event in split_events(block):
             answer = parse_event(event)
-            if isinstance(answer, dict) and (usage := usage_of_generate(answer)) is not None:
+            if not isinstance(answer, dict):
+                continue
+            self.failed = self.failed or error_of(answer, 200) is not None
+            if (usage := usage_of_generate(answer)) is not None:
                 self._usages[answer.get("index", 0)] = usage
-                self.failed = self.failed or error_of(answer, 200) is not None
         self.usage = total_usage(self._usages.values())
 
     def breaks_off(self) -> None:

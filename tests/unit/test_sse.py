@@ -61,6 +61,16 @@ def test_nothing_cached_is_null_on_the_wire() -> None:
     assert tail.usage.cached_tokens == 0
 
 
+def test_an_error_without_counts_fails_a_batch() -> None:
+    tail = Tail(hide_usage=True, native=True, batch=True)
+    counts = {"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 0}
+    tail.pass_on(event({"text": "a", "index": 0, "meta_info": counts}))
+    before = tail.failed
+    tail.pass_on(event({"error": {"message": "out of memory", "code": 500}}) + DONE)
+    assert (before, tail.failed) == (False, True)
+    assert tail.usage == Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=0)
+
+
 def test_a_native_stream_is_read_at_its_end() -> None:
     def native(n: int) -> bytes:
         meta = {"prompt_tokens": 5, "completion_tokens": n, "cached_tokens": 4}

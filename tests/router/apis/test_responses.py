@@ -17,7 +17,7 @@ from eval.cluster import free_port
 from eval.fake_worker.state import MODEL
 from eval.fake_worker.worker import FakeWorker
 from router.apis.response_store import ResponseStore, StoredResponse
-from router.apis.responses import to_chat
+from router.apis.responses import input_messages, to_chat
 from router.config.limits import RateLimit
 from router.config.options import RouterConfig
 from router.peers import Peers
@@ -133,6 +133,34 @@ async def test_a_response_calls_functions_and_gets_their_results(
         call_again, sent_result = d.bodies[-1]["messages"][1:]
         assert call_again["tool_calls"][0]["function"]["arguments"] == '{"city": "Ulm"}'
         assert sent_result == {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
+
+
+def test_a_text_and_the_calls_after_it_are_one_message_of_the_assistant() -> None:
+    """As two, a chat template would render what was never generated, and no cache would match."""
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]}
+    image = {"type": "input_image", "image_url": "data:x"}
+    output = [{"type": "input_text", "text": "rain"}, image]
+    items: list[Any] = [
+        {"role": "user", "content": "Ulm?"},
+        said,
+        {"type": "reasoning", "summary": []},
+        call,
+        {**call, "call_id": "d"},
+        {"type": "function_call_output", "call_id": "c", "output": output[:1]},
+        {"type": "function_call_output", "call_id": "d", "output": output},
+        said,
+    ]
+    user, asks, first, second, last = input_messages(items)
+    assert user == {"role": "user", "content": "Ulm?"}
+    assert (asks["role"], asks["content"]) == ("assistant", "let me see")
+    assert [one["id"] for one in asks["tool_calls"]] == ["c", "d"]
+    assert first == {"role": "tool", "tool_call_id": "c", "content": "rain"}
+    assert second["content"] == [
+        {"type": "text", "text": "rain"},
+        {"type": "image_url", "image_url": {"url": "data:x"}},
+    ]
+    assert last == {"role": "assistant", "content": "let me see"}
 
 
 async def test_incomplete_and_failed_responses(cluster: Cluster) -> None:
