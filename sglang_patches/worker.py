@@ -167,6 +167,7 @@ def plan_launch(
             added |= _MOONCAKE_TCP
 
     given = {flag.partition("=")[0] for flag in passed if flag.startswith("--")}
+    given |= _in_config_file(passed) - {"--disaggregation-mode"}  # the role's, in any case
     defaults = [
         part
         for flag, value in flags.items()
@@ -182,6 +183,25 @@ def plan_launch(
             **(options or {}),
         },
     )
+
+
+def _in_config_file(passed: Sequence[str]) -> set[str]:
+    """The flags that the file of SGLang's ``--config`` sets (server_args_config_parser.py).
+
+    A flag of the command line would replace the file's. A file that cannot be read is SGLang's to
+    report.
+    """
+    if "--config" not in passed[:-1]:
+        return set()
+    import yaml  # SGLang needs it
+
+    try:
+        fields = yaml.safe_load(Path(passed[passed.index("--config") + 1]).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return set()
+    if not isinstance(fields, dict):
+        return set()
+    return {f"--{str(name).replace('_', '-')}" for name in fields}
 
 
 def _is_float32(model_path: str) -> bool:

@@ -49,6 +49,19 @@ def test_the_callers_flags_and_variables_win() -> None:
     assert "PPD_ENABLE" not in launch.environment
 
 
+def test_the_flags_of_a_config_file_win_but_for_the_role(tmp_path: Path) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text("chunked-prefill-size: 64\ndisaggregation-mode: prefill\npage_size: 16\n")
+    launch = plan(Role.DECODE, "--config", str(file))
+    assert "--chunked-prefill-size" not in launch.argv
+    assert launch.argv[launch.argv.index("--disaggregation-mode") + 1] == "decode"
+    for content in ("- a list", "{", ""):
+        file.write_text(content)
+        assert "--chunked-prefill-size" in plan(Role.DECODE, "--config", str(file)).argv
+    assert "--chunked-prefill-size" in plan(Role.DECODE, "--config", "/nowhere").argv
+    assert "--chunked-prefill-size" in plan(Role.DECODE, "--config").argv
+
+
 def test_the_command_can_be_read_and_typed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--role", "decode", "--model", "/m o", "--device", "cpu", "--port", "7", "--dry-run"])
     printed = capsys.readouterr().err
