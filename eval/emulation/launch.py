@@ -1,8 +1,8 @@
 """``python -m eval.emulation.launch``: ``sglang.launch_server`` on an emulated device.
 
-Only a process that is started through this module is emulated. As with the CPU launcher, the spawn
-method of ``multiprocessing`` runs the main module again in each child of the server. So the
-stand-ins and the hooks reach every process of it.
+Only a process that is started through this module is emulated. The spawn method of
+``multiprocessing`` runs the main module again in each child of the server. So the stand-ins and
+the hooks reach every process of it, and each has a device of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
     """Run ``sglang.launch_server`` in this process."""
     from sglang_patches.cpu.launch import main as launch
 
-    launch()
+    launch(forks=False)
 
 
 if __name__ == "__main__":

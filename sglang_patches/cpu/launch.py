@@ -1,8 +1,8 @@
 """``python -m sglang_patches.cpu.launch``: ``sglang.launch_server`` on a machine without GPU.
 
-The stand-ins must be in place before the first SGLang import of *every* process
-of the server. They are installed at this module's top level, because the spawn
-method of ``multiprocessing`` runs the parent's main module again in each child.
+The stand-ins must be in place before the first SGLang import of *every* process of the server.
+Most processes are copies of the first one. Those that SGLang spawns run this module again, so the
+stand-ins are installed at its top level.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ stand_ins.install()
 
 
 def _fork_children() -> None:
-    """Start the server's further processes as copies of this one.
+    """Let SGLang fork its scheduler and its detokenizer from this process.
 
-    SGLang spawns them: a new interpreter imports all of SGLang once more, for some 12 s of a core,
-    in each of at least two. It must do so where a GPU is, because CUDA does not survive a fork.
+    SGLang spawns them, because CUDA does not survive a fork. Each new interpreter then imports all
+    of SGLang again, for some 12 s of a core.
     """
     set_start_method = multiprocessing.set_start_method
 
-    def set_fork(method: str, force: bool = False) -> None:
+    def set_fork(method: str | None, force: bool = False) -> None:
         set_start_method("fork" if method == "spawn" else method, force)
 
     multiprocessing.set_start_method = set_fork
 
 
-def main() -> None:
-    """Run ``sglang.launch_server`` in this process."""
+def main(*, forks: bool = True) -> None:
+    """Run ``sglang.launch_server`` in this process.
+
+    Args:
+        forks: whether its further processes are copies of this one; else SGLang spawns them.
+    """
     import runpy
     import warnings
 
-    _fork_children()
+    if forks:
+        _fork_children()
     with warnings.catch_warnings():
         # SGLang advises `sglang serve`, which has no module that children could run again.
         warnings.filterwarnings("ignore", message=".*sglang serve.*")
