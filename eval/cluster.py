@@ -28,6 +28,7 @@ from ppd.errors import PpdError
 _PR_SET_PDEATHSIG = 1
 _STOP_AFTER_S = 15.0
 _CLIENT_S = 900.0  # of a load client, to its end
+_MOONCAKE_PORTS = range(15_000, 17_001)  # MC_MIN_PRC_PORT to MC_MAX_PRC_PORT
 _NOISE = ("nanobind:", " - leaked", " - ...", "See https://nanobind")
 
 
@@ -230,13 +231,16 @@ def free_port() -> int:
     """Return a TCP port of the loopback interface that is free at the moment.
 
     It is below the range that the kernel gives to clients: a worker takes half a minute to bind
-    its port, and any connection made meanwhile could have taken it.
+    its port, and any connection made meanwhile could have taken it. Mooncake's transports choose
+    ports of their own meanwhile.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     # Where the range begins low, what is above it, or in the worst case any port, must do.
     ports = range(10_000, low) or range(high + 1, 65_536) or range(10_000, 65_536)
     while True:
         port = random.choice(ports)
+        if port in _MOONCAKE_PORTS:
+            continue
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

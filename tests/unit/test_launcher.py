@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from eval.cluster import Launcher, core_share, gpu_flags, share_flags
+from eval.cluster import Launcher, core_share, free_port, gpu_flags, share_flags
 from ppd.contract import Role
 
 
@@ -27,6 +28,12 @@ def test_cores_are_divided_among_workers(
 def test_workers_that_are_never_busy_together_share_no_cores() -> None:
     assert share_flags(0, 3, busy=1) == share_flags(2, 1)
     assert share_flags(1, 3) == ["--cpu-threads", str(core_share(3))]
+
+
+def test_ports_are_not_those_that_mooncake_chooses_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([15_000, 16_094, 17_000, 14_999])
+    monkeypatch.setattr(random, "choice", lambda _ports: next(drawn))
+    assert free_port() == 14_999
 
 
 @pytest.mark.parametrize(("flags", "given"), [((), True), (("--dp-size", "2"), False)])
