@@ -182,7 +182,8 @@ class Features:
         The context counts as free there until a request holds it. Appends under way may not be
         in the report yet.
         """
-        needed = self.home_append_tokens + self.prompt_tokens + self.output_tokens
+        claimed = max(self.home_append_tokens, self.home_claimed_tokens)
+        needed = claimed + self.prompt_tokens + self.output_tokens
         return self.home_free_tokens is None or needed <= self.home_free_tokens
 
     @property

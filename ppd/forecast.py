@@ -19,6 +19,7 @@ _RECENT = 0.3  # weight of the newest reply in a mean
 _MAX_TENANTS = 10_000
 _UNKNOWN = 256.0  # predicted tokens of a reply before the first one
 _TOKENS_PER_BYTE = 0.25
+_MAX_WEIGHT = 16_384  # bytes of a prompt that count for a ratio
 _KEPT = 0.98  # weight of the earlier prompts in a ratio, at each new prompt
 _PRIOR_BYTES = 1024  # the weight of the usual ratio, beside the bytes that gave another one
 # Tokens of a unit before usage has shown them: of a patch, a second (Qwen2.5-Omni has 25), and
@@ -108,6 +109,8 @@ class Forecast:
             self._learn_media(media, tokens - self.prompt_tokens(kind, text_bytes), tokens)
             return
         old_tokens, old_bytes = self._text.get(kind, (0.0, 0.0))
+        if text_bytes > _MAX_WEIGHT:  # one unusual prompt must not outweigh those of all others
+            tokens, text_bytes = round(tokens * _MAX_WEIGHT / text_bytes), _MAX_WEIGHT
         self._text[kind] = (
             _KEPT * old_tokens + tokens,
             _KEPT * old_bytes + text_bytes,

@@ -149,10 +149,12 @@ class BlockChain(msgspec.Struct, frozen=True):
     Attributes:
         data: the prompt.
         blocks: the digests after 0, 1, 2, ... whole blocks.
+        holds_ids: whether the prompt is token ids, of four bytes each, and no text.
     """
 
     data: bytes
     blocks: tuple[Digest, ...]
+    holds_ids: bool = False
 
     @property
     def end(self) -> Digest:
@@ -261,16 +263,16 @@ def hash_ids(salt: bytes, input_ids: Sequence[int]) -> BlockChain:
         OverflowError: an id is negative or does not fit 32 bits.
         TypeError: an id is no integer.
     """
-    return _hash_blocks(b"ids " + salt, array("I", input_ids).tobytes())
+    return _hash_blocks(b"ids " + salt, array("I", input_ids).tobytes(), holds_ids=True)
 
 
-def _hash_blocks(salt: bytes, data: bytes) -> BlockChain:
+def _hash_blocks(salt: bytes, data: bytes, *, holds_ids: bool = False) -> BlockChain:
     hasher = xxhash.xxh3_128(salt)
     blocks = [hasher.digest()]
     for start in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
         hasher.update(data[start : start + BLOCK_BYTES])
         blocks.append(hasher.digest())
-    return BlockChain(data, tuple(blocks))
+    return BlockChain(data, tuple(blocks), holds_ids)
 
 
 def _canonical(value: object) -> tuple[bytes, bytes]:

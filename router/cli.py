@@ -121,15 +121,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         config.check()
         log_to_stderr(config.log_level, config.log_format)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the reloader handles it
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the reloader handles it
         _raise_file_limit()
         _limit_gc()
         if config.processes == 1:
             uvloop.run(serve(config, lambda: parse_config(argv)[0]))
         else:
-            secret = secrets.token_hex(16)
-            run = partial(_run_process, config, argv, secret)
-            sys.exit(Supervisor(config, run).supervise())
+            secret, count, first = secrets.token_hex(16), config.processes, config.admin_port
+            assert first is not None, "RouterConfig.check requires one"
+            run = partial(_run_process, argv, secret, count, first)
+            supervisor = Supervisor(config, lambda: parse_config(argv)[0], run)
+            sys.exit(supervisor.supervise())
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
     except KeyboardInterrupt:
@@ -137,25 +139,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run_process(
-    config: RouterConfig,
     argv: Sequence[str] | None,
     secret: str,
+    count: int,
+    first: int,
+    config: RouterConfig,
     index: int,
     port: int,
-    reloaded: bool,
 ) -> None:
     """Run one of several processes.
 
     Args:
-        config: at the start of the supervisor.
         argv: the command's arguments, for reloads.
         secret: that requests between the processes carry.
+        count: of processes.
+        first: the first admin port.
+        config: of all processes together.
         index: number of the process.
         port: that all processes share.
-        reloaded: whether the processes have been reloaded since then.
     """
-    first, count = config.admin_port, config.processes
-    assert first is not None, "RouterConfig.check requires one"
 
     def own_share(config: RouterConfig) -> RouterConfig:
         return msgspec.structs.replace(share_of(config, index, count, first), port=port)
@@ -169,7 +171,7 @@ def _run_process(
         def read() -> RouterConfig:
             return own_share(parse_config(argv)[0])
 
-        uvloop.run(serve(own_share(config), read, peers, reloaded=reloaded))
+        uvloop.run(serve(own_share(config), read, peers))
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
     finally:

@@ -184,6 +184,19 @@ class LocalQueue:
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         return max(0, tokens - engine().extend_end(req))
 
+    def requeued_tokens(self) -> int:
+        """The number of tokens of KV that requests need which were queued again."""
+        return int(
+            sum(
+                len(r.origin_input_ids)
+                + len(r.output_ids)
+                + engine().decode_reserve()
+                - r.num_matched_prefix_tokens
+                for r in self.requests
+                if r.ppd_requeued
+            )
+        )
+
     def _cached_tokens(self, req: Any) -> int:
         engine().match_prefix(self._scheduler, req)
         return int(req.num_matched_prefix_tokens)

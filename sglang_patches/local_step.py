@@ -152,9 +152,12 @@ class LocalStep:
         decodes_wait = own_wait or self._peers_run
         if decodes_wait and self._decode_steps_left:
             return None, running_batch
-        # While retracted requests wait for memory, only the request in mid-prefill goes on.
+        # While retracted requests wait for memory, or finished transfers for the last free rows of
+        # the batch, only the request in mid-prefill goes on.
         short = bool(scheduler.disagg_decode_prealloc_queue.retracted_queue)
-        admits = bool(self._queue.requests) and not short
+        free_rows = self._free_rows(running_batch)
+        has_row = free_rows > len(scheduler.waiting_queue)
+        admits = bool(self._queue.requests) and not short and has_row
         if scheduler.chunked_req is None and not admits:
             return None, running_batch
         full = Chunk(self.pacer.full_chunk, 0, self.pacer.mixed)
@@ -170,9 +173,8 @@ class LocalStep:
         if plan.batch_to_run is not None:
             # A mixed batch has no request whose transfer ended since. Upstream does not mix a batch
             # with logprobs either: then all decodes wait for its end.
-            left_out = own_wait and bool(
-                scheduler.waiting_queue or not plan.batch_to_run.decoding_reqs
-            )
+            joining = bool(scheduler.waiting_queue) and free_rows > 0
+            left_out = own_wait and (joining or not plan.batch_to_run.decoding_reqs)
             interval = scheduler.prefill_decode_interval  # the operator's minimum
             steps = max(chunk.decode_steps, interval, left_out)
             self._decode_steps_left = steps if decodes_wait else 0
@@ -264,12 +266,24 @@ class LocalStep:
         scheduler = self._scheduler
         if not (running_batch.is_empty() or running_batch.check_decode_mem()):
             return False
-        joining = len(scheduler.waiting_queue)
-        if not joining:
-            return True
+        joining = scheduler.waiting_queue[: max(0, self._free_rows(running_batch))]
         needed = 0 if running_batch.is_empty() else running_batch.new_tokens_required_next_decode()
-        pages = math.ceil((1 + engine().decode_reserve()) / scheduler.page_size)
-        return bool(self._free_tokens() >= needed + joining * pages * scheduler.page_size)
+        needed += sum(map(self._first_step_tokens, joining))
+        return not joining or bool(self._free_tokens() >= needed)
+
+    def _first_step_tokens(self, req: Any) -> int:
+        """The tokens of KV that a transferred request takes with its first decode step."""
+        page_size = int(self._scheduler.page_size)
+        if self._speculates:
+            return math.ceil((1 + engine().decode_reserve()) / page_size) * page_size
+        held = len(req.origin_input_ids) + len(req.output_ids) - 1
+        return page_size if held % page_size == 0 else 0
+
+    def _free_rows(self, running_batch: Any) -> int:
+        """How many requests may join the batch; one row is kept for that in mid-prefill."""
+        scheduler = self._scheduler
+        taken = len(running_batch.reqs) + (scheduler.chunked_req is not None)
+        return int(scheduler.max_running_requests - taken)
 
     def _free_tokens(self) -> int:
         """The tokens of KV that are free or can be evicted."""

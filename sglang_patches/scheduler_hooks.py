@@ -98,6 +98,8 @@ def process_decode_queue(original: Any, self: Any) -> None:
     queue, transfers = self.disagg_decode_prealloc_queue, self.disagg_decode_transfer_queue
     if not queue.retracted_queue or self.ppd.running or self.waiting_queue:
         return
+    if any(req is not self.chunked_req for req in self.ppd.step.launched()):
+        return  # it decodes next
     self.waiting_queue.extend(transfers.pop_transferred())
     if not self.waiting_queue and not transfers.queue:
         self.waiting_queue.extend(_restore_alone(queue))
@@ -137,10 +139,17 @@ def active_req_count(original: Any, self: Any, extra_reserved_reqs: int = 0) -> 
     return int(original(self, extra_reserved_reqs)) + len(self.scheduler.ppd.step.launched())
 
 
-def allocatable_token_budgets(result: int, self: Any, *_args: Any, **_kwargs: Any) -> int:
-    """Reserve KV for the rest of the request in mid-prefill, and for its first decode step."""
-    rest = self.scheduler.ppd.queue.chunk_rest_tokens()
-    return result - int(rest + engine().decode_reserve() if rest else 0)
+def allocatable_token_budgets(result: int, self: Any, *args: Any, **kwargs: Any) -> int:
+    """Reserve KV for the rest of the request in mid-prefill, and for its first decode step.
+
+    New transfers also leave the KV of local requests that were queued again. Retracted requests
+    do not: they come before these.
+    """
+    queue = self.scheduler.ppd.queue
+    rest = queue.chunk_rest_tokens()
+    reserved = int(rest + engine().decode_reserve() if rest else 0)
+    for_transfers = kwargs.get("count_retracted", args[1] if len(args) > 1 else True)
+    return result - reserved - (queue.requeued_tokens() if for_transfers else 0)
 
 
 def hold_rebootstrap(original: Any, self: Any, req: Any) -> Any:

@@ -66,9 +66,8 @@ def to_chat(given: dict[str, Any]) -> dict[str, Any]:
 def _messages(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """Translate a message into a chat message, and one for each tool result before it."""
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
-        problem = f"{where}.role must be user, assistant or system"
-        raise RequestError(problem, param=f"{where}.role")
+    if role not in ("user", "assistant"):
+        raise RequestError(f"{where}.role must be user or assistant", param=f"{where}.role")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return

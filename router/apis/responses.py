@@ -130,14 +130,22 @@ def _input_messages(items: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _result(output: Any, where: str) -> Any:
-    """The content of a tool's result: a text, or parts; another value as JSON."""
-    match output:
-        case str():
-            return output
-        case [{"type": _}, *_]:
-            return _parts(output, where)
+    """The content of a tool's result: a text, or parts that are served; else as JSON."""
+    if isinstance(output, str):
+        return output
+    if isinstance(output, list) and output and all(map(_is_part, output)):
+        return _parts(output, where)
+    return orjson.dumps(output).decode()
+
+
+def _is_part(part: Any) -> bool:
+    match part:
+        case {"type": kind, "text": str()} if kind in _TEXT_KINDS:
+            return True
+        case {"type": "input_image", "image_url": str()}:
+            return True
         case _:
-            return orjson.dumps(output).decode()
+            return False
 
 
 def _parts(content: Any, where: str) -> Any:

@@ -12,7 +12,7 @@ from xxhash import xxh3_128_digest
 
 from ppd.errors import RequestError
 from ppd.media import Media
-from ppd.prefix import PrefixChain
+from ppd.prefix import BlockChain, PrefixChain
 
 
 class Endpoint(StrEnum):
@@ -123,6 +123,12 @@ class Inbound(msgspec.Struct, frozen=True):
         if self.chain is None:
             return None
         return xxh3_128_digest(self.hint) if self.hint else self.chain.root
+
+    @property
+    def kind(self) -> str:
+        """The kind of prompt, of which each has tokens per byte of its own (``ppd.forecast``)."""
+        by_ids = isinstance(self.chain, BlockChain) and self.chain.holds_ids
+        return "ids" if by_ids else self.endpoint
 
     def with_fields(self, extra: Mapping[str, Any]) -> bytes:
         """The body of a leg: the client's, and some fields more."""

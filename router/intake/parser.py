@@ -65,7 +65,7 @@ class RequestParser:
         if media:
             body_bytes -= sum(one.encoded_bytes for one in media)
         query = Query(
-            kind=endpoint,
+            kind=inbound.kind,
             chain=inbound.chain,
             body_bytes=body_bytes,
             tenant=name,

@@ -14,7 +14,7 @@ import orjson
 
 from ppd.errors import RequestError
 from ppd.media import MEDIA_FIELDS, Media, in_fields
-from ppd.prefix import PrefixChain, hash_ids, hash_messages, hash_text
+from ppd.prefix import MessageChain, PrefixChain, hash_ids, hash_messages, hash_text
 
 from ..workers.sglang import (
     COMPLETION_MAX_TOKENS,
@@ -42,6 +42,7 @@ _PROMPT_FIELDS = {
     "lora_path",
     "cache_salt",
     "extra_key",
+    "reasoning",
     "reasoning_effort",
     "thinking",
     "task",
@@ -77,7 +78,8 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, offer: Offer, session: st
         stream, options = bool(fields.stream), fields.stream_options or {}
         if stream and endpoint is not Endpoint.GENERATE:
             body["stream_options"] = {**options, "include_usage": True}
-        opened = _opened(raw, given, body, "messages" if endpoint is _CHAT else None)
+        hashed = "messages" if isinstance(chain, MessageChain) else None
+        opened = _opened(raw, given, body, hashed)
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         raise RequestError(f"the body cannot be forwarded: {error}") from error
     name = session or fields.prompt_cache_key or fields.user or ""

@@ -94,6 +94,10 @@ def read(
         RequestError: the retrieval object is malformed, or not allowed to the tenant.
     """
     value = given.get(FIELD, msgspec.UNSET)
+    if given.get("input_ids") is not None:  # the engine reads no messages then
+        if value not in (msgspec.UNSET, None, False):
+            raise RequestError("retrieval needs messages, not input_ids", param=FIELD)
+        return None if value is msgspec.UNSET else _without_retrieval(given)
     messages: Any = given.get("messages")
     if not _are_messages(messages):  # the request handler refuses the request
         return None if value is msgspec.UNSET else _without_retrieval(given)

@@ -9,11 +9,15 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from ppd.errors import PpdError, TableError
 
 from ..admin.admin import Admin
 from ..config.options import TABLE_POLICY, RouterConfig, Secrets
+from ..config.table_files import read_table
 from ..config.tables import find_table, make_policy
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
@@ -30,6 +34,27 @@ _TLS = ("tls_certificate", "tls_key")
 _POLICY = ("policy", "table", "shipped_tables", "corrections", "append_budget_tokens")
 _TENANTS = ("weights", "targets", "tenants", "rate")
 RELOADABLE = (*_POLICY, *_TENANTS, *_TLS, "models", "admission", "resume_streams")
+
+
+def reloaded(old: RouterConfig, new: RouterConfig) -> RouterConfig:
+    """Return ``old`` with the options of ``new`` that change without a restart.
+
+    Raises:
+        PpdError: the new configuration is wrong, names a file that cannot be read, or needs a
+            restart.
+    """
+    new.check()
+    if new.roles != old.roles:
+        raise PpdError(f"policy {new.policy} uses other workers than {old.policy}: restart")
+    if (tls_of(new) is None) is bool(old.tls_certificate):
+        raise PpdError("tls_certificate: with TLS or without is for a restart")
+    if (new.model_names, new.encoders) != (old.model_names, old.encoders):
+        raise PpdError("models: other models, or other embedding workers, are for a restart")
+    if new.policy == TABLE_POLICY:
+        for path in {new.table_of(name) for name in new.model_names or ("",)} - {""}:
+            read_table(Path(path))
+    taken_up = {name: getattr(new, name) for name in RELOADABLE}
+    return msgspec.structs.replace(old, **taken_up)
 
 
 @dataclass(slots=True)
@@ -56,7 +81,7 @@ class Reloader:
         """Apply the configuration that ``read`` returns, or nothing of it if it has a fault."""
         try:
             new = read()
-            new.check()
+            reloaded(self.config, new)
             self._apply(new)
         except PpdError as error:
             logger.error("configuration not reloaded: %s", error)
@@ -65,12 +90,6 @@ class Reloader:
         old = self.config
         names = [name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)]
         later = [name for name in names if name not in RELOADABLE]
-        if new.roles != old.roles:
-            raise PpdError(f"policy {new.policy} uses other workers than {old.policy}: restart")
-        if (tls_of(new) is None) is not (self.tls is None):
-            raise PpdError("tls_certificate: with TLS or without is for a restart")
-        if (new.model_names, new.encoders) != (old.model_names, old.encoders):
-            raise PpdError("models: other models, or other embedding workers, are for a restart")
         policies = make_policies(new, self.registry)
         changed = digests(tables_of(policies)) != self._digests()
         if changed or any(name in _POLICY for name in names):

@@ -49,15 +49,11 @@ logger = logging.getLogger("ppd.router")
 
 
 async def serve(
-    config: RouterConfig,
-    read: Callable[[], RouterConfig],
-    peers: Peers | None = None,
-    *,
-    reloaded: bool = False,
+    config: RouterConfig, read: Callable[[], RouterConfig], peers: Peers | None = None
 ) -> None:
     """Run a router until SIGTERM or SIGINT; arguments and errors are those of ``running``."""
     stop = asyncio.Event()
-    async with running(config, read=read, peers=peers, reloaded=reloaded) as url:
+    async with running(config, read=read, peers=peers) as url:
         # Until here a signal ends the process at once, also while it waits for workers.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -73,8 +69,6 @@ async def running(
     policy: Policy | None = None,
     read: Callable[[], RouterConfig] | None = None,
     peers: Peers | None = None,
-    *,
-    reloaded: bool = False,
 ) -> AsyncIterator[str]:
     """Run a router while the context is open, and yield its base URL.
 
@@ -83,7 +77,6 @@ async def running(
         policy: replaces the one that ``config`` names.
         read: returns the present configuration, which SIGHUP applies; None: no reload.
         peers: the other processes on the port, if any.
-        reloaded: whether the other processes have been reloaded before this one starts.
 
     Raises:
         ConfigError: the options are wrong, or the address cannot be bound.
@@ -210,8 +203,8 @@ async def running(
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, parts.reloader.reload, read)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-            if reloaded:  # before the first request: a key may have been revoked
-                parts.reloader.reload(read)
+            # One that came during the start is applied now.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         limit = config.max_body_bytes
         app = admin_app(
             parts.catalog,

@@ -20,10 +20,13 @@ from contextlib import suppress
 
 import msgspec
 
+from ppd.errors import PpdError
+
 from ..config.limits import AdmissionLimits, RateLimit, Tenant
 from ..config.models import ModelOptions
 from ..config.options import RouterConfig
 from .listening import bind
+from .reload import reloaded
 
 logger = logging.getLogger("ppd.router")
 
@@ -91,16 +94,21 @@ class Supervisor:
 
     Args:
         config: of all processes together.
-        run: runs one process, given its number, the shared port, and whether the processes have
-            been reloaded.
+        read: returns the present configuration.
+        run: runs one process, given the configuration in force, its number and the shared port.
     """
 
-    def __init__(self, config: RouterConfig, run: Callable[[int, int, bool], None]) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        read: Callable[[], RouterConfig],
+        run: Callable[[RouterConfig, int, int], None],
+    ) -> None:
         self._config = config
+        self._read = read
         self._run = run
         self._children: dict[int, int] = {}  # index by pid
         self._stopping = False
-        self._reloaded = False
 
     def supervise(self) -> int:
         """Run until SIGTERM or SIGINT, and return the exit status.
@@ -112,7 +120,8 @@ class Supervisor:
         port = reserved.getsockname()[1]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        signal.signal(signal.SIGHUP, self._forward)
+        signal.signal(signal.SIGHUP, self._reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         for index in range(self._config.processes):
             self._start(index, port, reserved)
         status = 0
@@ -149,13 +158,13 @@ class Supervisor:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # blocked until it serves
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
             reserved.close()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(0)
-            self._run(index, port, self._reloaded)
+            self._run(self._config, index, port)
             status = 0
         except SystemExit as ending:
             print(ending.code, file=sys.stderr)
@@ -169,8 +178,15 @@ class Supervisor:
         self._stopping = True
         self._forward(signal.SIGTERM, None)
 
+    def _reload(self, number: int, frame: object) -> None:
+        """Reload the processes, and start those that end later with the same configuration."""
+        try:
+            self._config = reloaded(self._config, self._read())
+        except PpdError as error:
+            logger.error("a process that starts again is not reloaded: %s", error)
+        self._forward(number, frame)
+
     def _forward(self, number: int, _frame: object) -> None:
-        self._reloaded = self._reloaded or number == signal.SIGHUP
         for pid in self._children:
             with suppress(ProcessLookupError):  # the process has just ended
                 os.kill(pid, number)

@@ -129,9 +129,7 @@ class RequestRecorder:
             self._compare(context, turn, home, usage)
         self._count_transfer(context, home, usage)
         inbound, prompt_tokens = context.inbound, usage.prompt_tokens
-        self._forecast.learn_prompt(
-            inbound.endpoint, chain.total_bytes, prompt_tokens, inbound.media
-        )
+        self._forecast.learn_prompt(inbound.kind, chain.total_bytes, prompt_tokens, inbound.media)
         predicted = context.features.output_tokens if context.features else None
         off = self._forecast.learn_reply(context.tenant, predicted, usage.completion_tokens)
         if off is not None:

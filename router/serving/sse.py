@@ -107,7 +107,7 @@ class Tail:
 
     def breaks_off(self) -> None:
         """Note that the stream ended before ``[DONE]``, with an error of the engine or without."""
-        if self.native:
+        if self.native and not self.batch:
             self._read_last_event(self._last)
 
     def _read_last_event(self, block: bytes) -> None:

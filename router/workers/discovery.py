@@ -155,7 +155,8 @@ class Reconciler:
             self._leaving[server.url] = server.draining
         server.draining = True  # every time, because a restart has ended the draining
         if not server.in_flight:
-            self._registry.leave(server)
+            server.draining = self._leaving[server.url]
+            self._registry.leave(server, stays_drained=True)
             self._discard(server.url)
             logger.info("worker left: %s %s (no longer listed)", server.role, server.url)
         elif first:

@@ -198,7 +198,8 @@ class Membership:
             try:
                 await self._check_known(server, announcement)
             except WorkerError:
-                self._registry.leave(server)  # another server has its URL, and may join
+                # Another server may have its URL, and may join.
+                self._registry.leave(server, stays_drained=True)
                 raise
             self._record(server, announcement)
 

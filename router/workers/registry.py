@@ -99,7 +99,8 @@ class WorkerRegistry:
         self._warn_of_description(server)
         _warn_if_unpatched(server)
         if server.url in self.drained:
-            server.draining = self.drained.pop(server.url) == server.handshake.boot_id
+            drained = self.drained.pop(server.url)
+            server.draining = drained is not None and drained == server.handshake.boot_id
         self.servers.append(server)
         for worker in server.ranks:
             self._enlist(worker, model)

@@ -23,7 +23,15 @@ def _fork_children() -> None:
     set_start_method = multiprocessing.set_start_method
 
     def set_fork(method: str | None, force: bool = False) -> None:
-        set_start_method("fork" if method == "spawn" else method, force)
+        import torch
+        from prometheus_client import values
+
+        if method == "spawn" and not torch.cuda.is_initialized():
+            method = "fork"
+            # prometheus_client has chosen its kind of values at its import. SGLang has set the
+            # folder for the metrics of several processes since then (utils/common.py).
+            values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
+        set_start_method(method, force)
 
     multiprocessing.set_start_method = set_fork
 

@@ -35,9 +35,9 @@ from ppd.pacing import Chunk, Pacer
 
 chosen = Pacer.next_chunk
 
-def next_chunk(self, rest, context):
+def next_chunk(self, rest, context, behind=0):
     from torch.distributed import get_rank
-    chunk = chosen(self, rest, context)
+    chunk = chosen(self, rest, context, behind)
     return Chunk(chunk.tokens + 16 * get_rank(), chunk.decode_steps + 2 * get_rank(), chunk.mixed)
 
 Pacer.next_chunk = next_chunk

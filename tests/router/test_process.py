@@ -266,16 +266,36 @@ async def test_a_restarted_process_has_the_configuration_of_the_others(tmp_path:
             both.process.send_signal(signal.SIGHUP)
             for _ in range(2):
                 await both.says("configuration reloaded: policy, tenants")
+            file.write_text("half of an edit = [")
+            both.process.send_signal(signal.SIGHUP)
+            await both.says("a process that starts again is not reloaded")
             (child, *_) = children(both.process.pid)
             os.kill(child, signal.SIGKILL)
             await both.says("started again")
-            await both.says("configuration reloaded: policy, tenants")
             await both.url()
             for admin in range(2):
                 shown = orjson.loads(await get(http, f"http://127.0.0.1:{first + admin}/table"))
                 assert shown["policy"] == "full"
             close = {"Connection": "close"}
             assert {await ask(http, url, headers=close) for _ in range(20)} == {401}
+
+
+async def test_a_signal_during_a_start_is_not_lost(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
+        fixed = f'prefill = ["{p.url}"]\ndecode = ["{d.url}"]\n'
+        fixed += "control_timeout_s = 0.5\n"
+        file.write_text(fixed + 'policy = "pd"\n')
+        d.probes_hang = True
+        async with router("--config", str(file), "--port", "0") as one:
+            await asyncio.wait_for(d.probed.wait(), HANG_S)
+            file.write_text(fixed + 'policy = "full"\n')
+            one.process.send_signal(signal.SIGHUP)
+            d.probes_hang = False
+            url = await one.url()
+            await one.says("configuration reloaded: policy")
+            assert orjson.loads(await get(http, f"{url}/table"))["policy"] == "full"
 
 
 async def test_processes_speak_https_among_themselves_where_clients_do(

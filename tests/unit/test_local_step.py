@@ -67,11 +67,38 @@ def test_no_local_request_joins_a_chunk_while_retracted_ones_wait_for_memory() -
     assert rank.queue.requests == [late]
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_the_last_row_is_that_of_a_finished_transfer(mixed: bool) -> None:
+    rank = Rank(0, mixed)
+    rank.require_mlp_sync = False
+    rank.max_running_requests = 2
+    rank.running = Batch([Request(1, 1000)], Mode("decode"))
+    transferred, local = Request(1, 3), Request(5 * PACED, 1)
+    rank.waiting_queue.append(transferred)
+    rank.queue.requests.append(local)
+    run(rank)
+    assert transferred in rank.running.reqs
+    assert rank.queue.requests == [local]
+    for _ in range(3):
+        run(rank)
+    assert transferred.finished()
+    run(rank)
+    assert rank.chunked_req is local
+
+
 def test_the_request_in_mid_prefill_gives_way_to_a_transfer_that_ended() -> None:
     rank = busy_rank(mixed=False)
     rank.token_to_kv_pool_allocator.available_size = lambda: 1
     assert rank.ppd.step._decodes_fit(rank.running)
-    rank.waiting_queue.append(Request(1, 5))
+    transferred = Request(1, 5, output_ids=(7,))
+    rank.waiting_queue.append(transferred)
     assert not rank.ppd.step._decodes_fit(rank.running)
     rank.token_to_kv_pool_allocator.available_size = lambda: 2
+    assert rank.ppd.step._decodes_fit(rank.running)
+    rank.page_size = 16  # its first token is in the page of its prompt's end
+    rank.token_to_kv_pool_allocator.available_size = lambda: 1
+    assert rank.ppd.step._decodes_fit(rank.running)
+    rank.waiting_queue.append(Request(16, 5, output_ids=(7,)))  # this one needs a page
+    assert not rank.ppd.step._decodes_fit(rank.running)
+    rank.page_size, rank.max_running_requests = 1, 2  # neither can join
     assert rank.ppd.step._decodes_fit(rank.running)

@@ -81,6 +81,7 @@ def test_what_stands_before_the_messages_separates_conversations() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert end() != end(tools=[tool]) != end(chat_template_kwargs={"x": 1})
     assert end() == end(temperature=0.5, max_tokens=9)
+    assert end() != end(reasoning={"effort": "high"})
     assert end() != end(thinking={"type": "adaptive"}) != end(task="query")
     assert end() != end(messages=[{"role": "user", "content": "hi", "tools": [tool]}])
 
@@ -104,8 +105,13 @@ def test_ids_beside_the_messages_are_the_prompt() -> None:
     assert more is not None
     assert one.total_bytes == 12
     assert one.end in {candidate.digest for candidate in more.candidates(lambda _: [12])}
+    assert read(Endpoint.CHAT, {**CHAT, "input_ids": [1]}).kind == "ids"
+    assert read(Endpoint.CHAT, CHAT).kind == Endpoint.CHAT
     with pytest.raises(RequestError, match="input_ids"):
         read(Endpoint.CHAT, {**CHAT, "input_ids": [1, 1000]})
+    nested = {"messages": [{"role": "user", "content": deep(400)}], "input_ids": [1]}
+    with pytest.raises(RequestError, match="cannot be forwarded"):
+        read(Endpoint.CHAT, nested)
 
 
 @pytest.mark.parametrize("stream_options", [None, {"include_usage": False}])

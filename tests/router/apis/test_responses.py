@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import openai
+import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -161,6 +162,21 @@ def test_a_text_and_the_calls_after_it_are_one_message_of_the_assistant() -> Non
         {"type": "image_url", "image_url": {"url": "data:x"}},
     ]
     assert last == {"role": "assistant", "content": "let me see"}
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        [{"type": "feature", "id": 1}],
+        [{"type": "input_image", "file_id": "f"}, {"type": "input_text", "text": "a map"}],
+        {"rain": True},
+        [],
+    ],
+)
+def test_what_is_no_part_of_a_message_is_passed_as_json(output: Any) -> None:
+    item = {"type": "function_call_output", "call_id": "c", "output": output}
+    (message,) = input_messages([item])
+    assert orjson.loads(message["content"]) == output
 
 
 async def test_incomplete_and_failed_responses(cluster: Cluster) -> None:

@@ -26,6 +26,21 @@ async def test_passages_below_the_threshold_are_left_out(
         assert sent(engines[1]) == ["about dogs"]
 
 
+async def test_a_prompt_of_ids_is_not_searched_for(
+    cluster: Cluster, engines: Engines, pool: FakePool
+) -> None:
+    """The engine would read no passage: beside ``input_ids`` it ignores the messages."""
+    defaults = {MODEL: RetrievalOptions(collection="docs", k=1)}
+    async with cluster(
+        *engines, retrieval=RetrievalConfig(url=pool.url, defaults=defaults)
+    ) as client:
+        reply = await client.chat("about cats", input_ids=[1, 2, 3])
+        assert "retrieval" not in reply.json
+        assert sent(engines[1]) == ["about cats"]
+        asked = await client.chat("about cats", input_ids=[1, 2, 3], retrieval=OPTIONS)
+        assert asked.status == 400
+
+
 async def test_a_distance_has_a_minus_sign(
     cluster: Cluster, engines: Engines, pool: FakePool
 ) -> None:

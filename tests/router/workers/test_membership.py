@@ -17,6 +17,7 @@ from eval.cluster import free_port
 from eval.fake_worker.worker import FakeWorker
 from ppd.announcement import PATH, Announcement
 from ppd.contract import Role
+from ppd.errors import WorkerError
 from router.admin.app import answer_errors
 from router.config.options import RouterConfig
 from router.peers import PASSED_ON, PEER_HEADER, Peers
@@ -262,6 +263,14 @@ async def test_a_drain_holds_if_the_process_falls_silent_and_joins_again() -> No
         members = members_of(registry, token="", budget_s=10.0, clock=lambda: now_s)
         await members.handle(announcement_of(worker))
         registry.servers[0].draining = True
+        worker.ready = False
+        registry.servers[0].alive = False
+        with pytest.raises(WorkerError):
+            await members.handle(announcement_of(worker))
+        assert registry.servers == []
+        worker.ready = True
+        await members.handle(announcement_of(worker))
+        assert registry.servers[0].draining
         now_s = 11.0
         members.drop_silent()
         assert registry.servers == []

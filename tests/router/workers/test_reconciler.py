@@ -73,6 +73,21 @@ async def test_a_worker_of_two_sources_leaves_when_neither_lists_it() -> None:
         assert registry.workers == []
 
 
+async def test_a_drain_holds_if_a_worker_is_not_listed_for_a_while() -> None:
+    _, d = workers()
+    async with serving(d), reconciling() as (registry, reconciler):
+        for drained in (False, True):
+            reconciler.update("file", {d.url: Role.DECODE})
+            await settle(reconciler)
+            registry.servers[0].draining = drained
+            reconciler.update("file", {})
+            await settle(reconciler)
+            assert registry.servers == []
+            reconciler.update("file", {d.url: Role.DECODE})
+            await settle(reconciler)
+            assert registry.servers[0].draining is drained
+
+
 async def test_changes_during_a_handshake_are_respected() -> None:
     p, d = workers()
     async with serving(p, d), reconciling() as (registry, reconciler):
