@@ -21,7 +21,8 @@ _UNKNOWN = 256.0  # predicted tokens of a reply before the first one
 _TOKENS_PER_BYTE = 0.25
 _MAX_WEIGHT = 16_384  # bytes of a prompt that count for a ratio
 _KEPT = 0.98  # weight of the earlier prompts in a ratio, at each new prompt
-_PRIOR_BYTES = 1024  # the weight of the usual ratio, beside the bytes that gave another one
+# The weight of the usual ratio, beside the bytes of many prompts or of one that gave another one.
+_PRIOR_OF_MANY, _PRIOR_OF_ONE = 1024, 256
 # Tokens of a unit before usage has shown them: of a patch, a second (Qwen2.5-Omni has 25), and
 # 64 KiB; then of an image of 900 x 900 pixels, half a minute of audio, and ten seconds of video.
 _TOKENS_PER_UNIT = {
@@ -46,6 +47,24 @@ def blend(usual_tokens: float | None, tokens: int) -> float:
         return float(max(1, tokens))
     old, new = math.log(usual_tokens), math.log(max(1, tokens))
     return math.exp(old + _RECENT * (new - old))
+
+
+def further_tokens(text_bytes: int, tokens: int, of_bytes: int) -> int:
+    """The predicted tokens of text that follows a known prompt, by the prompt's own ratio.
+
+    All routers of a conversation predict the same.
+
+    Args:
+        text_bytes: bytes of the text that follows.
+        tokens: of the known prompt.
+        of_bytes: bytes of the known prompt's text.
+    """
+    return round(text_bytes * _ratio(tokens, of_bytes, _PRIOR_OF_ONE))
+
+
+def _ratio(tokens: float, text_bytes: float, prior_bytes: int) -> float:
+    """Tokens per byte, where few bytes have little weight beside the usual ratio."""
+    return (tokens + prior_bytes * _TOKENS_PER_BYTE) / (text_bytes + prior_bytes)
 
 
 class Forecast:
@@ -73,22 +92,8 @@ class Forecast:
         tokens = round(text_bytes * self._tokens_per_byte(kind))
         return tokens + self.media_tokens(media) if media else tokens
 
-    def further_tokens(self, kind: str, text_bytes: int, tokens: int, of_bytes: int) -> int:
-        """The predicted tokens of text that follows a known prompt, by the prompt's own ratio.
-
-        Args:
-            kind: of the prompt.
-            text_bytes: bytes of the text that follows.
-            tokens: of the known prompt.
-            of_bytes: bytes of the known prompt's text.
-        """
-        usual = self._tokens_per_byte(kind)
-        ratio = (tokens + _PRIOR_BYTES * usual) / (of_bytes + _PRIOR_BYTES)
-        return round(text_bytes * ratio)
-
     def _tokens_per_byte(self, kind: str) -> float:
-        tokens, text_bytes = self._text.get(kind, (0.0, 0.0))
-        return (tokens + _PRIOR_BYTES * _TOKENS_PER_BYTE) / (text_bytes + _PRIOR_BYTES)
+        return _ratio(*self._text.get(kind, (0.0, 0.0)), _PRIOR_OF_MANY)
 
     def media_tokens(self, media: Sequence[Media]) -> int:
         """The predicted tokens of media."""

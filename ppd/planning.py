@@ -16,7 +16,7 @@ from ppd.backlog import Backlog
 from ppd.contract import Role
 from ppd.decision import Decision, Features, HomeState, Policy, Reason, Route, decide
 from ppd.errors import WorkerError
-from ppd.forecast import Forecast
+from ppd.forecast import Forecast, further_tokens
 from ppd.media import Media
 from ppd.placement import Placement, PlannedTurn, WorkerView
 from ppd.prefix import PrefixChain
@@ -189,9 +189,8 @@ class Planner:
         if len(query.media) > len(hit.media_after):
             tokens_after = self._forecast.prompt_tokens(query.kind, hit.bytes_after)
         else:
-            tokens_after = self._forecast.further_tokens(
-                query.kind, hit.bytes_after, turn.prompt_tokens, chain.total_bytes - hit.bytes_after
-            )
+            known_bytes = chain.total_bytes - hit.bytes_after
+            tokens_after = further_tokens(hit.bytes_after, turn.prompt_tokens, known_bytes)
         media_after = self._forecast.media_tokens(hit.media_after) if hit.media_after else 0
         if hit.bytes_after == 0:  # the same input again: its last token is computed anew
             context_tokens, new_tokens = turn.prompt_tokens - 1, 1

@@ -23,7 +23,7 @@ async def test_the_table_decides_by_default(cluster: Cluster, table: Path) -> No
     async with cluster(*workers(), policy="ppd", table=str(table)) as client:
         await client.chat("hello")
         assert (await client.chat(*LATER)).route == ("local", "table")
-        assert (await client.chat("hello", "www", "x" * 300)).route == ("remote", "table")
+        assert (await client.chat("hello", "www", "x" * 3000)).route == ("remote", "table")
         counted = {"endpoint": CHAT, "route": "local", "reason": "table"}
         assert await client.metric("ppd_turns_total", **counted) == 1
 
