@@ -123,11 +123,9 @@ class LocalQueue:
         Waiting requests hold no lock on their prefix. With a lock, a long queue would pin cache
         that running requests need.
         """
-        policy = self._scheduler.policy
-        in_order = policy.policy.value == "fcfs" and not policy.enable_priority_scheduling
         kept: list[Any] = []
         for position, req in enumerate(self.requests):
-            if in_order and tokens <= 0:
+            if self.in_order and tokens <= 0:
                 kept += self.requests[position:]
                 break
             min_cached = terms_of(req.sampling_params.custom_params).min_cached_tokens
@@ -139,6 +137,12 @@ class LocalQueue:
                 kept.append(req)
                 tokens -= len(req.origin_input_ids) - cached
         self.requests = kept
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the requests run in the order of the queue, and no policy orders them."""
+        policy = self._scheduler.policy
+        return bool(policy.policy.value == "fcfs" and not policy.enable_priority_scheduling)
 
     def abort(self, rid_prefix: str, abort_all: bool, reason: Any) -> None:
         """Drop the matching requests that wait; they hold no KV. Upstream aborts the others.

@@ -52,6 +52,7 @@ class LocalStep:
         self._times = StepTimes(queue, pacer, telemetry, lag, accepted)
         self.just_merged: tuple[Any, ...] = ()
         self._decode_steps_left = 0  # before the next chunk, while decodes wait
+        self._locals_turn = True  # who had the last free row
         # With DP attention a chunk here lengthens the steps of the other ranks.
         self._peers_run = False
         # Upstream's waiting_queue while the local queue stands in its place.
@@ -152,28 +153,25 @@ class LocalStep:
         decodes_wait = own_wait or self._peers_run
         if decodes_wait and self._decode_steps_left:
             return None, running_batch
-        # While retracted requests wait for memory, or finished transfers for the last free rows of
-        # the batch, only the request in mid-prefill goes on.
+        # While retracted requests wait for memory, only the request in mid-prefill goes on.
         short = bool(scheduler.disagg_decode_prealloc_queue.retracted_queue)
-        free_rows = self._free_rows(running_batch)
-        has_row = free_rows > len(scheduler.waiting_queue)
-        admits = bool(self._queue.requests) and not short and has_row
-        if scheduler.chunked_req is None and not admits:
+        admitted = 0 if short else self._rows_of_locals(running_batch)
+        if scheduler.chunked_req is None and not admitted:
             return None, running_batch
         full = Chunk(self.pacer.full_chunk, 0, self.pacer.mixed)
-        chunk = self._agreed(self._next_chunk(admits)) if decodes_wait else full
+        chunk = self._agreed(self._next_chunk(admitted > 0)) if decodes_wait else full
         mixed = len(running_batch.reqs) if chunk.mixed else 0
         if not self._fits(chunk.tokens, running_batch if mixed else None):
             return None, running_batch  # decodes free some by ending, or by being retracted
-        if admits:
+        if admitted:
             self._queue.refuse_evicted(chunk.tokens)
         running_batch.batch_is_full = False  # upstream's decode loop never clears it
-        with self._prefill_scheduled_by_upstream(chunk.tokens + mixed, chunk.mixed, admits):
+        with self._prefill_scheduled_by_upstream(chunk.tokens + mixed, chunk.mixed, admitted):
             plan = scheduler.get_new_batch_prefill(running_batch)
         if plan.batch_to_run is not None:
             # A mixed batch has no request whose transfer ended since. Upstream does not mix a batch
             # with logprobs either: then all decodes wait for its end.
-            joining = bool(scheduler.waiting_queue) and free_rows > 0
+            joining = bool(scheduler.waiting_queue) and self._free_rows(running_batch) > 0
             left_out = own_wait and (joining or not plan.batch_to_run.decoding_reqs)
             interval = scheduler.prefill_decode_interval  # the operator's minimum
             steps = max(chunk.decode_steps, interval, left_out)
@@ -279,6 +277,19 @@ class LocalStep:
         held = len(req.origin_input_ids) + len(req.output_ids) - 1
         return page_size if held % page_size == 0 else 0
 
+    def _rows_of_locals(self, running_batch: Any) -> int:
+        """How many local requests may join the batch now.
+
+        Finished transfers wait for its rows, too. With too few for all, both take turns.
+        """
+        free, received = self._free_rows(running_batch), len(self._scheduler.waiting_queue)
+        if not self._queue.requests or free <= 0:
+            return 0
+        if free > received:
+            return free - received
+        self._locals_turn = not self._locals_turn
+        return int(self._locals_turn)
+
     def _free_rows(self, running_batch: Any) -> int:
         """How many requests may join the batch; one row is kept for that in mid-prefill."""
         scheduler = self._scheduler
@@ -316,7 +327,7 @@ class LocalStep:
 
     @contextmanager
     def _prefill_scheduled_by_upstream(
-        self, chunk_tokens: int, mixed: bool, admits: bool
+        self, chunk_tokens: int, mixed: bool, admitted: int
     ) -> Iterator[None]:
         """Point upstream's prefill scheduling at the local queue and the chosen chunk.
 
@@ -325,7 +336,8 @@ class LocalStep:
         Args:
             chunk_tokens: tokens of the batch, with one of each mixed decode.
             mixed: whether decodes run in the same forward.
-            admits: whether requests of the local queue may join the one in mid-prefill.
+            admitted: how many requests of the local queue may join; where a policy orders them, all
+                of them or none.
         """
         scheduler, queue = self._scheduler, self._queue
         preemption, chunk_size, is_mixed = (
@@ -333,8 +345,11 @@ class LocalStep:
             scheduler.chunked_prefill_size,
             scheduler.is_mixed_chunk,
         )
+        if admitted and not queue.in_order:
+            admitted = len(queue.requests)
         self._received = scheduler.waiting_queue
-        scheduler.waiting_queue = queue.requests if admits else []
+        offered, kept = queue.requests[:admitted], queue.requests[admitted:]
+        scheduler.waiting_queue, queue.requests = offered, kept
         scheduler.enable_priority_preemption = False
         scheduler.chunked_prefill_size = chunk_tokens
         scheduler.is_mixed_chunk = mixed
@@ -344,8 +359,7 @@ class LocalStep:
             scheduler.is_mixed_chunk = is_mixed
             scheduler.chunked_prefill_size = chunk_size
             scheduler.enable_priority_preemption = preemption
-            if admits:
-                queue.requests = scheduler.waiting_queue
+            queue.requests = [*scheduler.waiting_queue, *queue.requests]
             scheduler.waiting_queue = self._received
             self._received = None
 

@@ -29,6 +29,7 @@ _COPIED_FIELDS = (
 )
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_KINDS = ("input_text", "output_text", "text")
+_PART_KINDS = (*_TEXT_KINDS, "input_image", "input_file")
 
 Messages = tuple[dict[str, Any], ...]
 
@@ -130,22 +131,14 @@ def _input_messages(items: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _result(output: Any, where: str) -> Any:
-    """The content of a tool's result: a text, or parts that are served; else as JSON."""
-    if isinstance(output, str):
-        return output
-    if isinstance(output, list) and output and all(map(_is_part, output)):
-        return _parts(output, where)
-    return orjson.dumps(output).decode()
-
-
-def _is_part(part: Any) -> bool:
-    match part:
-        case {"type": kind, "text": str()} if kind in _TEXT_KINDS:
-            return True
-        case {"type": "input_image", "image_url": str()}:
-            return True
+    """The content of a tool's result: a text, or parts of the API; another value as JSON."""
+    match output:
+        case str():
+            return output
+        case [{"type": kind}, *_] if kind in _PART_KINDS:
+            return _parts(output, where)
         case _:
-            return False
+            return orjson.dumps(output).decode()
 
 
 def _parts(content: Any, where: str) -> Any:

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ppd.errors import PpdError
+from ppd.errors import PpdError, TableError
 
 from ..config.limits import AdmissionLimits, RateLimit, Tenant
 from ..config.models import ModelOptions
@@ -33,8 +33,10 @@ logger = logging.getLogger("ppd.router")
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CANNOT_START = 3  # exit status of a process that printed why
+_WRONG_TABLE = 4  # likewise: of a table that only a comparison with the workers shows to be wrong
 _TRIAL_S = 10.0  # after the startup timeout; a failed start within it stops all processes
 _RESTART_S = 1.0  # pause before a process that ended is restarted
+_KEPT_CONFIGS = 3  # to fall back on
 
 
 def share_of(config: RouterConfig, index: int, count: int, first_port: int) -> RouterConfig:
@@ -104,7 +106,7 @@ class Supervisor:
         read: Callable[[], RouterConfig],
         run: Callable[[RouterConfig, int, int], None],
     ) -> None:
-        self._config = config
+        self._configs = [config]  # the newest one is in force
         self._read = read
         self._run = run
         self._children: dict[int, int] = {}  # index by pid
@@ -116,22 +118,26 @@ class Supervisor:
         Raises:
             ConfigError: the address cannot be bound.
         """
-        reserved = bind(self._config.host, self._config.port, shared=True)  # never listens
+        config = self._configs[0]
+        reserved = bind(config.host, config.port, shared=True)  # never listens
         port = reserved.getsockname()[1]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGHUP, self._reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
-        for index in range(self._config.processes):
+        for index in range(config.processes):
             self._start(index, port, reserved)
         status = 0
-        trial_ends_s = time.monotonic() + self._config.startup_timeout_s + _TRIAL_S
+        trial_ends_s = time.monotonic() + config.startup_timeout_s + _TRIAL_S
         while self._children:
             pid, code = os.wait()
             if pid not in self._children:  # in a container its first process gets all orphans
                 continue
             index, ended = self._children.pop(pid), os.waitstatus_to_exitcode(code)
-            if ended == CANNOT_START and time.monotonic() < trial_ends_s:
+            if ended == _WRONG_TABLE and len(self._configs) > 1:
+                self._configs.pop()
+                logger.error("its table does not fit: it starts with the configuration before")
+            elif ended in (CANNOT_START, _WRONG_TABLE) and time.monotonic() < trial_ends_s:
                 self._stop(signal.SIGTERM, None)
             if self._stopping:
                 status = status or ended
@@ -164,11 +170,12 @@ class Supervisor:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(0)
-            self._run(self._config, index, port)
+            self._run(self._configs[-1], index, port)
             status = 0
         except SystemExit as ending:
             print(ending.code, file=sys.stderr)
-            status = CANNOT_START
+            is_table = isinstance(ending.__context__, TableError)
+            status = _WRONG_TABLE if is_table else CANNOT_START
         except BaseException:  # noqa: BLE001 - the child must not continue as a second supervisor
             traceback.print_exc()
         finally:
@@ -180,11 +187,15 @@ class Supervisor:
 
     def _reload(self, number: int, frame: object) -> None:
         """Reload the processes, and start those that end later with the same configuration."""
+        # Else a second signal would be handled within this one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
         try:
-            self._config = reloaded(self._config, self._read())
+            new = reloaded(self._configs[-1], self._read())
+            self._configs = [*self._configs[-_KEPT_CONFIGS:], new]
         except PpdError as error:
             logger.error("a process that starts again is not reloaded: %s", error)
         self._forward(number, frame)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
 
     def _forward(self, number: int, _frame: object) -> None:
         for pid in self._children:

@@ -99,8 +99,7 @@ class WorkerRegistry:
         self._warn_of_description(server)
         _warn_if_unpatched(server)
         if server.url in self.drained:
-            drained = self.drained.pop(server.url)
-            server.draining = drained is not None and drained == server.handshake.boot_id
+            server.draining = self.drained.pop(server.url) == server.handshake.boot_id
         self.servers.append(server)
         for worker in server.ranks:
             self._enlist(worker, model)
@@ -135,13 +134,15 @@ class WorkerRegistry:
 
         Args:
             server: to be removed.
-            stays_drained: whether an operator's drain is in force again if the process rejoins.
+            stays_drained: whether an operator's drain is in force again if the process rejoins; it
+                has to have a ``boot_id``.
         """
         server.alive = False
         if server not in self.servers:
             return
-        if stays_drained and server.draining:
-            self.drained[server.url] = server.handshake.boot_id
+        boot_id = server.handshake.boot_id
+        if stays_drained and server.draining and boot_id is not None:
+            self.drained[server.url] = boot_id
         self.servers.remove(server)
         for worker in server.ranks:
             self._dismiss(worker)

@@ -116,6 +116,7 @@ class Rank:
         self.offered: list[Batch | None] = []  # what it synchronized in this iteration
         queue: Any = SimpleNamespace(
             requests=[],
+            in_order=True,
             chunk_rest_tokens=self._rest,
             append_tokens=lambda: 0,
             refuse_evicted=lambda _: None,
@@ -158,9 +159,10 @@ class Rank:
     def original(self, running_batch: Batch) -> Any:
         """Upstream's own step: decodes, and one synchronization."""
         assert self.chunked_req is None
+        free = max(0, self.max_running_requests - len(running_batch.reqs))
+        running_batch.reqs += self.waiting_queue[:free]
+        self.waiting_queue = self.waiting_queue[free:]
         running_batch.reqs = [r for r in running_batch.reqs if not r.finished()]
-        running_batch.reqs += self.waiting_queue
-        self.waiting_queue = []
         running_batch.forward_mode, running_batch.chunked_req = Mode("decode"), None
         running_batch.decoding_reqs = None
         batch = self.synchronize(running_batch if running_batch.reqs else None)

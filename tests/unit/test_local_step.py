@@ -86,6 +86,28 @@ def test_the_last_row_is_that_of_a_finished_transfer(mixed: bool) -> None:
     assert rank.chunked_req is local
 
 
+def test_transfers_and_local_requests_take_turns_at_the_last_row() -> None:
+    """However many of the one kind wait, the others are not left out."""
+    rank = Rank(0, mixed=False)
+    rank.require_mlp_sync = False
+    rank.max_running_requests = 2
+    rank.running = Batch([Request(1, 1000)], Mode("decode"))
+    transfers = [Request(1, 2) for _ in range(6)]
+    local = [Request(PACED, 2) for _ in range(6)]
+    waiting = list(transfers)
+    rank.queue.requests += local
+    for _ in range(60):
+        rank.waiting_queue += waiting[:1] if not rank.waiting_queue else []
+        waiting = [one for one in waiting if one not in rank.waiting_queue]
+        run(rank)
+        done = [sum(one.finished() for one in kind) for kind in (transfers, local)]
+        assert abs(done[0] - done[1]) <= 2
+        if done == [6, 6]:
+            break
+    else:
+        pytest.fail(f"finished: {done}")
+
+
 def test_the_request_in_mid_prefill_gives_way_to_a_transfer_that_ended() -> None:
     rank = busy_rank(mixed=False)
     rank.token_to_kv_pool_allocator.available_size = lambda: 1

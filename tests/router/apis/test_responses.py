@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from eval.cluster import free_port
 from eval.fake_worker.state import MODEL
 from eval.fake_worker.worker import FakeWorker
+from ppd.errors import RequestError
 from router.apis.response_store import ResponseStore, StoredResponse
 from router.apis.responses import input_messages, to_chat
 from router.config.limits import RateLimit
@@ -168,7 +169,6 @@ def test_a_text_and_the_calls_after_it_are_one_message_of_the_assistant() -> Non
     "output",
     [
         [{"type": "feature", "id": 1}],
-        [{"type": "input_image", "file_id": "f"}, {"type": "input_text", "text": "a map"}],
         {"rain": True},
         [],
     ],
@@ -177,6 +177,13 @@ def test_what_is_no_part_of_a_message_is_passed_as_json(output: Any) -> None:
     item = {"type": "function_call_output", "call_id": "c", "output": output}
     (message,) = input_messages([item])
     assert orjson.loads(message["content"]) == output
+
+
+def test_a_part_that_is_not_served_is_refused() -> None:
+    """As JSON in the prompt, an image would be megabytes of base64."""
+    item = {"type": "function_call_output", "call_id": "c"}
+    with pytest.raises(RequestError, match=r"input\[0\].content"):
+        input_messages([{**item, "output": [{"type": "input_image", "file_id": "f"}]}])
 
 
 async def test_incomplete_and_failed_responses(cluster: Cluster) -> None:
