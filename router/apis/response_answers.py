@@ -82,6 +82,8 @@ class ResponsesWriter:
                 self._call(call["id"], function["name"], function["arguments"], "completed")
             )
         self._finish = choice.get("finish_reason") or "stop"
+        if self._items:
+            self._items[-1]["status"] = self._last_status
         self._usage = usage_of_openai(answer)
         self._response |= extensions(answer)
         self._request.respond(200, orjson.dumps(self._final_response()), headers)
@@ -112,7 +114,7 @@ class ResponsesWriter:
 
     def end(self) -> None:
         """Write the last events, and end the stream."""
-        self._close_item()
+        self._close_item(self._last_status)
         if self._error is not None:
             self._response |= {
                 "status": "failed",
@@ -159,11 +161,17 @@ class ResponsesWriter:
         self._items.append(item)
         return item
 
-    def _close_item(self) -> None:
+    @property
+    def _last_status(self) -> str:
+        """The status of the last item, with which the answer ends."""
+        ended = self._finish != "length" and self._error is None
+        return "completed" if ended else "incomplete"
+
+    def _close_item(self, status: str = "completed") -> None:
         if self._open_item is None:
             return
         item = self._items[-1]
-        item["status"] = "completed"
+        item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
             self._write_part_event("response.output_text.done", text=part["text"], logprobs=[])

@@ -189,8 +189,14 @@ def test_a_part_that_is_not_served_is_refused() -> None:
 async def test_incomplete_and_failed_responses(cluster: Cluster) -> None:
     script = replying("fo", finish="length")
     async with running_cluster(cluster, script) as (client, d), by_openai(client) as api:
-        short = await api.responses.create(model=MODEL, input="x", store=False)
-        assert short.status == "incomplete"
+        short: Any = await api.responses.create(model=MODEL, input="x", store=False)
+        assert (short.status, short.output[0].status) == ("incomplete", "incomplete")
+        async with api.responses.stream(model=MODEL, input="x") as events:
+            streamed: Any = [event async for event in events][-1]
+        assert (streamed.response.status, streamed.response.output[0].status) == (
+            "incomplete",
+            "incomplete",
+        )
         with pytest.raises(openai.NotFoundError, match="no response"):
             await api.responses.create(model=MODEL, input="x", previous_response_id=short.id)
         unknown: Any = [{"type": "computer"}]
