@@ -156,7 +156,7 @@ FLAGS: tuple[Flag, ...] = (
     # Models and what requests carry
     *_tried("slots count local and transferred turns together", "enable-lora"),
     *_refused(
-        "it sees half of the requests", "enable-lora-overlap-loading", "lora-drain-wait-threshold"
+        "it covers half of the requests", "enable-lora-overlap-loading", "lora-drain-wait-threshold"
     ),
     *_refused("the decode server would fetch images from the encoder again", "language-only"),
     *_unaffected(_UPSTREAM, "encoder-only"),

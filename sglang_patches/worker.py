@@ -20,6 +20,7 @@ from typing import Any
 
 from ppd.contract import Role
 from ppd.errors import ConfigError
+from ppd.extras import install
 from sglang_patches import settings
 from sglang_patches.settings import read_settings
 
@@ -237,8 +238,8 @@ def _has_gpu() -> bool:
         import torch
     except ImportError as error:
         raise SystemExit(
-            "ppd-worker: SGLang is not installed here; install sglang-ppd[engine], or the CPU "
-            "engine (sglang_patches/cpu/install.py)"
+            f"ppd-worker: SGLang is not installed here: {install('engine')}, or the CPU engine "
+            "(sglang_patches/cpu/install.py)"
         ) from error
 
     return bool(torch.cuda.is_available())

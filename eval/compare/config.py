@@ -75,12 +75,15 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         policies: static ones, as of ``ppd-router``; ``pd`` is the measure, ``pd-full`` is ``pd``
             without a cache on the decode worker.
         weightings: for each, ``ppd`` is run with these weights.
+        tuning: so many seeds, from 0 on, are of windows that ``ppd`` was made with. Where arrivals
+            are drawn, these windows and the others have no conversation in common.
         simulated: the cluster, if it is none of real workers.
     """
 
     seeds: tuple[int, ...]
     traces: tuple[Trace, ...]
     weightings: tuple[Weights, ...]
+    tuning: int = 0
     policies: tuple[str, ...] = (FULL_TRANSFER, BASE, "full", "partial:0.5", "threshold")
     worker_flags: tuple[str, ...] = ()
     simulated: Simulated | None = None
@@ -150,6 +153,8 @@ def _problems(config: Comparison) -> Iterator[str]:
         yield "two traces have the same name"
     if any(seed < 0 for trace in config.traces for seed in config.seeds_of(trace)):
         yield "seeds must be 0 or more: they count windows"
+    if config.tuning < 0:
+        yield f"tuning must be 0 or more seeds, got {config.tuning}"
     if BASE not in config.policies:
         yield f"policies must have {BASE}, which others are compared with"
     for policy in config.policies:
@@ -191,9 +196,12 @@ def _simulated_problems(simulated: Simulated) -> Iterator[str]:
 
 
 def window(
-    trace: Trace, files: Mapping[str, Path], tokenizer: Path | None, seed: int
+    trace: Trace, files: Mapping[str, Path], tokenizer: Path | None, seed: int, tuning: int = 0
 ) -> list[Conversation]:
     """The conversations of one seed: the seed's window of the trace, from its own beginning.
+
+    Args:
+        tuning: seeds below it draw from every second conversation, others from those between.
 
     Raises:
         ConfigError: a file is missing or broken, or the trace has no such window.
@@ -203,6 +211,8 @@ def window(
     first = seed * trace.conversations
     if trace.poisson:  # they have no order: each seed draws its own
         source = random.Random(f"{trace.name}/{seed}")
+        if tuning:
+            wholes = [whole[seed < tuning :: 2] for whole in wholes]
         chosen = [_drawn(wholes, source) for _ in range(trace.conversations)]
         assert trace.qps is not None
         return starting(chosen, poisson_starts(len(chosen), trace.qps, source))

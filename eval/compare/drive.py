@@ -77,8 +77,9 @@ class Study:
         Raises:
             ConfigError: a trace cannot be read, or has no such window.
         """
+        tuning = self.config.tuning
         return {
-            (trace.name, seed): window(trace, self.files, self.tokenizer, seed)
+            (trace.name, seed): window(trace, self.files, self.tokenizer, seed, tuning)
             for trace, seed in self._places()
         }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student_t
 
 _ALPHA = 0.05
 _CLAIRVOYANT_AT = "each"  # what the clairvoyant lowers
@@ -19,12 +20,23 @@ _CLAIRVOYANT_AT = "each"  # what the clairvoyant lowers
 Judgement = dict[str, Any]
 
 
-def p_value(difference: float, drawn: NDArray[np.float64]) -> float:
-    """The two-sided probability of such a difference by chance, from its bootstrap's spread."""
+def p_value(difference: float, drawn: NDArray[np.float64], windows: int) -> float:
+    """Return the two-sided probability of such a difference by chance.
+
+    The bootstrap draws few windows, so its spread is too small by ``sqrt((n - 1) / n)``, and the
+    tails are those of Student's t with ``n - 1`` degrees of freedom.
+
+    Args:
+        drawn: the difference in each draw of the bootstrap.
+        windows: how many windows it draws from. One has no spread of its own: p is 1.
+    """
     deviation = float(np.std(drawn))
     if deviation == 0.0:
         return 1.0 if difference == 0.0 else 0.0
-    return math.erfc(abs(difference) / deviation / math.sqrt(2.0))
+    if windows < 2:
+        return 1.0
+    error = deviation * math.sqrt(windows / (windows - 1))
+    return float(2.0 * student_t.sf(abs(difference) / error, windows - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[bool]:

@@ -194,6 +194,7 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
     foreseen = config.simulated is not None
+    windows = len({seed for seed, _ in shared})
     names = [*_QUANTILES, EACH] if foreseen else list(_QUANTILES)
     figures = _every_turn if foreseen else _over_all
     draws = list(_draws(shared))
@@ -224,11 +225,11 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
                 "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
             }
             if foreseen:
-                found["p"] = family.p_value(costs[mine] - costs[best], difference)
+                found["p"] = family.p_value(costs[mine] - costs[best], difference, windows)
                 if (foresight := Way(CLAIRVOYANT, weights).name) in every:
                     found["clairvoyant"] = round(cost(foresight), 3)
                 again = costs_drawn(AGAIN) - costs_drawn(BASE)
-                found["p_again"] = family.p_value(cost(AGAIN) - cost(BASE), again)
+                found["p_again"] = family.p_value(cost(AGAIN) - cost(BASE), again, windows)
             yield found
 
 

@@ -67,7 +67,7 @@ PHASES = (
 
 
 _PRINTED = ("prefill_p95_ms", "decode_p95_ms", "decode_late", "kv_there_p95_ms")
-_LOOPS = ("loop", "loop, speed learned")  # the second: the highest rate so far is the link's speed
+_LOOPS = ("loop", "loop, speed inferred")  # the second: the highest rate so far is the link's speed
 _FIXED = {f"fixed at {share:g}": share for share in (MAX_RESERVED, 0.5, _AIMS.min_reserved)}
 
 
@@ -184,7 +184,7 @@ def rows(
         if loop is not None:
             link_use = link.use(next_s - _INTERVAL_S, next_s)
             highest = max(highest, link_use)
-            if way == "loop, speed learned" and highest:
+            if way == "loop, speed inferred" and highest:
                 link_use /= highest
             loop.step(Feedback(link_use, _p95_ms(new, Stage.DECODE), TOKEN_MS))
             scheduler.controls = loop.controls

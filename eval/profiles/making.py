@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ppd.errors import ConfigError
+from ppd.extras import install
 
 from .files import FORMAT, Calibration, Interpolation, ProfileFile, Source, Tables, write_file
 from .profile import Extend, Profile, Step
@@ -100,9 +101,7 @@ class _Database:
             found = metadata.version(PACKAGE)
             from aiconfigurator_core.sdk.engine import EngineHandle
         except (metadata.PackageNotFoundError, ImportError) as error:
-            raise ConfigError(
-                f"{PACKAGE} is not installed here: pip install 'sglang-ppd[profiles]'"
-            ) from error
+            raise ConfigError(f"{PACKAGE} is not installed here: {install('profiles')}") from error
         if found != VERSION:
             raise ConfigError(f"{PACKAGE} {found} is installed; profiles are made with {VERSION}")
         self._parallel = {"tp_size": recipe.tensor_parallel, **recipe.options}

@@ -75,7 +75,7 @@ def grid_sections(folder: Path) -> list[Section]:
         ),
         section(
             "winners",
-            "Who wins",
+            "Which policy wins",
             "Best median first. A policy that is not beaten with every seed shares the win (=); so "
             f"{_chance(source)}. TTFT: of later turns. Both: mean of TTFT and TPOT (p50) as "
             "multiples of pd's, even weights. Policies that fail at a point cannot win it; points "

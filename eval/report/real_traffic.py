@@ -23,7 +23,8 @@ def real_traffic(results: Results) -> Section:
     return section(
         "real-traffic",
         "Real traffic",
-        "Windows of three public traces, every policy on the same ones. A cost is w_ttft * TTFT / "
+        "Windows of three public traces, every policy on the same ones. They are scaled to two "
+        "cores: fewer tokens, shorter pauses, other rates (TABLES.md). A cost is w_ttft * TTFT / "
         "TTFT_pd + w_tpot * TPOT / TPOT_pd of later turns. A line is what ppd costs more or less "
         "than the best of the other policies on the same cluster, with its 95 % interval "
         "(bootstrap over seeds and whole conversations): left of zero ppd is better, across it "

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import scenarios
 from .parts import Content, Section, Table, section, short
-from .sources import ScenarioRow, Source, read_source
+from .sources import ScenarioRow, Source, newest, read_source
 
 
 def scenario_section(folder: Path) -> Section:
@@ -20,7 +20,8 @@ def scenario_section(folder: Path) -> Section:
     run = "make scenarios RECORD=results/scenarios.jsonl"
     source = read_source(folder, "scenarios.jsonl", ScenarioRow, run)
 
-    def make(of: Source) -> Content:
+    def make(whole: Source) -> Content:
+        of = newest(whole, "commit")
         cells = scenarios.summarize(of.rows)
         all_turns = sorted({cell["turns"] for cell in cells})
         return None, (against_post(cells), *(by_turns(cells, turns) for turns in all_turns))

@@ -52,7 +52,7 @@ def add_to(commands: Commands) -> None:
     paper.add_argument(
         "--connections", type=int, default=50, help="connections of the clients; 0: no bound"
     )
-    paper.add_argument("--replies-found", action="store_true", help="caches know replies, too")
+    paper.add_argument("--replies-found", action="store_true", help="caches hold replies, too")
     paper.add_argument(
         "--same-arrivals", action="store_true", help="the same arrivals in every configuration"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ppd.errors import ConfigError
+from ppd.extras import install
 
 from .conversations import Conversation
 from .dialogues import Count, Message, read_items, turns_of
@@ -112,7 +113,7 @@ def _wild_chats(path: Path) -> Iterator[list[Message]]:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
-        raise ConfigError("WildChat's files take: pip install 'sglang-ppd[pool]'") from error
+        raise ConfigError(f"WildChat's files take: {install('pool')}") from error
     number = 0
     try:
         with parquet.ParquetFile(path) as file:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from ppd.errors import ConfigError
+from ppd.extras import install
 
 from .conversations import Conversation
 from .traces import BROKEN_JSON, Seconds, TraceTurn, conversation_of, read_lines, read_rows
@@ -84,7 +85,7 @@ def load_count(tokenizer: Path) -> Count:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ConfigError("counting tokens takes: pip install 'sglang-ppd[eval]'") from error
+        raise ConfigError(f"counting tokens takes: {install('eval')}") from error
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; --tokenizer takes a tokenizer.json or its folder")
     try:

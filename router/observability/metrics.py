@@ -167,7 +167,7 @@ class Metrics:
         )
         self.transfer_errors = Counter(
             "ppd_transfer_errors",
-            "KV that did not get from a prefill worker to a decode worker, by who reported it",
+            "KV that did not get from a prefill worker to a decode worker, by the reporting role",
             ["role"],
             registry=self.registry,
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppd import __version__
 from ppd.errors import ConfigError
+from ppd.extras import install
 from ppd.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            raise ConfigError(
-                "otlp_endpoint needs the extra otel: pip install 'sglang-ppd[otel]'"
-            ) from error
+            raise ConfigError(f"otlp_endpoint needs more packages: {install('otel')}") from error
         resource = Resource.create({"service.name": "ppd-router", "service.version": __version__})
         self._provider = TracerProvider(resource=resource)
         exporter = exporter or OTLPSpanExporter(endpoint=endpoint)

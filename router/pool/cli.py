@@ -13,6 +13,7 @@ import uvloop
 
 from ppd import __version__
 from ppd.errors import PpdError
+from ppd.extras import install
 
 from ..config.options import LogFormat
 from ..observability.logs import log_to_stderr
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("numba", "faiss", "numpy", "h5py", "pyarrow", "tqdm"):
             raise
-        sys.exit(f"ppd-pool: {error.name} is missing: pip install 'sglang-ppd[pool]'")
+        sys.exit(f"ppd-pool: {error.name} is missing: {install('pool')}")
     except PpdError as error:
         sys.exit(f"ppd-pool: {error}")
     except KeyboardInterrupt:

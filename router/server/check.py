@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ppd.errors import ConfigError, PpdError
+from ppd.extras import install
 
 from ..config.options import RouterConfig, Secrets
 from ..config.table_files import read_table
@@ -70,4 +71,4 @@ def _require(module: str, option: str, extra: str) -> None:
     except ModuleNotFoundError:  # the parent package is missing
         installed = False
     if not installed:
-        raise ConfigError(f"{option} needs more packages: pip install 'sglang-ppd[{extra}]'")
+        raise ConfigError(f"{option} needs more packages: {install(extra)}")

@@ -19,6 +19,7 @@ from ppd import __version__
 from ppd.contract import Role
 from ppd.decision import Policy
 from ppd.errors import ConfigError, WorkerError
+from ppd.extras import install
 
 from ..admin.admin import Admin
 from ..admin.app import admin_app, public_app, startup_app
@@ -254,7 +255,7 @@ def _picking(config: RouterConfig, routing: Routing) -> AbstractAsyncContextMana
         from ..gateway.picker import picking
     except ImportError as error:
         raise ConfigError(
-            f"[gateway] needs more packages: pip install 'sglang-ppd[gateway]' ({error})"
+            f"[gateway] needs more packages: {install('gateway')} ({error})"
         ) from error
     return picking(config, routing)
 

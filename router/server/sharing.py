@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from ppd.errors import ConfigError
+from ppd.extras import install
 
 from ..apis.response_store import ResponseStore
 from ..config.options import RouterConfig
@@ -34,9 +35,7 @@ def make_sharing(
         from ..shared.sealing import Sealing
         from ..shared.store import ResponseRecords, Store
     except ImportError as error:
-        raise ConfigError(
-            f"[shared] needs more packages: pip install 'sglang-ppd[shared]' ({error})"
-        ) from error
+        raise ConfigError(f"[shared] needs more packages: {install('shared')} ({error})") from error
     ttl_s = config.shared.ttl_s or config.session_ttl_s
     sealed = None
     if config.shared.responses:

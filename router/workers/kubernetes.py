@@ -21,6 +21,7 @@ import msgspec
 
 from ppd.contract import Role
 from ppd.errors import ConfigError, PpdError
+from ppd.extras import install
 
 from ..config.kubernetes import Kubernetes
 from ..wire.errors import describe
@@ -250,7 +251,7 @@ async def access(kubeconfig: str) -> Connect:
     try:
         from kubernetes_asyncio import client, config
     except ImportError as error:
-        raise ConfigError("[kubernetes] needs the extra k8s: sglang-ppd[k8s]") from error
+        raise ConfigError(f"[kubernetes] needs more packages: {install('k8s')}") from error
     in_cluster = _is_in_cluster(kubeconfig)
 
     async def configure() -> Any:

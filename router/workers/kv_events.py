@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from ppd.errors import PpdError
 from ppd.evictions import Evictions
+from ppd.extras import install
 
 from ..observability.metrics import Metrics
 from .registry import WorkerRegistry
@@ -181,8 +182,7 @@ class _Subscriptions:
                 import zmq.asyncio
             except ImportError:
                 logger.warning(
-                    "%s publishes KV events: to use them, pip install 'sglang-ppd[kv-events]'",
-                    worker.url,
+                    "%s publishes KV events: to use them, %s", worker.url, install("kv-events")
                 )
                 return False
             self._context = zmq.asyncio.Context()

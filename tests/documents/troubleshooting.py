@@ -28,7 +28,7 @@ _LISTED: dict[str, type[StrEnum]] = {
 }
 _MESSAGES = "the message"
 _VALUES = re.compile(
-    r"\.\.\.|(?<![A-Za-z_])(?:ADDRESS|ERROR|HOST|MODELS|MODE|NAMES|NAME|N|OPTION|PORT|PROBLEM|"
+    r"\.\.\.|(?<![A-Za-z_])(?:ADDRESS|COMMAND|ERROR|HOST|MODELS|MODE|NAMES|NAME|N|OPTION|PORT|PROBLEM|"
     r"REASON|REFUSAL|RID|ROLE|SHAPE|STATUS|TEXT|TIER|URL|VERSIONS|VERSION|WHAT)(?![A-Z_])"
 )
 _FORMAT = re.compile(r"%[-\d.]*[a-z]")

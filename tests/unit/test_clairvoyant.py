@@ -189,10 +189,26 @@ def test_holm_rejects_step_by_step() -> None:
 
 
 def test_a_difference_without_spread_is_certain() -> None:
-    assert family.p_value(0.0, np.zeros(10)) == 1.0
-    assert family.p_value(0.1, np.full(10, 0.1)) == 0.0
+    assert family.p_value(0.0, np.zeros(10), 3) == 1.0
+    assert family.p_value(0.1, np.full(10, 0.1), 3) == 0.0
+
+
+def test_few_windows_make_a_difference_less_certain() -> None:
     draws = np.random.default_rng(0).normal(1.0, 0.5, 10_000)
-    assert family.p_value(1.0, draws) == pytest.approx(0.0455, abs=0.005)
+    many = family.p_value(1.0, draws, 10_000)
+    assert many == pytest.approx(0.0455, abs=0.005)
+    assert family.p_value(1.0, draws, 3) > family.p_value(1.0, draws, 8) > many
+    assert family.p_value(1.0, draws, 1) == 1.0
+
+
+def test_chance_between_few_windows_seldom_makes_a_verdict() -> None:
+    source = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(1_000):
+        windows = source.normal(0.0, 1.0, 4)  # no true difference
+        drawn = windows[source.integers(0, 4, (300, 4))].mean(axis=1)
+        wrong += family.p_value(float(windows.mean()), drawn, 4) < 0.05
+    assert wrong <= 70
 
 
 def test_the_measured_rows_of_a_simulation_are_complete(rows: Path) -> None:

@@ -85,6 +85,15 @@ def test_poisson_windows_draw_their_own(chat: Path) -> None:
     assert 0 <= second[0].starts_at_s <= second[-1].starts_at_s <= 10.0
 
 
+def test_windows_of_tuning_and_of_verdicts_share_no_conversation(chat: Path) -> None:
+    trace = Trace("chat", "sessions:{chat}", 40, qps=4.0, poisson=True)
+    tuned, judged = (
+        {one.turns[0].new_tokens for one in window(trace, {"chat": chat}, None, seed, tuning=4)}
+        for seed in (3, 4)
+    )
+    assert (tuned, judged) == ({101, 103, 105}, {100, 102, 104})
+
+
 def test_every_way_meets_every_window(config: Comparison, chat: Path) -> None:
     order = Study(config, {"chat": chat}, None, None).order()
     assert {(seed, way.name) for _, seed, way in order} == {
@@ -101,6 +110,7 @@ def test_every_way_meets_every_window(config: Comparison, chat: Path) -> None:
         ('["pd", "full"]', '["pd", "best"]', "no such policy: 'best'"),
         ("seeds = [0, 1]", "seeds = []", "seeds, traces and weightings must name one each"),
         ("seeds = [0, 1]", "seeds = [-1]", "seeds must be 0 or more"),
+        ("seeds = [0, 1]", "seeds = [0, 1]\ntuning = -1", "tuning must be 0 or more seeds"),
         ("conversations = 3", "conversations = 0", "conversations must be at least 1"),
         ("qps = 2.0", "poisson = true", "poisson needs qps"),
         ("ttft = 1.0", "ttft = -1.0", "weights must be numbers from 0"),

@@ -297,8 +297,8 @@ def test_a_check_of_the_configuration_finds_packages_that_are_missing(
     with pytest.raises(ConfigError) as caught:
         check_everything(config)
     assert str(caught.value) == (
-        "gateway needs more packages: pip install 'sglang-ppd[gateway]'; "
-        "retrieval.milvus needs more packages: pip install 'sglang-ppd[milvus]'"
+        "gateway needs more packages: pip install '.[gateway]' in a checkout of sglang-ppd; "
+        "retrieval.milvus needs more packages: pip install '.[milvus]' in a checkout of sglang-ppd"
     )
 
 

@@ -220,7 +220,8 @@ def _control(rows: Rows, where: str) -> Block:
             fields = (*(f"{stage}_p95_ms" for stage in _STAGES), "kv_there_p95_ms")
             p95s = (short(median(of.values(field))) for field in fields)
             late = f"{100 * median(of.values('decode_late')):.1f} %"
-            table.append((phase, way, f"{median(of.values('reserved')):.2f}", *p95s, late))
+            name = way.replace("learned", "inferred")  # of older rows
+            table.append((phase, name, f"{median(of.values('reserved')):.2f}", *p95s, late))
     head = ("load", "reserved share", "on average", "prefill, ms", "decode, ms", "KV there, ms")
     caption = (
         f"latency p95 of searches {where}, {_histories(rows)}; KV "

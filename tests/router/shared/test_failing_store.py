@@ -433,7 +433,7 @@ make_sharing(RouterConfig(shared=SharedConfig("redis://host")), None, Metrics(),
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert "pip install 'sglang-ppd[shared]'" in ended.stderr
+    assert "pip install '.[shared]' in a checkout of sglang-ppd" in ended.stderr
 
 
 def test_a_check_of_the_configuration_finds_files_and_keys() -> None:

@@ -374,4 +374,4 @@ async def test_without_the_library_the_log_names_the_package(
     p, d = workers(1)
     async with cluster(p, d) as client:
         assert (await client.chat("hello")).status == 200
-    assert "pip install 'sglang-ppd[kv-events]'" in caplog.text
+    assert "pip install '.[kv-events]' in a checkout of sglang-ppd" in caplog.text
