@@ -112,5 +112,14 @@ def answer_to(error: Exception, where: str) -> ErrorAnswer:
             return ErrorAnswer(503, str(error), "worker_error", outcome=Outcome.WORKER_ERROR)
         case _:
             logger.error("%s failed", where, exc_info=error)
-            message = f"internal error of the router ({type(error).__name__})"
-            return ErrorAnswer(500, message, "router_error", outcome=Outcome.INTERNAL_ERROR)
+            return internal_error(type(error).__name__)
+
+
+def internal_error(what: str) -> ErrorAnswer:
+    """The answer to a request that a bug of the router has ended.
+
+    Args:
+        what: failed, in a word or two.
+    """
+    message = f"internal error of the router ({what})"
+    return ErrorAnswer(500, message, "router_error", outcome=Outcome.INTERNAL_ERROR)

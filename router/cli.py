@@ -8,6 +8,7 @@ import logging
 import resource
 import secrets
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from .observability.logs import log_to_stderr
 from .peers import Peers
 from .server.build import build
 from .server.check import check_everything
-from .server.listening import local, peer_tls
+from .server.listening import local, peer_tls, trust_certificate
 from .server.run import serve
 from .server.supervisor import Supervisor, share_of
 
@@ -129,8 +130,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             secret, count, first = secrets.token_hex(16), config.processes, config.admin_port
             assert first is not None, "RouterConfig.check requires one"
-            run = partial(_run_process, argv, secret, count, first)
-            supervisor = Supervisor(config, lambda: parse_config(argv)[0], run)
+            tls = peer_tls(config)
+            run = partial(_run_process, argv, secret, count, first, tls)
+            supervisor = Supervisor(config, partial(_read_again, argv, tls), run)
             sys.exit(supervisor.supervise())
     except PpdError as error:
         sys.exit(f"ppd-router: {error}")
@@ -138,11 +140,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
+def _read_again(argv: Sequence[str] | None, tls: ssl.SSLContext | None) -> RouterConfig:
+    """Return the configuration as it is now; processes that start later trust its certificate."""
+    config, _ = parse_config(argv)
+    if tls is not None and config.tls_certificate:
+        trust_certificate(tls, config)
+    return config
+
+
 def _run_process(
     argv: Sequence[str] | None,
     secret: str,
     count: int,
     first: int,
+    tls: ssl.SSLContext | None,
     config: RouterConfig,
     index: int,
     port: int,
@@ -154,6 +165,7 @@ def _run_process(
         secret: that requests between the processes carry.
         count: of processes.
         first: the first admin port.
+        tls: trusts the certificates that the other processes may have; None: they have none.
         config: of all processes together.
         index: number of the process.
         port: that all processes share.
@@ -166,7 +178,9 @@ def _run_process(
     scheme = "https" if config.tls_certificate else "http"
     others = {i: f"{scheme}://{host}:{first + i}" for i in range(count) if i != index}
     try:
-        peers = Peers(index, others, secret, peer_tls(config))
+        if tls is not None:
+            trust_certificate(tls, config)  # the file may be newer than its last reload
+        peers = Peers(index, others, secret, tls)
 
         def read() -> RouterConfig:
             return own_share(parse_config(argv)[0])

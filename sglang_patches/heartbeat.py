@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from ppd.contract import Role, WorkerDescription
 
 logger = logging.getLogger("ppd.engine")
 
-_TIMEOUT_S = 2.0
+_READY_TIMEOUT_S = 2.0
+_INFO_TIMEOUT_S = 8.0  # the scheduler answers between forwards, and a long prefill takes seconds
 _ROUTER_TIMEOUT_S = 8.0  # the router responds to the first announcement after its handshake
 _MAX_SILENT_BEATS = 100  # before a warning about a server that never responded: five minutes
 _NO_RESPONSE = (OSError, http.client.HTTPException, ValueError)  # of urllib; of odd host names
@@ -130,8 +132,11 @@ class Heartbeat:
         self._leaving.set()
 
     def _run(self) -> None:
-        while not self._leaving.wait(INTERVAL_S):
+        took_s = 0.0
+        while not self._leaving.wait(max(0.0, INTERVAL_S - took_s)):
+            began_s = time.monotonic()
             info = self._read_server_info()
+            took_s = time.monotonic() - began_s
             if info is None:
                 continue
             for router in self._routers:
@@ -158,9 +163,9 @@ class Heartbeat:
         """Fetch this server's ``/server_info``; None if the server does not serve (yet)."""
         own = self._address.own_url()
         try:
-            with self._open(f"{own}/ready"):
+            with self._open(f"{own}/ready", _READY_TIMEOUT_S):
                 pass
-            with self._open(f"{own}/server_info") as response:
+            with self._open(f"{own}/server_info", _INFO_TIMEOUT_S) as response:
                 info = msgspec.json.decode(response.read(), type=_ServerInfo)
         except (*_NO_RESPONSE, msgspec.DecodeError) as error:
             self._silent_beats += 1
@@ -170,11 +175,11 @@ class Heartbeat:
         self._problems.pop(own, None)
         return info
 
-    def _open(self, url: str) -> Any:
+    def _open(self, url: str, timeout_s: float) -> Any:
         request = urllib.request.Request(url)
         if self._api_key:
             request.add_header("Authorization", f"Bearer {self._api_key}")
-        return self._to_self.open(request, timeout=_TIMEOUT_S)
+        return self._to_self.open(request, timeout=timeout_s)
 
     def _announce(self, router: str, info: _ServerInfo) -> None:
         try:

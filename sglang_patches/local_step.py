@@ -106,7 +106,7 @@ class LocalStep:
             )
             return
         if batch.is_extend_in_batch:
-            self._times.peer_prefills()
+            self._times.peer_prefills(decoding=not batch.forward_mode.is_idle())
         else:
             self._times.decodes()
         self._decode_steps_left = max(0, self._decode_steps_left - 1)

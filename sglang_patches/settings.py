@@ -32,11 +32,11 @@ KNOWN = (
 )
 
 # Of other programs: the router's, which may be in the same file of variables, and those that
-# Kubernetes sets in every pod for a Service whose name begins with "ppd-".
+# Kubernetes sets in every pod for a Service that is named "ppd", or begins with "ppd-".
 _OTHERS = re.compile(
     r"PPD_(WORKER_API_KEY|ADMIN_TOKEN|MILVUS_TOKEN|CHROMA_TOKEN|COMPILE)"
     r"|PPD_SHARED_(PASSWORD|RESPONSES_KEY)"
-    r"|PPD_\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+    r"|PPD_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
 _MAX_APPEND_TOKENS = 65_536

@@ -42,7 +42,8 @@ class _Step:
 
 
 _DECODES_ALONE = _Step()
-_CHUNK_OF_PEER = _Step(mixed=True, teaches=False)
+_CHUNK_OF_PEER = _Step(teaches=False)
+_DECODES_BESIDE_PEER = _Step(mixed=True, teaches=False)
 
 
 class StepTimes:
@@ -73,6 +74,7 @@ class StepTimes:
         self._steps: deque[_Step] = deque(maxlen=1 + lag)  # without a pause between them
         self._entered_s = 0.0
         self._gap_ms = 0.0  # since the last token of the decodes that wait
+        self._waited = False  # whether requests waited at the last report
 
     def begin(self) -> None:
         """Record that a step is about to be scheduled, so that an earlier one has ended."""
@@ -80,6 +82,7 @@ class StepTimes:
         if len(self._steps) == self._steps.maxlen:
             self._ended(self._steps[0], 1e3 * (now_s - self._entered_s))
             self._complete(self._steps.popleft(), now_s)
+        self._report()
         self._entered_s = now_s
 
     def interrupted(self) -> None:
@@ -87,15 +90,16 @@ class StepTimes:
         for step in self._steps:
             self._complete(step, self._entered_s)
         self._steps.clear()
+        self._report()
         self._gap_ms = 0.0
 
     def decodes(self) -> None:
         """Record that a step of decodes alone runs."""
         self._steps.append(_DECODES_ALONE)
 
-    def peer_prefills(self) -> None:
+    def peer_prefills(self, *, decoding: bool) -> None:
         """Record that decodes, or nothing, run here while another rank prefills."""
-        self._steps.append(_CHUNK_OF_PEER)
+        self._steps.append(_DECODES_BESIDE_PEER if decoding else _CHUNK_OF_PEER)
 
     def prefills(
         self, batch: Any, running_batch: Any, unfinished: Any, *, peers_decode: bool = False
@@ -159,6 +163,11 @@ class StepTimes:
                 req.ppd_progress = None
                 self._telemetry.prefilled(req.rid, progress, now_s)
         if step.tokens:
-            queue = self._queue
-            waiting, append_tokens = len(queue.requests), queue.append_tokens()
-            self._telemetry.load(waiting, append_tokens, self._pacer.decode_ms)
+            self._report(always=True)
+
+    def _report(self, *, always: bool = False) -> None:
+        """Export what waits; also when the last one has left without a prefill."""
+        waiting = len(self._queue.requests)
+        if waiting or self._waited or always:
+            self._telemetry.load(waiting, self._queue.append_tokens(), self._pacer.decode_ms)
+        self._waited = waiting > 0

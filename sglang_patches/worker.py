@@ -168,7 +168,7 @@ def plan_launch(
             added |= _MOONCAKE_TCP
 
     given = {flag.partition("=")[0] for flag in passed if flag.startswith("--")}
-    given |= _in_config_file(passed) - {"--disaggregation-mode"}  # the role's, in any case
+    given |= _in_config_file(passed).keys() - {"--disaggregation-mode"}  # the role's, in any case
     defaults = [
         part
         for flag, value in flags.items()
@@ -186,23 +186,33 @@ def plan_launch(
     )
 
 
-def _in_config_file(passed: Sequence[str]) -> set[str]:
+def _device(passed: Sequence[str]) -> str | None:
+    """The device that the caller names; None: SGLang chooses it."""
+    for place, word in enumerate(passed):
+        flag, separator, value = word.partition("=")
+        if flag == "--device":
+            return value if separator else "".join(passed[place + 1 : place + 2])
+    named = _in_config_file(passed).get("--device")
+    return None if named is None else str(named)
+
+
+def _in_config_file(passed: Sequence[str]) -> dict[str, Any]:
     """The flags that the file of SGLang's ``--config`` sets (server_args_config_parser.py).
 
     A flag of the command line would replace the file's. A file that cannot be read is SGLang's to
     report.
     """
     if "--config" not in passed[:-1]:
-        return set()
+        return {}
     import yaml  # SGLang needs it
 
     try:
         fields = yaml.safe_load(Path(passed[passed.index("--config") + 1]).read_text())
     except (OSError, ValueError, yaml.YAMLError):
-        return set()
+        return {}
     if not isinstance(fields, dict):
-        return set()
-    return {f"--{str(name).replace('_', '-')}" for name in fields}
+        return {}
+    return {f"--{str(name).replace('_', '-')}": value for name, value in fields.items()}
 
 
 def _is_float32(model_path: str) -> bool:
@@ -316,11 +326,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     options, passed = parser.parse_known_args(argv)
 
-    cpu = "--device=cpu" in passed or (
-        passed[passed.index("--device") + 1 : passed.index("--device") + 2] == ["cpu"]
-        if "--device" in passed
-        else not _has_gpu()
-    )
+    device = _device(passed)
+    cpu = not _has_gpu() if device is None else device == "cpu"
     if any(flag.partition("=")[0] == "--disaggregation-mode" for flag in passed):
         parser.error("--role sets --disaggregation-mode; give only --role")
     threads = options.cpu_threads

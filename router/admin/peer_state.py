@@ -61,13 +61,16 @@ class WorkerChanges(msgspec.Struct):
         self.drained.pop(server.url, None)
 
     def without_lost(self, registry: WorkerRegistry) -> WorkerChanges:
-        """Return the changes without added workers that are not alive.
+        """Return the changes that a restarted process has to apply.
 
-        A restarted process would wait for them.
+        It would wait for added workers that are not alive. A drain has ended if the worker is no
+        longer draining: its process was another one then.
         """
         living = {server.url for server in registry.servers if server.alive}
         added = {url: role for url, role in self.added.items() if url in living}
-        return WorkerChanges(added, self.removed, self.drained)
+        resumed = {server.url for server in registry.servers if not server.draining}
+        drained = {url: boot_id for url, boot_id in self.drained.items() if url not in resumed}
+        return WorkerChanges(added, self.removed, drained)
 
     def urls(self, role: Role, configured: Sequence[str]) -> tuple[str, ...]:
         """Return the URLs of a role's workers after the changes.

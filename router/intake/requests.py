@@ -70,6 +70,9 @@ def parse(endpoint: Endpoint, raw: bytes, tenant: str, offer: Offer, session: st
     served = offer.of(given.get("model"))
     fields = checked(given, FIELDS[endpoint])
     body = without_routing(given)
+    if endpoint is not Endpoint.GENERATE and body.get("model") in served.models[1:]:
+        # SGLang finds an adapter by this form alone, and takes any other name for the model's own.
+        body["model"] = f"{served.models[0]}:{body['model']}"
     isolate(body, tenant)
     _check_vocabulary(body, served.vocab_size)
     try:
@@ -159,7 +162,7 @@ def _opened(
     nested = [v for name, v in given.items() if type(v) in _NESTS and name != hashed]
     if nested and _may_be_deep(raw):
         orjson.dumps(nested)
-    opened = raw.rstrip()[:-1]
+    opened = raw.strip()[:-1]
     gained = {name: value for name, value in fields.items() if name not in given}
     return b"%b,%b" % (opened, orjson.dumps(gained)[1:-1]) if gained else opened
 

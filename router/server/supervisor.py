@@ -191,7 +191,9 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
         try:
             new = reloaded(self._configs[-1], self._read())
-            self._configs = [*self._configs[-_KEPT_CONFIGS:], new]
+            if new != self._configs[-1]:
+                started, *later = self._configs  # the first one is known to work
+                self._configs = [started, *later[-_KEPT_CONFIGS:], new]
         except PpdError as error:
             logger.error("a process that starts again is not reloaded: %s", error)
         self._forward(number, frame)

@@ -37,7 +37,7 @@ from ppd.placement import PlannedTurn
 from ppd.planning import Query
 from ppd.score import Objective, Targets
 
-from ..answers import ErrorAnswer, answer_to
+from ..answers import ErrorAnswer, answer_to, internal_error
 from ..intake.inbound import Endpoint
 from ..intake.keys import KeyRing
 from ..intake.objectives import Objectives
@@ -369,6 +369,8 @@ class RequestHandler:
         elif effect.error is not None:
             answer = answer_to(effect.error, f"{request.method} {request.path}")
             _respond(request, answer, _RETRIED if context.attempts.retried else _NO_HEADERS)
+        elif not request.answered:  # a bug in a callback, which has been logged
+            _respond(request, internal_error("a callback"))
 
     def _record(self, model: ServedModel, context: RequestContext, trace: Trace | None) -> None:
         """Give back what the request held; charge what was used, nothing if no worker answered."""

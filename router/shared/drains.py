@@ -61,13 +61,13 @@ class DrainSharing:
 
     def _apply(self, record: DrainRecord) -> None:
         server = self._registry.at(record.url)
-        if server is None:
-            if record.draining:
-                self._registry.drained[record.url] = record.boot_id  # in force when it joins
+        if server is None or server.handshake.boot_id != record.boot_id:
+            if record.draining:  # in force when that process joins, or this router sees its restart
+                self._registry.drained[record.url] = record.boot_id
             else:
                 self._registry.drained.pop(record.url, None)
             return
-        if server.handshake.boot_id != record.boot_id or server.draining is record.draining:
+        if server.draining is record.draining:
             return
         server.draining = record.draining
         logger.info(

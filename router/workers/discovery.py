@@ -78,7 +78,6 @@ class Reconciler:
         self._interval_s = interval_s
         self._listed: dict[str, Mapping[str, Role]] = {}  # by source
         self._joined: dict[str, Server] = {}  # by URL, the servers that joined in this way
-        self._leaving: dict[str, bool] = {}  # by URL: whether operators had drained it before
         self._connecting: set[str] = set()
         self._join_errors: dict[str, str] = {}  # by URL, as last logged
         self._change_event = asyncio.Event()
@@ -111,10 +110,10 @@ class Reconciler:
         handshakes: list[Coroutine[Any, Any, None]] = []
         for url, server in list(self._joined.items()):
             if self._registry.at(url) is not server:  # removed by an operator
-                self._discard(url)
+                del self._joined[url]
             elif listed.get(url) is not server.role:
                 self._drain(server)
-            elif url in self._leaving:
+            elif server.leaving:
                 self._resume(server)
                 handshakes.append(self._registry.check(server))
         for url in self._join_errors.keys() - listed.keys():
@@ -150,14 +149,11 @@ class Reconciler:
 
     def _drain(self, server: Server) -> None:
         """Drain a worker, and remove it if it has finished its requests."""
-        first = server.url not in self._leaving
-        if first:
-            self._leaving[server.url] = server.draining
-        server.draining = True  # every time, because a restart has ended the draining
+        first = not server.leaving
+        server.leaving = True
         if not server.in_flight:
-            server.draining = self._leaving[server.url]
             self._registry.leave(server, stays_drained=True)
-            self._discard(server.url)
+            del self._joined[server.url]
             logger.info("worker left: %s %s (no longer listed)", server.role, server.url)
         elif first:
             logger.info(
@@ -168,11 +164,7 @@ class Reconciler:
             )
 
     def _resume(self, server: Server) -> None:
-        """End the draining of a worker that is listed again; a handshake must revive it."""
-        server.draining = self._leaving.pop(server.url)
+        """Let a worker stay that is listed again; a handshake must revive it."""
+        server.leaving = False
         server.alive = False  # its process may be another one
         logger.info("worker resumed: %s %s (listed again)", server.role, server.url)
-
-    def _discard(self, url: str) -> None:
-        self._joined.pop(url, None)
-        self._leaving.pop(url, None)

@@ -40,19 +40,19 @@ class ModelWorkers:
         self.on_change: Callable[[], None] = _nothing
         self.on_members: Callable[[], None] = _nothing
         self._first: Handshake | None = None
+        self._adapters: tuple[str, ...] = ()
         self._by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
 
     def check(self, server: Server) -> None:
-        """Check that a server serves this model, under the names of the others.
+        """Check that a server serves this model. Its adapters may be others.
 
         Raises:
             WorkerError: it does not.
         """
-        models = server.handshake.models
-        if self._first is not None and models != self._first.models:
+        name = server.handshake.models[0]
+        if self._first is not None and name != self.name:
             raise WorkerError(
-                f"workers serve different models: {', '.join(models)} on "
-                f"{server.url}, {', '.join(self._first.models)} elsewhere"
+                f"workers serve different models: {name} on {server.url}, {self.name} elsewhere"
             )
 
     def join(self, worker: Worker) -> None:
@@ -60,11 +60,21 @@ class ModelWorkers:
         self._first = self._first or worker.handshake
         self.workers.append(worker)
         self._by_role[worker.role].append(worker)
+        self.update_adapters()
 
     def leave(self, worker: Worker) -> None:
         """Remove a worker."""
         self.workers.remove(worker)
         self._by_role[worker.role].remove(worker)
+        self.update_adapters()
+
+    def update_adapters(self) -> None:
+        """Collect the names of adapters; call it when a worker has a new handshake.
+
+        SGLang lists them in the order of their last use, which differs between workers.
+        """
+        of_all = (worker.handshake.models[1:] for worker in self.workers)
+        self._adapters = tuple(sorted(set().union(*of_all)))
 
     def of(self, role: Role) -> Sequence[Worker]:
         """The workers of a role, ready or not."""
@@ -152,15 +162,15 @@ class ModelWorkers:
     @property
     def name(self) -> str:
         """The model's own name, without those of adapters."""
-        return self.models[0]
+        if self._first is None:
+            assert self._configured, "a router serves one model when its first worker has joined"
+            return self._configured
+        return self._first.models[0]
 
     @property
     def models(self) -> tuple[str, ...]:
         """The names that requests use: the model's own first, then those of adapters."""
-        if self._first is None:
-            assert self._configured, "a router serves one model when its first worker has joined"
-            return (self._configured,)
-        return self._first.models
+        return (self.name, *self._adapters)
 
     @property
     def max_model_tokens(self) -> int | None:

@@ -39,8 +39,8 @@ class WorkerRegistry:
         on_join: called with a worker that has joined or is alive again.
         on_leave: called with a worker that has left.
         servers: all servers, in the order in which they joined.
-        drained: ``boot_id`` by URL of workers that operators had drained before the router
-            started; they are draining when they join.
+        drained: ``boot_id`` by URL of workers that operators have drained; such a process is
+            draining when it joins, or when the router sees that it has restarted.
         join_event: set when a server joins.
         models: the workers of each model, in the order of ``names``.
     """
@@ -230,7 +230,11 @@ class WorkerRegistry:
         for worker in server.ranks[handshake.dp_size :]:
             self._dismiss(worker)
         begun = server.revive(handshake, restarted=restarted)
+        drained = self.drained.pop(server.url, None)
+        if drained is not None and drained == handshake.boot_id:
+            server.draining = True
         self._warn_of_description(server)
+        model.update_adapters()
         for worker in server.ranks:
             if worker in begun:
                 self._enlist(worker, model)

@@ -30,7 +30,9 @@ class Server:
         role: the role that the router was given for it.
         handshake: its properties, by the last handshake.
         alive: whether it answered its last health check.
-        draining: whether it is drained: it gets no new work until it is resumed.
+        draining: whether an operator has drained it: it gets no new work until it is resumed.
+        leaving: whether discovery lists it no longer: it gets no new work, and is removed when its
+            requests have ended.
         epoch: number of its restarts that the router has seen.
         announced_at_s: when it last announced itself; None if it was given, added or discovered.
         announcement: its last announcement.
@@ -43,6 +45,7 @@ class Server:
     handshake: Handshake
     alive: bool = True
     draining: bool = False
+    leaving: bool = False
     epoch: int = 0
     announced_at_s: float | None = None
     announcement: Announcement | None = None
@@ -171,8 +174,8 @@ class Worker:
 
     @property
     def draining(self) -> bool:
-        """Whether the server is drained."""
-        return self.server.draining
+        """Whether the server gets no new work: it is drained, or leaving."""
+        return self.server.draining or self.server.leaving
 
     @property
     def id(self) -> str:

@@ -23,7 +23,7 @@ from router.config.options import RouterConfig
 from router.server.supervisor import share_of
 from tests.waiting import HANG_S
 
-from .conftest import CHAT_BODY
+from .conftest import CHAT_BODY, new_certificate
 from .scripts import answering, gated
 
 PPD_ROUTER = str(Path(sys.executable).with_name("ppd-router"))
@@ -325,6 +325,37 @@ async def test_processes_speak_https_among_themselves_where_clients_do(
             for admin in admins:
                 shown = orjson.loads(await get(http, f"{admin}/workers"))
                 assert [one["draining"] for one in shown] == [False, True]
+
+
+async def test_a_process_that_starts_with_a_renewed_certificate_trusts_the_others(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    """It takes the operators' changes from processes that still have the one before."""
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    first = two_free_ports()
+    admins = [f"https://127.0.0.2:{first + i}" for i in range(2)]
+    file = tmp_path / "router.toml"
+    file.write_text(
+        f'admin_port = {first}\nprocesses = 2\nadmin_host = "127.0.0.2"\n'
+        f'tls_certificate = "{certificate[0]}"\ntls_key = "{certificate[1]}"\n'
+    )
+    flags = ("--config", str(file), "--port", "0", "--policy", "pd")
+    async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
+        workers = ("--prefill", p.url, "--decode", d.url)
+        async with router(*workers, *flags) as both:
+            for _ in range(2):
+                await both.url()
+            drain = f"{admins[1]}/workers/{d.url.removeprefix('http://')}/drain"
+            async with http.post(drain, ssl=False) as answer:
+                assert answer.status == 200, await answer.text()
+            new_certificate(*certificate)
+            (child, *_) = children(both.process.pid)
+            os.kill(child, signal.SIGKILL)
+            await both.says("started again")
+            await both.url()
+            for admin in admins:
+                async with http.get(f"{admin}/workers", ssl=False) as answer:
+                    assert [one["draining"] for one in await answer.json()] == [False, True]
 
 
 async def in_flight(http: aiohttp.ClientSession, admin: str, worker: str) -> float:

@@ -395,6 +395,10 @@ def test_variables_of_kubernetes_and_of_the_router_are_no_plugin_options() -> No
         "PPD_ROUTER_PORT",
         "PPD_ROUTER_PORT_8000_TCP",
         "PPD_ROUTER_PORT_8000_TCP_ADDR",
+        "PPD_SERVICE_HOST",  # of a Service named ``ppd``
+        "PPD_SERVICE_PORT",
+        "PPD_PORT",
+        "PPD_PORT_8000_TCP_ADDR",
         "PPD_WORKER_API_KEY",
         "PPD_ADMIN_TOKEN",
     )

@@ -122,6 +122,37 @@ async def test_odd_answers_do_not_end_the_heartbeat(monkeypatch: pytest.MonkeyPa
     assert heard[0]["load"] == {key: STATE[key] for key in WorkerLoad.__struct_fields__}
 
 
+async def test_a_scheduler_that_answers_after_a_long_forward_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(heartbeat, "_READY_TIMEOUT_S", 0.2)
+    announced = asyncio.Event()
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response()
+
+    async def info(_: web.Request) -> web.Response:
+        await asyncio.sleep(0.4)  # the forward
+        return web.json_response(INFO)
+
+    async def router(_: web.Request) -> web.Response:
+        announced.set()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/ready", ready)
+    app.router.add_get("/server_info", info)
+    app.router.add_post("/workers", router)
+    async with TestServer(app) as server:
+        assert server.port is not None
+        routers = (str(server.make_url("")).rstrip("/"),)
+        beats = Heartbeat(Address("127.0.0.1", server.port), routers, None, None)
+        beats.start()
+        await announced.wait()
+        beats.leave()
+
+
 async def test_a_router_that_does_not_answer_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -62,6 +62,28 @@ def test_the_flags_of_a_config_file_win_but_for_the_role(tmp_path: Path) -> None
     assert "--chunked-prefill-size" in plan(Role.DECODE, "--config").argv
 
 
+@pytest.mark.parametrize(
+    ("passed", "content", "threads"),
+    [
+        ((), "device: cpu", True),
+        ((), "device: cuda", False),
+        (("--device=cuda",), "device: cpu", False),
+        (("--device", "cpu"), "device: cuda", True),
+    ],
+)
+def test_the_device_may_be_in_the_config_file(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    passed: tuple[str, ...],
+    content: str,
+    threads: bool,
+) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text(content)
+    main(["--role", "decode", "--model-path", "/m", "--config", str(file), *passed, "--dry-run"])
+    assert ("OpenMP thread(s)" in capsys.readouterr().err) is threads
+
+
 def test_the_command_can_be_read_and_typed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--role", "decode", "--model", "/m o", "--device", "cpu", "--port", "7", "--dry-run"])
     printed = capsys.readouterr().err

@@ -101,10 +101,43 @@ async def test_adapters_belong_to_their_model(two_models: TwoModels) -> None:
         assert reply.status == 400
         assert "name red:both or blue:both" in reply.json["error"]["message"]
         reply = await pair.client.chat("hello", model="green:sql")
-        assert "available: red, sql, both, blue, both" in reply.json["error"]["message"]
+        assert "available: red, both, sql, blue, both" in reply.json["error"]["message"]
         async with pair.client.http.get(f"{pair.client.url}/v1/models") as response:
             listed = [card["id"] for card in (await response.json())["data"]]
-        assert listed == ["red", "sql", "both", "blue", "both"]
+        assert listed == ["red", "both", "sql", "blue", "both"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_sglang_gets_an_adapter_by_the_form_that_it_reads(
+    two_models: TwoModels, path: str
+) -> None:
+    async with two_models(adapters={"red": ("sql",)}) as pair:
+        for named in ("sql", "red:sql"):
+            assert (await pair.client.post(path, {**BODIES[path], "model": named})).status == 200
+        given = ["sql", "red:sql"] if path == "/generate" else ["red:sql"] * 2
+        assert [body["model"] for body in pair.decode["red"].bodies] == given
+
+
+async def test_both_names_of_an_adapter_continue_one_conversation(two_models: TwoModels) -> None:
+    async with two_models(adapters={"red": ("sql",)}) as pair:
+        await pair.client.chat("hello", model="sql")
+        assert (await pair.client.chat(*LATER, model="red:sql")).route[0] == "local"
+
+
+async def test_workers_of_a_model_list_their_adapters_in_any_order(cluster: Cluster) -> None:
+    """SGLang lists them by their last use, and workers may have loaded others."""
+    prefill = worker("prefill", "red", adapters=("a", "b"))
+    decode = worker("decode", "red", adapters=("b", "a"))
+    async with cluster(prefill, decode) as client:
+        assert (await client.chat("hello", model="a")).status == 200
+        decode.vanish()
+        await until(lambda: _alive(client, decode.url, False))
+        decode.adapters = ("c", "b")
+        await decode.restart()
+        await until(lambda: _alive(client, decode.url, True))
+        async with client.http.get(f"{client.url}/v1/models") as response:
+            listed = [card["id"] for card in (await response.json())["data"]]
+        assert listed == ["red", "a", "b", "c"]
 
 
 async def test_requests_for_encoders(two_models: TwoModels) -> None:
@@ -214,7 +247,6 @@ async def test_a_model_whose_workers_come_later(cluster: Cluster) -> None:
     [
         ((("decode", "green", ()),), "serves green, and this router serves red, blue"),
         ((), "no prefill and no decode worker serves blue"),
-        ((("decode", "red", ("sql",)),), "workers serve different models: red, sql on"),
     ],
 )
 async def test_workers_that_do_not_fit_are_refused(

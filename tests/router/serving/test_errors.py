@@ -11,7 +11,9 @@ import pytest
 from eval.dialects import DONE, event
 from eval.fake_worker.request import Request, Script
 from eval.fake_worker.worker import FakeWorker
+from ppd.attempts import Attempts
 from ppd.decision import Decision, Features, Policy
+from ppd.effects import Answered, Effect, Event
 from ppd.score import Objective
 from router.serving.recorder import RequestRecorder
 
@@ -141,6 +143,26 @@ async def test_a_bug_of_ours_is_an_openai_error_too_and_counted(cluster: Cluster
     async with cluster(p, d, choosing=Broken()) as client:
         await client.chat("hello")
         reply = await client.chat("hello", "www", "and")
+        assert (reply.status, reply.json["error"]["type"]) == (500, "router_error")
+        labels = {"endpoint": "/v1/chat/completions", "outcome": "internal_error"}
+        assert await client.metric("ppd_finished_total", **labels) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_in_a_callback_before_an_answer_is_answered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    on = Attempts.on
+
+    def with_a_bug(attempts: Attempts, event: Event, now_s: float) -> Effect:
+        if type(event) is Answered:
+            raise ZeroDivisionError
+        return on(attempts, event, now_s)
+
+    monkeypatch.setattr(Attempts, "on", with_a_bug)
+    p, d = workers(answering(), answering())
+    async with cluster(p, d) as client:
+        reply = await client.post("/v1/chat/completions", chat("hello", stream=stream))
         assert (reply.status, reply.json["error"]["type"]) == (500, "router_error")
         labels = {"endpoint": "/v1/chat/completions", "outcome": "internal_error"}
         assert await client.metric("ppd_finished_total", **labels) == 1

@@ -9,11 +9,11 @@ import pytest
 
 from eval.fake_worker.ranks import Ranks
 from eval.fake_worker.request import Request
-from eval.fake_worker.state import IDLE_TOKENS
+from eval.fake_worker.state import IDLE_TOKENS, MODEL
 from eval.fake_worker.worker import FakeWorker
 
 from ..conftest import Client, Cluster
-from ..fixtures import until
+from ..fixtures import CHAT, until
 from ..scripts import answering, failing, gated
 
 _RANK = "routed_dp_rank"
@@ -165,6 +165,15 @@ async def test_ranks_are_shown_and_drained_together(cluster: Cluster) -> None:
         async with client.http.post(f"{client.url}/workers/{host}/drain") as response:
             assert (await response.json())["draining"]
         assert all(one["draining"] for one in await shown_of(client, d))
+
+
+async def test_a_body_may_begin_with_white_space(cluster: Cluster) -> None:
+    p, d = ranked()
+    async with cluster(p, d) as client:
+        body = b'\n {"model": "%b", "messages": [{"role": "user", "content": "hi"}]} \n'
+        reply = await client.post(CHAT, body % MODEL.encode())
+        assert reply.status == 200
+        assert d.bodies[-1][_RANK] in (0, 1)
 
 
 async def test_a_restarted_server_may_have_another_number_of_ranks(cluster: Cluster) -> None:

@@ -88,6 +88,25 @@ async def test_a_drain_holds_if_a_worker_is_not_listed_for_a_while() -> None:
             assert registry.servers[0].draining is drained
 
 
+async def test_an_operators_drain_of_a_worker_that_leaves_holds() -> None:
+    _, d = workers()
+    async with serving(d), reconciling() as (registry, reconciler):
+        for drained in (True, False):
+            reconciler.update("file", {d.url: Role.DECODE})
+            await settle(reconciler)
+            (worker,) = registry.workers
+            worker.in_flight = 1
+            reconciler.update("file", {})
+            await settle(reconciler)
+            worker.server.draining = drained  # what the operators' endpoint sets
+            assert worker.draining
+            worker.in_flight = 0
+            reconciler.update("file", {d.url: Role.DECODE})
+            await settle(reconciler)
+            assert registry.workers == [worker]
+            assert worker.draining is drained
+
+
 async def test_changes_during_a_handshake_are_respected() -> None:
     p, d = workers()
     async with serving(p, d), reconciling() as (registry, reconciler):
