@@ -55,7 +55,7 @@ def correct(judgements: Sequence[Judgement]) -> None:
     apart = holm([verdict["p"] for verdict in verdicts])
     apart_again = holm([verdict["p_again"] for verdict in verdicts])
     for verdict, differs, again in zip(verdicts, apart, apart_again, strict=True):
-        better = verdict["difference"] < 0
+        better = verdict.pop("better")  # the difference is rounded
         verdict["verdict"] = ("beats" if better else "loses") if differs else "ties"
         verdict["again_ties"] = not again
 

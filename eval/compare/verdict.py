@@ -225,6 +225,7 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
                 "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
             }
             if foreseen:
+                found["better"] = costs[mine] < costs[best]
                 found["p"] = family.p_value(costs[mine] - costs[best], difference, windows)
                 if (foresight := Way(CLAIRVOYANT, weights).name) in every:
                     found["clairvoyant"] = round(cost(foresight), 3)

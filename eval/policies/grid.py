@@ -150,9 +150,10 @@ def run(options: argparse.Namespace) -> int:
             running = start(launch, model, chosen, _FLAGS)
             uvloop.run(_measure_all(running, grid, left, Path(model).name, write))
     rows = [row for _, row in read_rows(options.out)]
-    cells = summarize(row for row in rows if row["grid"] == grid.digest)
+    of_grid = [row for row in rows if row["grid"] == grid.digest]
+    cells = summarize(of_grid)
     print(as_text(cells))
-    print(json.dumps({"part": "policy-grid", "runs": len(rows), "cells": len(cells)}))
+    print(json.dumps({"part": "policy-grid", "runs": len(of_grid), "cells": len(cells)}))
     return 0
 
 

@@ -161,7 +161,9 @@ def _result(run: Run, rows: list[TurnRow], machine: Machine) -> RunResult:
         "policy": run.policy,
         "turns": len(rows),
         "failed": sum(row.failed for row in rows),
-        "strayed": sum(row.route not in (run.route, Route.REPLICA) for row in later),
+        "strayed": sum(
+            not row.failed and row.route not in (run.route, Route.REPLICA) for row in later
+        ),
         "wall_s": max(row.at_s + row.e2e_ms / 1e3 for row in rows),
         "model": file.model,
         "engine": "the simulator",

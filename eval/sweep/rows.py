@@ -167,11 +167,11 @@ class Writer:
 
 
 def _strayed(route: Route | None, samples: Iterable[Sample]) -> int:
-    """Later turns that took another route than the one measured: refused ones. Conversations that
-    live on replicas are not measured."""
-    fine = (route, Route.REPLICA)
-    return (
-        0
-        if route is None
-        else sum(sample.turn > 1 and sample.route not in fine for sample in samples)
-    )
+    """Later turns that succeeded on another route than the one measured: refused ones.
+
+    Conversations that live on replicas are not measured. Failed turns count as failed alone.
+    """
+    if route is None:
+        return 0
+    later = [sample for sample in samples if sample.turn > 1 and not sample.error]
+    return sum(sample.route not in (route, Route.REPLICA) for sample in later)

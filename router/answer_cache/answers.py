@@ -11,6 +11,7 @@ import orjson
 
 from ..serving.internal import ServerRequest, chunks_of, parsed
 from ..serving.sse import DONE, Tail
+from ..workers.sglang import stop_string_of
 from .question import FIELD, Question
 
 _TEXT_FIELDS = {"role", "content"}
@@ -134,7 +135,7 @@ class RecordingWriter:
             if isinstance(text := message.get("content"), str):
                 self._parts.append(text)
             if (reason := choice.get("finish_reason")) is not None:
-                self._stopped = reason == "stop"
+                self._stopped = reason == "stop" and stop_string_of(choice) is None
 
     def _finish(self) -> None:
         text = "".join(self._parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -9,10 +10,13 @@ from typing import Any
 
 import orjson
 
-from ..serving.internal import ServerRequest
+from ..serving.internal import ServerRequest, chunks_of
+from ..serving.sse import parse_event, split_events
 from .memory import Citation
 
 _DONE = b"data: [DONE]"
+_USAGE = re.compile(rb'"usage": ?\{')  # spares the parsing of other events
+_HEAD = ("id", "created", "model")
 
 
 class Status(StrEnum):
@@ -66,7 +70,8 @@ class RetrievalReport:
 class AnnotatingWriter:
     """Adds a ``retrieval`` object to an answer; a ``serving.internal.ResponseWriter``.
 
-    In a whole answer the object stands beside ``choices``. In a stream it is the last event.
+    In a whole answer the object stands beside ``choices``. In a stream it is an event of its own,
+    in front of the usage and ``[DONE]``: OpenAI's helpers take the usage of the last event.
 
     Args:
         request: gets the answer.
@@ -77,6 +82,7 @@ class AnnotatingWriter:
         self._request = request
         self._report = report
         self._added = False
+        self._head: dict[str, Any] = {}  # what all events of the stream have
 
     def respond(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a whole answer; the object is added if the status is 200."""
@@ -90,10 +96,11 @@ class AnnotatingWriter:
         self._request.start(200, headers, b"")
 
     def write(self, events: bytes) -> None:
-        """Send whole events; the object is inserted before ``[DONE]``."""
-        if not self._added and (at := _end_of_stream(events)) is not None:
+        """Send whole events; the object is inserted before the usage, or before ``[DONE]``."""
+        self._head = self._head or _head_of(events)
+        if not self._added and (at := _end_of_choices(events)) is not None:
             self._added = True
-            chunk = {"object": "chat.completion.chunk", "choices": []}
+            chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
             event = orjson.dumps({**chunk, "retrieval": self._report.to_json_object()})
             events = b"%bdata: %b\n\n%b" % (events[:at], event, events[at:])
         self._request.write(events)
@@ -107,12 +114,27 @@ class AnnotatingWriter:
         self._request.abort()
 
 
-def _end_of_stream(events: bytes) -> int | None:
-    """The offset of ``[DONE]``; None if the events do not end the stream.
+def _head_of(events: bytes) -> dict[str, Any]:
+    """The fields that name a stream, from its first event."""
+    for chunk in chunks_of(events):
+        if "choices" in chunk:
+            return {name: chunk[name] for name in _HEAD if name in chunk}
+    return {}
+
+
+def _end_of_choices(events: bytes) -> int | None:
+    """The offset of the usage or of ``[DONE]``; None if more choices may follow.
 
     The JSON of an event has no line break, so it cannot hold a line that looks like ``[DONE]``.
     """
-    if events.startswith(_DONE):
-        return 0
-    at = events.rfind(b"\n" + _DONE)
-    return None if at < 0 else at + 1
+    at = 0
+    for event in split_events(events):
+        if event.startswith(_DONE) or (_USAGE.search(event) and _is_usage(event)):
+            return at
+        at += len(event)
+    return None
+
+
+def _is_usage(event: bytes) -> bool:
+    chunk = parse_event(event)
+    return isinstance(chunk, dict) and chunk.get("choices") == [] and bool(chunk.get("usage"))

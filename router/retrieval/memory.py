@@ -8,7 +8,7 @@ a client that sends the history can find them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from xxhash import xxh3_128_digest
 
 from ppd.prefix import Digest
 
-from ..config.retrieval import RetrievalOptions
+from ..config.retrieval import RetrievalOptions, Stage
 from ..serving.resume import Insertion, with_appended
 
 _OVERHEAD_BYTES = 512  # of an entry, besides its text
@@ -28,13 +28,15 @@ class Citation:
     """A passage in a conversation.
 
     Attributes:
-        id: of the passage.
+        id: of the passage, in its collection.
+        collection: that it was found in.
         score: of the search; higher is nearer.
         turn: the turn whose message or reply holds the passage, from 1.
         stage: the stage of retrieval that inserted it.
     """
 
     id: str
+    collection: str
     score: float
     turn: int
     stage: str
@@ -47,7 +49,7 @@ class Injection:
     Attributes:
         options: of the retrieval; None if there was none.
         text: the text in front of the turn's message; "" if no passage was good enough.
-        citations: the passages.
+        citations: the passages, of both stages.
         insertions: the text that was inserted into the reply, each after a number of characters.
         reply_digest: of the reply up to the last insertion. Another reply to the same turn has no
             insertions.
@@ -59,13 +61,32 @@ class Injection:
     insertions: tuple[Insertion, ...] = ()
     reply_digest: Digest = b""
 
+    @property
+    def of_prompt(self) -> tuple[Citation, ...]:
+        """The passages in front of the turn's message."""
+        return tuple(one for one in self.citations if one.stage == Stage.PREFILL)
+
+    @property
+    def of_reply(self) -> tuple[Citation, ...]:
+        """The passages that were inserted into the reply."""
+        return tuple(one for one in self.citations if one.stage == Stage.DECODE)
+
+    def is_of(self, reply: str) -> bool:
+        """Whether a reply is the one that has the insertions."""
+        if not self.insertions:
+            return False
+        return digest_of(reply[: self.insertions[-1][0]]) == self.reply_digest
+
     def put_back(self, reply: str) -> str:
-        """The reply with its insertions; unchanged if it is not the reply that had them."""
-        if not self.insertions or digest_of(reply[: self.insertions[-1][0]]) != self.reply_digest:
-            return reply
+        """The reply with its insertions."""
         return with_appended(reply, self.insertions)
 
     NOTHING: ClassVar[Injection]
+
+
+def ids_in(collection: str, citations: Iterable[Citation]) -> set[str]:
+    """The ids of passages of one collection; another one may have the same ids."""
+    return {one.id for one in citations if one.collection == collection}
 
 
 def digest_of(text: str) -> Digest:

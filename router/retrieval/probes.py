@@ -19,10 +19,10 @@ from ..config.retrieval import RetrievalOptions, Stage
 from ..serving.internal import chunks_of
 from ..serving.resume import Insertion
 from .answers import RetrievalReport, Status
-from .memory import Citation
+from .memory import Citation, ids_in
 from .metrics import RetrievalMetrics
 from .passages import reply_text
-from .retriever import Retriever, Search
+from .retriever import Retriever, Search, limit_beside
 
 logger = logging.getLogger("ppd.router.retrieval")
 
@@ -157,11 +157,12 @@ class Probes:
 
     async def _search(self) -> None:
         """Search once; a failed search is logged and has no effect on the reply."""
-        known = {citation.id for citation in (*self._earlier, *self._report.new)}
+        collection = self._options.collection
+        known = ids_in(collection, (*self._earlier, *self._report.new))
         search = Search(
-            collection=self._options.collection,
+            collection=collection,
             text=f"{self._question}\n{self._text[-_TAIL_CHARACTERS:]}",
-            limit=1 + len(known),
+            limit=limit_beside(known, 1),
             filter=self._options.filter,
             stage=Stage.DECODE,
             timeout_ms=self._max_ms,
@@ -181,6 +182,8 @@ class Probes:
         for passage in result.passages:
             if passage.id in known or (min_score is not None and passage.score < min_score):
                 continue
-            self._offered = Citation(passage.id, passage.score, self._turn, Stage.DECODE)
+            self._offered = Citation(
+                passage.id, collection, passage.score, self._turn, Stage.DECODE
+            )
             self.found.set_result(reply_text(passage, self._marks))
             return

@@ -104,7 +104,10 @@ def read(
     options = _options(value, given.get("model"), tenant, config, private)
     model = given.get("model")
     salt = orjson.dumps([tenant, model if isinstance(model, str) else None])
-    digests = hash_messages(salt, messages).digests
+    try:
+        digests = hash_messages(salt, messages).digests
+    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
+        raise RequestError(f"the body cannot be forwarded: {error}") from error
     completed, changed = list(messages), False
     earlier: list[Citation] = []
     for at, digest in enumerate(digests[:-1]):
@@ -112,12 +115,13 @@ def read(
         if injection is None or not (injection.text or injection.insertions):
             continue
         changed = True
-        earlier += injection.citations
+        earlier += injection.of_prompt
         if injection.text:
             completed[at] = with_prefix(messages[at], injection.text)
         reply = messages[at + 1]
-        if injection.insertions and isinstance(reply.get("content"), str):
-            completed[at + 1] = {**reply, "content": injection.put_back(reply["content"])}
+        if isinstance(text := reply.get("content"), str) and injection.is_of(text):
+            earlier += injection.of_reply
+            completed[at + 1] = {**reply, "content": injection.put_back(text)}
     is_question = messages[-1].get("role") == "user"
     if not is_question:  # the result of a tool is not searched for
         options = None

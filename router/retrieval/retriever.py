@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from ppd.errors import WorkerError
 from ..config.retrieval import Stage
 
 _ROUND_TRIP_S = 0.05  # added to the search's own deadline
+_MAX_LIMIT = 1_024  # of the pool's searches (``ppd.ann``)
 _DISTANCE = "l2"  # the pool's metric whose scores are distances
 
 
@@ -67,6 +69,15 @@ class SearchResult:
 
     passages: list[Passage]
     degraded: bool
+
+
+def limit_beside(known: Sized, count: int) -> int:
+    """How many passages to search for, so that ``count`` are left without the known ones.
+
+    The pool keeps no more than its limit; of a very long conversation's passages, most are far
+    from the new turn.
+    """
+    return min(_MAX_LIMIT, count + len(known))
 
 
 class Retriever(Protocol):

@@ -8,7 +8,7 @@ decode stage is in ``probes.py``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ppd.errors import RequestError, WorkerError
@@ -23,12 +23,12 @@ from ..serving.hooks import LatencyEstimate, StreamObserver
 from ..serving.internal import InternalRequest, ServerRequest
 from ..serving.resume import Insertion
 from .answers import AnnotatingWriter, RetrievalReport, Status
-from .memory import Citation, Injection, Memory, digest_of
+from .memory import Citation, Injection, Memory, digest_of, ids_in
 from .metrics import RetrievalMetrics
 from .passages import message_text
 from .probes import Probes
 from .requests import FIELD, RetrievalRequest, read
-from .retriever import Passage, Retriever, Search, SearchResult
+from .retriever import Passage, Retriever, Search, SearchResult, limit_beside
 
 logger = logging.getLogger("ppd.router.retrieval")
 
@@ -94,7 +94,7 @@ class RetrievalStage:
         report = RetrievalReport(Status.OFF, earlier=retrieval.earlier)
         hook = _RetrievalHook(self, retrieval, report)
         self._metrics.passages.labels("put_back").inc(len(retrieval.earlier))
-        is_single = retrieval.fields.get("n", 1) == 1
+        is_single = retrieval.fields.get("n") in (None, 1)
         if is_single and (retrieval.searches or retrieval.probes):
             inner = _inner(request, retrieval.with_passages(""), report)
             await self._handler.serve(inner, hook)
@@ -127,17 +127,20 @@ class RetrievalStage:
         Raises:
             RequestError: the search failed, and the options make that an error of the request.
         """
+        options = retrieval.options
+        if options is None:
+            return Injection.NOTHING
         if not retrieval.searches:
             if retrieval.previous is None:
                 return Injection.NOTHING
-            report.status, report.new = Status.REUSED, retrieval.previous.citations
+            if Stage.PREFILL in options.stages:
+                report.status, report.new = Status.REUSED, retrieval.previous.of_prompt
             return retrieval.previous
-        options = retrieval.options
-        assert options is not None
+        known = ids_in(options.collection, retrieval.earlier)
         search = Search(
             collection=options.collection,
             text=options.query.replace("{question}", retrieval.question),
-            limit=options.k + len(retrieval.earlier),  # earlier passages may be found again
+            limit=limit_beside(known, options.k),
             filter=options.filter,
             stage=Stage.PREFILL,
             timeout_ms=self._timeout_ms(estimate),
@@ -153,9 +156,9 @@ class RetrievalStage:
             report.error = str(error)
             return Injection.NOTHING  # not stored: a retry of the turn searches again
         self._record_search(report, started_s, Status.DEGRADED if result.degraded else Status.OK)
-        chosen = _chosen(result, options, retrieval.earlier)
+        chosen = _chosen(result, options, known)
         citations = tuple(
-            Citation(passage.id, passage.score, retrieval.number, Stage.PREFILL)
+            Citation(passage.id, options.collection, passage.score, retrieval.number, Stage.PREFILL)
             for passage in chosen
         )
         report.new = citations
@@ -228,10 +231,9 @@ class _RetrievalHook:
 
 
 def _chosen(
-    result: SearchResult, options: RetrievalOptions, earlier: tuple[Citation, ...]
+    result: SearchResult, options: RetrievalOptions, known: Collection[str]
 ) -> list[Passage]:
     """The best passages that are good enough and not in the conversation yet."""
-    known = {citation.id for citation in earlier}
     good = [
         passage
         for passage in result.passages

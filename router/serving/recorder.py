@@ -242,8 +242,10 @@ def _kind(context: RequestContext) -> tuple[str, str, str]:
 def _loses_replies(context: RequestContext, home: Worker, usage: Usage) -> bool:
     """Whether the engine found the earlier prompt cached, but not half of the reply after it."""
     hit, seen = context.hit, context.features
-    if hit is None or seen is None or hit.bytes_after == 0 or hit.turn.home != home.identity:
+    if hit is None or seen is None:
         return False
+    if hit.bytes_after == 0 or hit.turn.home != home.identity:  # no reply could be found there
+        return hit.turn.loses_replies
     half = hit.turn.prompt_tokens + hit.turn.completion_tokens // 2
     least = predicted_cached_tokens(
         max(0, half - home.handshake.cache_slack_tokens), seen.page_size

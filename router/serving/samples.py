@@ -7,7 +7,8 @@ requests find the prompt in the caches that the first one fills.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -80,6 +81,7 @@ class _Merge:
         self._request = request
         self._asks_usage = asks_usage
         self._connection = request.connection
+        self._count = count
         self.samples = [_Sample(self, index) for index in range(count)]
         self.first: dict[str, Any] = {}  # what all chunks have in common
 
@@ -160,9 +162,19 @@ class _Merge:
             choices = []
             for index, sample in enumerate(self.samples):
                 sample.usage = sample.answer.get("usage")
-                choices += [{**one, "index": index} for one in sample.answer["choices"]]
+                choices += self.numbered(sample.answer["choices"], index)
+            choices.sort(key=itemgetter("index"))
             answer |= {"choices": choices, "usage": self._usage()}
             request.respond(200, orjson.dumps(answer), self.samples[0].headers)
+
+    def numbered(self, choices: Iterable[dict[str, Any]], sample: int) -> list[dict[str, Any]]:
+        """A sample's choices with the numbers that OpenAI gives them: a prompt's are together.
+
+        Args:
+            choices: one of each prompt, with the prompt's number.
+            sample: number of the sample.
+        """
+        return [{**one, "index": one["index"] * self._count + sample} for one in choices]
 
     def _usage(self) -> dict[str, Any] | None:
         """The sum; the prompt counts once, as the first sample has it."""
@@ -225,7 +237,7 @@ class _Sample:
             }
             self.usage = chunk.pop("usage", None) or self.usage
             if chunk["choices"]:
-                choices = [{**one, "index": self._index} for one in chunk["choices"]]
+                choices = merge.numbered(chunk["choices"], self._index)
                 merge.write_chunk({**chunk, **merge.first, "choices": choices})
 
     def end(self) -> None:

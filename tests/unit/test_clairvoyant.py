@@ -213,3 +213,10 @@ def test_chance_between_few_windows_seldom_makes_a_verdict() -> None:
 
 def test_the_measured_rows_of_a_simulation_are_complete(rows: Path) -> None:
     assert {("busy", seed, "pd") for seed in (0, 1)} <= measured(rows)
+
+
+def test_a_win_too_small_to_be_shown_is_no_loss() -> None:
+    tiny = {"difference": -0.0, "better": True, "p": 0.0, "p_again": 1.0}
+    family.correct([{"verdicts": [tiny]}])
+    assert tiny["verdict"] == "beats"
+    assert "better" not in tiny

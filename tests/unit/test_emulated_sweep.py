@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from eval.emulation.sweeping import drive, require_same, slow_motion_of, where_m
 from eval.emulation.traces import RefusedRunError
 from eval.samples import Sample
 from eval.simulation.machine import Machine
-from eval.sweep.config import Run, SweepConfig, load_config
+from eval.sweep.config import Place, Run, SweepConfig, load_config
 from eval.sweep.rows import RunResult, Writer, read_runs
 from eval.table.build import build
 from ppd.errors import ConfigError
@@ -176,3 +177,17 @@ def test_what_cannot_be_emulated_is_refused(tmp_path: Path, text: str, named: st
     argv = ["emulate", "sweep", str(path), "--profile", MACHINE.profile]
     with pytest.raises(SystemExit, match=named):
         main([*argv, "--out", str(tmp_path / "raw.jsonl"), "--table", str(tmp_path / "t.json")])
+
+
+def test_a_failed_turn_has_not_strayed(tmp_path: Path) -> None:
+    """It may have no route; it would count twice among the turns that are lost."""
+    place = Place((0, 0, 0), None)
+    run = Run(place, "full", 0)
+    turns = [
+        sample(run, 1),
+        sample(run, 2),
+        replace(sample(run, 2), route="", error="503"),
+        replace(sample(run, 2), route="remote"),
+    ]
+    result = Writer(CONFIG, tmp_path / "rows.jsonl", {}).write(run, turns, 1.0, "1P1D")
+    assert (result.summary["failed"], result.summary["strayed"]) == (1, 1)

@@ -264,7 +264,14 @@ async def test_expired_answers_are_deleted(cluster: Cluster, pool: str) -> None:
         assert text(await client.chat("w", answer_cache=cache_options)) == "answer 2"
 
 
-@pytest.mark.parametrize("ending", [{"finish_reason": "length"}, {"finish_reason": "tool_calls"}])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"finish_reason": "length"},
+        {"finish_reason": "tool_calls"},
+        {"finish_reason": "stop", "matched_stop": "###"},
+    ],
+)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_only_complete_answers_are_stored(
     cluster: Cluster, pool: str, ending: dict[str, Any], stream: bool

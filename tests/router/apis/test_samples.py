@@ -10,13 +10,14 @@ from typing import Any
 import openai
 import pytest
 
+from eval.dialects import DONE, event
 from eval.fake_worker.request import Request
 from eval.fake_worker.state import MODEL
 from eval.fake_worker.worker import FakeWorker
 from router.config.limits import RateLimit, Tenant
 
 from ..conftest import Cluster
-from ..scripts import answering, failing, hanging
+from ..scripts import answering, failing, hanging, usage
 from .clients import by_openai, replying, running_cluster
 
 
@@ -43,6 +44,34 @@ async def test_several_samples_are_one_answer(cluster: Cluster, stream: bool) ->
         assert (total.prompt_tokens, total.completion_tokens) == (100, 15)
         assert sorted(body["seed"] for body in d.bodies) == [7, 8, 9]
         assert {body["n"] for body in d.bodies} == {1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_samples_of_several_prompts_are_numbered_by_prompt(
+    cluster: Cluster, stream: bool
+) -> None:
+    """Choices of a prompt are together, as SGLang and OpenAI number them."""
+
+    async def script(request: Request) -> None:
+        texts = [f"{prompt}{request.body['seed']}" for prompt in request.body["prompt"]]
+        choices = [{"index": at, "text": text} for at, text in enumerate(texts)]
+        if not request.body.get("stream"):
+            request.answer({"choices": choices, "usage": usage(4, 2, 0)})
+            return
+        for choice in reversed(choices):
+            request.send(event({"choices": [choice]}))
+        request.send(event({"choices": [], "usage": usage(4, 2, 0)}) + DONE)
+
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", script)
+    async with cluster(p, d) as client:
+        body = {"model": MODEL, "prompt": ["a", "b"], "n": 2, "seed": 0, "stream": stream}
+        reply = await client.post("/v1/completions", body)
+        answers = reply.events if stream else [reply.json]
+        choices = [one for answer in answers for one in answer["choices"]]
+        if not stream:
+            assert [one["index"] for one in choices] == [0, 1, 2, 3]
+        texts = {one["index"]: one["text"] for one in choices}
+        assert texts == {0: "a0", 1: "a1", 2: "b0", 3: "b1"}
 
 
 async def test_a_failed_sample_fails_the_request(cluster: Cluster) -> None:

@@ -90,14 +90,15 @@ async def test_a_passage_in_the_middle_of_a_reply(cluster: Cluster, pool: FakePo
         assert primer["custom_params"] == second["custom_params"]
         rids = [body["rid"] for body in (first, primer, second)]
         assert not any(one.startswith(other) for one, other in permutations(rids, 2))
-        *_, counts, last = reply.events
+        *_, last, counts = reply.events
+        assert {name: last[name] for name in ("id", "choices")} == {"id": "id1", "choices": []}
         assert counts["usage"]["completion_tokens"] == 4
         assert counts["usage"]["prompt_tokens"] == 100, (
             "without the tokens of the first leg's reply"
         )
         assert counts["usage"]["prompt_tokens_details"]["cached_tokens"] == 100
         assert last["retrieval"]["citations"] == [
-            {"id": "purr", "score": 0.9, "turn": 1, "stage": "decode"}
+            {"id": "purr", "collection": "docs", "score": 0.9, "turn": 1, "stage": "decode"}
         ]
         assert {event["id"] for event in reply.events if event.get("choices")} == {"id1"}
         assert await client.metric("ppd_retrieval_passages_total", how="appended") == 1
@@ -111,8 +112,36 @@ async def test_a_passage_in_the_middle_of_a_reply(cluster: Cluster, pool: FakePo
         (_, reply_as_read, _) = workers[1].bodies[-1]["messages"]
         assert reply_as_read["content"] == f"cats do {PASSAGE}purr loudly"
         # Another reply to the same question has no passage.
-        await client.chat("what do cats do?", "cats sleep all day", "why?")
+        other = await client.chat("what do cats do?", "cats sleep all day", "why?")
         assert workers[1].bodies[-1]["messages"][1]["content"] == "cats sleep all day"
+        assert other.json["retrieval"]["citations"] == []
+
+
+async def test_a_turn_that_is_sent_again_has_no_passage_of_its_first_reply(
+    cluster: Cluster, pool: FakePool
+) -> None:
+    workers, _ = scripted_workers(
+        endless("cats ", "do "), PRIMED, rest(2, "purr"), rest(1, "they sleep"), rest(1, "so what")
+    )
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        options = {**OPTIONS, "every_tokens": 2}
+        first = await client.chat("what do cats do?", retrieval=options, stream=True)
+        assert len(first.events[-1]["retrieval"]["citations"]) == 1
+        again = await client.chat("what do cats do?", retrieval=options, stream=True)
+        assert text_of(again) == "they sleep"
+        report = again.events[-1]["retrieval"]
+        assert (report["status"], report["citations"]) == ("off", [])
+        later = await client.chat(
+            "what do cats do?", "they sleep", "why?", retrieval=options, stream=True
+        )
+        assert later.events[-1]["retrieval"]["citations"] == [], "the model has not read it"
+
+
+async def test_a_number_of_samples_that_is_null_is_one(cluster: Cluster, pool: FakePool) -> None:
+    workers, _ = scripted_workers(endless("cats ", "do "), PRIMED, rest(2, "purr"))
+    async with cluster(*workers, retrieval=RetrievalConfig(url=pool.url)) as client:
+        reply = await client.chat("what do cats do?", retrieval=OPTIONS, stream=True, n=None)
+        assert len(reply.events[-1]["retrieval"]["citations"]) == 1
 
 
 async def test_the_stream_continues_while_the_passage_is_prefilled(

@@ -162,6 +162,19 @@ async def test_parts_and_samples(cluster: Cluster, engines: Engines, pool: FakeP
         ]
 
 
+async def test_a_message_that_nests_deeply_is_refused(
+    cluster: Cluster, engines: Engines, pool: FakePool
+) -> None:
+    async with cluster(*engines, retrieval=RetrievalConfig(url=pool.url)) as client:
+        nested = b"[" * 300 + b"]" * 300
+        body = (
+            b'{"messages": [{"role": "user", "content": [%b]}], "retrieval": {"collection": "d"}}'
+        )
+        reply = await client.post("/v1/chat/completions", body % nested)
+        assert reply.status == 400
+        assert "cannot be forwarded" in reply.json["error"]["message"]
+
+
 async def test_without_retrieval_the_body_is_unchanged(
     cluster: Cluster, engines: Engines, pool: FakePool
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ppd.ann.searches import MAX_ITOPK
 from router.config.retrieval import RetrievalConfig
+from router.retrieval.retriever import limit_beside
 
 from ..conftest import Cluster
 from .chats import OPTIONS, Engines, block, sent
@@ -23,8 +25,8 @@ async def test_passages_are_in_the_new_turn_and_are_cited(
         report = reply.json["retrieval"]
         assert report["status"] == "ok"
         assert report["citations"] == [
-            {"id": "cats-1", "score": 0.9, "turn": 1, "stage": "prefill"},
-            {"id": "common", "score": 0.5, "turn": 1, "stage": "prefill"},
+            {"id": id_, "collection": "docs", "score": score, "turn": 1, "stage": "prefill"}
+            for id_, score in (("cats-1", 0.9), ("common", 0.5))
         ]
         assert reply.json["choices"]
         assert await client.metric("ppd_retrieval_total", stage="prefill", status="ok") == 1
@@ -69,6 +71,26 @@ async def test_later_turns_have_earlier_passages_and_stay_local(
         assert sent(engines[1])[-1] == "why?"
         assert third.json["retrieval"]["status"] == "off"
         assert await client.metric("ppd_retrieval_passages_total", how="put_back") == 2 + 4
+
+
+async def test_passages_of_two_collections_may_have_the_same_id(
+    cluster: Cluster, engines: Engines, pool: FakePool
+) -> None:
+    pool.hits = lambda body: [("7", 0.9, f"7 of {body['collection']}")]
+    other = {**OPTIONS, "collection": "more"}
+    async with cluster(*engines, retrieval=RetrievalConfig(url=pool.url)) as client:
+        await client.chat("about cats", retrieval=OPTIONS)
+        await client.chat("about cats", "they purr", "and dogs", retrieval=other)
+        assert sent(engines[1])[-1] == block("7 of more") + "and dogs"
+        reply = await client.chat("about cats", "they purr", "and", "x", "why?", retrieval=OPTIONS)
+        assert sent(engines[1])[-1] == "why?", "it has the one of its own collection"
+        cited = [(one["collection"], one["id"]) for one in reply.json["retrieval"]["citations"]]
+        assert cited == [("docs", "7")], "the other turn was edited"
+
+
+def test_a_long_conversation_searches_for_no_more_than_a_pool_finds() -> None:
+    assert limit_beside(["a", "b"], 4) == 6
+    assert limit_beside(range(2_000), 4) == MAX_ITOPK
 
 
 async def test_forks_share_passages_and_edited_histories_have_none(
