@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
 import resource
 import secrets
 import signal
@@ -126,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _raise_file_limit()
         _limit_gc()
         if config.processes == 1:
+            # The first process of a container has no default action for it.
+            signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
             uvloop.run(serve(config, lambda: parse_config(argv)[0]))
         else:
             secret, count, first = secrets.token_hex(16), config.processes, config.admin_port

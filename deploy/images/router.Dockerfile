@@ -1,6 +1,7 @@
 # The images of the router and of the pool. Build them in the checkout's folder:
 #   docker build -f deploy/images/router.Dockerfile -t sglang-ppd/router:0.1.0 .
 #   docker build -f deploy/images/router.Dockerfile --target pool -t sglang-ppd/pool:0.1.0 .
+# The health check is for port 8000 without TLS; else give docker run another --health-cmd.
 ARG PYTHON=3.12-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
@@ -54,6 +55,6 @@ LABEL org.opencontainers.image.title="sglang-ppd router" \
 COPY --from=router-files /opt/ppd /opt/ppd
 EXPOSE 8000 8001
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/live', timeout=4)"]
 ENTRYPOINT ["ppd-router"]
 CMD ["--config", "/etc/ppd/config/router.toml"]

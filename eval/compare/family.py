@@ -55,7 +55,8 @@ def correct(judgements: Sequence[Judgement]) -> None:
     apart = holm([verdict["p"] for verdict in verdicts])
     apart_again = holm([verdict["p_again"] for verdict in verdicts])
     for verdict, differs, again in zip(verdicts, apart, apart_again, strict=True):
-        better = verdict.pop("better")  # the difference is rounded
+        # The difference is rounded; rows from before this field have it alone.
+        better = verdict.get("better", verdict["difference"] < 0)
         verdict["verdict"] = ("beats" if better else "loses") if differs else "ties"
         verdict["again_ties"] = not again
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def change(
     seeds = config.seeds_of(trace)
     found = {w.name: _turns(rows, trace.name, w, seeds) for w in ways(config)}
     one, other = found[mine], found[base]
-    shared = sorted(set(one.by_place) & set(other.by_place))
+    shared = _shared((one, other))
     point = _quantiles(one.draw(shared)) / _quantiles(other.draw(shared))
     drawn = [_quantiles(one.draw(d)) / _quantiles(other.draw(d)) for d in _draws(shared)]
     low, high = np.percentile(np.array(drawn), _INTERVAL, axis=0)
@@ -189,8 +189,7 @@ def _runs(
 
 
 def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[str, Any]]:
-    # Conversations that every way served: a way that lost some must not be compared by others.
-    shared = sorted(set.intersection(*(set(turns.by_place) for turns in every.values())))
+    shared = _shared(every.values())
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
     foreseen = config.simulated is not None
@@ -232,6 +231,16 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
                 again = costs_drawn(AGAIN) - costs_drawn(BASE)
                 found["p_again"] = family.p_value(cost(AGAIN) - cost(BASE), again, windows)
             yield found
+
+
+def _shared(ways: Iterable[Turns]) -> list[Place]:
+    """The conversations that every way served to their end, for a failure ends one early."""
+    first, *others = (turns.by_place for turns in ways)
+    return sorted(
+        place
+        for place, turns in first.items()
+        if all(len(other.get(place, ())) == len(turns) for other in others)
+    )
 
 
 def _draws(shared: Sequence[Place]) -> Iterator[list[Place]]:

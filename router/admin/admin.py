@@ -85,7 +85,8 @@ class Admin:
     async def health(self, request: web.Request) -> web.Response:
         """Return 200 if each role has a live worker and the router is not stopping, else 503.
 
-        A live replica replaces workers of all other roles. Of several models, one must be
+        A live replica replaces workers of all other roles, and with ``decode_fallback`` a decode
+        worker replaces prefill workers. Of several models, one must be
         complete: the others' requests are refused by themselves.
         """
         healthy = any(self.is_complete(model) for model in self.models.values())
@@ -100,9 +101,11 @@ class Admin:
         return json_response(Health("ok", states))
 
     def is_complete(self, model: ServedModel) -> bool:
-        """Return whether a model has a live worker of each role."""
+        """Return whether a model has the live workers that its requests need."""
         alive_roles = {w.role for w in model.workers.workers if w.alive}
-        return alive_roles >= self.roles or Role.REPLICA in alive_roles
+        if alive_roles >= self.roles or Role.REPLICA in alive_roles:
+            return True
+        return Role.REPLICA not in self.roles and model.fallbacks.decode_workers_could
 
     def model_of(self, server: Server) -> ServedModel:
         """Return the model that a server serves."""

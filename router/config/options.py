@@ -229,6 +229,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (Role.REPLICA,) if self.policy == "replica" else (Role.PREFILL, Role.DECODE)
 
     @property
+    def needed_roles(self) -> tuple[Role, ...]:
+        """Those of which the router waits for a worker before it serves."""
+        return (Role.DECODE,) if self.decode_fallback else self.roles
+
+    @property
     def all_roles(self) -> tuple[Role, ...]:
         """The roles whose workers the policy uses, required or not."""
         return self.roles if self.policy == "replica" else tuple(Role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,12 +85,47 @@ async def picking(config: RouterConfig, routing: Routing) -> AsyncIterator[None]
         await server.stop(config.shutdown_grace_s)
 
 
+class _Certificate:
+    """The router's certificate and key, read again for each handshake.
+
+    Args:
+        certificate: PEM file.
+        key: PEM file.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._used: tuple[bytes, bytes] | None = None
+
+    def read(self) -> Any:
+        """Return the files' content as gRPC takes it.
+
+        Raises:
+            OSError: they cannot be read, or do not belong together.
+        """
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key)
+        self._used = self._key.read_bytes(), self._certificate.read_bytes()
+        return grpc.ssl_server_certificate_configuration([self._used])
+
+    def renewed(self) -> Any:
+        """Return the content if it is new and sound; None: the one before is used."""
+        try:
+            if (self._key.read_bytes(), self._certificate.read_bytes()) == self._used:
+                return None
+            return self.read()
+        except OSError as error:  # of a file that is being written, too
+            logger.warning("gateway: the certificate is not renewed: %s", error)
+            return None
+
+
 def _bind(server: Any, address: str, config: RouterConfig) -> int:
     """Bind the service, with the router's certificate if there is one; returns the port."""
     try:
         if not config.tls_certificate:
             return int(server.add_insecure_port(address))
-        pair = Path(config.tls_key).read_bytes(), Path(config.tls_certificate).read_bytes()
-        return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
+        certificate = _Certificate(Path(config.tls_certificate), Path(config.tls_key))
+        credentials = grpc.dynamic_ssl_server_credentials(certificate.read(), certificate.renewed)
+        return int(server.add_secure_port(address, credentials))
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"gateway: cannot listen on {address}: {error}") from error

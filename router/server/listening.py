@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
@@ -164,7 +165,11 @@ async def serving(
         try:
             yield
         finally:
+            loop = asyncio.get_running_loop()
+            ends_s = loop.time() + config.shutdown_grace_s
             await server.stop(config.shutdown_grace_s)
+            # Of requests to the other paths; 0 would be no limit.
+            await runner.server.shutdown(max(0.1, ends_s - loop.time()))
     finally:
         await runner.cleanup()
 

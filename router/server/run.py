@@ -96,19 +96,38 @@ async def running(
             admin_listener = bind(config.operators_host, config.admin_port)
             stack.callback(admin_listener.close)
             logger.info("operators and workers: %s", url_of(admin_listener, tls))
+
+        @asynccontextmanager
+        async def starting(membership: Membership | None) -> AsyncIterator[None]:
+            """Serve what can be served without workers.
+
+            The other processes on the port serve its clients meanwhile.
+            """
+            async with AsyncExitStack() as waiting:
+                if admin_listener is not None:
+                    app = startup_app(membership)
+                    await waiting.enter_async_context(
+                        serving(app, admin_listener.dup(), config, tls=tls)
+                    )
+                if peers is None:
+                    app = startup_app(membership if admin_listener is None else None)
+                    await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
+                yield
+
         sources = await open_sources(config)
         control = await stack.enter_async_context(
             _control(secrets.worker_api_key, config.control_timeout_s)
         )
         changes = await fetch_changes(control, peers)
-        registry = await connect(
-            control,
-            {role: changes.urls(role, getattr(config, role)) for role in Role},
-            config.startup_timeout_s,
-            lambda: Breaker(config.breaker_failures, config.breaker_open_s),
-            changes.drained,
-            config.model_names,
-        )
+        async with starting(None):
+            registry = await connect(
+                control,
+                {role: changes.urls(role, getattr(config, role)) for role in Role},
+                config.startup_timeout_s,
+                lambda: Breaker(config.breaker_failures, config.breaker_open_s),
+                changes.drained,
+                config.model_names,
+            )
         membership = None
         if config.accept_workers:
             membership = Membership(
@@ -127,15 +146,8 @@ async def running(
             reconciler = Reconciler(registry, config.discovery_interval_s)
             await stack.enter_async_context(background_task(reconciler.run(sources)))
         if sources or membership is not None:
-            async with AsyncExitStack() as waiting:
-                if admin_listener is not None:
-                    app = startup_app(membership)
-                    await waiting.enter_async_context(
-                        serving(app, admin_listener.dup(), config, tls=tls)
-                    )
-                app = startup_app(membership if admin_listener is None else None)
-                await waiting.enter_async_context(serving(app, listener.dup(), config, tls=tls))
-                await first_of_each(registry, config.roles)
+            async with starting(membership):
+                await first_of_each(registry, config.needed_roles)
         if not registry.servers:
             raise WorkerError("operators have removed every worker: add one before this can serve")
         if not sources and membership is None:

@@ -91,7 +91,14 @@ class Fallbacks:
         if not self._decode_fallback:
             return False
         ready = self._workers.ready
-        return bool(ready(Role.DECODE) and not ready(Role.PREFILL) and not ready(Role.REPLICA))
+        able = any(worker.takes_appends for worker in ready(Role.DECODE))
+        return able and not ready(Role.PREFILL) and not ready(Role.REPLICA)
+
+    @property
+    def decode_workers_could(self) -> bool:
+        """Whether a live decode worker could prefill whole prompts, so that no other is needed."""
+        alive = (worker for worker in self._workers.of(Role.DECODE) if worker.alive)
+        return self._decode_fallback and any(worker.takes_appends for worker in alive)
 
     def lacks_kv_events(self, worker: Worker) -> bool:
         """Return whether a worker publishes KV events that the router uses, and none arrive."""

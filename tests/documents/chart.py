@@ -25,6 +25,7 @@ OWN = {
     "PoolOptions": {"data", "host", "port", "shards", "device"},
     "Milvus": {"token"},
     "Chroma": {"token"},
+    "SharedConfig": {"password", "responses_key"},
 }
 _ROOTS: dict[str, type] = {"RouterOptions": RouterConfig, "PoolOptions": PoolConfig}
 _LEFT_OUT = ("title", "description", "default")  # docs/reference/options.md has them

@@ -81,6 +81,22 @@ async def test_it_serves_and_stops_on_sigterm() -> None:
             assert await ask(http, await one.url()) == 200
 
 
+async def test_while_it_waits_for_given_workers_it_is_alive_and_ends_on_sigterm() -> None:
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    port = free_port()
+    flags = ("--port", str(port), "--policy", "pd")
+    async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
+        d.probes_hang = True
+        workers = ("--prefill", p.url, "--decode", d.url)
+        one = await asyncio.create_subprocess_exec(PPD_ROUTER, *workers, *flags)
+        await asyncio.wait_for(d.probed.wait(), HANG_S)
+        for path, status in (("/live", 200), ("/health", 503)):
+            async with http.get(f"http://127.0.0.1:{port}{path}") as answer:
+                assert answer.status == status
+        one.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(one.wait(), HANG_S) == 128 + signal.SIGTERM
+
+
 async def test_sighup_takes_up_what_can_be_and_refuses_what_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "router.toml"
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())

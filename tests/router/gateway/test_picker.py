@@ -30,7 +30,7 @@ from router.config.gateway import GatewayConfig
 from router.config.limits import AdmissionLimits, Tenant
 from router.config.options import RouterConfig
 
-from ..conftest import Client, Cluster
+from ..conftest import Client, Cluster, new_certificate
 from ..fixtures import CHAT, LATER, chat, until, workers
 from ..scripts import answering, ending_early, failing, gated, hanging, streaming_forever, token
 from .envoy import (
@@ -467,6 +467,14 @@ async def test_the_service_has_the_routers_certificate(
         trusting = grpc.ssl_channel_credentials(pem.read_bytes())
         async with gateway(picker_port(caplog), trusting) as envoy:
             assert (await envoy.post(CHAT, chat("hello"))).status == 200
+        new_certificate(pem, key)
+        renewed = grpc.ssl_channel_credentials(pem.read_bytes())
+        async with gateway(picker_port(caplog), renewed) as envoy:
+            assert (await envoy.post(CHAT, chat("hello"))).status == 200
+        key.write_text("half of a key")
+        async with gateway(picker_port(caplog), renewed) as envoy:
+            assert (await envoy.post(CHAT, chat("hello"))).status == 200
+        assert "the certificate is not renewed" in caplog.text
 
 
 async def test_without_grpc_the_extra_is_named(
@@ -475,7 +483,7 @@ async def test_without_grpc_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "grpc", None)
     for name in ("router.gateway.picker", "router.gateway.exchange"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'sglang-ppd\[gateway\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[gateway\]'"):
         async with behind(*workers()):
             pass
 

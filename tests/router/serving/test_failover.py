@@ -150,6 +150,8 @@ async def test_without_prefill_worker_whole_prompts_go_to_decode_if_allowed(
         assert d.bodies[-1]["custom_params"]["min_cached_tokens"] == 0
         assert "bootstrap_room" not in d.bodies[-1]
         assert await client.metric("ppd_cache_mispredictions_total") == 0
+        async with client.http.get(f"{client.url}/health") as answer:
+            assert answer.status == 200, "else load balancers would send nothing"
         later = await client.chat("hello", "w0w1w2", "and")
         assert later.route == ("local", "policy_full")  # it is a conversation like others
     finally:

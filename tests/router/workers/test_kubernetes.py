@@ -251,7 +251,7 @@ async def test_a_service_account_without_its_files(monkeypatch: pytest.MonkeyPat
 
 async def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
-    with pytest.raises(ConfigError, match=r"needs the extra k8s: sglang-ppd\[k8s\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[k8s\]'"):
         await Pods.open(Kubernetes(namespace="n", **SELECTORS), ROLES)
 
 

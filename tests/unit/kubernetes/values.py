@@ -81,6 +81,12 @@ MATRIX: dict[str, Values] = {
         "decode": {**_GROUP, "sidecars": [_SIDECAR]},
     },
     "pool": {"pool": {"enabled": True, "config": {"threads": 4, "step": {"slots": 16}}}},
+    "a default collection of the pool": {
+        "pool": {"enabled": True},
+        "router": {
+            "config": {"retrieval": {"defaults": {"Qwen/Qwen3-8B": {"collection": "docs"}}}}
+        },
+    },
     "hpa": _scaled("HPA"),
     "keda": _scaled("KEDA"),
     "scaled groups": {

@@ -22,8 +22,12 @@
 {{- $_ := set $options "tls_certificate" "/etc/ppd/tls/tls.crt" -}}
 {{- $_ := set $options "tls_key" "/etc/ppd/tls/tls.key" -}}
 {{- end -}}
-{{- if and .Values.pool.enabled (not (hasKey $options "retrieval")) -}}
-{{- $_ := set $options "retrieval" (dict "url" (printf "http://%s-pool:8100" (include "ppd.fullname" .))) -}}
+{{- if .Values.pool.enabled -}}
+{{- $retrieval := $options.retrieval | default dict -}}
+{{- if not (or (hasKey $retrieval "url") (hasKey $retrieval "milvus") (hasKey $retrieval "chroma")) -}}
+{{- $_ := set $retrieval "url" (printf "http://%s-pool:8100" (include "ppd.fullname" .)) -}}
+{{- end -}}
+{{- $_ := set $options "retrieval" $retrieval -}}
 {{- end -}}
 {{- $tenants := $options.tenants | default dict -}}
 {{- range $name, $keys := .Values.secrets.tenantKeys -}}

@@ -111,6 +111,9 @@
 {{- $labels := dict "root" .root "component" (include "ppd.workerComponent" .) -}}
 {{- $rdma := include "ppd.usesRdma" . -}}
 {{- $annotations := deepCopy $worker.podAnnotations -}}
+{{- if and $values.secrets.protectWorkers $values.secrets.workerApiKey -}}
+{{- $_ := set $annotations "checksum/worker-api-key" (sha256sum $values.secrets.workerApiKey) -}}
+{{- end -}}
 {{- if and $rdma $values.rdma.networks -}}
 {{- $_ := set $annotations "k8s.v1.cni.cncf.io/networks" $values.rdma.networks -}}
 {{- end -}}
@@ -125,6 +128,8 @@ spec:
   automountServiceAccountToken: false
   # A Service named ppd-* would set variables that look like the plugin's own.
   enableServiceLinks: false
+  # SGLang has no handler of SIGTERM while it loads weights, and the first process of a namespace needs one.
+  shareProcessNamespace: true
   terminationGracePeriodSeconds: {{ $worker.terminationGracePeriodSeconds }}
   securityContext: {{- toYaml $values.worker.podSecurityContext | nindent 4 }}
   {{- if and $rdma $values.rdma.hostNetwork }}
