@@ -86,8 +86,8 @@ class Admin:
         """Return 200 if each role has a live worker and the router is not stopping, else 503.
 
         A live replica replaces workers of all other roles, and with ``decode_fallback`` a decode
-        worker replaces prefill workers. Of several models, one must be
-        complete: the others' requests are refused by themselves.
+        worker replaces prefill workers. Of several models, one must be complete: the others'
+        requests are refused by themselves.
         """
         healthy = any(self.is_complete(model) for model in self.models.values())
         states = [

@@ -231,7 +231,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def needed_roles(self) -> tuple[Role, ...]:
         """Those of which the router waits for a worker before it serves."""
-        return (Role.DECODE,) if self.decode_fallback else self.roles
+        alone = self.decode_fallback and Role.DECODE in self.roles
+        return (Role.DECODE,) if alone else self.roles
 
     @property
     def all_roles(self) -> tuple[Role, ...]:
