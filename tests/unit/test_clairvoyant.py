@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,10 +217,10 @@ def test_the_measured_rows_of_a_simulation_are_complete(rows: Path) -> None:
 
 
 def test_a_win_too_small_to_be_shown_is_no_loss() -> None:
-    tiny = {"difference": -0.0, "better": True, "p": 0.0, "p_again": 1.0}
+    tiny: dict[str, Any] = {"difference": -0.0, "better": True, "p": 0.0, "p_again": 1.0}
     for _ in range(2):  # as it is measured, and as a report reads it
         family.correct([{"verdicts": [tiny]}])
         assert tiny["verdict"] == "beats"
-    older = {"difference": -0.1, "p": 0.0, "p_again": 1.0}
+    older: dict[str, Any] = {"difference": -0.1, "p": 0.0, "p_again": 1.0}
     family.correct([{"verdicts": [older]}])
     assert older["verdict"] == "beats"
