@@ -174,7 +174,7 @@ class _Merge:
             choices: one of each prompt, with the prompt's number.
             sample: number of the sample.
         """
-        return [{**one, "index": one["index"] * self._count + sample} for one in choices]
+        return [{**one, "index": one.get("index", 0) * self._count + sample} for one in choices]
 
     def _usage(self) -> dict[str, Any] | None:
         """The sum; the prompt counts once, as the first sample has it."""

@@ -114,7 +114,7 @@ async def test_a_passage_in_the_middle_of_a_reply(cluster: Cluster, pool: FakePo
         # Another reply to the same question has no passage.
         other = await client.chat("what do cats do?", "cats sleep all day", "why?")
         assert workers[1].bodies[-1]["messages"][1]["content"] == "cats sleep all day"
-        assert other.json["retrieval"]["citations"] == []
+        assert other.events[-1]["retrieval"]["citations"] == []
 
 
 async def test_a_turn_that_is_sent_again_has_no_passage_of_its_first_reply(
