@@ -23,6 +23,9 @@ class Mode:
     def is_extend(self) -> bool:
         return self._name == "extend"
 
+    def is_idle(self) -> bool:
+        return self._name == "idle"
+
 
 @dataclass(eq=False)
 class Request:
