@@ -26,6 +26,7 @@ from .cost_model import VLLM_H100, CostModel, paper_model
 from .fitted_profile import fitted_profile
 from .paper_claims import Claim, claims
 from .paper_grid import CONFIGURATIONS, Harness, Point, PointRow, measure, points
+from .paper_interference import Curve, curves
 from .paper_points import CALIBRATION, PREDICTED, Measured, calibrate, simulated
 from .traffic import Workload, load
 
@@ -157,7 +158,7 @@ def paper(
     rows = measure_all(grid, harness, costs, processes)
     wall_s = time.monotonic() - started_s
     checked = list(_check(workloads, harness, costs))
-    stated = claims(rows, costs)
+    stated, drawn = claims(rows, costs), list(curves(costs))
     _print_points(checked)
     _print_claims(stated)
     summary = {
@@ -170,7 +171,7 @@ def paper(
         **provenance(seed),
     }
     if out is not None:
-        _write(out, rows, checked, stated, summary)
+        _write(out, rows, checked, stated, drawn, summary)
     print(json.dumps(summary))
     return 0
 
@@ -221,6 +222,7 @@ def _write(
     rows: list[PointRow],
     checked: list[Checked],
     stated: list[Claim],
+    drawn: list[Curve],
     summary: dict[str, object],
 ) -> None:
     lines = [
@@ -235,6 +237,7 @@ def _write(
             for check in checked
         ),
         *({"row": "claim", **asdict(claim), "difference": claim.difference} for claim in stated),
+        *({"row": "curve", **asdict(point)} for point in drawn),
         {"row": "run", **summary},
     ]
     try:

@@ -28,6 +28,8 @@ class Job:
         output_tokens: 0: it ends with its prefill.
         has_kv: its KV has come from elsewhere; else it is prefilled here.
         keeps_reply: what it generates stays cached, too.
+        reserved: is called when there is a place for KV that is yet to come; ``deliver`` or
+            ``release`` follows.
         min_cached_tokens: a precondition; ``refused`` is called if it is not met.
         shared: the prefix of its prompt that other conversations have, too.
     """
@@ -39,6 +41,7 @@ class Job:
     done: Then
     first: Then | None = None
     refused: Then | None = None
+    reserved: Then | None = None
     min_cached_tokens: int = 0
     keeps_reply: bool = True
     shared: SharedPrefix | None = None
@@ -78,6 +81,7 @@ class Engine:
         self._overlap = costs.overlap
         self._searches: list[tuple[float, Then]] = []
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
+        self._delivered: deque[Job] = deque()  # whose KV has come to its place
         self._prefilling: deque[Job] = deque()
         self._chunk: list[tuple[Job, Extend]] = []  # of the step under way
         self._fresh: list[Job] = []  # their first token comes with the next step
@@ -86,6 +90,7 @@ class Engine:
         self._context_tokens = 0  # of all that decode
         self._steps = 0  # decode steps ever taken
         self._rest_steps = 0  # decode steps before the next chunk
+        self._stopped = False
         lockstep.ranks.append(self)
 
     @property
@@ -105,6 +110,21 @@ class Engine:
                 f"reply counted; the KV of a worker holds {self.cache.capacity_tokens:,}"
             )
         self._waiting.append(job)
+        self._lockstep.arrived(now_ms)
+
+    def deliver(self, job: Job, now_ms: float) -> None:
+        """Add a job whose KV has come to the place that was reserved for it."""
+        self._delivered.append(job)
+        self._lockstep.arrived(now_ms)
+
+    def release(self, job: Job, now_ms: float) -> None:
+        """Give up a place, or the wait for it; what the cache had of the prompt stays there."""
+        if self._stopped:
+            return
+        if job in self._waiting:
+            self._waiting.remove(job)
+        else:
+            self.cache.give(job.session, job.kv_tokens, job.cached_tokens, job.shared)
         self._lockstep.arrived(now_ms)
 
     def search(self, ms: float, then: Then, now_ms: float) -> None:
@@ -129,6 +149,7 @@ class Engine:
         Returns:
             The requests that decode, and how many tokens each has generated.
         """
+        self._stopped = True
         steps = self._steps + self._lockstep.stop(now_ms)
         return {job: job.output_tokens - (job.ends_at_step - steps) for *_, job in self._ends}
 
@@ -211,7 +232,9 @@ class Engine:
         self._advance(steps, now_ms)
 
     def admit(self, now_ms: float) -> None:
-        """Take the jobs that wait, as far as there is KV for them."""
+        """Take the jobs whose KV has come, and those that wait, as far as there is KV for them."""
+        while self._delivered:
+            self._take_delivered(self._delivered.popleft(), now_ms)
         while self._waiting:
             job = self._waiting[0]
             found = self.cache.cached_tokens(job.session)
@@ -226,19 +249,22 @@ class Engine:
             # The last token is always computed: it gives the first of the reply.
             found = self.cache.take(job.session, job.kv_tokens, job.shared)
             job.cached_tokens = min(found, job.prompt_tokens - 1)
-            if job.has_kv and self._overlap:
-                self._take_computed(job, now_ms)
+            if job.reserved is not None:
+                job.reserved(now_ms)
             elif job.has_kv:
-                self._join(job, job.output_tokens)
-                self._fresh.append(job)
+                self._take_delivered(job, now_ms)
             else:
                 job.left_tokens = job.prompt_tokens - job.cached_tokens
                 if self._overlap and self._lockstep.decodes and not self._prefilling:
                     self._rest_steps = max(1, self._rest_steps)  # one has been launched already
                 self._prefilling.append(job)
 
-    def _take_computed(self, job: Job, now_ms: float) -> None:
-        """Take a request whose first token came with its KV."""
+    def _take_delivered(self, job: Job, now_ms: float) -> None:
+        """Take a request whose KV is here; with overlap its first token came with that."""
+        if not self._overlap:
+            self._join(job, job.output_tokens)
+            self._fresh.append(job)
+            return
         if job.first is not None:
             job.first(now_ms)
         if job.output_tokens > 1:

@@ -38,7 +38,7 @@ from ppd.placement import Plan, PlannedTurn
 from .cache import SharedPrefix
 from .clock import Clock
 from .cost_model import Costs
-from .engine import Job
+from .engine import Engine, Job
 from .outages import Outage
 from .workers import Cluster, SimulatedServer, SimulatedWorker
 
@@ -64,6 +64,7 @@ class SimulatedRequest:
         legs: the workers that serve it just now.
         home: the worker that counts it as in flight.
         prefiller: the prefill worker that does.
+        place: the decode worker's engine that holds a place for KV that has not come yet.
         shared: the prefix of its prompt that other conversations have, too.
     """
 
@@ -81,6 +82,7 @@ class SimulatedRequest:
     legs: frozenset[SimulatedWorker] = frozenset()
     home: SimulatedWorker | None = None
     prefiller: SimulatedWorker | None = None
+    place: Engine | None = None
     shared: SharedPrefix | None = None
 
     @property
@@ -149,6 +151,7 @@ class SimulatedHandler:
             self._send(request, effect.plan, now_ms)
         elif isinstance(effect, Abandon):
             request.legs = frozenset()
+            self._release(request, now_ms)
             for view in (effect.worker, *effect.probe) if effect.down else effect.probe:
                 self._cluster.workers[view.name].server.probe()
             self._on(request, Settled(), now_ms)
@@ -169,17 +172,15 @@ class SimulatedHandler:
             self._on(request, Failed(_UNCONNECTED), now_ms)
         elif prefill is not None:
             request.legs = frozenset((prefill, home))
-            tokens = request.prompt_tokens + request.generated_tokens
-            job = Job(request.session, tokens, 0, False, lambda _: None)
-            job.done = partial(self._prefilled, request, plan, job)
-            job.shared = request.shared
+            decoding = self._decode(request, plan, has_kv=True)
             if self._costs.overlap:
                 # The decode worker makes room for the KV between two steps; only then the prefill
                 # worker begins.
-                ready_ms = home.engine.step_ends_ms(now_ms)
-                self._clock.at(ready_ms, partial(self._prefill, request, plan, job))
+                decoding.reserved = partial(self._prefill, request, plan, decoding)
+                request.place = home.engine
+                home.engine.submit(decoding, now_ms)
             else:
-                prefill.engine.submit(job, now_ms)
+                self._prefill(request, plan, decoding, now_ms)
         else:
             request.legs = frozenset((home,))
             job = self._decode(request, plan, has_kv=False)
@@ -187,36 +188,54 @@ class SimulatedHandler:
             job.refused = partial(self._on, request, Failed(_REFUSAL))
             home.engine.submit(job, now_ms)
 
-    def _prefill(self, request: SimulatedRequest, plan: Plan, job: Job, now_ms: float) -> None:
+    def _prefill(self, request: SimulatedRequest, plan: Plan, decoding: Job, now_ms: float) -> None:
         assert plan.prefill is not None
         prefill = self._cluster.workers[plan.prefill.name]
-        if self._is_waiting(request, plan) and prefill.alive:
-            prefill.engine.submit(job, now_ms)
+        if not (self._is_waiting(request, plan) and prefill.alive):
+            return
+        job = Job(request.session, decoding.prompt_tokens, 0, False, lambda _: None)
+        job.done = partial(self._prefilled, request, plan, job, decoding)
+        job.shared = request.shared
+        prefill.engine.submit(job, now_ms)
 
-    def _prefilled(self, request: SimulatedRequest, plan: Plan, job: Job, now_ms: float) -> None:
+    def _prefilled(
+        self, request: SimulatedRequest, plan: Plan, job: Job, decoding: Job, now_ms: float
+    ) -> None:
         if not self._is_waiting(request, plan):
             return
         prefill = plan.prefill
         assert prefill is not None
-        home = self._cluster.workers[plan.decode.name].engine
+        home = self._cluster.workers[plan.decode.name]
         held = 0
-        if self._delta:
-            held = home.cache.cached_tokens(request.session, request.shared)
+        if self._delta and self._costs.overlap:
+            held = decoding.cached_tokens  # in its place, where nothing evicts it
+        elif self._delta:
+            held = home.engine.cache.cached_tokens(request.session, request.shared)
         if not request.generated_tokens:
             request.cached_tokens = job.cached_tokens
         moved_tokens = job.prompt_tokens - held
         request.moved_tokens += moved_tokens
-        arrived_ms = self._cluster.links[prefill.name].send(moved_tokens, now_ms)
+        arrived_ms = self._cluster.send(prefill.name, home, moved_tokens, now_ms)
         joins_ms = arrived_ms + self._costs.handover_ms
-        self._clock.at(joins_ms, partial(self._join, request, plan))
+        self._clock.at(joins_ms, partial(self._join, request, plan, decoding))
 
-    def _join(self, request: SimulatedRequest, plan: Plan, now_ms: float) -> None:
+    def _join(self, request: SimulatedRequest, plan: Plan, decoding: Job, now_ms: float) -> None:
         """The KV has arrived: the prefill worker has done its part."""
         if not self._is_waiting(request, plan):
             return
         home = self._cluster.workers[plan.decode.name]
         request.legs = frozenset((home,))
-        home.engine.submit(self._decode(request, plan, has_kv=True), now_ms)
+        if request.place is not None:
+            request.place = None
+            home.engine.deliver(decoding, now_ms)
+        else:
+            home.engine.submit(decoding, now_ms)
+
+    def _release(self, request: SimulatedRequest, now_ms: float) -> None:
+        """Give up a place for KV that will not come."""
+        if request.place is not None and request.decoding is not None:
+            place, request.place = request.place, None
+            place.release(request.decoding, now_ms)
 
     def _decode(self, request: SimulatedRequest, plan: Plan, *, has_kv: bool) -> Job:
         done = request.generated_tokens
@@ -261,6 +280,7 @@ class SimulatedHandler:
     def _finish(self, request: SimulatedRequest, now_ms: float) -> None:
         del self._under_way[request]
         request.legs = frozenset()
+        self._release(request, now_ms)
         self._count(request, None)
         self._ended(request, now_ms)
 

@@ -146,10 +146,11 @@ class Simulation:
         self._arrivals.note(now_s)
         chain = _chain(plan, dialogue.turn)
         tokens = plan.turns[dialogue.turn].out
-        query = Query("chat", chain, chain.total_bytes, "t", tokens, self._objective, root)
+        # Its limit is no forecast: clients name one that is far beyond the reply, or none.
+        query = Query("chat", chain, chain.total_bytes, "t", None, self._objective, root)
         self.cluster.assign(root, plan.session)
         self._report(now_s)
-        planned = self.planner.plan(query, dialogue.prompt_tokens + tokens, now_s)
+        planned = self.planner.plan(query, self.planner.kv_tokens(query), now_s)
         self.planner.sent(query, planned, now_s)
         attempts = Attempts(
             planned,

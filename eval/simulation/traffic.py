@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -170,7 +170,7 @@ def traced(path: Path, copies: int) -> list[Conversation]:
     """A trace's conversations, each ``copies`` times, spread over the second that follows.
 
     What the trace's contexts hold beyond the turns in it (of earlier ones that it does not show)
-    counts as new in the first turn.
+    counts as new. A turn that forks, or cuts its history, begins a conversation of its own.
 
     Raises:
         ConfigError: the file is missing, or a line is no turn; the message names it.
@@ -190,15 +190,35 @@ def traced(path: Path, copies: int) -> list[Conversation]:
             raise ConfigError(f"{path}:{number}: {error}") from error
         sessions.setdefault(row.s, []).append(row)
     conversations: list[Conversation] = []
-    for turns in sessions.values():
-        turns.sort(key=lambda row: row.k)
-        exchanges = [TurnTokens(max(1, turns[0].ctx + turns[0].new), max(1, turns[0].out))]
-        exchanges += [TurnTokens(max(1, row.new), max(1, row.out)) for row in turns[1:]]
-        gaps = tuple(max(0.0, b.t - a.t) for a, b in pairwise(turns))
-        for copy in range(copies):
-            at_s = turns[0].t + copy / copies
-            session = len(conversations)
-            conversations.append(
-                Conversation(session, at_s, tuple(exchanges), gaps, since_arrival=True)
-            )
+    for rows in sessions.values():
+        for turns in _branches(sorted(rows, key=lambda row: row.k)):
+            gaps = tuple(max(0.0, b.t - a.t) for a, b in pairwise(row for row, _ in turns))
+            exchanges = tuple(exchange for _, exchange in turns)
+            for copy in range(copies):
+                at_s = turns[0][0].t + copy / copies
+                session = len(conversations)
+                conversations.append(
+                    Conversation(session, at_s, exchanges, gaps, since_arrival=True)
+                )
     return conversations
+
+
+def _branches(rows: Iterable[_TraceTurn]) -> list[list[tuple[_TraceTurn, TurnTokens]]]:
+    """Divide a session's rows, in order of their turns, into conversations that only append."""
+    branches: list[list[tuple[_TraceTurn, TurnTokens]]] = []
+    prompt = held = 0  # tokens at the end of the branch that goes on: without its reply, and with
+    number = 0
+    for row in rows:
+        output = max(1, row.out)
+        drops_reply = row.ctx == prompt < held
+        if branches and row.k > number and (row.ctx >= held or drops_reply):
+            new = row.new if drops_reply else row.ctx - held + row.new
+            branches[-1].append((row, TurnTokens(max(1, new), output, drops_reply)))
+        elif branches and row.k == number:  # a fork, which no later turn continues
+            branches.insert(0, [(row, TurnTokens(max(1, row.ctx + row.new), output))])
+            continue
+        else:
+            branches.append([(row, TurnTokens(max(1, row.ctx + row.new), output))])
+        number, prompt = row.k, row.ctx + row.new
+        held = prompt + row.out
+    return branches

@@ -274,6 +274,11 @@ class Cluster:
         self.homes = self._of[Role.REPLICA] + self._of[Role.DECODE]
         self.workers = {one.name: one for one in (*self._of[Role.PREFILL], *self.homes)}
         self.links = {one.name: Link(costs.transfer_ms) for one in self._of[Role.PREFILL]}
+        # Ranks of a server share its network. The paper's machine has no network between GPUs.
+        self._receivers: dict[SimulatedServer, Link] = {}
+        if costs.overlap:
+            receivers = {worker.server for worker in self.homes}
+            self._receivers = {server: Link(costs.transfer_ms) for server in receivers}
 
     def assign(self, root: bytes, session: int) -> None:
         """Give a conversation its home, if it has none or its home is gone."""
@@ -281,6 +286,10 @@ class Cluster:
         if home is None or not home.ready:
             self._sessions[root] = session
             self._assigned[root] = self._choose(self._ready(self.homes) or self.homes, session)
+
+    def send(self, prefill: str, to: SimulatedWorker, tokens: int, now_ms: float) -> float:
+        """Transfer KV to a decode worker; return when it has arrived."""
+        return self.links[prefill].send(tokens, now_ms, self._receivers.get(to.server))
 
     def named(self, name: str) -> SimulatedServer:
         """Return the server of a name.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -29,6 +29,7 @@ from .traces import (
     read_azure,
     read_mooncake,
     read_sessions,
+    with_replies,
 )
 
 S = TypeVar("S", bound="Settings")
@@ -95,6 +96,17 @@ class ReplaySettings(Settings, frozen=True):
     """Settings of kinds with times: all of them are divided by ``faster``."""
 
     faster: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+
+
+class SessionSettings(ReplaySettings, frozen=True):
+    """Settings of sessions.
+
+    Attributes:
+        replies: whether prompts hold the replies before them; 0: the file has left them out, and
+            they are put back.
+    """
+
+    replies: Literal[0, 1] = 1
 
 
 class Mooncake(ReplaySettings, frozen=True):
@@ -164,9 +176,11 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             replay_settings = _settings(spec, query, ReplaySettings)
             return _read(replay_settings, read_azure(_path(spec, what)))
         case "sessions":
-            replay_settings = _settings(spec, query, ReplaySettings)
+            of_sessions = _settings(spec, query, SessionSettings)
             found, timed = read_sessions(_path(spec, what))
-            return _read(replay_settings, found, timed=timed)
+            if not of_sessions.replies:
+                found = [with_replies(conversation) for conversation in found]
+            return _read(of_sessions, found, timed=timed)
         case "tau-bench" | "mt-bench-101":
             settings = _settings(spec, query, Thinking)
             return _talks(settings, read_dialogues(_path(spec, what), _count(spec, tokenizer)))
@@ -179,9 +193,11 @@ def load(spec: str, tokenizer: Path | None = None) -> Workload:
             path, count = _path(spec, what), _count(spec, tokenizer)
             return _read(wild, read_wildchat(path, count, wild.read, wild.min_turns))
         case "mini-swe":
-            replay_settings = _settings(spec, query, ReplaySettings)
+            of_sessions = _settings(spec, query, SessionSettings)
             found = read_agents(_path(spec, what), _count(spec, tokenizer))
-            return _read(replay_settings, found, timed=False)
+            if not of_sessions.replies:
+                found = [with_replies(conversation) for conversation in found]
+            return _read(of_sessions, found, timed=False)
         case _:
             raise ConfigError(
                 f"workload {spec}: no such kind; allowed: paper:NAME turns:N grid mooncake:FILE "

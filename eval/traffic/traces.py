@@ -88,6 +88,21 @@ def conversation_of(turns: Sequence[TraceTurn], starts_at_s: float = 0.0) -> Con
     return Conversation(starts_at_s, tuple(planned))
 
 
+def with_replies(conversation: Conversation) -> Conversation:
+    """Put the replies back that a trace has left out of later prompts.
+
+    A turn that cuts its history elsewhere keeps doing so.
+    """
+    turns: list[PlannedTurn] = []
+    prompt = 0  # of the turn before, in the trace
+    for turn, context in zip(conversation.turns, conversation.contexts(), strict=True):
+        # Of text, the parts of a prompt are counted apart, which changes a token or two.
+        is_left_out = turn.keep_tokens is not None and abs(context - prompt) <= prompt // 100
+        turns.append(replace(turn, keep_tokens=None) if is_left_out else turn)
+        prompt = context + turn.new_tokens
+    return replace(conversation, turns=tuple(turns))
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield lines that are not empty, numbered from 1; ``.gz`` is unpacked.
 

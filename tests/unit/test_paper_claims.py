@@ -12,7 +12,7 @@ from eval.simulation import command
 from eval.simulation.cost_model import paper_model
 from eval.simulation.paper_claims import claims
 from eval.simulation.paper_grid import CATEGORIES, CONFIGURATIONS, Harness, measure, points
-from eval.simulation.paper_interference import Beside, slowdown
+from eval.simulation.paper_interference import Beside, curves, slowdown
 from eval.simulation.traffic import TurnTokens, Workload
 from eval.simulation.workers import Shape
 
@@ -32,7 +32,7 @@ def test_every_claim_has_a_value() -> None:
     harness = Harness(duration_s=5.0)
     rows = [measure(point, harness, COSTS) for point in points([SMALL], CONFIGURATIONS, 0)]
     stated = claims(rows, COSTS)
-    assert len(stated) == 9 + 12 + 20 + 12 + 3 + 1
+    assert len(stated) == 2 * 9 + 15 + 1 + 20 + 12 + 3 + 1
     missing = {claim.name for claim in stated if claim.simulated is None}
     # None was measured above QPS 8.
     assert missing == {f"{shape} high QPS" for shape in ("1P3D", "2P2D", "3P1D")} | {
@@ -55,6 +55,24 @@ def test_interference() -> None:
     assert slowdown(COSTS, full, shared=True) > 10 * slowdown(COSTS, append, shared=True)
 
 
+def test_the_curves_are_those_of_the_figures() -> None:
+    drawn = list(curves(COSTS))
+    for point in drawn:
+        beside = Beside(point.batch, point.context, point.prefills, point.full, point.tokens)
+        assert point.slowdown == pytest.approx(
+            slowdown(COSTS, beside, shared=point.shared), abs=1e-4
+        )
+        assert (point.measured is None) is (point.figure != "earlier run")
+    assert {point.figure for point in drawn} == {"2", "7", "8", "earlier run"}
+    # An earlier run's appends were shorter, and cost less.
+    at = [point for point in drawn if (point.batch, point.prefills, point.shared) == (200, 1, True)]
+    shorter, longer = (
+        next(p.slowdown for p in at if p.figure == figure and not p.full)
+        for figure in ("earlier run", "2")
+    )
+    assert shorter < longer
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "w.json", tmp_path / "rows.jsonl"
     turns = [{"new": 128, "out": 16}, {"new": 16, "out": 8}]
@@ -70,7 +88,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["row"] for row in rows].count("point") == 17
     assert rows[-1]["row"] == "run"
-    assert {row["row"] for row in rows} == {"point", "claim", "run"}  # measured: other workloads
+    kinds = {row["row"] for row in rows}
+    assert kinds == {"point", "claim", "curve", "run"}  # measured: other workloads
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:

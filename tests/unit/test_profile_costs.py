@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from eval.emulation.clusters import Run
@@ -16,8 +18,14 @@ from eval.simulation.fitted_profile import fitted_profile
 from eval.simulation.lockstep import Lockstep
 from eval.simulation.planned import simulated
 from eval.simulation.profile_costs import ProfileCosts
+from eval.simulation.simulator import Simulation
+from eval.simulation.traffic import Clients, TurnTokens
+from eval.simulation.traffic import Conversation as SimulatedTalk
+from eval.simulation.workers import Shape
 from eval.traffic.conversations import Conversation, PlannedTurn
+from ppd.decision import Route
 from ppd.errors import ConfigError
+from ppd.policies import static_policy
 
 NAME = "llama-3.1-8b-h100-tp1"
 PROFILE = load_profile(NAME)
@@ -63,6 +71,41 @@ def test_with_overlap_a_first_token_comes_with_its_kv() -> None:
     at_once_ms, _ = _beside_decodes(overlap=True, has_kv=True)
     assert at_once_ms == pytest.approx(0.5 * step_ms, rel=0.1)
     assert plain_ms - at_once_ms == pytest.approx(step_ms, rel=0.1)
+
+
+def test_kv_that_is_yet_to_come_has_a_place() -> None:
+    clock = Clock()
+    engine = Engine(COSTS, Lockstep(clock.at), 8192, None)
+    capacity = engine.cache.capacity_tokens
+    placed: list[int] = []
+    ended: list[float] = []
+    jobs = [Job(session, capacity * 6 // 10, 8, True, ended.append) for session in (1, 2)]
+    for job in jobs:
+        job.reserved = partial(lambda session, _: placed.append(session), job.session)
+        engine.submit(job, 0.0)
+    clock.run()
+    assert placed == [1], "there is no place for both"
+    assert engine.cache.free_tokens == capacity - jobs[0].kv_tokens
+    engine.release(jobs[0], 1.0)
+    clock.run()
+    assert placed == [1, 2]
+    engine.deliver(jobs[1], 2.0)
+    clock.run()
+    assert len(ended) == 1
+    assert engine.cache.free_tokens == capacity
+    assert engine.cache.cached_tokens(2) == jobs[1].prompt_tokens + 7
+
+
+def test_waiting_turns_leave_no_room_for_idle_conversations() -> None:
+    """A queue at the prefill worker holds KV on the decode worker, as SGLang's does."""
+    tokens = PROFILE.kv_pool_tokens // 4
+    talk = (TurnTokens(tokens, 2), TurnTokens(50, 2))
+    conversations = [SimulatedTalk(0, 0.0, talk, (60.0,))]
+    conversations += [SimulatedTalk(n, 30.0, talk[:1], ()) for n in range(1, 6)]
+    simulation = Simulation(COSTS, Shape.parse("1P_1pD"), static_policy("full"), Clients(), 0)
+    rows = simulation.run(conversations).rows
+    (later,) = (row for row in rows if row.turn == 2)
+    assert later.route is Route.REMOTE, "its KV was evicted for those that wait"
 
 
 @pytest.mark.parametrize("policy", ["full", "pd"])

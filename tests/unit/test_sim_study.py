@@ -139,10 +139,34 @@ def test_traces(tmp_path: Path) -> None:
         traced(path, 1)
 
 
+def test_a_trace_that_forks_or_cuts_its_history_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    turns = (
+        (1, 0.0, 0, 100, 10),
+        (2, 5.0, 110, 20, 5),
+        (2, 6.0, 110, 50, 5),  # regenerated
+        (3, 9.0, 130, 7, 5),  # without the reply before
+        (4, 12.0, 90, 10, 5),  # cut
+        (5, 15.0, 105, 10, 5),
+    )
+    rows = [dict(zip("skt", (0, k, t), strict=True)) for k, t, *_ in turns]
+    for row, (*_, ctx, new, out) in zip(rows, turns, strict=True):
+        row |= {"ctx": ctx, "new": new, "out": out}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = traced(path, 1)
+    assert [one.turns for one in found] == [
+        (TurnTokens(160, 5),),
+        (TurnTokens(100, 10), TurnTokens(20, 5), TurnTokens(7, 5, drops_reply=True)),
+        (TurnTokens(100, 5), TurnTokens(10, 5)),
+    ]
+    assert [one.at_s for one in found] == [6.0, 0.0, 12.0]
+    assert found[1].think_s == (5.0, 4.0)
+
+
 def test_a_traced_turn_comes_when_it_came_or_when_it_can(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [
-        {"s": 0, "k": k, "t": t, "ctx": 0, "new": 100, "out": 1000}
+        {"s": 0, "k": k, "t": t, "ctx": 1_100 * (k - 1), "new": 100, "out": 1000}
         for k, t in ((1, 0.0), (2, 1.0), (3, 60.0))
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

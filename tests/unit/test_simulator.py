@@ -270,6 +270,12 @@ def test_transfers_queue() -> None:
     assert link.moved_tokens == 300
 
 
+def test_transfers_to_one_receiver_queue() -> None:
+    one, other, receiver = Link(0.01), Link(0.01), Link(0.01)
+    assert [one.send(100, 0.0, receiver), other.send(100, 0.0, receiver)] == [1.0, 2.0]
+    assert [one.send(100, 0.0), other.send(100, 0.0, Link(0.01))] == [2.0, 3.0]
+
+
 def test_shapes() -> None:
     assert Shape.parse("1R_2P_3D_4pD") == Shape(prefill=2, decode=3, appending=4, replica=1)
     ranked = Shape.parse("2P_1D_1pDx8")

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from eval.traffic.chats import read_sharegpt, read_wildchat
 from eval.traffic.dialogues import common_start, load_count, read_agents, read_dialogues
-from eval.traffic.traces import read_azure, read_mooncake, read_sessions
+from eval.traffic.traces import read_azure, read_mooncake, read_sessions, with_replies
 from ppd.errors import ConfigError
 
 from .trace_rows import HEAD, READERS, request, row, turns_of, write
@@ -42,6 +42,21 @@ def test_sessions_have_the_traces_prompts_contexts_and_times(tmp_path: Path) -> 
     assert [turn.keep_tokens for turn in first.turns] == [None, None, 90]
     assert turns_of(second) == [(0, 30, 3)]
     assert turns_of(fork) == [(0, 160, 5)]
+
+
+def test_replies_that_a_trace_has_left_out_are_put_back(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.jsonl",
+        [
+            row(1, 1, 0.0, 0, 100, 10),
+            row(1, 2, 1.0, 100, 20, 5, gap=1.0),  # the prompt before, without its reply
+            row(1, 3, 2.0, 120, 7, 5, gap=1.0),
+            row(1, 4, 3.0, 40, 8, 5, gap=1.0),  # its client cut the history
+        ],
+    )
+    ((found,), _) = read_sessions(path)
+    assert turns_of(found) == [(0, 100, 10), (100, 20, 5), (120, 7, 5), (40, 8, 5)]
+    assert turns_of(with_replies(found)) == [(0, 100, 10), (110, 20, 5), (135, 7, 5), (40, 8, 5)]
 
 
 def test_sessions_without_arrivals_are_not_timed(tmp_path: Path) -> None:

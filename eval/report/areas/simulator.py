@@ -127,6 +127,45 @@ def claims(results: Results) -> Block:
     return block(Table(head, table), made_of=[run, open_run])
 
 
+def interference(results: Results) -> Block:
+    """Return the paper's Figures 2 and 7, simulated, beside its authors' earlier run."""
+    rows, run = _last_run(results, "simulate-paper.jsonl", "curve")
+    table = []
+    for figure, name in (("2", "1 prefill"), ("7", "4 prefills")):
+        drawn = rows.where(figure=figure)
+        prefills = drawn.rows[0]["prefills"]
+        for (batch,), of in drawn.groups("batch"):
+            earlier = rows.where(figure="earlier run", prefills=prefills, batch=batch)
+            table.append((name, f"{batch}", *_slowdowns(of), *_slowdowns(earlier, told=True)))
+    for (context,), of in rows.where(figure="8").groups("context"):
+        table.append((f"1 prefill, contexts of {context:,}", "64", *_slowdowns(of), *["-"] * 4))
+    head = ("beside", "batch", "append", "full", "append, read once", "full, read once")
+    more = ("earlier run: append", "full", "measured: append", "full")
+    caption = (
+        "growth of the batch's TPOT, simulated with contexts of its own, and with one context that "
+        "is read once; prefills of 1,024 tokens; the earlier run appended 128, simulated with one "
+        "context"
+    )
+    return block(Table((*head, *more), table, caption), made_of=[run])
+
+
+def _slowdowns(rows: Rows, *, told: bool = False) -> list[str]:
+    """Return the growth beside appends and full prefills; of the earlier run also the measured."""
+
+    def percent(key: str, *, full: bool, shared: bool) -> str:
+        (row,) = rows.where(full=full, shared=shared).rows
+        return f"{100 * row[key]:+.0f} %"
+
+    if told:
+        simulated = [percent("slowdown", full=full, shared=True) for full in (False, True)]
+        return simulated + [percent("measured", full=full, shared=True) for full in (False, True)]
+    return [
+        percent("slowdown", full=full, shared=shared)
+        for shared in (False, True)
+        for full in (False, True)
+    ]
+
+
 def cpu(results: Results) -> Block:
     """Return how far the simulator is from the sweep of a real CPU cluster."""
     rows = results.rows("simulate-cpu.jsonl")
@@ -173,6 +212,7 @@ BLOCKS = {
     "sim-points": points,
     "sim-errors": errors,
     "sim-claims": claims,
+    "sim-interference": interference,
     "sim-cpu": cpu,
     "sim-speed": speed,
 }
