@@ -314,18 +314,22 @@ async def test_a_signal_during_a_start_is_not_lost(tmp_path: Path) -> None:
             assert orjson.loads(await get(http, f"{url}/table"))["policy"] == "full"
 
 
-async def test_processes_speak_https_among_themselves_where_clients_do(
-    tmp_path: Path, certificate: tuple[Path, Path]
-) -> None:
-    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+def over_https(file: Path, certificate: tuple[Path, Path]) -> tuple[list[str], tuple[str, ...]]:
+    """Write the file of two processes; gives their operators' URLs, and the flags."""
     first = two_free_ports()
-    admins = [f"https://127.0.0.2:{first + i}" for i in range(2)]
-    file = tmp_path / "router.toml"
     file.write_text(
         f'admin_port = {first}\nprocesses = 2\nadmin_host = "127.0.0.2"\n'
         f'tls_certificate = "{certificate[0]}"\ntls_key = "{certificate[1]}"\n'
     )
     flags = ("--config", str(file), "--port", "0", "--policy", "pd")
+    return [f"https://127.0.0.2:{first + i}" for i in range(2)], flags
+
+
+async def test_processes_speak_https_among_themselves_where_clients_do(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    admins, flags = over_https(tmp_path / "router.toml", certificate)
     trusted = ssl.create_default_context(cafile=str(certificate[0]))
     trusted.check_hostname = False
     connector = aiohttp.TCPConnector(ssl=trusted)
@@ -348,14 +352,7 @@ async def test_a_process_that_starts_with_a_renewed_certificate_trusts_the_other
 ) -> None:
     """It takes the operators' changes from processes that still have the one before."""
     p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
-    first = two_free_ports()
-    admins = [f"https://127.0.0.2:{first + i}" for i in range(2)]
-    file = tmp_path / "router.toml"
-    file.write_text(
-        f'admin_port = {first}\nprocesses = 2\nadmin_host = "127.0.0.2"\n'
-        f'tls_certificate = "{certificate[0]}"\ntls_key = "{certificate[1]}"\n'
-    )
-    flags = ("--config", str(file), "--port", "0", "--policy", "pd")
+    admins, flags = over_https(tmp_path / "router.toml", certificate)
     async with p.serving(), d.serving(), aiohttp.ClientSession() as http:
         workers = ("--prefill", p.url, "--decode", d.url)
         async with router(*workers, *flags) as both:
