@@ -105,8 +105,9 @@ def claims(results: Results) -> Block:
     stated, run = _last_run(results, "simulate-paper.jsonl", "claim")
     found, open_run = _last_run(results, "simulate-paper-open.jsonl", "claim")
     well = {(row["group"], row["name"]): row["simulated"] for row in found}
+    places = {name: place for place, name in enumerate(dict.fromkeys(stated.values("group")))}
     table, group = [], ""
-    for row in stated:
+    for row in sorted(stated, key=lambda row: places[row["group"]]):
         simulated, difference = row["simulated"], row["difference"]
         open_loop = well.get((row["group"], row["name"]))
         # These two do not depend on how the load is made.
@@ -134,10 +135,10 @@ def interference(results: Results) -> Block:
     for figure, name in (("2", "1 prefill"), ("7", "4 prefills")):
         drawn = rows.where(figure=figure)
         prefills = drawn.rows[0]["prefills"]
-        for (batch,), of in drawn.groups("batch"):
+        for (batch,), of in drawn.groups("batch").items():
             earlier = rows.where(figure="earlier run", prefills=prefills, batch=batch)
             table.append((name, f"{batch}", *_slowdowns(of), *_slowdowns(earlier, told=True)))
-    for (context,), of in rows.where(figure="8").groups("context"):
+    for (context,), of in rows.where(figure="8").groups("context").items():
         table.append((f"1 prefill, contexts of {context:,}", "64", *_slowdowns(of), *["-"] * 4))
     head = ("beside", "batch", "append", "full", "append, read once", "full, read once")
     more = ("earlier run: append", "full", "measured: append", "full")
@@ -154,7 +155,7 @@ def _slowdowns(rows: Rows, *, told: bool = False) -> list[str]:
 
     def percent(key: str, *, full: bool, shared: bool) -> str:
         (row,) = rows.where(full=full, shared=shared).rows
-        return f"{100 * row[key]:+.0f} %"
+        return f"{100 * row[key]:+,.0f} %"
 
     if told:
         simulated = [percent("slowdown", full=full, shared=True) for full in (False, True)]
