@@ -340,5 +340,6 @@ class CpuLaneSet:
     def _unscaled(self, near: NDArray[np.float32]) -> NDArray[np.float32]:
         """Distances in the space's units; those that were measured again are so already."""
         if not self._snapshot.exact.shape[0]:
-            near *= np.float32(self._snapshot.scale**2)
+            with np.errstate(invalid="ignore", over="ignore"):  # places that no search has written
+                near *= np.float32(self._snapshot.scale**2)
         return near

@@ -53,7 +53,7 @@ def test_cells_that_cannot_be_served_are_left_out() -> None:
     axes = msgspec.structs.replace(
         CONFIG.axes,
         context_tokens=(*CONFIG.axes.context_tokens, Bin(20480, 131072, 65536)),
-        qps=(Bin(0, 8, 1.0), Bin(8, 400, 200.0)),
+        qps=(Bin(0, 1.5, 1.0), Bin(1.5, 400, 2.0)),
     )
     config = msgspec.structs.replace(CONFIG, axes=axes, conversations=200, adaptive=Adaptive())
     rows = rows_of(config, Machine("llama-3.1-8b-l40s-tp1", 100.0))
