@@ -19,6 +19,7 @@ from .space import Metric, Rows, Space
 _REACH_QUANTILE = 0.995  # of the share of a distance that lies in its first dimensions
 _UNCLIPPED = 0.999  # share of rows whose codes are not clipped
 _PAIRS = 20_000
+_SAMPLED = 16  # rows for each seed, from which the seeds are chosen
 MAX_KNN = 512
 
 
@@ -40,8 +41,8 @@ class Shape:
     Attributes:
         degree: neighbours of a node in the graph.
         knn: nearest neighbours from which these are chosen.
-        seeds: number of nodes at which a search may begin; None for about the square root of the
-            rows.
+        seeds: number of nodes at which a search may begin; None for four times the square
+            root of the rows, 256 to 8,192.
     """
 
     degree: int = 32
@@ -146,7 +147,7 @@ def build(
     space = space or Space.fit(rows, metric, seed)
     moved = space.rows(rows)
     n = moved.shape[0]
-    seeds = choose_seeds(moved, shape.seeds or _default_seeds(n), seed)
+    seeds = choose_seeds(moved, shape.seeds or default_seeds(n), seed)
     if n > 1:
         progress("finding neighbours", 0, 0)
         knn = nearest_neighbours(moved, shape.knn, threads, finder)
@@ -216,24 +217,26 @@ def choose_seeds(moved: Rows, count: int, seed: int) -> NDArray[np.int32]:
     n = moved.shape[0]
     count = max(1, min(count, n // 8))
     source = np.random.default_rng(seed)
-    chosen = np.sort(source.choice(n, min(n, 64 * count), replace=False))
+    chosen = np.sort(source.choice(n, min(n, _SAMPLED * count), replace=False))
     sample = moved[chosen]
     clusters = max(1, 3 * count // 4)
-    kmeans = faiss.Kmeans(moved.shape[1], clusters, niter=8, seed=seed, verbose=False)
+    kmeans = faiss.Kmeans(moved.shape[1], clusters, niter=4, seed=seed, verbose=False)
     kmeans.cp.min_points_per_centroid = 1
     kmeans.train(sample)
     _, nearest = faiss.knn(kmeans.centroids, sample, 1)
     seeds = list(nearest[:, 0])
     nearest_sq, _ = faiss.knn(sample, sample[seeds], 1)
-    far = nearest_sq[:, 0]
+    far, norms_sq = nearest_sq[:, 0], np.einsum("ij,ij->i", sample, sample)
     for _ in range(count - clusters):
         seeds.append(int(far.argmax()))
-        far = np.minimum(far, ((sample - sample[seeds[-1]]) ** 2).sum(1))
+        apart_sq = norms_sq + norms_sq[seeds[-1]] - 2.0 * (sample @ sample[seeds[-1]])
+        far = np.minimum(far, apart_sq)
     return np.unique(chosen[seeds]).astype(np.int32)
 
 
-def _default_seeds(count: int) -> int:
-    return max(256, min(int(count**0.5), 4096))
+def default_seeds(count: int) -> int:
+    """How many seeds an index of so many rows has, at most."""
+    return max(256, min(4 * int(count**0.5), 8192))
 
 
 def seed_rows(moved: Rows, seeds: NDArray[np.int32], scale: float) -> Rows:

@@ -9,7 +9,7 @@ from ppd.ann import batch, oracle
 from ppd.ann.graph import reachable
 from ppd.ann.growth import Growth
 from ppd.ann.lanes import Target
-from ppd.ann.snapshot import Precision, Shape, Snapshot
+from ppd.ann.snapshot import Precision, Shape, Snapshot, choose_seeds, default_seeds
 from ppd.ann.space import Metric, Rows
 from ppd.errors import RequestError
 
@@ -163,3 +163,17 @@ def test_equal_rows_are_all_found() -> None:
     rows = np.repeat(ROWS[:20], 40, axis=0)
     _, nodes = batch.search(target_of(made(rows)), ROWS[:20], 10, 64)
     assert (nodes // 40 == np.arange(20)[:, None]).all()
+
+
+def test_each_cluster_has_a_seed() -> None:
+    """Also where there are more clusters than the root of the rows."""
+    source = np.random.default_rng(0)
+    rows, clusters = 10_000, 300
+    assert rows**0.5 < clusters < default_seeds(rows)
+    cluster = source.permutation(np.arange(rows) % clusters)
+    centres = 10.0 * source.normal(size=(clusters, 16))
+    spread = source.normal(size=(rows, 16))
+    moved = (centres[cluster] + spread).astype(np.float32)
+    seeds = choose_seeds(moved, default_seeds(rows), seed=0)
+    assert len(set(cluster[seeds])) == clusters
+    assert [default_seeds(rows) for rows in (1, 10**6, 10**9)] == [256, 4000, 8192]
