@@ -21,7 +21,15 @@ from ..options import Commands, add_out
 from ..profiles.files import write_file
 from ..provenance import provenance
 from ..sweep.config import load_config
-from . import cpu_check, placement_study, route_map, search_placement, study_command, sweeping
+from . import (
+    cpu_check,
+    first_turns,
+    placement_study,
+    route_map,
+    search_placement,
+    study_command,
+    sweeping,
+)
 from .cost_model import VLLM_H100, CostModel, paper_model
 from .fitted_profile import fitted_profile
 from .paper_claims import Claim, claims
@@ -78,6 +86,7 @@ def add_to(commands: Commands) -> None:
     route_map.add_to(commands)
     placement_study.add_to(commands)
     search_placement.add_to(commands)
+    first_turns.add_to(commands)
     fitting = commands.add_parser(
         "calibrate",
         parents=[given],

@@ -1,0 +1,44 @@
+"""First turns whose KV is sent while it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..parts import Block, Table, block, change, short
+from ..results import Results, Row
+
+_OWN_CHUNK = "8192"  # SGLang's
+
+
+def pipelined(results: Results) -> Block:
+    """Return what smaller chunks gain, and what layers gain beyond them, by link."""
+    rows = results.rows("first-turns.jsonl").newest()
+    links = sorted(set(rows.values("link_gbps")))
+    of = {(row["profile"], row["prompts"], row["link_gbps"]): row for row in rows}
+    table = [
+        (f"`{profile}`", _prompts(of[profile, prompts, links[0]]), *cells)
+        for profile, prompts in dict.fromkeys((profile, prompts) for profile, prompts, _ in of)
+        for cells in [[_cell(of[profile, prompts, link]) for link in links]]
+    ]
+    caption = (
+        "ms of steps and link with chunks of 8,192 tokens; what the best smaller chunks change, "
+        "and their size; what layers change beyond these"
+    )
+    head = ("profile", "tokens of a prompt", *(f"{link:g} Gb/s" for link in links))
+    return block(Table(head, table, caption), made_of=[rows])
+
+
+def _prompts(row: Row) -> str:
+    if row["workload"] is None:
+        return f"{row['prompt_tokens']:,.0f}"
+    return f"{row['turns']:,} of Mooncake, mean {row['prompt_tokens']:,.0f}"
+
+
+def _cell(row: Row) -> str:
+    smaller = f"{change(1 - row['chunks_gain'])} ({row['best_chunk']:,})"
+    if not row["chunks_gain"]:
+        smaller = "-"
+    return f"{short(row['chunks_ms'][_OWN_CHUNK])}, {smaller}, {change(1 - row['layers_gain'])}"
+
+
+BLOCKS: dict[str, Callable[[Results], Block]] = {"first-turns": pipelined}
