@@ -24,10 +24,28 @@ class SharedPrefix:
     tokens: int
 
 
-class KvCache:
-    """The KV of a simulated worker, counted in tokens by session."""
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of a worker's host for KV that the device has evicted.
 
-    def __init__(self, capacity_tokens: int) -> None:
+    Attributes:
+        tokens: that fit it.
+        token_ms: time to copy one back to the device.
+    """
+
+    tokens: int
+    token_ms: float
+
+
+class KvCache:
+    """The KV of a simulated worker, counted in tokens by session.
+
+    Args:
+        host_tokens: what is evicted stays on the host, so many tokens of it. There the whole of
+            the least recently used conversation is dropped.
+    """
+
+    def __init__(self, capacity_tokens: int, host_tokens: int = 0) -> None:
         assert capacity_tokens > 0
         self.capacity_tokens = capacity_tokens
         self.active_tokens = 0
@@ -35,6 +53,9 @@ class KvCache:
         self._idle_tokens = 0
         # By conversation, shared prefixes by their negative number; oldest use first.
         self._idle: OrderedDict[int, int] = OrderedDict()
+        self._on_host: OrderedDict[int, int] = OrderedDict()  # of the same keys, from the first on
+        self._host_capacity_tokens = host_tokens
+        self._host_tokens = 0
 
     @property
     def free_tokens(self) -> int:
@@ -45,6 +66,10 @@ class KvCache:
         """Return how many tokens of a session it holds, its shared prefix included."""
         own = self._idle.get(session, 0)
         return own if shared is None else max(own, self._idle.get(-shared.number, 0))
+
+    def host_tokens(self, session: int) -> int:
+        """Return how many of a session's first tokens the host has."""
+        return self._on_host.get(session, 0)
 
     def can_take(self, tokens: int) -> bool:
         """Return whether so many tokens fit, after evictions."""
@@ -74,12 +99,22 @@ class KvCache:
         self._keep(session, kept_tokens)
         self._evict()
 
+    def restore(self, session: int, found: int, tokens: int) -> int:
+        """Copy what the device lacks of a request's ``tokens`` back; return how many they are."""
+        held = self._on_host.get(session, 0)
+        if held <= found:
+            return 0
+        self._on_host.move_to_end(session)
+        return max(0, min(held, tokens) - found)
+
     def cut(self, session: int, tokens: int) -> None:
         """Count what a session has beyond its first ``tokens`` as evicted: no prompt has it."""
         held = self._idle.get(session, 0)
         if held > tokens:
             self._idle[session] = tokens
             self._idle_tokens -= held - tokens
+        if self._on_host.get(session, 0) > tokens:
+            self._keep_on_host(session, tokens)
 
     def _keep(self, key: int, tokens: int) -> None:
         old = self._idle.pop(key, 0)
@@ -90,6 +125,8 @@ class KvCache:
         over = self.active_tokens + self._idle_tokens - self.capacity_tokens
         while over > 0:
             session, held = next(iter(self._idle.items()))
+            if held > self._on_host.get(session, 0):
+                self._keep_on_host(session, held)
             gone = min(held, over)
             if gone == held:
                 del self._idle[session]
@@ -98,3 +135,10 @@ class KvCache:
             self._idle_tokens -= gone
             self.evicted_tokens += gone
             over -= gone
+
+    def _keep_on_host(self, session: int, tokens: int) -> None:
+        self._host_tokens += tokens - self._on_host.pop(session, 0)
+        self._on_host[session] = tokens
+        while self._host_tokens > self._host_capacity_tokens:
+            _, dropped = self._on_host.popitem(last=False)
+            self._host_tokens -= dropped

@@ -11,11 +11,12 @@ import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from ppd.errors import ConfigError
 from ppd.pacing import Pacer
 
-from .cache import KvCache, SharedPrefix
+from .cache import HostMemory, KvCache, SharedPrefix
 from .cost_model import Costs, Extend
 from .lockstep import Lockstep, Then
 
@@ -62,6 +63,8 @@ class Engine:
         lockstep: the steps of its server, of which it becomes a rank.
         chunk_tokens: most tokens of one step.
         pacer: chooses chunks beside decodes; None: as many tokens as fit a step.
+        host: memory for what the device evicts; None: it is lost. What a prefill needs is copied
+            back before it, one request after the other.
 
     Attributes:
         sequences: those that decode.
@@ -69,9 +72,16 @@ class Engine:
     """
 
     def __init__(
-        self, costs: Costs, lockstep: Lockstep, chunk_tokens: int, pacer: Pacer | None
+        self,
+        costs: Costs,
+        lockstep: Lockstep,
+        chunk_tokens: int,
+        pacer: Pacer | None,
+        host: HostMemory | None = None,
     ) -> None:
-        self.cache = KvCache(costs.kv_capacity_tokens)
+        self.cache = KvCache(costs.kv_capacity_tokens, host.tokens if host else 0)
+        self._host = host
+        self._host_free_ms = 0.0
         self.sequences = 0
         self.busy_ms = 0.0
         self._costs = costs
@@ -238,6 +248,7 @@ class Engine:
         while self._waiting:
             job = self._waiting[0]
             found = self.cache.cached_tokens(job.session)
+            found = max(found, self.cache.host_tokens(job.session))
             if found < job.min_cached_tokens:
                 assert job.refused is not None
                 self._waiting.popleft()
@@ -253,11 +264,25 @@ class Engine:
                 job.reserved(now_ms)
             elif job.has_kv:
                 self._take_delivered(job, now_ms)
+            elif self._host and (more := self.cache.restore(job.session, found, job.prompt_tokens)):
+                job.cached_tokens = min(found + more, job.prompt_tokens - 1)
+                begins_ms = max(now_ms, self._host_free_ms)
+                self._host_free_ms = begins_ms + more * self._host.token_ms
+                self._lockstep.timer(self._host_free_ms, partial(self._restored, job))
             else:
-                job.left_tokens = job.prompt_tokens - job.cached_tokens
-                if self._overlap and self._lockstep.decodes and not self._prefilling:
-                    self._rest_steps = max(1, self._rest_steps)  # one has been launched already
-                self._prefilling.append(job)
+                self._prefill(job)
+
+    def _restored(self, job: Job, now_ms: float) -> None:
+        if self._stopped:
+            return
+        self._prefill(job)
+        self._lockstep.arrived(now_ms)
+
+    def _prefill(self, job: Job) -> None:
+        job.left_tokens = job.prompt_tokens - job.cached_tokens
+        if self._overlap and self._lockstep.decodes and not self._prefilling:
+            self._rest_steps = max(1, self._rest_steps)  # one has been launched already
+        self._prefilling.append(job)
 
     def _take_delivered(self, job: Job, now_ms: float) -> None:
         """Take a request whose KV is here; with overlap its first token came with that."""

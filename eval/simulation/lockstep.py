@@ -28,11 +28,12 @@ class Lockstep:
 
     Attributes:
         ranks: the schedulers that take them.
+        timer: calls at a time.
     """
 
     def __init__(self, timer: Timer) -> None:
         self.ranks: list[Engine] = []
-        self._timer = timer
+        self.timer = timer
         # The segment under way: steps that end together, whatever comes.
         self._epoch = 0
         self._idle = True
@@ -101,7 +102,7 @@ class Lockstep:
             if epoch == self._epoch:
                 then(now_ms)
 
-        self._timer(at_ms, guarded)
+        self.timer(at_ms, guarded)
 
     def _next(self, now_ms: float) -> None:
         """At the end of a step: what comes next."""

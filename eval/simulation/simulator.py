@@ -28,6 +28,7 @@ from ppd.sessions import SessionIndex, Turn
 from ppd.shared import SharedPrefixes
 
 from .by_hash import ByHash
+from .cache import HostMemory
 from .clock import Clock
 from .cost_model import Costs
 from .handler import PROBE_INTERVAL_S, SimulatedHandler, SimulatedRequest
@@ -56,6 +57,7 @@ class Simulation:
         delta: only the KV that the decode worker does not hold is transferred.
         outages: of its workers.
         max_resumptions: of a stream whose worker has died.
+        host: memory for KV on the host of each worker.
 
     Raises:
         ConfigError: an outage names no worker of the cluster, or two of one worker overlap.
@@ -75,11 +77,12 @@ class Simulation:
         placement: PlacementRule = PlacementRule.CHANCE,
         outages: Sequence[Outage] = (),
         max_resumptions: int = 0,
+        host: HostMemory | None = None,
     ) -> None:
         self.clock = Clock()
         source = random.Random(seed)
         chunking = chunking or Chunking()
-        self.cluster = Cluster(costs, shape, self.clock.at, source, chunking, placement)
+        self.cluster = Cluster(costs, shape, self.clock.at, source, chunking, placement, host)
         self._index = SessionIndex(capacity=1_000_000, ttl_s=1e9)
         self._arrivals, self._forecast = ArrivalRate(), Forecast()
         self.backlog = Backlog()

@@ -22,6 +22,7 @@ from ppd.score import Objective, Targets, Weights
 from ppd.table import Table
 from ppd.table_policy import TablePolicy
 
+from .cache import HostMemory
 from .cost_model import Costs
 from .outages import Outage
 from .rows import TurnRow
@@ -125,8 +126,12 @@ def study(
     seed: int,
     targets: Targets | None = None,
     routing: Routing | None = None,
+    host: HostMemory | None = None,
 ) -> StudyRow:
     """Simulate one cluster under some traffic.
+
+    Args:
+        host: memory for KV on the host of each worker.
 
     Raises:
         ConfigError: there is no such shape or policy, or no table for it; or every turn failed.
@@ -146,6 +151,7 @@ def study(
         placement=routing.placement,
         outages=routing.outages,
         max_resumptions=routing.max_resumptions,
+        host=host,
     )
     result = simulation.run(traffic.conversations(seed))
     rows = [row for row in result.rows if not row.failed]

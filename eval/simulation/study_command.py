@@ -19,6 +19,7 @@ from ..options import Commands, add_out
 from ..profiles.profile import load_profile
 from ..provenance import provenance
 from ..raw_rows import append_whole
+from .cache import HostMemory
 from .cost_model import Costs, paper_model
 from .outages import Outage
 from .profile_costs import ProfileCosts
@@ -76,6 +77,12 @@ def add_to(commands: Commands) -> None:
     cluster.add_argument(
         "--resume-streams", type=int, default=0, help="maximum number of resumptions of a stream"
     )
+    cluster.add_argument(
+        "--host-gb", type=float, default=0.0, help="with --profile: memory of a host for KV"
+    )
+    cluster.add_argument(
+        "--host-gbps", type=float, default=400.0, help="between host and device, of a worker"
+    )
     cluster.add_argument("--scaled", action="store_true", help="--qps is for each worker")
     cluster.set_defaults(run=run_cluster)
     wanted = commands.add_parser(
@@ -112,6 +119,9 @@ def run_cluster(options: argparse.Namespace) -> int:
     outages = tuple(Outage.parse(text) for text in options.outages)
     rows = []
     costs, about = costs_of(options)
+    host = _host(options)
+    if host is not None:
+        about |= {"host_gb": options.host_gb, "host_gbps": options.host_gbps}
     for shape, policy, placement, think_s in product(
         options.shapes, options.policies, options.placement, options.think_s or [None]
     ):
@@ -119,13 +129,23 @@ def run_cluster(options: argparse.Namespace) -> int:
         traffic = replace(_traffic(options), think_s=think_s)
         if options.scaled:
             traffic = replace(traffic, qps=traffic.qps * Shape.parse(shape).workers)
-        row = study(costs, shape, policy, traffic, options.seed, routing=routing)
+        row = study(costs, shape, policy, traffic, options.seed, routing=routing, host=host)
         rows.append(row)
         print(json.dumps(asdict(row)), flush=True)
     if outages:
         about |= {"outages": options.outages, "resume_streams": options.resume_streams}
     _write(options.out, rows, options.seed, about)
     return 0
+
+
+def _host(options: argparse.Namespace) -> HostMemory | None:
+    if not options.host_gb:
+        return None
+    if options.profile is None or not (options.host_gb > 0 and options.host_gbps > 0):
+        raise ConfigError("--host-gb takes a --profile; it and --host-gbps must be above 0")
+    profile = load_profile(options.profile)
+    tokens = int(1e9 * options.host_gb / profile.kv_bytes_per_token)
+    return HostMemory(tokens, profile.transfer_ms(1, options.host_gbps))
 
 
 def _table(path: Path) -> Table:

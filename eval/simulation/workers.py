@@ -18,6 +18,7 @@ from ppd.headroom import Headroom
 from ppd.pacing import Pacer
 from ppd.placement import WorkerView, place
 
+from .cache import HostMemory
 from .cost_model import Costs
 from .engine import Engine, Job
 from .link import Link
@@ -234,6 +235,7 @@ class Cluster:
         source: random.Random,
         chunking: Chunking,
         placement: PlacementRule = PlacementRule.CHANCE,
+        host: HostMemory | None = None,
     ) -> None:
         self._placement = placement
         self._source = source
@@ -243,10 +245,10 @@ class Cluster:
         def start(ranks: int, paced: bool) -> list[Engine]:
             max_tokens, lockstep = chunking.step_tokens, Lockstep(timer)
             if chunking.paced_tokens is None or not paced:
-                return [Engine(costs, lockstep, max_tokens, None) for _ in range(ranks)]
+                return [Engine(costs, lockstep, max_tokens, None, host) for _ in range(ranks)]
             max_tokens = chunking.paced_tokens
             pacers = [Pacer(full_chunk=max_tokens, page_size=1, mixed=True) for _ in range(ranks)]
-            return [Engine(costs, lockstep, max_tokens, pacer) for pacer in pacers]
+            return [Engine(costs, lockstep, max_tokens, pacer, host) for pacer in pacers]
 
         def servers(
             letter: str, count: int, ranks: int, role: Role, *, appends: bool, paced: bool = False

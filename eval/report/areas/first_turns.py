@@ -21,8 +21,8 @@ def pipelined(results: Results) -> Block:
         for cells in [[_cell(of[profile, prompts, link]) for link in links]]
     ]
     caption = (
-        "ms of steps and link with chunks of 8,192 tokens; what the best smaller chunks change, "
-        "and their size; what layers change beyond these"
+        "TTFT in ms with chunks of 8,192 tokens; its change by the best smaller chunks, with their "
+        "size; its change by layers beyond these"
     )
     head = ("profile", "tokens of a prompt", *(f"{link:g} Gb/s" for link in links))
     return block(Table(head, table, caption), made_of=[rows])
