@@ -127,7 +127,33 @@ def plan(results: Results) -> Block:
     return block(Table(head, table, caption), made_of=[rows])
 
 
+def host(results: Results) -> Block:
+    """Return what KV on the host brings back, over a trace with pauses."""
+    rows = results.rows("simulate-host.jsonl").where(row="study").newest()
+    table = [
+        (
+            f"`{row['profile']}`",
+            f"`{row['policy']}`",
+            f"{row.get('host_gb', 0):g}",
+            percent(row["lost_share"]),
+            short(row["t1_ttft_p50_ms"]),
+            f"{short(row['t2_ttft_p50_ms'])} / {short(row['t2_ttft_p99_ms'])}",
+            f"{short(row['tpot_p50_ms'])} / {short(row['tpot_p99_ms'])}",
+            f"{row['moved_tokens_per_turn']:,.0f}",
+        )
+        for row in sorted(rows, key=lambda row: (row["profile"], row["policy"]), reverse=True)
+    ]
+    row = rows.rows[0]
+    caption = (
+        f"`{row['shape']}`, {row['turns']:,} turns, {row['link_gbps']:g} Gb/s between workers; "
+        "later turns that found nothing cached where they were prefilled"
+    )
+    head = ("profile", "policy", "GB of a host", "found nothing", *_HEAD[2:])
+    return block(Table((*head, "KV moved a turn, tokens"), table, caption), made_of=[rows])
+
+
 BLOCKS = {
+    "sim-host": host,
     "sim-mix": mix,
     "sim-pauses": pauses,
     "sim-trace": trace,
