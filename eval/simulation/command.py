@@ -24,6 +24,7 @@ from ..sweep.config import load_config
 from . import (
     cpu_check,
     first_turns,
+    paper_figures,
     placement_study,
     route_map,
     search_placement,
@@ -87,6 +88,7 @@ def add_to(commands: Commands) -> None:
     placement_study.add_to(commands)
     search_placement.add_to(commands)
     first_turns.add_to(commands)
+    paper_figures.add_to(commands)
     fitting = commands.add_parser(
         "calibrate",
         parents=[given],
