@@ -39,7 +39,7 @@ def _pareto(rows: Rows) -> Table:
                 )
             )
     head = ("10k tokens are", "QPS", "lowest p99 TTFT, ms: replicas or PD", "the others")
-    caption = "Figure 1, five turns: the best of 4 baselines, and of the 13 others, which have local turns"
+    caption = "Figure 1, five turns: the best of 4 baselines, and of 13 shapes with local turns"
     return Table((*head, "most tokens/s: replicas or PD", "the others"), table, caption)
 
 
