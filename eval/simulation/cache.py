@@ -41,8 +41,8 @@ class KvCache:
     """The KV of a simulated worker, counted in tokens by session.
 
     Args:
-        host_tokens: what is evicted stays on the host, so many tokens of it. There the whole of
-            the least recently used conversation is dropped.
+        host_tokens: what is evicted of conversations stays on the host, so many tokens of it.
+            There the whole of the least recently used conversation is dropped.
     """
 
     def __init__(self, capacity_tokens: int, host_tokens: int = 0) -> None:
@@ -78,6 +78,7 @@ class KvCache:
     def take(self, session: int, tokens: int, shared: SharedPrefix | None = None) -> int:
         """Hold ``tokens`` for a request of ``session``; return how many of them were cached."""
         assert self.can_take(tokens)
+        on_host = self._drop_from_host(session)  # its own evictions must not drop it there
         found = self._idle.pop(session, 0)
         self._idle_tokens -= found
         if shared is not None and -shared.number in self._idle:
@@ -85,6 +86,7 @@ class KvCache:
             found = max(found, self._idle[-shared.number])
         self.active_tokens += tokens
         self._evict()
+        self._keep_on_host(session, on_host)
         return min(found, tokens)
 
     def give(
@@ -99,13 +101,9 @@ class KvCache:
         self._keep(session, kept_tokens)
         self._evict()
 
-    def restore(self, session: int, found: int, tokens: int) -> int:
-        """Copy what the device lacks of a request's ``tokens`` back; return how many they are."""
-        held = self._on_host.get(session, 0)
-        if held <= found:
-            return 0
-        self._on_host.move_to_end(session)
-        return max(0, min(held, tokens) - found)
+    def restorable(self, session: int, found: int, tokens: int) -> int:
+        """Return how many of a request's ``tokens`` the host has and the device has not found."""
+        return max(0, min(self.host_tokens(session), tokens) - found)
 
     def cut(self, session: int, tokens: int) -> None:
         """Count what a session has beyond its first ``tokens`` as evicted: no prompt has it."""
@@ -113,7 +111,7 @@ class KvCache:
         if held > tokens:
             self._idle[session] = tokens
             self._idle_tokens -= held - tokens
-        if self._on_host.get(session, 0) > tokens:
+        if self.host_tokens(session) > tokens:
             self._keep_on_host(session, tokens)
 
     def _keep(self, key: int, tokens: int) -> None:
@@ -125,7 +123,7 @@ class KvCache:
         over = self.active_tokens + self._idle_tokens - self.capacity_tokens
         while over > 0:
             session, held = next(iter(self._idle.items()))
-            if held > self._on_host.get(session, 0):
+            if session >= 0 and held > self.host_tokens(session):
                 self._keep_on_host(session, held)
             gone = min(held, over)
             if gone == held:
@@ -136,9 +134,17 @@ class KvCache:
             self.evicted_tokens += gone
             over -= gone
 
+    def _drop_from_host(self, session: int) -> int:
+        tokens = self._on_host.pop(session, 0)
+        self._host_tokens -= tokens
+        return tokens
+
     def _keep_on_host(self, session: int, tokens: int) -> None:
-        self._host_tokens += tokens - self._on_host.pop(session, 0)
+        self._drop_from_host(session)
+        if not 0 < tokens <= self._host_capacity_tokens:
+            return
         self._on_host[session] = tokens
+        self._host_tokens += tokens
         while self._host_tokens > self._host_capacity_tokens:
             _, dropped = self._on_host.popitem(last=False)
             self._host_tokens -= dropped

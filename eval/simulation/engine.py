@@ -92,6 +92,7 @@ class Engine:
         self._searches: list[tuple[float, Then]] = []
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._delivered: deque[Job] = deque()  # whose KV has come to its place
+        self._restored: deque[Job] = deque()  # whose KV has come back from the host
         self._prefilling: deque[Job] = deque()
         self._chunk: list[tuple[Job, Extend]] = []  # of the step under way
         self._fresh: list[Job] = []  # their first token comes with the next step
@@ -245,6 +246,8 @@ class Engine:
         """Take the jobs whose KV has come, and those that wait, as far as there is KV for them."""
         while self._delivered:
             self._take_delivered(self._delivered.popleft(), now_ms)
+        while self._restored:
+            self._prefill(self._restored.popleft())
         while self._waiting:
             job = self._waiting[0]
             found = self.cache.cached_tokens(job.session)
@@ -264,18 +267,20 @@ class Engine:
                 job.reserved(now_ms)
             elif job.has_kv:
                 self._take_delivered(job, now_ms)
-            elif self._host and (more := self.cache.restore(job.session, found, job.prompt_tokens)):
+            elif self._host and (
+                more := self.cache.restorable(job.session, found, job.prompt_tokens)
+            ):
                 job.cached_tokens = min(found + more, job.prompt_tokens - 1)
                 begins_ms = max(now_ms, self._host_free_ms)
                 self._host_free_ms = begins_ms + more * self._host.token_ms
-                self._lockstep.timer(self._host_free_ms, partial(self._restored, job))
+                self._lockstep.timer(self._host_free_ms, partial(self._came_back, job))
             else:
                 self._prefill(job)
 
-    def _restored(self, job: Job, now_ms: float) -> None:
+    def _came_back(self, job: Job, now_ms: float) -> None:
         if self._stopped:
             return
-        self._prefill(job)
+        self._restored.append(job)
         self._lockstep.arrived(now_ms)
 
     def _prefill(self, job: Job) -> None:

@@ -8,6 +8,7 @@ lengths follow what it states of it. What it leaves open is read in two ways, or
   second. Here all have 4 turns and replies of 330. A slower link delays a transfer by what it takes
   longer than NVLink at 150 GB/s, as the paper's injection does.
 - Figure 6: a prefill-heavy slice. Here 4 turns add 1,024 tokens each, with replies of 64.
+- In these three the clients send replies back as other tokens, as in the paper's grid.
 - Figure 10: 2 to 16 turns, models of three sizes. Here by profiles, with 200 tokens a turn.
 """
 

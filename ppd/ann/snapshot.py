@@ -42,7 +42,7 @@ class Shape:
         degree: neighbours of a node in the graph.
         knn: nearest neighbours from which these are chosen.
         seeds: number of nodes at which a search may begin; None for four times the square
-            root of the rows, 256 to 8,192.
+            root of the rows, 256 to 8,192. At most an eighth of the rows are.
     """
 
     degree: int = 32

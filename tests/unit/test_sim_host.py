@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from eval.cli import main
+from eval.profiles.profile import load_profile
 from eval.simulation.cache import HostMemory, KvCache
-from eval.simulation.cost_model import VLLM_H100, CostModel
+from eval.simulation.clock import Clock
+from eval.simulation.cost_model import VLLM_H100, CostModel, Extend
+from eval.simulation.engine import Engine, Job
+from eval.simulation.lockstep import Lockstep
+from eval.simulation.profile_costs import ProfileCosts
 from eval.simulation.study import study
 
 from .test_sim_study import COSTS, traffic
@@ -27,10 +33,10 @@ def test_what_is_evicted_is_copied_back() -> None:
     served(cache, 2, 60)  # 20 tokens of the first one go
     assert (cache.cached_tokens(1), cache.host_tokens(1)) == (40, 60)
     found = cache.take(1, 70)
-    assert (found, cache.restore(1, found, 70)) == (40, 20), "the last 10 are new"
-    assert cache.restore(1, found, 50) == 10, "a shorter prompt"
-    assert cache.restore(1, 60, 70) == 0
-    assert cache.restore(3, 0, 70) == 0
+    assert (found, cache.restorable(1, found, 70)) == (40, 20), "the last 10 are new"
+    assert cache.restorable(1, found, 50) == 10, "a shorter prompt"
+    assert cache.restorable(1, 60, 70) == 0
+    assert cache.restorable(3, 0, 70) == 0
 
 
 def test_a_full_host_drops_what_was_used_longest_ago() -> None:
@@ -38,16 +44,52 @@ def test_a_full_host_drops_what_was_used_longest_ago() -> None:
     for session in (1, 2, 3):
         served(cache, session, 80)
     assert [cache.host_tokens(session) for session in (1, 2, 3)] == [80, 80, 0]
-    assert cache.restore(1, 0, 80) == 80
-    served(cache, 4, 80)
+    served(cache, 1, 80)
     assert [cache.host_tokens(session) for session in (1, 2, 3)] == [80, 0, 80]
+
+
+def test_a_request_does_not_push_its_own_kv_off_the_host() -> None:
+    cache = KvCache(100, host_tokens=60)
+    for session in (1, 2):
+        served(cache, session, 60)
+    assert (cache.host_tokens(1), cache.host_tokens(2)) == (60, 0)
+    cache.take(1, 100)
+    assert cache.host_tokens(1) == 60
+
+
+def test_what_is_larger_than_the_host_pushes_nothing_off() -> None:
+    cache = KvCache(100, host_tokens=50)
+    for session in (1, 2, 3, 4):
+        served(cache, session, (20, 60, 60, 20)[session - 1])
+    assert [cache.host_tokens(session) for session in (1, 2, 3)] == [20, 0, 0]
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_what_comes_back_waits_for_a_step_as_all_appends_do(evicted: bool) -> None:
+    """With overlap a step has been launched already when it comes."""
+    clock, costs = Clock(), ProfileCosts(load_profile("llama-3.1-8b-h100-tp1"), 100.0)
+    engine = Engine(costs, Lockstep(clock.at), 8192, None, HostMemory(10**6, 1e-9))
+    engine.cache.capacity_tokens = 20_000
+    served(engine.cache, 1, 4000)
+    if evicted:
+        served(engine.cache, 2, 20_000)
+    assert engine.cache.host_tokens(1) == (4000 if evicted else 0)
+    engine.submit(Job(3, 1000, 500, has_kv=True, done=lambda _: None), 0.0)
+    came_ms: list[float] = []
+    append = Job(1, 4100, 10, has_kv=False, done=lambda _: None, first=came_ms.append)
+    clock.at(50.0, partial(engine.submit, append))
+    clock.run()
+    step_ms = costs.decode_ms(1, 1, 1000)
+    own_ms = costs.step_ms(1, 1008, [Extend(100, 4000)])
+    assert append.cached_tokens == 4000
+    assert step_ms < came_ms[0] - 50.0 - own_ms < 2 * step_ms
 
 
 def test_without_a_host_it_is_lost() -> None:
     cache = KvCache(100)
     for session in (1, 2):
         served(cache, session, 80)
-    assert cache.host_tokens(1) == cache.restore(1, 0, 80) == 0
+    assert cache.host_tokens(1) == cache.restorable(1, 0, 80) == 0
 
 
 def test_a_reply_that_is_left_out_is_on_no_host() -> None:

@@ -146,9 +146,9 @@ def host(results: Results) -> Block:
     row = rows.rows[0]
     caption = (
         f"`{row['shape']}`, {row['turns']:,} turns, {row['link_gbps']:g} Gb/s between workers; "
-        "later turns that found nothing cached where they were prefilled"
+        "later turns that found too little KV"
     )
-    head = ("profile", "policy", "GB of a host", "found nothing", *_HEAD[2:])
+    head = ("profile", "policy", "GB of a host", "found too little", *_HEAD[2:])
     return block(Table((*head, "KV moved a turn, tokens"), table, caption), made_of=[rows])
 
 
