@@ -92,7 +92,6 @@ class Engine:
         self._searches: list[tuple[float, Then]] = []
         self._waiting: deque[Job] = deque()  # for KV; in the order of their arrival
         self._delivered: deque[Job] = deque()  # whose KV has come to its place
-        self._restored: deque[Job] = deque()  # whose KV has come back from the host
         self._prefilling: deque[Job] = deque()
         self._chunk: list[tuple[Job, Extend]] = []  # of the step under way
         self._fresh: list[Job] = []  # their first token comes with the next step
@@ -246,8 +245,6 @@ class Engine:
         """Take the jobs whose KV has come, and those that wait, as far as there is KV for them."""
         while self._delivered:
             self._take_delivered(self._delivered.popleft(), now_ms)
-        while self._restored:
-            self._prefill(self._restored.popleft())
         while self._waiting:
             job = self._waiting[0]
             found = self.cache.cached_tokens(job.session)
@@ -280,7 +277,7 @@ class Engine:
     def _came_back(self, job: Job, now_ms: float) -> None:
         if self._stopped:
             return
-        self._restored.append(job)
+        self._prefill(job)  # the copy ran beside the step that had been launched
         self._lockstep.arrived(now_ms)
 
     def _prefill(self, job: Job) -> None:
