@@ -45,8 +45,8 @@ class Shape:
             root of the rows, 256 to 8,192. At most an eighth of the rows are.
     """
 
-    degree: int = 32
-    knn: int = 64
+    degree: int = 48
+    knn: int = 96
     seeds: int | None = None
 
     def check(self) -> None:

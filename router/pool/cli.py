@@ -57,8 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     build.add_argument("folder", type=Path, help="the collection; its last part is the name")
     build.add_argument("--metric", choices=("l2", "ip", "cosine"), default="cosine")
     build.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="int8")
-    build.add_argument("--degree", type=int, default=32, help="neighbours of a row in the graph")
-    build.add_argument("--knn", type=int, default=64, help="candidates that they are chosen from")
+    build.add_argument("--degree", type=int, default=48, help="neighbours of a row in the graph")
+    build.add_argument("--knn", type=int, default=96, help="candidates that they are chosen from")
     build.add_argument(
         "--neighbours",
         type=Finder,
