@@ -132,10 +132,15 @@ class Launcher:
         replica: Sequence[Process | str] = (),
         port: int | None = None,
         name: str = "router",
+        command: Sequence[str] = (),
     ) -> Process:
-        """A router, still starting; it waits for its workers itself. Workers may be URLs."""
+        """A router, still starting; it waits for its workers itself. Workers may be URLs.
+
+        Args:
+            command: in place of ``ppd-router``.
+        """
         port = port or free_port()
-        argv = [script("ppd-router"), "--port", str(port)]
+        argv = [*(command or [script("ppd-router")]), "--port", str(port)]
         roles = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
         for role, workers in roles.items():
             if workers:

@@ -44,6 +44,7 @@ _STEP_CPU_S = 0.003
 _CPU_SHARE = 0.1  # of the machine, so that a step is never waited for
 _LEAST_SLOW_MOTION = 10.0
 _SILENCE_S = 1800.0
+_ROUTER = f"{__package__}.router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +148,16 @@ def compressed(sample: Sample, by: float) -> Sample:
 
 
 def start_cluster(
-    cluster: Emulated, shape: str, router_flags: Sequence[str], worker: Sequence[str]
+    cluster: Emulated,
+    shape: str,
+    router_flags: Sequence[str],
+    worker: Sequence[str],
+    slow_motion: float = 1.0,
 ) -> Process:
     """Start the workers of a shape and a router, and wait for them.
 
     Args:
+        slow_motion: of the router's clock.
         worker: variables of the decode workers' plugin, ``NAME=VALUE``.
 
     Returns:
@@ -169,6 +175,7 @@ def start_cluster(
         cluster.of("d"),
         *router_flags,
         replica=cluster.of("r"),
+        command=[sys.executable, "-m", _ROUTER, f"{slow_motion}"],
     )
     wait_all([router])
     return router

@@ -213,7 +213,9 @@ def run_cluster(options: argparse.Namespace) -> int:
                 flags = ["--policy", run.policy, "--config", str(config)]
                 if run.policy == "ppd":
                     flags += table
-                routers[of_router] = start_cluster(cluster, options.shape, flags, target)
+                routers[of_router] = start_cluster(
+                    cluster, options.shape, flags, target, run.slow_motion
+                )
             origin = {"shape": options.shape, **profile.provenance(), **provenance(run.seed)}
             own = [{**row, **origin} for row in run_once(cluster, routers[of_router], run, slo)]
             rows += own

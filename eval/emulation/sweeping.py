@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         ):
             cluster.knobs.set(Knobs(slow_motion, machine.link_gbps))
             routers = {
-                policy: start_cluster(cluster, config.shape, ["--policy", policy], [])
+                policy: start_cluster(cluster, config.shape, ["--policy", policy], [], slow_motion)
                 for policy in config.policies
             }
             warm_up(config, cluster, routers, slow_motion)
