@@ -192,6 +192,12 @@ class Features:
         return max(0, self.earlier_prompt_tokens - self.prefill_cached_tokens)
 
     @property
+    def reply_tokens(self) -> int:
+        """Tokens of the last reply that the prefill worker has not computed."""
+        computed = max(self.earlier_prompt_tokens, self.prefill_cached_tokens)
+        return max(0, self.context_tokens - computed)
+
+    @property
     def min_cached_tokens(self) -> int:
         """What the home must still hold for a local turn."""
         return min_cached_tokens(self.earlier_prompt_tokens, self.page_size)

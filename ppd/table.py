@@ -30,10 +30,15 @@ _MAX_PROBLEMS = 20  # in one message
 # The mean range of n normal values, in standard deviations.
 _RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
 _UNKNOWN_NOISE = 0.05  # relative; one seed has no measurable spread
-_MOSTLY_BUSY = 0.5  # requests that decode on a worker, in the mean
+_MOSTLY_BUSY = (2.0, 0.5)  # requests that decode on a worker, in the mean; rather the first
+_TURNS = 2  # of a conversation of a sweep that does not name them
+_MOSTLY_IDLE = 0.3  # share of the time that a prefill worker computes
+_SHAPE = re.compile(r"(\d+)P(\d+)D(?:\d+R)?")
 # With overlap scheduling a prefill beside decodes waits for half of the step that runs, on average,
 # and for one that has been launched. Its own step also decodes the batch.
 _APPEND_WAIT_STEPS = 2.0
+_REMOTE_WAIT_STEPS = 0.5  # KV that has arrived is taken up when the decode step ends
+_LEAST_WAIT_STEPS = 0.5  # of either route: the rest of the step that runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ class Cell:
         running: mean number of requests in a decode worker's batch during the remote run.
         quiet_remote_ms: TTFT of the remote route when no other request waits.
         quiet_local_ms: TTFT of the local route when no other request waits.
-        append_wait_steps: decode steps that a local turn takes longer beside decodes.
+        remote_wait_steps: decode steps that a remote turn takes longer beside decodes.
+        append_wait_steps: the same of a local turn.
     """
 
     index: int
@@ -89,6 +95,7 @@ class Cell:
     running: float
     quiet_remote_ms: float
     quiet_local_ms: float
+    remote_wait_steps: float
     append_wait_steps: float
 
 
@@ -100,7 +107,8 @@ class Table:
 
     Attributes:
         cells: all cells, in the order of their indices.
-        step_ms: the shortest decode step that was measured.
+        empty_append_ms: what a local turn at rest would take without a new token: a step, HTTP and
+            the tokenizer.
         token_ms: time to prefill a token, at most; KV transfer is not in it.
         has_throughput: whether its cells hold the throughput of both routes.
 
@@ -121,27 +129,37 @@ class Table:
         sizes = [len(bins) for bins in axes]
         self._strides = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
         by_bins: dict[tuple[int, ...], CellRecord] = {c.bins: c for c in record.cells}
-        waits = [_append_wait_steps(record.cells, new) for new in range(sizes[1])]
+        waits = [_wait_steps(record, new) for new in range(sizes[1])]
         self.cells = tuple(
             _cell(i, record.axes, by_bins[bins], waits[bins[1]])
             for i, bins in enumerate(product(*map(range, sizes)))
         )
-        self.step_ms = min(cell.remote.tpot_ms for cell in self.cells)
         self.token_ms = min(record.prefill_ms_per_token, record.append_ms_per_token)
         self.has_throughput = all(cell.remote.tokens_per_s for cell in self.cells)
-        self._log_quiet = [
-            [self._mean_log_quiet(context, new) for new in range(sizes[1])]
-            for context in range(sizes[0])
-        ]
+        self._log_quiet = [self._mean_log_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
+        self.empty_append_ms = self._empty_append_ms()
 
-    def _mean_log_quiet(self, context: int, new: int) -> tuple[float, float]:
-        """Logarithms of both quiet TTFTs of two bins, averaged over the other axes."""
-        first = context * self._strides[0] + new * self._strides[1]
-        cells = self.cells[first : first + self._strides[1]]
+    def _mean_log_quiet(self, number: int, replies: int) -> tuple[float, float]:
+        """Logarithms of both quiet TTFTs: remote ones averaged over rates, local ones over replies.
+
+        Args:
+            number: of the three bins of tokens.
+            replies: bins of output tokens.
+        """
+        rates, without_reply = self._strides[2], number - number % replies
+        first = number * rates
+        of_reply = self.cells[first : first + rates]
+        of_all = self.cells[without_reply * rates : (without_reply + replies) * rates]
         return (
-            fmean(math.log(cell.quiet_remote_ms) for cell in cells),
-            fmean(math.log(cell.quiet_local_ms) for cell in cells),
+            fmean(math.log(cell.quiet_remote_ms) for cell in of_reply),
+            fmean(math.log(cell.quiet_local_ms) for cell in of_all),
         )
+
+    def _empty_append_ms(self) -> float:
+        step_ms = min(cell.remote.tpot_ms for cell in self.cells)
+        fewest = self.record.axes.new_tokens[0].at
+        (_, shortest_ms) = self.quiet_ttft_ms(0, fewest, 0)
+        return max(step_ms, shortest_ms - fewest * self.record.append_ms_per_token)
 
     @classmethod
     def parse(cls, data: bytes) -> Table:
@@ -208,30 +226,41 @@ class Table:
             index += (below - 1) * stride
         return self.cells[index]
 
-    def quiet_ttft_ms(self, context: float, new: float) -> tuple[float, float]:
+    def quiet_ttft_ms(self, context: float, new: float, reply: float) -> tuple[float, float]:
         """Interpolate the TTFT of a turn that nothing waits for, linear in logarithms.
+
+        In a sweep all replies of a run have one length, so the axis of output tokens is that of the
+        reply before the turn, too.
 
         Args:
             context: tokens of KV before the turn.
             new: tokens that the turn adds.
+            reply: tokens at the end of the context that the prefill worker has not computed; beyond
+                the last point each one takes ``token_ms``.
 
         Returns:
             Of the remote and of the local route.
         """
-        row, down = _between(self._points[0], math.log1p(context))
-        column, right = _between(self._points[1], math.log1p(new))
         remote = local = 0.0
-        for at_row, at_column, weight in (
-            (row, column, (1.0 - down) * (1.0 - right)),
-            (row, column + 1, (1.0 - down) * right),
-            (row + 1, column, down * (1.0 - right)),
-            (row + 1, column + 1, down * right),
-        ):
-            if weight:
-                log_remote, log_local = self._log_quiet[at_row][at_column]
-                remote += weight * log_remote
-                local += weight * log_local
-        return math.exp(remote), math.exp(local)
+        for index, weight in self._corners((context, new, reply)):
+            log_remote, log_local = self._log_quiet[index // self._strides[2]]
+            remote += weight * log_remote
+            local += weight * log_local
+        beyond = max(0.0, reply - self.record.axes.output_tokens[-1].at)
+        return math.exp(remote) + beyond * self.token_ms, math.exp(local)
+
+    def _corners(self, values: Sequence[float]) -> list[tuple[int, float]]:
+        """Cells around values of the first axes, in the first bins of the others, with weights."""
+        corners: list[tuple[int, float]] = [(0, 1.0)]
+        for value, points, stride in zip(values, self._points, self._strides, strict=False):
+            low, share = _between(points, math.log1p(value))
+            corners = [
+                (index + (low + step) * stride, weight * part)
+                for index, weight in corners
+                for step, part in ((0, 1.0 - share), (1, share))
+                if part > 0.0
+            ]
+        return corners
 
     def interpolate(
         self, context: float, new: float, output: float, qps: float
@@ -250,17 +279,7 @@ class Table:
         Returns:
             The costs of the remote and of the local route.
         """
-        corners: list[tuple[int, float]] = [(0, 1.0)]
-        for value, points, stride in zip(
-            (context, new, output, qps), self._points, self._strides, strict=True
-        ):
-            low, share = _between(points, math.log1p(value))
-            corners = [
-                (index + (low + step) * stride, weight * part)
-                for index, weight in corners
-                for step, part in ((0, 1.0 - share), (1, share))
-                if part > 0.0
-            ]
+        corners = self._corners((context, new, output, qps))
         if len(corners) == 1:
             cell = self.cells[corners[0][0]]
             return cell.remote, cell.local
@@ -271,20 +290,43 @@ class Table:
         )
 
 
-def _append_wait_steps(cells: Sequence[CellRecord], new: int) -> float:
-    """Measure how many decode steps longer a local turn takes beside decodes.
+def _wait_steps(record: TableRecord, new: int) -> tuple[float, float]:
+    """Measure how many decode steps longer remote and local turns take beside decodes.
 
-    It is the median over the cells of a bin of new tokens whose home mostly decoded. Large appends
-    take many steps, because chunks are bounded there.
+    They are medians over the cells of a bin of new tokens whose home mostly decoded, and whose
+    prefill worker was mostly idle: its queue is counted by itself. Large appends take many steps,
+    because chunks are bounded there. Without such a cell they are those of overlap scheduling.
     """
-    found = [
-        (cell.local.ttft_ms.median - cell.local.quiet_ttft_ms)
-        / cell.local.tpot_ms.median
-        / (1.0 - math.exp(-cell.remote.running))
-        for cell in cells
-        if cell.bins[1] == new and cell.seeds and cell.remote.running >= _MOSTLY_BUSY
+    known = [
+        cell
+        for cell in record.cells
+        if cell.bins[1] == new and cell.seeds and _prefill_use(record, cell) <= _MOSTLY_IDLE
     ]
-    return max(_APPEND_WAIT_STEPS, median(found)) if found else _APPEND_WAIT_STEPS
+    for least in _MOSTLY_BUSY:
+        if busy := [cell for cell in known if cell.remote.running >= least]:
+            remote = median(_steps_longer(cell.remote, cell) for cell in busy)
+            local = median(_steps_longer(cell.local, cell) for cell in busy)
+            return max(_LEAST_WAIT_STEPS, remote), max(_LEAST_WAIT_STEPS, local)
+    return _REMOTE_WAIT_STEPS, _APPEND_WAIT_STEPS
+
+
+def _prefill_use(record: TableRecord, cell: CellRecord) -> float:
+    """Share of the time that a prefill worker computed in a cell's remote run, nearly.
+
+    All turns of a conversation together compute the last one's context and new tokens.
+    """
+    context, new = record.axes.context_tokens[cell.bins[0]], record.axes.new_tokens[cell.bins[1]]
+    shape = _SHAPE.fullmatch(record.shape)
+    homes = int(shape[2]) / max(1, int(shape[1])) if shape else 1.0  # of a prefill worker
+    turns = record.provenance.sweep.get("turns")
+    turns = turns if isinstance(turns, int) and turns > 0 else _TURNS
+    a_turn_ms = (context.at + new.at) / turns * record.prefill_ms_per_token
+    return homes * cell.remote.qps * a_turn_ms / 1e3
+
+
+def _steps_longer(measured: Measured, cell: CellRecord) -> float:
+    longer_ms = measured.ttft_ms.median - measured.quiet_ttft_ms
+    return longer_ms / measured.tpot_ms.median / (1.0 - math.exp(-cell.remote.running))
 
 
 def base_name(model: str) -> str:
@@ -323,7 +365,7 @@ def _blend(parts: Sequence[tuple[float, Costs]]) -> Costs:
     return Costs(exp(ttft), exp(tpot), ttft_tail, tpot_tail, rate)
 
 
-def _cell(index: int, axes: Axes, record: CellRecord, append_wait_steps: float) -> Cell:
+def _cell(index: int, axes: Axes, record: CellRecord, wait_steps: tuple[float, float]) -> Cell:
     named = zip(axes.each(), record.bins, strict=True)
     label = " ".join(
         f"{name.removesuffix('_tokens')}=[{bins[i].low:g},{bins[i].high:g})"
@@ -338,7 +380,8 @@ def _cell(index: int, axes: Axes, record: CellRecord, append_wait_steps: float) 
         running=record.remote.running,
         quiet_remote_ms=record.remote.quiet_ttft_ms,
         quiet_local_ms=record.local.quiet_ttft_ms,
-        append_wait_steps=append_wait_steps,
+        remote_wait_steps=wait_steps[0],
+        append_wait_steps=wait_steps[1],
     )
 
 

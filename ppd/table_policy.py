@@ -49,7 +49,6 @@ DEFAULT_CORRECTIONS = frozenset(
     {Correction.STALE_PREFIX, Correction.LOAD, Correction.RESERVATION, Correction.NOISE}
 )
 
-_REMOTE_WAIT_STEPS = 0.5  # KV that has arrived is taken up when the decode step ends
 _MIN_OUTPUT = 8  # tokens of a reply over which a delay counts as TPOT, at least
 
 
@@ -168,14 +167,15 @@ class TablePolicy(Policy):
         """What a remote turn takes for missed tokens, and what a local turn leaves to a later one.
 
         The prefill worker computes missed tokens once, with the next remote turn. If that one comes
-        anyway, the missed tokens are no reason to avoid it now. But a local turn adds its own.
+        anyway, the missed tokens are no reason to avoid it now. But a local turn adds its own, and
+        the reply before it.
         """
         assert self.table is not None
         comes = self.remote_shares.of(cell.index)
         token_ms = self.table.token_ms
         return (
             (1.0 - comes) * features.missed_tokens * token_ms,
-            comes * features.new_tokens * token_ms,
+            comes * (features.new_tokens + features.reply_tokens) * token_ms,
         )
 
     def _loaded(
@@ -195,14 +195,17 @@ class TablePolicy(Policy):
         table = self.table
         assert table is not None
         context, new, output, _ = _workload(features)
-        remote_ms, local_ms = table.quiet_ttft_ms(context, new)
+        remote_ms, local_ms = table.quiet_ttft_ms(context, new, features.reply_tokens)
         local_ms += features.evicted_tokens * table.record.append_ms_per_token
-        delay_ms = max(0.0, local_ms - table.step_ms)
+        delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
-        remote_ms += stale_ms + features.prefill_queue_tokens * table.token_ms
-        local_ms += owed_ms + features.home_append_tokens * table.record.append_ms_per_token
+        # Half of a prompt under way is computed, on average. Others are as long as this turn's.
+        queue = _less_half_of_one(features.prefill_queue_tokens, features.prompt_tokens)
+        appends = _less_half_of_one(features.home_append_tokens, features.uncached_at_home)
+        remote_ms += stale_ms + queue * table.token_ms
+        local_ms += owed_ms + appends * table.record.append_ms_per_token
         if features.home_running:
-            remote_ms += _REMOTE_WAIT_STEPS * remote.tpot_ms
+            remote_ms += cell.remote_wait_steps * remote.tpot_ms
             local_ms += cell.append_wait_steps * remote.tpot_ms
         tpot_ms = remote.tpot_ms
         return (
@@ -221,6 +224,10 @@ class TablePolicy(Policy):
         if Correction.LOAD in self.corrections and not features.fits_at_home:
             return Reason.HOME_FULL
         return None
+
+
+def _less_half_of_one(queued: int, size: int) -> float:
+    return queued - min(queued, size) / 2
 
 
 def _later(costs: Costs, ms: float) -> Costs:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ppd.errors import TableError
 from ppd.table import Costs, Table
@@ -66,34 +67,34 @@ def test_real_traffic_is_within_bins_that_reach_far_enough() -> None:
 
 
 def changed(**changes: Any) -> TableRecord:
-    return msgspec.structs.replace(RECORD, **changes)
+    return structs.replace(RECORD, **changes)
 
 
 def with_axis(name: str, *bins: Bin) -> TableRecord:
-    return changed(axes=msgspec.structs.replace(AXES, **{name: bins}))
+    return changed(axes=structs.replace(AXES, **{name: bins}))
 
 
 def with_ttft(**changes: Any) -> TableRecord:
     first = RECORD.cells[0]
-    ttft = msgspec.structs.replace(first.local.ttft_ms, **changes)
-    local = msgspec.structs.replace(first.local, ttft_ms=ttft)
-    return changed(cells=(msgspec.structs.replace(first, local=local), *RECORD.cells[1:]))
+    ttft = structs.replace(first.local.ttft_ms, **changes)
+    local = structs.replace(first.local, ttft_ms=ttft)
+    return changed(cells=(structs.replace(first, local=local), *RECORD.cells[1:]))
 
 
 def with_rates(*rates: float) -> TableRecord:
     """Of one cell's local route; all others are known."""
     first = table_record(numbered, rates=(400.0, 450.0)).cells[0]
-    local = msgspec.structs.replace(first.local, tokens_per_s=rates)
-    return with_first(msgspec.structs.replace(first, local=local))
+    local = structs.replace(first.local, tokens_per_s=rates)
+    return with_first(structs.replace(first, local=local))
 
 
 def with_first(cell: CellRecord) -> TableRecord:
     known = table_record(numbered, rates=(400.0, 450.0))
-    return msgspec.structs.replace(known, cells=(cell, *known.cells[1:]))
+    return structs.replace(known, cells=(cell, *known.cells[1:]))
 
 
 def moved(cell: CellRecord, *bins: int) -> CellRecord:
-    return msgspec.structs.replace(cell, bins=bins)
+    return structs.replace(cell, bins=bins)
 
 
 NAN = float("nan")
@@ -161,8 +162,8 @@ def test_throughput_is_what_a_table_may_lack() -> None:
     assert b"tokens_per_s" not in file_of(RECORD)
     # Seeds differ by their arrivals, and both routes have the same ones: local always adds a tenth.
     paired = Table(with_rates(110.0, 440.0, 220.0)).record.cells[0]
-    remote_rates = msgspec.structs.replace(paired.remote, tokens_per_s=(100.0, 400.0, 200.0))
-    cell = Table(with_first(msgspec.structs.replace(paired, remote=remote_rates))).cells[0]
+    remote_rates = structs.replace(paired.remote, tokens_per_s=(100.0, 400.0, 200.0))
+    cell = Table(with_first(structs.replace(paired, remote=remote_rates))).cells[0]
     assert cell.local.tokens_per_s / cell.remote.tokens_per_s == pytest.approx(1.1)
     assert cell.noise.throughput == pytest.approx(0.0, abs=1e-9)
     assert Table(with_rates(360.0, 440.0, 400.0)).cells[0].noise.throughput > 0.05
@@ -211,25 +212,68 @@ def test_costs_grow_steadily_between_two_points() -> None:
 
 def test_quiet_times_meet_the_measured_ones_and_are_steady_between() -> None:
     table = Table(table_record(lambda c, n, _o, _q: (100.0 + 100 * c, 9.0, 50.0 + 60 * n, 9.0)))
-    assert table.quiet_ttft_ms(1000, 64) == pytest.approx((100.0, 50.0))
-    assert table.quiet_ttft_ms(1000, 1024) == pytest.approx((100.0, 110.0))
-    assert table.quiet_ttft_ms(10**6, 1) == pytest.approx((200.0, 50.0)), "the nearest point"
-    between = [table.quiet_ttft_ms(1000, new)[1] for new in range(64, 1025, 32)]
+    assert table.quiet_ttft_ms(1000, 64, 0) == pytest.approx((100.0, 50.0))
+    assert table.quiet_ttft_ms(1000, 1024, 0) == pytest.approx((100.0, 110.0))
+    assert table.quiet_ttft_ms(10**6, 1, 0) == pytest.approx((200.0, 50.0)), "the nearest point"
+    between = [table.quiet_ttft_ms(1000, new, 0)[1] for new in range(64, 1025, 32)]
     assert between == sorted(between)
 
 
-def test_the_wait_of_appends_is_that_of_busy_cells() -> None:
-    def waits(local_ms: float, running: float) -> list[float]:
-        record = table_record(lambda *_: (100.0, 10.0, local_ms, 10.0), running=running)
+def test_the_reply_before_a_turn_is_prefilled_on_the_remote_route_alone() -> None:
+    axes = structs.replace(AXES, output_tokens=(Bin(0, 200, 100), Bin(200, 8192, 400)))
+    record = table_record(
+        lambda _c, _n, o, _q: (100.0 + 60 * o, 9.0, 40.0 + 22.5 * o, 9.0), axes=axes
+    )
+    table = Table(record)
+    times = [table.quiet_ttft_ms(1000, 64, reply) for reply in (0, 100, 400, 1400)]
+    assert [remote for remote, _ in times] == pytest.approx([100.0, 100.0, 160.0, 260.0])
+    assert [local for _, local in times] == pytest.approx([50.0] * 4)
+    assert 100.0 < table.quiet_ttft_ms(1000, 64, 200)[0] < 160.0
+
+
+def test_waits_beside_decodes_are_those_of_busy_cells() -> None:
+    def waits(remote_ms: float, local_ms: float, running: float) -> tuple[float, float]:
+        record = table_record(lambda *_: (remote_ms, 10.0, local_ms, 10.0), running=running)
         cells = tuple(
-            msgspec.structs.replace(
-                cell, local=msgspec.structs.replace(cell.local, quiet_ttft_ms=50.0)
+            structs.replace(
+                cell,
+                remote=structs.replace(cell.remote, quiet_ttft_ms=80.0),
+                local=structs.replace(cell.local, quiet_ttft_ms=50.0),
             )
             for cell in record.cells
         )
-        table = Table(msgspec.structs.replace(record, cells=cells))
-        return [cell.append_wait_steps for cell in table.cells]
+        (found,) = {
+            (round(cell.remote_wait_steps, 6), round(cell.append_wait_steps, 6))
+            for cell in Table(structs.replace(record, cells=cells)).cells
+        }
+        return found
 
-    assert waits(150.0, 20.0) == pytest.approx([10.0] * 8)  # 100 ms longer, always busy
-    assert waits(60.0, 20.0) == [2.0] * 8  # a step that has been launched, at least
-    assert waits(150.0, 0.1) == [2.0] * 8  # hardly ever busy: not measured
+    assert waits(100.0, 150.0, 20.0) == (2.0, 10.0)  # 20 and 100 ms longer, always busy
+    assert waits(70.0, 51.0, 20.0) == (0.5, 0.5)  # half of a step, at least
+    assert waits(100.0, 150.0, 0.1) == (0.5, 2.0)  # hardly ever busy: not measured
+
+
+def test_waits_are_not_those_behind_a_busy_prefill_worker() -> None:
+    def remote_waits(shape: str) -> set[float]:
+        record = table_record(lambda *_: (100.0, 10.0, 50.0, 10.0), running=20.0)
+        cells = tuple(
+            structs.replace(
+                cell, remote=structs.replace(cell.remote, quiet_ttft_ms=50.0 + 40.0 * cell.bins[0])
+            )
+            for cell in record.cells
+        )
+        table = Table(structs.replace(record, cells=cells, shape=shape))
+        return {round(cell.remote_wait_steps, 6) for cell in table.cells if not cell.index}
+
+    # One turn a second. Of two turns one computes the context, at 0.1 ms a token.
+    assert remote_waits("1P1D") == {5.0}, "idle with 1,000 tokens of context, busy with 8,000"
+    assert remote_waits("40P1D1R") == {3.0}, "idle in all cells"
+    assert remote_waits("1P90D") == {0.5}, "busy in all cells"
+
+
+def test_an_append_without_a_token_takes_what_is_no_computing() -> None:
+    def empty_ms(quiet_ms: float) -> float:
+        return Table(table_record(lambda *_: (100.0, 10.0, quiet_ms, 10.0))).empty_append_ms
+
+    assert empty_ms(50.0) == pytest.approx(50.0 - 64 * 0.2)
+    assert empty_ms(12.0) == 10.0, "a step at least"

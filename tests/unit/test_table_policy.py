@@ -103,7 +103,7 @@ def test_a_stale_prefix_makes_remote_dearer() -> None:
     assert seen is not None
     # A fifth of the turns goes remote before any was served. They catch up anyway.
     assert seen.remote.ttft_ms == pytest.approx(200 + 0.8 * 9000 * 0.1)
-    assert seen.local.ttft_ms == pytest.approx(110 + 0.2 * 1000 * 0.1)
+    assert seen.local.ttft_ms == pytest.approx(110 + 0.2 * (1000 + 100) * 0.1), "and the reply"
 
 
 def test_load_counts_what_waits_now() -> None:
@@ -171,20 +171,33 @@ def test_where_nothing_waits_a_turn_takes_its_quiet_time(seen: Features) -> None
     if assessment is None:  # no such cell
         return
     found = assessment.remote.ttft_ms, assessment.local.ttft_ms
-    assert found == TABLE.quiet_ttft_ms(idle.context_tokens, idle.new_tokens)
+    quiet = TABLE.quiet_ttft_ms(idle.context_tokens, idle.new_tokens, idle.reply_tokens)
+    assert found == quiet
     assert assessment.local.tpot_ms == assessment.remote.tpot_ms, "it disturbs nobody"
 
 
 def test_an_append_costs_more_in_a_fuller_batch() -> None:
-    """Each of the others waits for 40 ms beyond a step. Over a reply of 50 tokens it is TPOT."""
+    """Each of the others waits for the tokens, 0.2 ms each. Over a reply of 50 it is TPOT."""
     corrected, weights = policy(Correction.LOAD), Weights(1, 2)
     assert choose(corrected, SHORT, weights, home_running=0) == (Route.LOCAL, Reason.TABLE)
     assert choose(corrected, SHORT, weights, home_running=2) == (Route.LOCAL, Reason.TABLE)
-    assert choose(corrected, SHORT, weights, home_running=3) == (Route.REMOTE, Reason.LOAD)
+    assert choose(corrected, SHORT, weights, home_running=12) == (Route.REMOTE, Reason.LOAD)
     seen = corrected.choose(replace(SHORT, home_running=2), weights).assessment
     assert seen is not None
-    assert (seen.remote.ttft_ms, seen.local.ttft_ms) == pytest.approx((100 + 5, 50 + 20))
-    assert seen.score.tpot_lost == pytest.approx(2 * 40 / 50 / 10)
+    assert (seen.remote.ttft_ms, seen.local.ttft_ms) == pytest.approx((100 + 5, 50 + 5))
+    assert seen.score.tpot_lost == pytest.approx(2 * 64 * 0.2 / 50 / 10)
+
+
+@pytest.mark.parametrize(("queued", "left"), [(0, 0), (800, 400), (1020, 510), (9020, 8510)])
+def test_half_of_the_first_prompt_of_a_queue_is_computed_already(queued: int, left: int) -> None:
+    """Others are taken to be as long as this turn's: 1,020 tokens, 120 of them an append."""
+    corrected = policy(Correction.LOAD)
+    idle = corrected.choose(SHORT, Weights()).assessment
+    busy = corrected.choose(replace(SHORT, prefill_queue_tokens=queued), Weights()).assessment
+    assert idle is not None
+    assert busy is not None
+    assert busy.remote.ttft_ms - idle.remote.ttft_ms == pytest.approx(left * 0.1)
+    assert busy.local == idle.local
 
 
 def test_no_local_turn_without_kv_for_it() -> None:
