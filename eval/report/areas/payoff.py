@@ -105,18 +105,23 @@ def _foreseen(verdict: Mapping[str, Any], best: float) -> tuple[str, str]:
 
 def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
     summary = family.summary(judgements)
-    share = summary["clairvoyant_share"]
     line = (
         f"{summary['comparisons']}",
         f"{summary['wins']}",
         f"{summary['ties']}",
         f"{summary['losses']}",
-        percent(summary["clairvoyant_gain"] or 0.0),
-        "nothing to win" if share is None else percent(share),
+        *_won(summary["clairvoyant_gain"], summary["clairvoyant_share"]),
         summary["a_a_ties"],
     )
     head = ("comparisons", "wins", "ties", "losses", "clairvoyant's gain", "`ppd`'s share of it")
     return Table((*head, "A/A ties"), [line], "all of them, after Holm's correction")
+
+
+def _won(gain: float | None, share: float | None) -> tuple[str, str]:
+    """What the clairvoyant wins, and ``ppd``'s share; it may not have been simulated."""
+    if gain is None:
+        return "-", "-"
+    return percent(gain), "nothing to win" if share is None else percent(share)
 
 
 def _machine(one: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ _SMALL = ("faiss_hnsw_sq", "usearch_i8", "svs_i8")  # begin the names of rivals 
 _FP32 = ("hnswlib", "faiss_hnsw", "faiss_nsg", "usearch", "svs")
 _OURS = ("ours_fp32", "ours")
 _RECALLS = (0.9, RECALL, 0.98)
-_WIDTHS = {"small": (10, 16, 32), "large": (64, 128, 256)}
+_WIDTHS = {"small": (10, 16, 32), "large": (16, 32, 64)}
 
 
 def _rows(results: Results, what: str, of_set: str) -> Rows:
