@@ -9,7 +9,7 @@ from pathlib import Path
 from ppd.errors import ConfigError
 
 from ..options import Commands, cluster_options
-from . import drive, simulated, verdict
+from . import drive, emulated, simulated, verdict
 from .config import load_config
 
 
@@ -55,12 +55,15 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: a file cannot be read or written, or is not what it should be.
         WorkerError: a worker was lost.
+        RefusedRunError: this machine was too slow to emulate a run.
     """
     config = load_config(options.config)
     if not options.verdict_only:
         files = dict(map(_named, options.data))
         study = drive.Study(config, files, options.tokenizer, options.table)
-        if config.simulated is None:
+        if config.emulated is not None:
+            emulated.run(study, config.emulated, options.out, options.logs)
+        elif config.simulated is None:
             drive.run(study, options.model, options.out, options.logs)
         else:
             processes = os.cpu_count() or 1 if options.processes is None else options.processes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 
@@ -12,12 +13,14 @@ import msgspec
 
 from ppd.errors import ConfigError
 from ppd.policies import static_policy
-from ppd.score import Weights
+from ppd.score import Objective, Targets, Weights
 
+from ..emulation.knobs import Knobs
 from ..simulation.machine import Machine
 from ..simulation.workers import Shape
-from ..traffic.conversations import Conversation, at_rate, poisson_starts, starting
+from ..traffic.conversations import Conversation, at_rate, poisson_starts, starting, within
 from ..traffic.workloads import Demand, plan
+from .way import Way, label
 
 PPD = "ppd"
 CLAIRVOYANT = "clairvoyant"  # in a simulation: it knows what is to come
@@ -40,6 +43,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         qps: conversations a second; None: as the trace has them.
         poisson: arrivals are drawn, not the trace's.
         seeds: its own, in place of the comparison's.
+        seconds: of a window: see ``within``.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
     every: int | None = None
+    seconds: float | None = None
 
 
 class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +73,18 @@ class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     horizon_s: float = 3.0
 
 
+class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster of a comparison that is emulated.
+
+    Attributes:
+        shape: prefill and decode workers, as ``1P1D``.
+    """
+
+    machine: Machine
+    shape: str = "1P1D"
+    slow_motion: float = 10.0
+
+
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The configuration of a comparison (see ``cpu.toml``).
 
@@ -75,56 +92,44 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         policies: static ones, as of ``ppd-router``; ``pd`` is the measure, ``pd-full`` is ``pd``
             without a cache on the decode worker.
         weightings: for each, ``ppd`` is run with these weights.
+        targets: for each, ``ppd`` is run with these targets, and compared by the share of later
+            turns that miss one of them.
         tuning: so many seeds, from 0 on, are of windows that ``ppd`` was made with. Where arrivals
             are drawn, these windows and the others have no conversation in common.
         simulated: the cluster, if it is none of real workers.
+        emulated: the cluster, if it is none of real devices.
     """
 
     seeds: tuple[int, ...]
     traces: tuple[Trace, ...]
     weightings: tuple[Weights, ...]
+    targets: tuple[Targets, ...] = ()
     tuning: int = 0
     policies: tuple[str, ...] = (FULL_TRANSFER, BASE, "full", "partial:0.5", "threshold")
     worker_flags: tuple[str, ...] = ()
     simulated: Simulated | None = None
+    emulated: Emulation | None = None
 
     @property
     def rivals(self) -> tuple[str, ...]:
         """The policies that run on the same cluster as ``ppd``."""
         return tuple(policy for policy in self.policies if policy != REPLICA)
 
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All weights and targets."""
+        weights: tuple[Objective, ...] = self.weightings
+        return weights + self.targets
+
     def seeds_of(self, trace: Trace) -> tuple[int, ...]:
         """Return the seeds of a trace: its own, or those of all."""
         return trace.seeds or self.seeds
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One of the ways that are compared."""
-
-    policy: str
-    weights: Weights | None = None
-
-    @property
-    def name(self) -> str:
-        """The name in rows and tables: the policy, with its weights if it has any."""
-        if self.weights is None:
-            return self.policy
-        return f"{self.policy} {self.weights.ttft:g}:{self.weights.tpot:g}"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers that give a request its weights."""
-        if self.weights is None:
-            return {}
-        named = {"X-PPD-W-TTFT": self.weights.ttft, "X-PPD-W-TPOT": self.weights.tpot}
-        return {name: f"{weight:g}" for name, weight in named.items()}
-
-
 def ways(config: Comparison) -> list[Way]:
     """Return all ways of a comparison."""
     found = [Way(policy) for policy in config.policies]
-    found += [Way(PPD, weights) for weights in config.weightings]
+    found += [Way(PPD, objective) for objective in config.objectives]
     if config.simulated is not None:
         found.append(Way(AGAIN))
         found += [Way(CLAIRVOYANT, weights) for weights in config.simulated.clairvoyant]
@@ -172,11 +177,18 @@ def _problems(config: Comparison) -> Iterator[str]:
             yield f"trace {trace.name}: also needs poisson"
         if trace.every is not None and (trace.every < 1 or trace.poisson):
             yield f"trace {trace.name}: every must be at least 1, and without poisson"
+        if trace.seconds is not None and not trace.seconds > 0:
+            yield f"trace {trace.name}: seconds must be above 0, got {trace.seconds:g}"
     if config.simulated is not None:
         yield from _simulated_problems(config.simulated)
         if not set(config.simulated.clairvoyant) <= set(config.weightings):
             yield "simulated.clairvoyant must name weights that are in weightings"
-    yield from (problem for weighting in config.weightings if (problem := weighting.problem()))
+    if config.emulated is not None:
+        yield from _emulated_problems(config, config.emulated)
+    yield from (problem for one in config.objectives if (problem := one.problem()))
+    names = [label(objective) for objective in config.objectives]
+    if len(set(names)) < len(names):
+        yield f"two weightings or targets are alike in six digits: {', '.join(names)}"
     if any(weighting.throughput for weighting in config.weightings):
         yield "weightings: the costs that are compared are TTFT and TPOT, not throughput"
 
@@ -195,6 +207,25 @@ def _simulated_problems(simulated: Simulated) -> Iterator[str]:
         yield f"simulated.horizon_s must be above 0, got {simulated.horizon_s:g}"
 
 
+def _emulated_problems(config: Comparison, emulation: Emulation) -> Iterator[str]:
+    if config.simulated is not None:
+        yield "a comparison is simulated or emulated, not both"
+    if config.worker_flags:
+        yield "worker_flags are of real devices"
+    if others := {FULL_TRANSFER, REPLICA} & set(config.policies):
+        yield f"an emulated cluster serves no {' and no '.join(sorted(others))}: other workers"
+    if re.fullmatch(r"[1-9]P[1-9]D", emulation.shape) is None:
+        yield f"emulated.shape must be as 1P1D, got {emulation.shape!r}"
+    if problem := emulation.machine.problem():
+        yield f"emulated.machine: {problem}"
+    if emulation.machine.slower != 1.0:
+        yield "emulated.machine: a slower machine is a calibration of its profile"
+    try:
+        Knobs(emulation.slow_motion, emulation.machine.link_gbps)
+    except ConfigError as error:
+        yield f"emulated: {error}"
+
+
 def window(
     trace: Trace, files: Mapping[str, Path], tokenizer: Path | None, seed: int, tuning: int = 0
 ) -> list[Conversation]:
@@ -206,6 +237,13 @@ def window(
     Raises:
         ConfigError: a file is missing or broken, or the trace has no such window.
     """
+    found = _window(trace, files, tokenizer, seed, tuning)
+    return found if trace.seconds is None else within(found, trace.seconds)
+
+
+def _window(
+    trace: Trace, files: Mapping[str, Path], tokenizer: Path | None, seed: int, tuning: int
+) -> list[Conversation]:
     wholes = [_whole(trace, spec, files, tokenizer) for spec in (trace.workload, *trace.also)]
     whole = wholes[0]
     first = seed * trace.conversations

@@ -29,7 +29,8 @@ from ..raw_rows import append_whole, end_last_line
 from ..samples import Sample
 from ..summary import Slo, summarize
 from ..traffic.conversations import Conversation
-from .config import BASE, FULL_TRANSFER, PPD, REPLICA, Comparison, Trace, Way, ways, window
+from .config import BASE, FULL_TRANSFER, PPD, REPLICA, Comparison, Trace, ways, window
+from .way import Way
 
 _WARM = 4  # conversations, through every router
 
@@ -197,7 +198,7 @@ async def _measure(
     async with aiohttp.ClientSession(connector=connector) as http:
         vocabulary = await vocabulary_of(http, workers.decode.url)
         most = await max_context_of(http, workers.decode.url)
-        _check_lengths(windows, most)
+        check_lengths(windows, most)
         first = next(iter(windows.values()))[:_WARM]
         for router in routers.values():  # kernels warm up, connections open: not measured
             await hold(router.url, first, seed="warm", vocabulary=vocabulary)
@@ -222,19 +223,14 @@ async def _measure(
                     "command goes on from there"
                 )
             moved = _moved_bytes(workers) - before
-            where = {"part": "compare", "trace": trace.name, "way": way.name, "seed": seed}
-            run_row = {
-                **asdict(summarize(samples, plans, wall_s, Slo())),
+            about = {
                 "kv_bytes_moved": moved,
-                "cached_tokens": sum(one.cached_tokens for one in samples if one.turn > 1),
-                "asked": msgspec.to_builtins(trace),
                 "worker_flags": study.config.worker_flags,
                 "model": Path(model).name,
                 "engine": f"sglang {version('sglang')}",
                 "plugin": __version__,
             }
-            row = {"row": "run", **where, **run_row, **provenance(seed)}
-            append_whole(out, [*_turns(where, samples), row])
+            append_whole(out, run_rows((trace, seed, way), samples, plans, wall_s, about))
             took_s = (time.monotonic() - begun_s) / number * (len(left) - number)
             failed = sum(bool(sample.error) for sample in samples)
             print(
@@ -245,11 +241,39 @@ async def _measure(
             )
 
 
-def _turns(where: Mapping[str, object], samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    return [{"row": "turn", **where, **asdict(sample)} for sample in samples]
+def run_rows(
+    place: tuple[Trace, int, Way],
+    samples: Sequence[Sample],
+    plans: Sequence[Conversation],
+    wall_s: float,
+    about: Mapping[str, object],
+) -> list[dict[str, Any]]:
+    """Return a row for each turn of a run, then the run's own.
+
+    Args:
+        about: fields of the run's row; they replace those of the provenance.
+    """
+    trace, seed, way = place
+    where = {"part": "compare", "trace": trace.name, "way": way.name, "seed": seed}
+    turns = [{"row": "turn", **where, **asdict(sample)} for sample in samples]
+    run_row = {
+        "row": "run",
+        **where,
+        **asdict(summarize(samples, plans, wall_s, Slo())),
+        "cached_tokens": sum(one.cached_tokens for one in samples if one.turn > 1),
+        "asked": msgspec.to_builtins(trace),
+        **provenance(seed),
+        **about,
+    }
+    return [*turns, run_row]
 
 
-def _check_lengths(windows: Mapping[tuple[str, int], list[Conversation]], most: int | None) -> None:
+def check_lengths(windows: Mapping[tuple[str, int], list[Conversation]], most: int | None) -> None:
+    """Check that a model can hold all conversations.
+
+    Raises:
+        ConfigError: one is too long for ``most`` tokens.
+    """
     for (name, seed), plans in windows.items():
         longest = max(plan.longest_tokens for plan in plans)
         if most is not None and longest > most:

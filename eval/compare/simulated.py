@@ -43,10 +43,10 @@ from .config import (
     REPLICA,
     Simulated,
     Trace,
-    Way,
     ways,
 )
 from .drive import Study, measured
+from .way import Way
 
 Times = Mapping[Turn, tuple[float, float]]  # TTFT and TPOT of later turns, in ms
 
@@ -73,7 +73,7 @@ class _Cluster:
             policy,
             Clients(),
             seed + 1_000_000 * (way.policy == AGAIN),
-            objective=way.weights,
+            objective=way.objective,
             delta=way.policy != FULL_TRANSFER,
             chunking=CHUNKING,
         )
@@ -138,8 +138,8 @@ def _window_rows(
     times = {name: _times(result.rows) for name, result in results.items()}
     for way in every:
         if way.policy == CLAIRVOYANT:
-            assert way.weights is not None
-            cost = _cost_of(way.weights, times[BASE])
+            assert isinstance(way.objective, Weights)
+            cost = _cost_of(way.objective, times[BASE])
             totals = {policy: _total(times[policy], cost) for policy in rivals}
             totals.pop(FULL_TRANSFER, None)  # a cluster without caches on decode workers
             best = min(totals, key=totals.__getitem__)

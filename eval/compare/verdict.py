@@ -1,38 +1,42 @@
 """Which way was better on the same traffic, and how surely, from raw rows alone.
 
 Of later turns, ``cost = w_ttft * TTFT / TTFT_pd + w_tpot * TPOT / TPOT_pd``, at the median and the
-90th percentile. All ways served the same conversations. Confidence intervals come from drawing
-seeds again, and in each whole conversations, the same for every way (paired bootstrap, 95 %). A
-seed is one run of each way. Whatever else the machine did in that half minute affects all turns of
-the run; drawing conversations alone would not show it.
+90th percentile. With targets it is the share of later turns that miss one. All ways served the same
+conversations: one that a way did not serve to its end counts for none. Confidence intervals come
+from drawing seeds again, and in each whole conversations, the same for every way (paired bootstrap,
+95 %). A seed is one run of each way. Whatever else the machine did in that half minute affects all
+turns of the run; drawing conversations alone would not show it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ppd.errors import ConfigError
-from ppd.score import Weights
+from ppd.score import Objective, Targets, Weights
 
 from ..provenance import provenance
 from ..raw_rows import append_whole
 from . import family
-from .config import AGAIN, BASE, CLAIRVOYANT, PPD, Comparison, Trace, Way, ways
+from .config import AGAIN, BASE, CLAIRVOYANT, PPD, Comparison, Trace, ways
 from .drive import read_rows
+from .way import Way, label, parse
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
 _QUANTILES = {"p50": 50.0, "p90": 90.0}
 EACH = "each"  # the mean over turns of their own costs
+MISSED = "missed"  # the share of turns that miss a target
 
 Array = NDArray[np.float64]
 Place = tuple[int, int]  # seed and conversation
@@ -145,15 +149,16 @@ def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
     ]
     if BASE not in names or not any(trace.seeds for trace in traces):
         raise ConfigError("no window was measured with every policy yet")
-    weights = [
-        name.removeprefix(mine).split(":")
-        for name in names
+    asked = [
+        parse(name.removeprefix(mine))
+        for name in sorted(names)
         if name.startswith(mine) and name != AGAIN
     ]
     return Comparison(
         seeds=(),
         traces=tuple(trace for trace in traces if trace.seeds),
-        weightings=tuple(Weights(float(ttft), float(tpot)) for ttft, tpot in sorted(weights)),
+        weightings=tuple(one for one in asked if isinstance(one, Weights)),
+        targets=tuple(one for one in asked if isinstance(one, Targets)),
         policies=tuple(name for name in names if not name.startswith(mine)),
     )
 
@@ -188,49 +193,55 @@ def _runs(
 # -- costs ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is compared: by an objective, at a statistic of all turns."""
+
+    objective: Objective
+    at: str
+
+
+def _questions(config: Comparison) -> Iterator[_Question]:
+    statistics = [*_QUANTILES, EACH] if config.simulated is not None else list(_QUANTILES)
+    for weights in config.weightings:
+        yield from (_Question(weights, at) for at in statistics)
+    yield from (_Question(targets, MISSED) for targets in config.targets)
+
+
 def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[str, Any]]:
     shared = _shared(every.values())
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
-    foreseen = config.simulated is not None
-    windows = len({seed for seed, _ in shared})
-    names = [*_QUANTILES, EACH] if foreseen else list(_QUANTILES)
-    figures = _every_turn if foreseen else _over_all
-    draws = list(_draws(shared))
-    points = figures(every, shared)
-    drawn = [figures(every, draw) for draw in draws]
+    questions = list(_questions(config))
+    points = _costs(questions, every, shared)
+    drawn = [_costs(questions, every, draw) for draw in _draws(shared)]
     spread = {name: np.array([one[name] for one in drawn]) for name in every}
-    for weights in config.weightings:
-        mine = Way(PPD, weights).name
-        for place, at in enumerate(names):
-
-            def cost(way: str, place: int = place, weights: Weights = weights) -> float:
-                return float(_cost(weights, points[way][place], points[BASE][place]))
-
-            def costs_drawn(way: str, place: int = place, weights: Weights = weights) -> Array:
-                return _cost(weights, spread[way][:, place], spread[BASE][:, place])
-
-            costs = {policy: cost(policy) for policy in (*config.policies, mine)}
-            best = min(config.rivals, key=lambda policy: costs[policy])
-            difference = costs_drawn(mine) - costs_drawn(best)
-            low, high = np.percentile(difference, _INTERVAL)
-            found = {
-                "weights": f"{weights.ttft:g}:{weights.tpot:g}",
-                "at": at,
-                "costs": {name: round(value, 3) for name, value in costs.items()},
-                "best_static": best,
-                "difference": round(costs[mine] - costs[best], 3),
-                "interval": [round(float(low), 3), round(float(high), 3)],
-                "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
-            }
-            if foreseen:
-                found["better"] = costs[mine] < costs[best]
-                found["p"] = family.p_value(costs[mine] - costs[best], difference, windows)
-                if (foresight := Way(CLAIRVOYANT, weights).name) in every:
-                    found["clairvoyant"] = round(cost(foresight), 3)
-                again = costs_drawn(AGAIN) - costs_drawn(BASE)
-                found["p_again"] = family.p_value(cost(AGAIN) - cost(BASE), again, windows)
-            yield found
+    windows = len({seed for seed, _ in shared})
+    for i, question in enumerate(questions):
+        named = label(question.objective)
+        mine = f"{PPD} {named}"
+        costs = {name: float(points[name][i]) for name in (*config.policies, mine)}
+        best = min(config.rivals, key=costs.__getitem__)
+        difference = spread[mine][:, i] - spread[best][:, i]
+        low, high = np.percentile(difference, _INTERVAL)
+        found = {
+            "weights": named,
+            "at": question.at,
+            "costs": {name: round(value, 3) for name, value in costs.items()},
+            "best_static": best,
+            "difference": round(costs[mine] - costs[best], 3),
+            "interval": [round(float(low), 3), round(float(high), 3)],
+            "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
+        }
+        if config.simulated is not None:
+            found["better"] = costs[mine] < costs[best]
+            found["p"] = family.p_value(costs[mine] - costs[best], difference, windows)
+            if (foresight := f"{CLAIRVOYANT} {named}") in every:
+                found["clairvoyant"] = round(float(points[foresight][i]), 3)
+            again = float(points[AGAIN][i] - points[BASE][i])
+            again_drawn = spread[AGAIN][:, i] - spread[BASE][:, i]
+            found["p_again"] = family.p_value(again, again_drawn, windows)
+        yield found
 
 
 def _shared(ways: Iterable[Turns]) -> list[Place]:
@@ -259,39 +270,45 @@ def _quantiles(turns: Array) -> Array:
     return found
 
 
-def _over_all(every: Mapping[str, Turns], places: Sequence[Place]) -> dict[str, Array]:
-    """Quantiles over all turns of some conversations, for every way."""
-    return {name: _quantiles(turns.draw(places)) for name, turns in every.items()}
-
-
-def _every_turn(every: Mapping[str, Turns], places: Sequence[Place]) -> dict[str, Array]:
-    """The same, and the mean over turns of what each takes, divided by the same turn of the base.
-
-    Raises:
-        ConfigError: the ways did not serve the same turns.
-    """
-    drawn = {name: turns.draw(places) for name, turns in every.items()}
-    base = drawn[BASE]
-    if any(turns.shape != base.shape for turns in drawn.values()):
-        raise ConfigError("a turn failed: the ways did not serve the same turns")
-    safe = np.where(base > 0, base, 1.0)  # a reply of one token has no TPOT
+def _costs(
+    questions: Sequence[_Question], every: Mapping[str, Turns], places: Sequence[Place]
+) -> dict[str, Array]:
+    """Return the cost of each way by every question, over all turns of some conversations."""
+    base = every[BASE].draw(places)
+    base_figures = _figures_of(base, base)
     return {
-        name: np.vstack(
-            [_quantiles(turns), np.where(base > 0, turns / safe, 1.0).mean(axis=0, keepdims=True)]
-        )
-        for name, turns in drawn.items()
+        name: np.array(list(_answers(questions, turns.draw(places), base, base_figures)))
+        for name, turns in every.items()
     }
 
 
-def _cost(weights: Weights, mine: Array, base: Array) -> Array:
-    """Return the cost of a way, relative to the base.
+def _answers(
+    questions: Sequence[_Question], turns: Array, base: Array, base_figures: Mapping[str, Array]
+) -> Iterator[float]:
+    figures = _figures_of(turns, base)
+    for question in questions:
+        match question.objective:
+            case Weights() as weights:
+                ttft, tpot = figures[question.at] / base_figures[question.at]
+                yield float(weights.ttft * ttft + weights.tpot * tpot)
+            case Targets() as targets:
+                yield _missed(targets, turns)
+            case _:
+                assert_never(question.objective)
 
-    Args:
-        mine, base: shape (..., 2), TTFT and TPOT.
-    """
-    ratio = mine / base
-    cost: Array = weights.ttft * ratio[..., 0] + weights.tpot * ratio[..., 1]
-    return cost
+
+def _figures_of(turns: Array, base: Array) -> dict[str, Array]:
+    """By statistic TTFT and TPOT: quantiles, and means of shares of the base's same turn."""
+    safe = np.where(base > 0, base, 1.0)  # a reply of one token has no TPOT
+    each = np.where(base > 0, turns / safe, 1.0).mean(axis=0)
+    return dict(zip(_QUANTILES, _quantiles(turns), strict=True)) | {EACH: each}
+
+
+def _missed(targets: Targets, turns: Array) -> float:
+    """The share of turns that miss a target; a reply of one token misses none of TPOT."""
+    given = (targets.ttft_ms, targets.tpot_ms)
+    bounds = [math.inf if target is None else target for target in given]
+    return float((turns > bounds).any(axis=1).mean())
 
 
 # -- what people read -------------------------------------------------------------------------

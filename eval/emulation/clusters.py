@@ -13,9 +13,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -32,8 +32,10 @@ from ..traffic.conversations import Conversation
 from ..traffic.workloads import Demand, plan
 from .knobs import Knobs
 from .model import LETTERS
-from .traces import DeviceUse, device_use
+from .traces import DeviceUse, RefusedRunError, device_use
 from .workers import Emulated
+
+T = TypeVar("T")  # what a run measures
 
 SHAPES = ("1P1D", "2P2D", "1P3D", "4R", "1P1Dx2")
 _SHAPE = re.compile(r"[1-9]P[1-9]D(?:x([2-9]))?|[1-9]R")
@@ -45,6 +47,7 @@ _CPU_SHARE = 0.1  # of the machine, so that a step is never waited for
 _LEAST_SLOW_MOTION = 10.0
 _SILENCE_S = 1800.0
 _ROUTER = f"{__package__}.router"
+_TRIES = 3  # of a run, before the machine counts as too slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +217,14 @@ async def held(
     parts: Sequence[Sequence[Conversation]],
     slow_motion: float,
     seed: str,
+    headers: dict[str, str] | None = None,
 ) -> list[Sample]:
     """Hold conversations with empty caches, and return their turns in the cluster's own time.
 
     Args:
         parts: one after the other, at the emulated cluster's own times.
         seed: of the texts.
+        headers: of all requests.
     """
     async with aiohttp.ClientSession() as http:
         await empty_caches(http, [worker.url for worker in cluster.workers.values()])
@@ -231,8 +236,26 @@ async def held(
             seed=f"{seed}/{number}",
             vocabulary=LETTERS,
             silence_s=_SILENCE_S,
+            headers=headers,
         )
     return [compressed(sample, slow_motion) for sample in samples]
+
+
+def tried(measure: Callable[[int], T]) -> T:
+    """Return what a run measures; if the machine was too slow, it runs again.
+
+    Args:
+        measure: gets the number of earlier tries.
+
+    Raises:
+        RefusedRunError: the machine was too slow each time.
+    """
+    for tries in range(_TRIES - 1):
+        try:
+            return measure(tries)
+        except RefusedRunError as refused:
+            print(f"measured again: {refused}", file=sys.stderr, flush=True)
+    return measure(_TRIES - 1)
 
 
 def _summary(

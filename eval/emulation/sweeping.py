@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,10 @@ from ..sweep.config import Place, Run, SweepConfig, load_config, plan
 from ..sweep.drive import Progress
 from ..sweep.rows import RunResult, Writer, read_runs, served_by
 from ..table.build import build
-from .clusters import held, roles_of, slow_motion_for, start_cluster
+from .clusters import held, roles_of, slow_motion_for, start_cluster, tried
 from .knobs import Knobs
-from .traces import RefusedRunError, device_use
+from .traces import device_use
 from .workers import Emulated, emulated
-
-_TRIES = 3  # of a run, before the machine counts as too slow
 
 Measure = Callable[[Run, int], RunResult]
 """Measures a run and writes its rows; the number counts its earlier tries."""
@@ -158,19 +156,10 @@ def drive(
     while (job := choice.next(medians, ())) is not None:
         for one in job.runs(config.policies):
             if one not in medians:
-                result = _tried(measure, one)
+                result = tried(partial(measure, one))
                 medians[one] = result.medians()
                 progress.print_run(result, choice.left(medians))
         progress.jobs += 1
-
-
-def _tried(measure: Measure, one: Run) -> RunResult:
-    for tries in range(_TRIES - 1):
-        try:
-            return measure(one, tries)
-        except RefusedRunError as refused:
-            print(f"measured again: {refused}", file=sys.stderr, flush=True)
-    return measure(one, _TRIES - 1)
 
 
 def warm_up(

@@ -148,3 +148,26 @@ def cut(conversation: Conversation, max_context: int) -> Conversation | None:
             break
         kept.append(turn)
     return replace(conversation, turns=tuple(kept)) if kept else None
+
+
+def within(conversations: Sequence[Conversation], seconds: float) -> list[Conversation]:
+    """Drop the turns that are due after so many seconds, by arrivals and pauses alone.
+
+    The time that replies take is not known before.
+
+    Raises:
+        ConfigError: no turn is left.
+    """
+    kept = []
+    for conversation in conversations:
+        due_s, turns = conversation.starts_at_s, []
+        for number, turn in enumerate(conversation.turns):
+            due_s += max(turn.think_s, turn.gap_s) if number else 0.0
+            if due_s >= seconds:
+                break
+            turns.append(turn)
+        if turns:
+            kept.append(replace(conversation, turns=tuple(turns)))
+    if not kept:
+        raise ConfigError(f"no conversation begins within {seconds:g} s")
+    return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from eval.emulation.drafts import Drafts
 from eval.emulation.traces import RefusedRunError
 from eval.emulation.workers import Emulated, emulated
 from eval.profiles.profile import Extend, Step, load_profile
+from eval.raw_rows import read_rows
 from eval.summary import Slo
 from ppd.contract import Role
 from ppd.table import Table
@@ -177,3 +179,47 @@ def test_a_sweep_makes_a_table_of_what_the_profile_predicts(tmp_path: Path) -> N
         step_ms = profile.step_ms(Step((), 1, int(context)))
         assert cell.local.tpot_ms.median == pytest.approx(step_ms, rel=0.3)
         assert min(cell.local.tokens_per_s) > 0
+
+
+_COMPARED = """
+seeds = [0]
+policies = ["pd", "full"]
+weightings = [{ ttft = 1.0, tpot = 1.0 }]
+[emulated]
+machine = { profile = "llama-3.1-8b-h100-tp1", link_gbps = 100 }
+slow_motion = 20
+[[traces]]
+name = "short"
+workload = "turns:3?first=4096&first_out=16&new=128&out=16&think_s=0.2"
+conversations = 3
+qps = 4.0
+poisson = true
+seconds = 1.0
+"""
+
+
+@pytest.mark.matrix
+def test_ways_are_compared_on_an_emulated_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, raw = tmp_path / "compare.toml", tmp_path / "raw.jsonl"
+    config.write_text(_COMPARED)
+    argv = ["compare", str(config), "--out", str(raw), "--logs", str(tmp_path)]
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        refused = str(ended.value.code)
+        if "more slow motion is needed" in refused or "repeat on a quieter machine" in refused:
+            pytest.skip(f"the machine is too busy to emulate anything: {refused}")
+        assert ended.value.code == 0, refused
+    (trace,) = json.loads(capsys.readouterr().out.splitlines()[-1])["traces"]
+    runs = [row for _, row in read_rows(raw) if row["row"] == "run"]
+    # The second command has measured nothing.
+    assert sorted(row["way"] for row in runs) == ["full", "pd", "ppd 1:1"]
+    assert all(row["failed"] == 0 and row["slow_motion"] == 20 for row in runs)
+    assert trace["later_turns"] > 0
+    assert trace["ways"]["full"]["local_share"] == 1.0
+    assert trace["ways"]["pd"]["kv_mb_moved"] > trace["ways"]["full"]["kv_mb_moved"] > 0
+    # A turn takes what it takes on the device, not in slow motion.
+    alone_ms = load_profile(_PROFILE).step_ms(Step((Extend(128, 4112),)))
+    assert trace["ways"]["full"]["ttft_p50_ms"] < 5 * alone_ms

@@ -26,6 +26,7 @@ TOML = """
 seeds = [0, 1]
 policies = ["replica", "pd-full", "pd", "full", "threshold"]
 weightings = [{ ttft = 1.0, tpot = 1.0 }, { ttft = 1.0, tpot = 3.0 }]
+targets = [{ ttft_ms = 50.0, tpot_ms = 9.0 }]
 [simulated]
 machine = { profile = "llama-3.1-8b-h100-tp1", link_gbps = 25 }
 clairvoyant = [{ ttft = 1.0, tpot = 1.0 }, { ttft = 1.0, tpot = 3.0 }]
@@ -69,7 +70,7 @@ def test_every_way_serves_the_same_turns(rows: Path) -> None:
     }
     assert set(turns) == {
         *("replica", "pd-full", "pd", "full", "threshold", "pd again"),
-        *("ppd 1:1", "ppd 1:3", "clairvoyant 1:1", "clairvoyant 1:3"),
+        *("ppd 1:1", "ppd 1:3", "ppd 50/9 ms", "clairvoyant 1:1", "clairvoyant 1:3"),
     }
     assert all(of_way == turns["pd"] for of_way in turns.values())
 
@@ -113,8 +114,8 @@ def test_what_was_simulated_is_not_simulated_again(
     assert done.value.code == 0
     assert rows.read_bytes() == before
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last["comparisons"] == 6 == last["wins"] + last["ties"] + last["losses"]
-    assert last["a_a_ties"] == "6 of 6"
+    assert last["comparisons"] == 7 == last["wins"] + last["ties"] + last["losses"]
+    assert last["a_a_ties"] == "7 of 7"
     (row,) = map(json.loads, verdicts.read_text().splitlines())
     assert row["link_gbps"] == 25
     assert row["commit"]

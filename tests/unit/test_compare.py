@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from eval import cli
-from eval.compare.config import Comparison, Trace, Way, load_config, ways, window
+from eval.compare.config import Comparison, Trace, load_config, ways, window
 from eval.compare.drive import Study
+from eval.compare.way import Way, label, parse
+from eval.traffic.conversations import Conversation, PlannedTurn, within
 from ppd.errors import ConfigError
-from ppd.score import Weights
+from ppd.score import Objective, Targets, Weights
 
 TOML = """
 seeds = [0, 1]
@@ -100,7 +102,22 @@ def test_every_way_meets_every_window(config: Comparison, chat: Path) -> None:
         (seed, name) for seed in (0, 1) for name in ("pd", "full", "ppd 1:1", "ppd 1:3")
     }
     assert [seed for _, seed, _ in order] == [0] * 4 + [1] * 4
-    assert Way("ppd", Weights(1, 3)).headers == {"X-PPD-W-TTFT": "1", "X-PPD-W-TPOT": "3"}
+
+
+@pytest.mark.parametrize(
+    ("objective", "name", "headers"),
+    [
+        (Weights(1, 3), "1:3", {"X-PPD-W-TTFT": "1", "X-PPD-W-TPOT": "3"}),
+        (Targets(500, 7.5), "500/7.5 ms", {"X-SLO-TTFT-MS": "500", "X-SLO-TPOT-MS": "7.5"}),
+        (Targets(tpot_ms=30), "-/30 ms", {"X-SLO-TPOT-MS": "30"}),
+    ],
+)
+def test_an_objective_has_a_name_and_headers(
+    objective: Objective, name: str, headers: dict[str, str]
+) -> None:
+    assert label(objective) == name
+    assert parse(name) == objective
+    assert Way("ppd", objective).headers == headers
 
 
 @pytest.mark.parametrize(
@@ -114,6 +131,8 @@ def test_every_way_meets_every_window(config: Comparison, chat: Path) -> None:
         ("conversations = 3", "conversations = 0", "conversations must be at least 1"),
         ("qps = 2.0", "poisson = true", "poisson needs qps"),
         ("ttft = 1.0", "ttft = -1.0", "weights must be numbers from 0"),
+        ("seeds = [0, 1]", "seeds = [0, 1]\ntargets = [{}]", "one of the targets ttft_ms and tpot"),
+        ("seeds = [0, 1]", "seeds = [0, 1]\ntargets = [{ ttft_ms = 9 }, { ttft_ms = 9 }]", "alike"),
         ("ttft = 1.0", "throughput = 1.0", "weightings: the costs that are compared are TTFT and"),
         ("qps = 2.0", "rate = 2.0", "unknown field `rate`"),
     ],
@@ -138,6 +157,49 @@ def test_a_missing_file_is_asked_for(tmp_path: Path, config: Comparison) -> None
     argv = ["compare", str(tmp_path / "compare.toml"), "--out", str(tmp_path / "o.jsonl")]
     with pytest.raises(SystemExit, match="--data takes NAME=FILE, got 'chat'"):
         cli.main([*argv, "--data", "chat"])
+
+
+EMULATED = """
+[emulated]
+machine = { profile = "llama-3.1-8b-h100-tp1", link_gbps = 25 }
+slow_motion = 20
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('["pd", "full"]', '["pd", "replica"]', "an emulated cluster serves no replica: other"),
+        ("link_gbps = 25", "link_gbps = 25, slower = 1.4", "a calibration of its profile"),
+        ("link_gbps = 25", "link_gbps = 0", "link_gbps must be above 0"),
+        ("slow_motion = 20", "slow_motion = 0", "slow motion must be 1 to 10,000, got 0"),
+        ("slow_motion = 20", 'shape = "1P1Dx2"', "shape must be as 1P1D, got '1P1Dx2'"),
+        ("slow_motion = 20", 'shape = "4R"', "shape must be as 1P1D, got '4R'"),
+        ("seeds = [0, 1]", 'worker_flags = ["--x"]\nseeds = [0]', "worker_flags are of real"),
+        ("qps = 2.0", "seconds = 0", "seconds must be above 0"),
+    ],
+)
+def test_what_cannot_be_emulated_is_refused(tmp_path: Path, old: str, new: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config_of(tmp_path, (TOML + EMULATED).replace(old, new))
+
+
+def test_what_is_shipped_to_be_emulated_can_be_run() -> None:
+    config = load_config(SHIPPED / "emulated.toml")
+    assert config.emulated is not None
+    assert {trace.seconds for trace in config.traces} == {120}
+    assert min(config.seeds) >= config.tuning
+
+
+def test_a_window_ends_after_its_seconds(chat: Path) -> None:
+    whole = Trace("chat", "sessions:{chat}", 6)
+    cut = Trace("chat", "sessions:{chat}", 6, seconds=4.5)
+    found = window(cut, {"chat": chat}, None, 0)
+    assert window(whole, {"chat": chat}, None, 0)[0].turns[1].gap_s == 4.0
+    assert [one.starts_at_s for one in found] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert [len(one.turns) for one in found] == [2, 1, 1, 1, 1]
+    with pytest.raises(ConfigError, match=r"no conversation begins within 0\.5 s"):
+        within([Conversation(0.5, (PlannedTurn(1, 1),))], 0.5)
 
 
 Costs = Callable[[str, int], tuple[float, float]]
@@ -200,6 +262,26 @@ def test_verdicts_are_paired_and_weighted(
     assert heavy["costs"] == {"pd": 4.0, "full": 4.1, "ppd 1:3": 4.0}
     assert [one["verdict"] for one in trace["verdicts"]] == ["ties"] * 4
     assert told["ppd_loses"] == 0
+
+
+def test_targets_are_compared_by_the_share_of_turns_that_miss_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A third of the turns misses TTFT with ``pd``, a fifth TPOT with ``full``."""
+    config = config_of(tmp_path, "targets = [{ ttft_ms = 100, tpot_ms = 10 }]\n" + TOML)
+
+    def costs(way: str, number: int) -> tuple[float, float]:
+        if way == "full":
+            return 100.0, 10.1 if number % 5 == 0 else 0.0
+        return 100.1 if way == "pd" and number % 3 == 0 else 100.0, 10.0
+
+    made = rows(config, costs)
+    assert {row["way"] for row in made} >= {"ppd 1:3", "ppd 100/10 ms"}
+    (trace,) = verdicts(tmp_path, made, capsys)["traces"]
+    last = trace["verdicts"][-1]
+    assert (last["weights"], last["at"]) == ("100/10 ms", "missed")
+    assert last["costs"] == {"pd": 0.333, "full": 0.2, "ppd 100/10 ms": 0.0}
+    assert (last["best_static"], last["verdict"]) == ("full", "beats")
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(0.5, "beats"), (1.5, "loses")])

@@ -87,7 +87,8 @@ def verdicts(results: Results) -> Block:
     head = ("traffic", "link", "best static", "`ppd`", "clairvoyant", "to be won")
     caption = (
         "cost at even weights, mean over turns: delta transfer costs 2; wins, ties and losses of "
-        "`ppd` in nine comparisons; KV moved by `ppd` against delta transfer"
+        f"`ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` against delta "
+        "transfer"
     )
     return block(
         Table((*head, "wins, ties, losses", "KV"), table, caption),

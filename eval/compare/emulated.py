@@ -1,0 +1,148 @@
+"""A comparison on an emulated cluster: every way serves the same windows, in slow motion.
+
+Rows are those of a comparison of real workers, in the emulated cluster's own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ppd.errors import ConfigError, WorkerError
+
+from ..cluster import Process, launching
+from ..emulation.clusters import held, start_cluster, tried
+from ..emulation.knobs import Knobs
+from ..emulation.model import MODEL
+from ..emulation.sweeping import where_measured
+from ..emulation.traces import device_use
+from ..emulation.workers import Emulated, emulated
+from ..raw_rows import append_whole, end_last_line
+from ..traffic.conversations import Conversation
+from .config import PPD, Emulation, Trace, ways
+from .drive import Study, check_lengths, measured, read_rows, run_rows
+from .way import Way
+
+
+def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
+    """Measure what ``out`` does not hold yet, and append it there.
+
+    Raises:
+        ConfigError: a trace, a profile or ``out`` cannot be read or written, ``out`` has runs of
+            another cluster, or a conversation is too long.
+        WorkerError: a worker was lost; what was measured is kept.
+        RefusedRunError: the machine was too slow for a run, whenever it was tried.
+    """
+    windows, done = study.windows(), measured(out)
+    machine = emulation.machine
+    profile = machine.load()
+    where = {"shape": emulation.shape, **where_measured(machine, emulation.slow_motion)}
+    _require_same(out, where)
+    check_lengths(windows, min(MODEL.max_context_tokens, profile.kv_pool_tokens))
+    left = [
+        (trace, seed, way)
+        for trace, seed, way in study.order()
+        if (trace.name, seed, way.name) not in done
+    ]
+    print(f"{len(left)} runs to measure, {len(done)} in {out}", file=sys.stderr, flush=True)
+    if not left:
+        return
+    end_last_line(out)
+    with (
+        launching(logs) as launch,
+        emulated(launch, profile, machine.profile, logs / "emulation") as cluster,
+    ):
+        cluster.knobs.set(Knobs(emulation.slow_motion, machine.link_gbps))
+        routers = _start_routers(cluster, study, emulation)
+        first = next(iter(windows.values()))[:1]
+        for router in routers.values():  # the pacer of a worker that serves is warm
+            asyncio.run(held(cluster, router, [first], emulation.slow_motion, "warm"))
+        for number, (trace, seed, way) in enumerate(left, 1):
+            plans = windows[trace.name, seed]
+            place = (trace, seed, way)
+            rows = tried(partial(_measured, cluster, routers, where, place, plans))
+            append_whole(out, rows)
+            print(
+                f"{number}/{len(left)} {trace.name} seed {seed} {way.name}: {len(rows) - 1} turns",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _require_same(out: Path, where: Mapping[str, object]) -> None:
+    for row in read_rows(out):
+        if row["row"] != "run":
+            continue
+        for name in ("shape", "hardware", "engine"):
+            if row.get(name) != where[name]:
+                raise ConfigError(
+                    f"{out}: has runs of {name} {row.get(name)!r}, these are of {where[name]!r}: "
+                    "use another file"
+                )
+
+
+def _start_routers(cluster: Emulated, study: Study, emulation: Emulation) -> dict[str, Process]:
+    """One for each policy; weights and targets come with the requests."""
+    routers: dict[str, Process] = {}
+    for policy in dict.fromkeys(way.policy for way in ways(study.config)):
+        flags = ["--policy", policy]
+        if policy == PPD and study.table is not None:
+            flags += ["--table", str(study.table)]
+        routers[policy] = start_cluster(cluster, emulation.shape, flags, [], emulation.slow_motion)
+    return routers
+
+
+def _measured(
+    cluster: Emulated,
+    routers: Mapping[str, Process],
+    where: Mapping[str, object],
+    place: tuple[Trace, int, Way],
+    plans: Sequence[Conversation],
+    tries: int,
+) -> list[dict[str, Any]]:
+    """Serve a window in one way, and return its rows.
+
+    Args:
+        where: fields that name the cluster.
+        tries: earlier ones. The router has seen their texts, so this one has others.
+
+    Raises:
+        RefusedRunError: the machine was too slow.
+        WorkerError: a worker has ended.
+    """
+    trace, seed, way = place
+    slow_motion = cluster.knobs.slow_motion
+    before, begun_s = _sent_bytes(cluster), time.monotonic()
+    samples = asyncio.run(
+        held(
+            cluster,
+            routers[way.policy],
+            [plans],
+            slow_motion,
+            f"{trace.name}/{seed}/{way.name}/{tries}",
+            way.headers,
+        )
+    )
+    ended_s = time.monotonic()
+    for worker in cluster.workers.values():
+        if worker.popen.poll() is not None:
+            raise WorkerError(f"{worker.name} {worker.ending()}; what was measured is kept")
+    use = device_use(cluster.traces, begun_s, ended_s)
+    use.require_valid()
+    about = {
+        "kv_bytes_moved": _sent_bytes(cluster) - before,
+        "bubble_share": round(use.bubble_share, 5),
+        "longest_stall_ms": round(use.longest_stall_ms, 3),
+        "continued_steps": use.continued,
+        **where,
+    }
+    return run_rows(place, samples, plans, (ended_s - begun_s) / slow_motion, about)
+
+
+def _sent_bytes(cluster: Emulated) -> int:
+    return sum(cluster.knobs.sent_bytes(name) for name in cluster.workers)
