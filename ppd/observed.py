@@ -118,6 +118,20 @@ class RemoteShares:
         self._shares.clear()
 
 
+def chance_of_remote(share: float, turn: int) -> float:
+    """The probability that a conversation has another remote turn.
+
+    A conversation of so many turns has a further one with probability ``turn / (turn + 1)``, by
+    Laplace's rule of succession.
+
+    Args:
+        share: of remote turns among later ones.
+        turn: the number of its newest turn, from 1.
+    """
+    goes_on = turn / (turn + 1)
+    return goes_on * share / (1.0 - goes_on * (1.0 - share))
+
+
 def _log_ratio(measured: float, expected: float) -> float:
     """The bounded log ratio: one turn that hung for a minute must not outweigh all others."""
     return math.log(max(1 / BOUND, min(BOUND, measured / expected)))

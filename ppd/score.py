@@ -77,7 +77,8 @@ class Score:
     """The comparison of two routes.
 
     Attributes:
-        ttft_saved: share of the remote TTFT that a local turn saves (the paper's delta).
+        ttft_saved: what a local turn saves of the typical remote TTFT, as a share (the paper's
+            delta). Above 1 where the remote TTFT is far above the typical one.
         tpot_lost: share of the remote TPOT that a local turn adds.
         remote: the score of the remote route. It is 0 with weights, and with targets the
             probability to meet them.
@@ -96,9 +97,19 @@ class Score:
     throughput_gained: float = 0.0
 
 
-def score(objective: Objective, remote: Costs, local: Costs) -> Score:
-    """Compare the costs of both routes."""
-    ttft_saved = (remote.ttft_ms - local.ttft_ms) / remote.ttft_ms
+def score(
+    objective: Objective, remote: Costs, local: Costs, typical_ttft_ms: float | None = None
+) -> Score:
+    """Compare the costs of both routes.
+
+    Args:
+        objective: the operator's.
+        remote: costs of the remote route.
+        local: costs of the local route.
+        typical_ttft_ms: of the remote route, by which savings of TTFT are divided; None: that of
+            ``remote``. Divided by a TTFT with its queue, no saving could count more than 1.
+    """
+    ttft_saved = (remote.ttft_ms - local.ttft_ms) / (typical_ttft_ms or remote.ttft_ms)
     tpot_lost = (local.tpot_ms - remote.tpot_ms) / remote.tpot_ms
     gained = local.tokens_per_s / remote.tokens_per_s - 1.0 if remote.tokens_per_s else 0.0
     match objective:
@@ -124,7 +135,12 @@ def standard_error(weights: Weights, remote: Costs, local: Costs, noise: Noise) 
 
 
 def local_within_noise(
-    objective: Objective, remote: Costs, local: Costs, measured: Costs, noise: Noise
+    objective: Objective,
+    remote: Costs,
+    local: Costs,
+    measured: Costs,
+    noise: Noise,
+    typical_ttft_ms: float | None = None,
 ) -> bool:
     """Whether local would be preferred if its measured costs were one standard error better.
 
@@ -138,6 +154,7 @@ def local_within_noise(
         local: costs of the local route, with the corrections for the current load.
         measured: costs of the local route as measured; only these are uncertain.
         noise: the relative standard errors of the measurement.
+        typical_ttft_ms: as of ``score``.
     """
     better = Costs(
         _lowered(local.ttft_ms, measured.ttft_ms, noise.ttft),
@@ -146,7 +163,7 @@ def local_within_noise(
         local.tpot_tail,
         local.tokens_per_s * (1.0 + noise.throughput),
     )
-    return score(objective, remote, better).prefers_local
+    return score(objective, remote, better, typical_ttft_ms).prefers_local
 
 
 def _lowered(now_ms: float, measured_ms: float, noise: float) -> float:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from msgspec import structs
 
 from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route
-from ppd.observed import Observed, RemoteShares
+from ppd.observed import Observed, RemoteShares, chance_of_remote
 from ppd.policies import DynamoThreshold
 from ppd.score import Objective, Score, local_within_noise, score
 from ppd.table import Cell, Costs, Table
@@ -54,11 +54,16 @@ _MIN_OUTPUT = 8  # tokens of a reply over which a delay counts as TPOT, at least
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The costs after a correction, and the reason to give if they change the route."""
+    """The costs after a correction, and the reason to give if they change the route.
+
+    Attributes:
+        typical_ttft_ms: of the remote route, without what is live.
+    """
 
     reason: Reason
     remote: Costs
     local: Costs
+    typical_ttft_ms: float
 
 
 class TablePolicy(Policy):
@@ -121,7 +126,7 @@ class TablePolicy(Policy):
             )
         scored: Score | None = None
         for step in self._steps(features, cell):
-            rescored = score(objective, step.remote, step.local)
+            rescored = score(objective, step.remote, step.local, step.typical_ttft_ms)
             if scored is None or rescored.prefers_local is not scored.prefers_local:
                 reason = step.reason
             scored = rescored
@@ -130,7 +135,9 @@ class TablePolicy(Policy):
         if (
             route is Route.REMOTE
             and Correction.NOISE in self.corrections
-            and local_within_noise(objective, step.remote, step.local, cell.local, cell.noise)
+            and local_within_noise(
+                objective, step.remote, step.local, cell.local, cell.noise, step.typical_ttft_ms
+            )
         ):
             route, reason = Route.LOCAL, Reason.NOISE
         return Decision(route, reason, Assessment(cell.label, step.remote, step.local, scored))
@@ -144,34 +151,37 @@ class TablePolicy(Policy):
         """Iterate over the cell's costs, then those after each correction; shrinkage is last."""
         assert self.table is not None
         remote, local = cell.remote, cell.local
-        yield _Step(Reason.TABLE, remote, local)
+        yield _Step(Reason.TABLE, remote, local, remote.ttft_ms)
         if Correction.INTERPOLATION in self.corrections:
             remote, local = self.table.interpolate(*_workload(features))
-            yield _Step(Reason.INTERPOLATION, remote, local)
+            yield _Step(Reason.INTERPOLATION, remote, local, remote.ttft_ms)
+        typical_ms = remote.ttft_ms
         stale_ms = owed_ms = 0.0
         if Correction.STALE_PREFIX in self.corrections:
             stale_ms, owed_ms = self._catching_up_ms(features, cell)
             remote, local = _later(remote, stale_ms), _later(local, owed_ms)
-            yield _Step(Reason.STALE_PREFIX, remote, local)
+            yield _Step(Reason.STALE_PREFIX, remote, local, typical_ms)
         if Correction.LOAD in self.corrections:
-            remote, local = self._loaded(features, cell, remote, local, stale_ms, owed_ms)
-            yield _Step(Reason.LOAD, remote, local)
+            loaded = self._loaded(features, cell, remote, local, stale_ms, owed_ms)
+            remote, local, typical_ms = loaded.remote, loaded.local, loaded.typical_ttft_ms
+            yield loaded
         if Correction.SHRINKAGE in self.corrections:
             yield _Step(
                 Reason.OBSERVED,
                 self.observed.correct(cell.index, Route.REMOTE, remote),
                 self.observed.correct(cell.index, Route.LOCAL, local),
+                typical_ms,
             )
 
     def _catching_up_ms(self, features: Features, cell: Cell) -> tuple[float, float]:
         """What a remote turn takes for missed tokens, and what a local turn leaves to a later one.
 
-        The prefill worker computes missed tokens once, with the next remote turn. If that one comes
+        The prefill worker computes missed tokens once, with the next remote turn. If there is one
         anyway, the missed tokens are no reason to avoid it now. But a local turn adds its own, and
         the reply before it.
         """
         assert self.table is not None
-        comes = self.remote_shares.of(cell.index)
+        comes = chance_of_remote(self.remote_shares.of(cell.index), features.turn)
         token_ms = self.table.token_ms
         return (
             (1.0 - comes) * features.missed_tokens * token_ms,
@@ -186,7 +196,7 @@ class TablePolicy(Policy):
         local: Costs,
         stale_ms: float,
         owed_ms: float,
-    ) -> tuple[Costs, Costs]:
+    ) -> _Step:
         """The costs with the current waits in place of those of the measurement.
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
@@ -195,24 +205,26 @@ class TablePolicy(Policy):
         table = self.table
         assert table is not None
         context, new, output, _ = _workload(features)
-        remote_ms, local_ms = table.quiet_ttft_ms(context, new, features.reply_tokens)
+        typical_ms, local_ms = table.quiet_ttft_ms(context, new, features.reply_tokens)
         local_ms += features.evicted_tokens * table.record.append_ms_per_token
         delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
         # Half of a prompt under way is computed, on average. Others are as long as this turn's.
         queue = _less_half_of_one(features.prefill_queue_tokens, features.prompt_tokens)
         appends = _less_half_of_one(features.home_append_tokens, features.uncached_at_home)
-        remote_ms += stale_ms + queue * table.token_ms
+        remote_ms = typical_ms + stale_ms + queue * table.token_ms
         local_ms += owed_ms + appends * table.record.append_ms_per_token
         if features.home_running:
             remote_ms += cell.remote_wait_steps * remote.tpot_ms
             local_ms += cell.append_wait_steps * remote.tpot_ms
         tpot_ms = remote.tpot_ms
-        return (
+        return _Step(
+            Reason.LOAD,
             Costs(remote_ms, tpot_ms, remote.ttft_tail, remote.tpot_tail, remote.tokens_per_s),
             Costs(
                 local_ms, tpot_ms + lost_ms, local.ttft_tail, local.tpot_tail, local.tokens_per_s
             ),
+            typical_ms,
         )
 
     def _veto(self, features: Features) -> Reason | None:

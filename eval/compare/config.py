@@ -65,12 +65,14 @@ class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shape: in the simulator's notation, as ``1P_1pD``; its decode workers take local turns.
         clairvoyant: the weights of its clairvoyant ways, each of them one of the comparison's.
         horizon_s: they count turns that are decided so long after a decision.
+        kv_events: workers publish their evictions to the router.
     """
 
     machine: Machine
     shape: str = "1P_1pD"
     clairvoyant: tuple[Weights, ...] = (Weights(),)
     horizon_s: float = 3.0
+    kv_events: bool = True
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

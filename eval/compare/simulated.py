@@ -76,6 +76,7 @@ class _Cluster:
             objective=way.objective,
             delta=way.policy != FULL_TRANSFER,
             chunking=CHUNKING,
+            kv_events=self.simulated.kv_events,
         )
 
     def policy(self, way: Way) -> Policy:
@@ -236,6 +237,7 @@ def _rows(
         "simulated_s": round(result.ended_s, 1),
         "asked": msgspec.to_builtins(trace),
         "shape": cluster.simulated.shape,
+        "kv_events": cluster.simulated.kv_events,
         **cluster.simulated.machine.provenance(),
         **provenance(seed),
     }

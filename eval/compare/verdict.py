@@ -78,7 +78,8 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     summary = family.summary(judgements)
     if out is not None:
         about = {**config.simulated.machine.provenance(), **provenance(0)}
-        named = {"shape": config.simulated.shape, "horizon_s": config.simulated.horizon_s}
+        fields = ("shape", "horizon_s", "kv_events")
+        named = {name: getattr(config.simulated, name) for name in fields}
         append_whole(out, [{"row": "verdicts", **one, **named, **about} for one in judgements])
     print(json.dumps(summary))
     return 0

@@ -51,6 +51,7 @@ class KvCache:
         self.active_tokens = 0
         self.evicted_tokens = 0
         self._idle_tokens = 0
+        self._left: dict[int, tuple[int, SharedPrefix | None]] = {}  # by conversation at rest
         # By conversation, shared prefixes by their negative number; oldest use first.
         self._idle: OrderedDict[int, int] = OrderedDict()
         self._on_host: OrderedDict[int, int] = OrderedDict()  # of the same keys, from the first on
@@ -71,6 +72,12 @@ class KvCache:
         """Return how many of a session's first tokens the host has."""
         return self._on_host.get(session, 0)
 
+    def lost_tokens(self, session: int) -> int:
+        """Return how many tokens of a session were evicted since its last request ended."""
+        left, shared = self._left.get(session, (0, None))
+        held = max(self.cached_tokens(session, shared), self.host_tokens(session))
+        return max(0, left - held)
+
     def can_take(self, tokens: int) -> bool:
         """Return whether so many tokens fit, after evictions."""
         return tokens <= self.free_tokens
@@ -78,6 +85,7 @@ class KvCache:
     def take(self, session: int, tokens: int, shared: SharedPrefix | None = None) -> int:
         """Hold ``tokens`` for a request of ``session``; return how many of them were cached."""
         assert self.can_take(tokens)
+        self._left.pop(session, None)
         on_host = self._drop_from_host(session)  # its own evictions must not drop it there
         found = self._idle.pop(session, 0)
         self._idle_tokens -= found
@@ -99,6 +107,7 @@ class KvCache:
             self._keep(-shared.number, min(shared.tokens, kept_tokens))
         # A second request of the same conversation may have ended meanwhile: the longer one stays.
         self._keep(session, kept_tokens)
+        self._left[session] = self._idle[session], shared
         self._evict()
 
     def restorable(self, session: int, found: int, tokens: int) -> int:
@@ -108,6 +117,8 @@ class KvCache:
     def cut(self, session: int, tokens: int) -> None:
         """Count what a session has beyond its first ``tokens`` as evicted: no prompt has it."""
         held = self._idle.get(session, 0)
+        left, shared = self._left.get(session, (0, None))
+        self._left[session] = min(left, tokens), shared
         if held > tokens:
             self._idle[session] = tokens
             self._idle_tokens -= held - tokens

@@ -58,6 +58,7 @@ class Simulation:
         outages: of its workers.
         max_resumptions: of a stream whose worker has died.
         host: memory for KV on the host of each worker.
+        kv_events: workers publish their evictions, which the router gets without delay.
 
     Raises:
         ConfigError: an outage names no worker of the cluster, or two of one worker overlap.
@@ -78,11 +79,14 @@ class Simulation:
         outages: Sequence[Outage] = (),
         max_resumptions: int = 0,
         host: HostMemory | None = None,
+        kv_events: bool = False,
     ) -> None:
         self.clock = Clock()
         source = random.Random(seed)
         chunking = chunking or Chunking()
-        self.cluster = Cluster(costs, shape, self.clock.at, source, chunking, placement, host)
+        self.cluster = Cluster(
+            costs, shape, self.clock.at, source, chunking, placement, host, kv_events=kv_events
+        )
         self._index = SessionIndex(capacity=1_000_000, ttl_s=1e9)
         self._arrivals, self._forecast = ArrivalRate(), Forecast()
         self.backlog = Backlog()

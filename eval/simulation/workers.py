@@ -103,6 +103,7 @@ class SimulatedServer:
 
     Args:
         start: makes the engines of a new process, one for each rank.
+        kv_events: the cluster gets its evictions, without delay.
 
     Attributes:
         alive: it runs.
@@ -111,7 +112,13 @@ class SimulatedServer:
     """
 
     def __init__(
-        self, name: str, role: Role, start: Callable[[], list[Engine]], *, takes_appends: bool
+        self,
+        name: str,
+        role: Role,
+        start: Callable[[], list[Engine]],
+        *,
+        takes_appends: bool,
+        kv_events: bool,
     ) -> None:
         self.name = name
         self.alive = self.ready = True
@@ -120,7 +127,9 @@ class SimulatedServer:
         engines = start()
         names = [name] if len(engines) == 1 else [f"{name}@{i}" for i in range(len(engines))]
         self.ranks = [
-            SimulatedWorker(self, one, role, engine, takes_appends=takes_appends)
+            SimulatedWorker(
+                self, one, role, engine, takes_appends=takes_appends, kv_events=kv_events
+            )
             for one, engine in zip(names, engines, strict=True)
         ]
 
@@ -172,6 +181,7 @@ class SimulatedWorker:
         engine: Engine,
         *,
         takes_appends: bool,
+        kv_events: bool,
     ) -> None:
         self.server = server
         self.name = self.identity = name
@@ -181,6 +191,7 @@ class SimulatedWorker:
         self.in_flight = 0
         self.headroom = Headroom()
         self.past_evicted_tokens = 0
+        self._kv_events = kv_events
 
     @property
     def alive(self) -> bool:
@@ -213,8 +224,8 @@ class SimulatedWorker:
         return True
 
     def evicted_tokens(self, session: int) -> int:
-        """0: the router of a simulated cluster gets no KV events."""
-        return 0
+        """Tokens of a conversation that were evicted since its last request; 0 without events."""
+        return self.engine.cache.lost_tokens(session) if self._kv_events else 0
 
 
 class Cluster:
@@ -236,6 +247,8 @@ class Cluster:
         chunking: Chunking,
         placement: PlacementRule = PlacementRule.CHANCE,
         host: HostMemory | None = None,
+        *,
+        kv_events: bool = False,
     ) -> None:
         self._placement = placement
         self._source = source
@@ -255,7 +268,9 @@ class Cluster:
         ) -> list[SimulatedServer]:
             of_kind = partial(start, ranks, paced)
             return [
-                SimulatedServer(f"{letter}{i}", role, of_kind, takes_appends=appends)
+                SimulatedServer(
+                    f"{letter}{i}", role, of_kind, takes_appends=appends, kv_events=kv_events
+                )
                 for i in range(count)
             ]
 

@@ -101,9 +101,14 @@ def test_a_stale_prefix_makes_remote_dearer() -> None:
     assert choose(policy(), LONG, **far) == (Route.REMOTE, Reason.TABLE)
     seen = corrected.choose(replace(LONG, **far), Weights()).assessment
     assert seen is not None
-    # A fifth of the turns goes remote before any was served. They catch up anyway.
-    assert seen.remote.ttft_ms == pytest.approx(200 + 0.8 * 9000 * 0.1)
-    assert seen.local.ttft_ms == pytest.approx(110 + 0.2 * (1000 + 100) * 0.1), "and the reply"
+    # A fifth of the turns goes remote before any was served. After two turns there is a third one
+    # with a probability of 2/3, so one of all that follow is remote with 2/7. It catches up anyway.
+    assert LONG.turn == 2
+    assert seen.remote.ttft_ms == pytest.approx(200 + 5 / 7 * 9000 * 0.1)
+    assert seen.local.ttft_ms == pytest.approx(110 + 2 / 7 * (1000 + 100) * 0.1), "and the reply"
+    in_a_long_one = corrected.choose(replace(LONG, **far, turn=1000), Weights()).assessment
+    assert in_a_long_one is not None
+    assert in_a_long_one.remote.ttft_ms == pytest.approx(200, rel=0.03), "all but sure to come"
 
 
 def test_load_counts_what_waits_now() -> None:
@@ -114,6 +119,17 @@ def test_load_counts_what_waits_now() -> None:
     # Appends at the home: 600 tokens of 0.2 ms stand before this one.
     assert choose(corrected, SHORT) == (Route.LOCAL, Reason.TABLE)
     assert choose(corrected, SHORT, home_append_tokens=600) == (Route.REMOTE, Reason.LOAD)
+
+
+def test_what_a_queue_saves_has_no_bound() -> None:
+    """Local would slow fifty others down, by more than a short wait is worth."""
+    corrected = policy(Correction.LOAD)
+    busy: dict[str, Any] = {"home_running": 50, "output_tokens": 50}
+    assert choose(corrected, LONG, **busy) == (Route.REMOTE, Reason.TABLE)
+    short = choose(corrected, LONG, **busy, prefill_queue_tokens=2_000)
+    assert short == (Route.REMOTE, Reason.TABLE)
+    long = choose(corrected, LONG, **busy, prefill_queue_tokens=100_000)
+    assert long == (Route.LOCAL, Reason.LOAD)
 
 
 def test_an_evicted_reply_is_appended_too() -> None:
@@ -149,6 +165,7 @@ def test_what_is_missed_is_no_reason_where_remote_turns_come_anyway() -> None:
         "context_tokens": 10_000,
         "earlier_prompt_tokens": 9900,
         "prefill_cached_tokens": 900,
+        "turn": 8,
     }
     corrected = policy(Correction.STALE_PREFIX)
     assert choose(corrected, LONG, **far)[0] is Route.LOCAL
