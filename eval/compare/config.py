@@ -18,13 +18,20 @@ from ppd.score import Objective, Targets, Weights
 from ..emulation.knobs import Knobs
 from ..simulation.machine import Machine
 from ..simulation.workers import Shape
-from ..traffic.conversations import Conversation, at_rate, poisson_starts, starting, within
+from ..traffic.conversations import (
+    Conversation,
+    at_rate,
+    delayed,
+    poisson_starts,
+    starting,
+    within,
+)
 from ..traffic.workloads import Demand, plan
 from .way import Way, label
 
 PPD = "ppd"
 CLAIRVOYANT = "clairvoyant"  # in a simulation: it knows what is to come
-AGAIN = "pd again"  # in a simulation: the measure once more, with other placements by chance
+AGAIN = "pd again"  # in a simulation: the measure once more, with arrivals a little apart
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent
 FULL_TRANSFER = "pd-full"  # the same to a decode worker without a radix cache: all is sent
 REPLICA = "replica"  # two workers that do both: another cluster, so no rival of ``ppd``
@@ -44,6 +51,8 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         poisson: arrivals are drawn, not the trace's.
         seeds: its own, in place of the comparison's.
         seconds: of a window: see ``within``.
+        spread_s: each conversation starts up to so many seconds later than the trace has it, by
+            chance. Times that were rounded would be bursts.
     """
 
     name: str
@@ -56,6 +65,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     also: tuple[str, ...] = ()
     every: int | None = None
     seconds: float | None = None
+    spread_s: float = 0.0
 
 
 class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +74,7 @@ class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         shape: in the simulator's notation, as ``1P_1pD``; its decode workers take local turns.
         clairvoyant: the weights of its clairvoyant ways, each of them one of the comparison's.
+        foreseen: so many windows of each trace, its first ones, have clairvoyant ways.
         horizon_s: they count turns that are decided so long after a decision.
         kv_events: workers publish their evictions to the router.
     """
@@ -71,6 +82,7 @@ class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: Machine
     shape: str = "1P_1pD"
     clairvoyant: tuple[Weights, ...] = (Weights(),)
+    foreseen: int = 2
     horizon_s: float = 3.0
     kv_events: bool = True
 
@@ -138,6 +150,14 @@ def ways(config: Comparison) -> list[Way]:
     return found
 
 
+def seeds_of(config: Comparison, trace: Trace, way: Way) -> tuple[int, ...]:
+    """Return the windows that a way serves: a clairvoyant one does not serve all."""
+    seeds = config.seeds_of(trace)
+    if config.simulated is not None and way.policy == CLAIRVOYANT:
+        return seeds[: config.simulated.foreseen]
+    return seeds
+
+
 def load_config(path: Path) -> Comparison:
     """Read the configuration of a comparison.
 
@@ -179,6 +199,8 @@ def _problems(config: Comparison) -> Iterator[str]:
             yield f"trace {trace.name}: also needs poisson"
         if trace.every is not None and (trace.every < 1 or trace.poisson):
             yield f"trace {trace.name}: every must be at least 1, and without poisson"
+        if not 0 <= trace.spread_s < float("inf") or (trace.spread_s and trace.poisson):
+            yield f"trace {trace.name}: spread_s must be 0 or more, and without poisson"
         if trace.seconds is not None and not trace.seconds > 0:
             yield f"trace {trace.name}: seconds must be above 0, got {trace.seconds:g}"
     if config.simulated is not None:
@@ -205,6 +227,8 @@ def _simulated_problems(simulated: Simulated) -> Iterator[str]:
             yield f"simulated.shape must have P and pD alone, got {simulated.shape}"
     if problem := simulated.machine.problem():
         yield f"simulated.machine: {problem}"
+    if simulated.foreseen < 0:
+        yield f"simulated.foreseen must be 0 or more windows, got {simulated.foreseen}"
     if not simulated.horizon_s > 0:
         yield f"simulated.horizon_s must be above 0, got {simulated.horizon_s:g}"
 
@@ -248,6 +272,8 @@ def _window(
 ) -> list[Conversation]:
     wholes = [_whole(trace, spec, files, tokenizer) for spec in (trace.workload, *trace.also)]
     whole = wholes[0]
+    if trace.spread_s:
+        whole = delayed(whole, trace.spread_s, random.Random(f"{trace.name}/spread"))
     first = seed * trace.conversations
     if trace.poisson:  # they have no order: each seed draws its own
         source = random.Random(f"{trace.name}/{seed}")

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
 _ALPHA = 0.05
-_CLAIRVOYANT_AT = "each"  # what the clairvoyant lowers
 
 Judgement = dict[str, Any]
 
@@ -64,9 +63,9 @@ def correct(judgements: Sequence[Judgement]) -> None:
 def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
     """Count the verdicts, and what the clairvoyant wins.
 
-    ``clairvoyant_gain`` is how much less it costs than the best static policy, as a share, at the
-    mean over turns. ``clairvoyant_share`` is the part of that which ``ppd`` wins; None if there is
-    nothing to win.
+    ``clairvoyant_gain`` is how much less it costs than the best static policy, as a share, in the
+    windows that it served. ``clairvoyant_share`` is the part of that which ``ppd`` wins; None if
+    there is nothing to win.
     """
     verdicts = [verdict for judgement in judgements for verdict in judgement["verdicts"]]
     named = [verdict["verdict"] for verdict in verdicts]
@@ -82,11 +81,11 @@ def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def _gains(verdicts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    at = [one for one in verdicts if one["at"] == _CLAIRVOYANT_AT and "clairvoyant" in one]
-    best = sum(verdict["costs"][verdict["best_static"]] for verdict in at)
-    won = best - sum(verdict["clairvoyant"] for verdict in at)
-    ours = -sum(verdict["difference"] for verdict in at)
+    at = [verdict["foreseen"] for verdict in verdicts if "foreseen" in verdict]
+    best = sum(foreseen["best"] for foreseen in at)
+    to_win = best - sum(foreseen["clairvoyant"] for foreseen in at)
+    ours = best - sum(foreseen["ppd"] for foreseen in at)
     return {
-        "clairvoyant_gain": round(won / best, 4) if best else None,
-        "clairvoyant_share": round(ours / won, 3) if won > 0 else None,
+        "clairvoyant_gain": round(to_win / best, 4) if best else None,
+        "clairvoyant_share": round(ours / to_win, 3) if to_win > 0 else None,
     }

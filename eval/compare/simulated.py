@@ -6,11 +6,13 @@ better decisions could win (``clairvoyant``).
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import random
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +43,16 @@ from .config import (
     FULL_TRANSFER,
     PPD,
     REPLICA,
+    Comparison,
     Simulated,
     Trace,
+    seeds_of,
     ways,
 )
 from .drive import Study, measured
 from .way import Way
+
+_MOMENT_S = 0.05
 
 Times = Mapping[Turn, tuple[float, float]]  # TTFT and TPOT of later turns, in ms
 
@@ -60,6 +66,8 @@ class _Cluster:
 
     def run(self, way: Way, policy: Policy, window: Sequence[Conversation], seed: int) -> Result:
         """Simulate a window with a policy."""
+        if way.policy == AGAIN:
+            window = _moved(window, seed)
         return self.simulation(way, policy, seed).run(window)
 
     def simulation(self, way: Way, policy: Policy, seed: int) -> Simulation:
@@ -72,7 +80,7 @@ class _Cluster:
             shape,
             policy,
             Clients(),
-            seed + 1_000_000 * (way.policy == AGAIN),
+            seed,
             objective=way.objective,
             delta=way.policy != FULL_TRANSFER,
             chunking=CHUNKING,
@@ -94,17 +102,20 @@ def run(study: Study, simulation: Simulated, out: Path, processes: int) -> None:
             too long for a worker.
     """
     windows = study.windows()
-    every = ways(study.config)
     done = measured(out)
     left = [
-        (trace, seed, windows[trace.name, seed])
+        (trace, seed, _ways_of(study.config, trace, seed), windows[trace.name, seed])
         for trace in study.config.traces
         for seed in study.config.seeds_of(trace)
+    ]
+    left = [
+        (trace, seed, every, window)
+        for trace, seed, every, window in left
         if any((trace.name, seed, way.name) not in done for way in every)
     ]
     print(f"{len(left)} of {len(windows)} windows to simulate", file=sys.stderr, flush=True)
     cluster = _Cluster(simulation, None if study.table is None else _read_table(study.table))
-    work = partial(_window_rows, cluster, every, study.config.rivals)
+    work = partial(_window_rows, cluster, study.config.rivals)
     end_last_line(out)
     with multiprocessing.get_context("fork").Pool(min(processes, max(1, len(left)))) as pool:
         for number, rows in enumerate(pool.imap_unordered(work, left), 1):
@@ -125,14 +136,17 @@ def _read_table(path: Path) -> Table:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def _ways_of(config: Comparison, trace: Trace, seed: int) -> list[Way]:
+    return [way for way in ways(config) if seed in seeds_of(config, trace, way)]
+
+
 def _window_rows(
     cluster: _Cluster,
-    every: Sequence[Way],
     rivals: Sequence[str],
-    place: tuple[Trace, int, Sequence[Any]],
+    place: tuple[Trace, int, Sequence[Way], Sequence[Any]],
 ) -> list[dict[str, Any]]:
     """Simulate every way on one window, and return its rows."""
-    trace, seed, planned = place
+    trace, seed, every, planned = place
     window = simulated(planned, end_at_cuts=True)
     plain = [way for way in every if way.policy != CLAIRVOYANT]
     results = {way.name: cluster.run(way, cluster.policy(way), window, seed) for way in plain}
@@ -172,6 +186,12 @@ def _foreseen(
     return result
 
 
+def _moved(window: Sequence[Conversation], seed: int) -> list[Conversation]:
+    """The same conversations, each a moment later: what the same policy takes by chance."""
+    source = random.Random(f"again/{seed}")
+    return [replace(one, at_s=one.at_s + source.uniform(0.0, _MOMENT_S)) for one in window]
+
+
 def _times(rows: Sequence[TurnRow]) -> Times:
     return {
         (session_name(row.session), row.turn): (row.ttft_ms, row.tpot_ms)
@@ -181,14 +201,17 @@ def _times(rows: Sequence[TurnRow]) -> Times:
 
 
 def _cost_of(weights: Weights, base: Times) -> CostOf:
-    """Return the cost of a turn: both of its times, each divided by that of the same turn."""
+    """Return the cost of a turn, by logarithms of its times over those of the same turn.
+
+    Their sum is least where the geometric means are, nearly (``verdict``).
+    """
 
     def cost(turn: Turn, ttft_ms: float, tpot_ms: float) -> float:
         if turn not in base:
             return 0.0
         base_ttft_ms, base_tpot_ms = base[turn]
-        ttft = ttft_ms / base_ttft_ms
-        return weights.ttft * ttft + weights.tpot * (tpot_ms / base_tpot_ms if base_tpot_ms else 1)
+        tpot = math.log(tpot_ms / base_tpot_ms) if base_tpot_ms else 0.0
+        return weights.ttft * math.log(ttft_ms / base_ttft_ms) + weights.tpot * tpot
 
     return cost
 

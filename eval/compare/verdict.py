@@ -1,57 +1,36 @@
 """Which way was better on the same traffic, and how surely, from raw rows alone.
 
-Of later turns, ``cost = w_ttft * TTFT / TTFT_pd + w_tpot * TPOT / TPOT_pd``, at the median and the
-90th percentile. With targets it is the share of later turns that miss one. All ways served the same
-conversations: one that a way did not serve to its end counts for none. Confidence intervals come
-from drawing seeds again, and in each whole conversations, the same for every way (paired bootstrap,
-95 %). A seed is one run of each way. Whatever else the machine did in that half minute affects all
-turns of the run; drawing conversations alone would not show it.
+What a way costs is in ``costs``. All ways served the same conversations: one that a way did not
+serve to its end counts for none. Confidence intervals come from drawing seeds again, and in each
+whole conversations, the same for every way (paired bootstrap, 95 %). A seed is one run of each way.
+Whatever else the machine did in that half minute affects all turns of the run; drawing
+conversations alone would not show it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ppd.errors import ConfigError
-from ppd.score import Objective, Targets, Weights
+from ppd.score import Targets, Weights
 
 from ..provenance import provenance
 from ..raw_rows import append_whole
 from . import family
-from .config import AGAIN, BASE, CLAIRVOYANT, PPD, Comparison, Trace, ways
+from .config import AGAIN, BASE, CLAIRVOYANT, PPD, Comparison, Trace, seeds_of, ways
+from .costs import EACH, QUANTILES, Place, Question, Turns, costs_of, quantiles, questions_of
 from .drive import read_rows
 from .way import Way, label, parse
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
-_QUANTILES = {"p50": 50.0, "p90": 90.0}
-EACH = "each"  # the mean over turns of their own costs
-MISSED = "missed"  # the share of turns that miss a target
-
-Array = NDArray[np.float64]
-Place = tuple[int, int]  # seed and conversation
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Later turns of one way on one trace, by conversation; each an array of (TTFT, TPOT)."""
-
-    by_place: Mapping[Place, Array]
-    failed: int
-
-    def draw(self, places: Sequence[Place]) -> Array:
-        """Return the turns of some conversations; one may be drawn several times."""
-        return np.concatenate([self.by_place[place] for place in places])
 
 
 def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
@@ -92,7 +71,10 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
         ConfigError: a way was not measured with all seeds.
     """
     seeds = config.seeds_of(trace)
-    every = {way.name: _turns(rows, trace.name, way, seeds) for way in ways(config)}
+    every = {
+        way.name: _turns(rows, trace.name, way, seeds_of(config, trace, way))
+        for way in ways(config)
+    }
     return {
         "trace": trace.name,
         "asked": msgspec.to_builtins(trace),
@@ -118,12 +100,12 @@ def change(
     found = {w.name: _turns(rows, trace.name, w, seeds) for w in ways(config)}
     one, other = found[mine], found[base]
     shared = _shared((one, other))
-    point = _quantiles(one.draw(shared)) / _quantiles(other.draw(shared))
-    drawn = [_quantiles(one.draw(d)) / _quantiles(other.draw(d)) for d in _draws(shared)]
+    point = quantiles(one.draw(shared)) / quantiles(other.draw(shared))
+    drawn = [quantiles(one.draw(d)) / quantiles(other.draw(d)) for d in _draws(shared)]
     low, high = np.percentile(np.array(drawn), _INTERVAL, axis=0)
     return {
         f"{metric}_{quantile}": (float(point[q, m]), float(low[q, m]), float(high[q, m]))
-        for q, quantile in enumerate(_QUANTILES)
+        for q, quantile in enumerate(QUANTILES)
         for m, metric in enumerate(("ttft", "tpot"))
     }
 
@@ -194,31 +176,17 @@ def _runs(
 # -- costs ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What is compared: by an objective, at a statistic of all turns."""
-
-    objective: Objective
-    at: str
-
-
-def _questions(config: Comparison) -> Iterator[_Question]:
-    statistics = [*_QUANTILES, EACH] if config.simulated is not None else list(_QUANTILES)
-    for weights in config.weightings:
-        yield from (_Question(weights, at) for at in statistics)
-    yield from (_Question(targets, MISSED) for targets in config.targets)
-
-
 def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[str, Any]]:
-    shared = _shared(every.values())
+    shared = _shared([turns for name, turns in every.items() if not _foresees(name)])
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
-    questions = list(_questions(config))
-    points = _costs(questions, every, shared)
-    drawn = [_costs(questions, every, draw) for draw in _draws(shared)]
-    spread = {name: np.array([one[name] for one in drawn]) for name in every}
+    asked = list(questions_of(config))
+    plain = {name: turns for name, turns in every.items() if not _foresees(name)}
+    points = costs_of(asked, plain, shared)
+    drawn = [costs_of(asked, plain, draw) for draw in _draws(shared)]
+    spread = {name: np.array([one[name] for one in drawn]) for name in plain}
     windows = len({seed for seed, _ in shared})
-    for i, question in enumerate(questions):
+    for i, question in enumerate(asked):
         named = label(question.objective)
         mine = f"{PPD} {named}"
         costs = {name: float(points[name][i]) for name in (*config.policies, mine)}
@@ -237,12 +205,36 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
         if config.simulated is not None:
             found["better"] = costs[mine] < costs[best]
             found["p"] = family.p_value(costs[mine] - costs[best], difference, windows)
-            if (foresight := f"{CLAIRVOYANT} {named}") in every:
-                found["clairvoyant"] = round(float(points[foresight][i]), 3)
+            if question.at == EACH and f"{CLAIRVOYANT} {named}" in every:
+                found["foreseen"] = _foreseen(config, question, every)
             again = float(points[AGAIN][i] - points[BASE][i])
             again_drawn = spread[AGAIN][:, i] - spread[BASE][:, i]
             found["p_again"] = family.p_value(again, again_drawn, windows)
         yield found
+
+
+def _foresees(way: str) -> bool:
+    return way.startswith(f"{CLAIRVOYANT} ")
+
+
+def _foreseen(
+    config: Comparison, question: Question, every: Mapping[str, Turns]
+) -> dict[str, float | str]:
+    """What the clairvoyant costs, and others in the windows that it served."""
+    named = label(question.objective)
+    foresight, mine = f"{CLAIRVOYANT} {named}", f"{PPD} {named}"
+    ways_here = {name: every[name] for name in (foresight, mine, BASE, *config.rivals)}
+    costs = {
+        name: float(cost[0])
+        for name, cost in costs_of([question], ways_here, _shared(ways_here.values())).items()
+    }
+    best = min(config.rivals, key=costs.__getitem__)
+    return {
+        "best_static": best,
+        "best": round(costs[best], 4),
+        "ppd": round(costs[mine], 4),
+        "clairvoyant": round(costs[foresight], 4),
+    }
 
 
 def _shared(ways: Iterable[Turns]) -> list[Place]:
@@ -265,53 +257,6 @@ def _draws(shared: Sequence[Place]) -> Iterator[list[Place]]:
         yield [run[i] for run in drawn for i in source.integers(0, len(run), len(run))]
 
 
-def _quantiles(turns: Array) -> Array:
-    """Shape (quantiles, 2): TTFT and TPOT."""
-    found: Array = np.percentile(turns, list(_QUANTILES.values()), axis=0)
-    return found
-
-
-def _costs(
-    questions: Sequence[_Question], every: Mapping[str, Turns], places: Sequence[Place]
-) -> dict[str, Array]:
-    """Return the cost of each way by every question, over all turns of some conversations."""
-    base = every[BASE].draw(places)
-    base_figures = _figures_of(base, base)
-    return {
-        name: np.array(list(_answers(questions, turns.draw(places), base, base_figures)))
-        for name, turns in every.items()
-    }
-
-
-def _answers(
-    questions: Sequence[_Question], turns: Array, base: Array, base_figures: Mapping[str, Array]
-) -> Iterator[float]:
-    figures = _figures_of(turns, base)
-    for question in questions:
-        match question.objective:
-            case Weights() as weights:
-                ttft, tpot = figures[question.at] / base_figures[question.at]
-                yield float(weights.ttft * ttft + weights.tpot * tpot)
-            case Targets() as targets:
-                yield _missed(targets, turns)
-            case _:
-                assert_never(question.objective)
-
-
-def _figures_of(turns: Array, base: Array) -> dict[str, Array]:
-    """By statistic TTFT and TPOT: quantiles, and means of shares of the base's same turn."""
-    safe = np.where(base > 0, base, 1.0)  # a reply of one token has no TPOT
-    each = np.where(base > 0, turns / safe, 1.0).mean(axis=0)
-    return dict(zip(_QUANTILES, _quantiles(turns), strict=True)) | {EACH: each}
-
-
-def _missed(targets: Targets, turns: Array) -> float:
-    """The share of turns that miss a target; a reply of one token misses none of TPOT."""
-    given = (targets.ttft_ms, targets.tpot_ms)
-    bounds = [math.inf if target is None else target for target in given]
-    return float((turns > bounds).any(axis=1).mean())
-
-
 # -- what people read -------------------------------------------------------------------------
 
 
@@ -320,7 +265,7 @@ def _figures(
 ) -> dict[str, dict[str, Any]]:
     figures = {}
     for name, turns in every.items():
-        p50, p90 = _quantiles(turns.draw(sorted(turns.by_place)))
+        p50, p90 = quantiles(turns.draw(sorted(turns.by_place)))
         planned = sum(run["planned"] for run in runs[name])
         later = sum(len(value) for value in turns.by_place.values())
         local = sum(run["routes"].get("local", 0) for run in runs[name])

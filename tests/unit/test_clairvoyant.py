@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from eval import cli
 from eval.compare import family, simulated
 from eval.compare.clairvoyant import Clairvoyant, RolloutError
 from eval.compare.config import load_config, window
+from eval.compare.costs import Question, Turns, costs_of
 from eval.compare.drive import Study, measured, read_rows
 from eval.compare.verdict import judged
 from ppd.errors import ConfigError
@@ -30,6 +32,7 @@ targets = [{ ttft_ms = 50.0, tpot_ms = 9.0 }]
 [simulated]
 machine = { profile = "llama-3.1-8b-h100-tp1", link_gbps = 25 }
 clairvoyant = [{ ttft = 1.0, tpot = 1.0 }, { ttft = 1.0, tpot = 3.0 }]
+foreseen = 1
 horizon_s = 5
 [[traces]]
 name = "busy"
@@ -68,30 +71,52 @@ def test_every_way_serves_the_same_turns(rows: Path) -> None:
         )
         for way in {row["way"] for row in every}
     }
-    assert set(turns) == {
+    foresight = {"clairvoyant 1:1", "clairvoyant 1:3"}
+    assert set(turns) - foresight == {
         *("replica", "pd-full", "pd", "full", "threshold", "pd again"),
-        *("ppd 1:1", "ppd 1:3", "ppd 50/9 ms", "clairvoyant 1:1", "clairvoyant 1:3"),
+        *("ppd 1:1", "ppd 1:3", "ppd 50/9 ms"),
     }
-    assert all(of_way == turns["pd"] for of_way in turns.values())
+    first = [turn for turn in turns["pd"] if turn[0] == 0]
+    for way, of_way in turns.items():
+        assert of_way == (first if way in foresight else turns["pd"])
 
 
 def test_foresight_costs_no_more_than_the_best_static_policy(rows: Path, tmp_path: Path) -> None:
     config = load_config(config_file(tmp_path))
     judgement = judged(config, config.traces[0], read_rows(rows))
+    found = {v["weights"]: v["foreseen"] for v in judgement["verdicts"] if "foreseen" in v}
+    assert set(found) == {"1:1", "1:3"}
+    assert all(one["clairvoyant"] <= one["best"] for one in found.values())
+    assert min(one["clairvoyant"] - one["best"] for one in found.values()) < -0.01
+    assert {v["at"] for v in judgement["verdicts"] if "foreseen" in v} == {"each"}
     for verdict in judgement["verdicts"]:
         if verdict["at"] == "each":
-            assert verdict["clairvoyant"] <= verdict["costs"][verdict["best_static"]]
             assert verdict["costs"]["pd"] == pytest.approx(
                 sum(map(int, verdict["weights"].split(":")))
             )
-    assert (
-        min(
-            verdict["clairvoyant"] - verdict["costs"][verdict["best_static"]]
-            for verdict in judgement["verdicts"]
-            if verdict["at"] == "each"
-        )
-        < -0.01
-    )
+
+
+def test_the_same_policy_again_takes_other_times(rows: Path) -> None:
+    """Its arrivals are moments apart, so that chance has something to do."""
+    ttft_ms = {
+        way: [
+            row["ttft_ms"]
+            for row in read_rows(rows)
+            if row["row"] == "turn" and row["way"] == way and row["seed"] == 0
+        ]
+        for way in ("pd", "pd again")
+    }
+    assert len(ttft_ms["pd"]) == len(ttft_ms["pd again"])
+    assert ttft_ms["pd"] != ttft_ms["pd again"]
+
+
+def test_chance_makes_no_way_dearer() -> None:
+    source = np.random.default_rng(0)
+    one, other = (np.exp(source.normal(3.0, 1.0, (20_000, 2))) for _ in range(2))
+    every = {"pd": Turns({(0, 0): one}, 0), "again": Turns({(0, 0): other}, 0)}
+    cost = costs_of([Question(Weights(), "each")], every, [(0, 0)])["again"]
+    assert (other / one).mean() > 2, "by an arithmetic mean it would be"
+    assert cost == pytest.approx(2.0, abs=0.05)
 
 
 def test_full_transfer_moves_more(rows: Path) -> None:
@@ -138,6 +163,12 @@ def test_a_window_may_be_every_third_conversation(tmp_path: Path) -> None:
     assert [one.starts_at_s for one in found] == [1.0, 4.0]
     with pytest.raises(ConfigError, match="has 3 windows"):
         window(config.traces[0], {"chat": chat}, None, 3)
+    spread = msgspec.structs.replace(config.traces[0], spread_s=0.5)
+    later = window(spread, {"chat": chat}, None, 1)
+    assert later == window(spread, {"chat": chat}, None, 1)
+    for one, other in zip(found, later, strict=True):
+        assert 0 < other.starts_at_s - one.starts_at_s < 0.5
+        assert other.turns == one.turns
 
 
 @pytest.mark.parametrize(
@@ -145,6 +176,8 @@ def test_a_window_may_be_every_third_conversation(tmp_path: Path) -> None:
     [
         ("link_gbps = 25", "link_gbps = 0", "link_gbps must be above 0"),
         ("horizon_s = 5", "horizon_s = 0", "horizon_s must be above 0"),
+        ("foreseen = 1", "foreseen = -1", "foreseen must be 0 or more windows"),
+        ("poisson = true", "poisson = true\nspread_s = 2", "spread_s must be 0 or more, and"),
         ("horizon_s = 5", 'shape = "1P_1D"', "must have P and pD alone"),
         ("horizon_s = 5", 'shape = "2X"', "no such shape"),
         ("clairvoyant = [{ ttft = 1.0", "clairvoyant = [{ ttft = 2.0", "that are in weightings"),

@@ -17,35 +17,10 @@ _WEIGHTS = "1:1"
 
 def _rows(results: Results) -> tuple[Rows, list[dict[str, Any]]]:
     """Return the rows of the newest commit, and their verdicts, all together."""
-    every = results.rows("payoff.jsonl")
-    rows = every.newest()
+    rows = results.rows("payoff.jsonl").newest()
     judgements = [copy.deepcopy(dict(row)) for row in rows]
-    for one in judgements:
-        _add_clairvoyant(one, every)
     family.correct(judgements)
     return rows, judgements
-
-
-def _add_clairvoyant(judgement: dict[str, Any], every: Rows) -> None:
-    """Add the clairvoyant's costs from an earlier run of the same windows, if it was left out.
-
-    It does not depend on the policy ``ppd``. The windows are the same where all static policies
-    cost the same.
-    """
-    for verdict in judgement["verdicts"]:
-        for row in every:
-            if _machine(row) != _machine(judgement) or row["trace"] != judgement["trace"]:
-                continue
-            for earlier in row["verdicts"]:
-                if "clairvoyant" in earlier and _is_of_same_windows(earlier, verdict):
-                    verdict.setdefault("clairvoyant", earlier["clairvoyant"])
-
-
-def _is_of_same_windows(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if (one["weights"], one["at"]) != (other["weights"], other["at"]):
-        return False
-    static = {name for name in one["costs"] if not name.startswith(PPD)}
-    return all(one["costs"][name] == other["costs"].get(name) for name in static)
 
 
 def traffic(results: Results) -> Block:
@@ -79,12 +54,12 @@ def verdicts(results: Results) -> Block:
                 _machine(one),
                 f"`{each['best_static']}` {best:.3f}",
                 f"{each['costs'][f'{PPD} {_WEIGHTS}']:.3f}",
-                *_foreseen(each, best),
+                *_foreseen(each),
                 f"{counted['beats']}, {counted['ties']}, {counted['loses']}",
                 _kv(one["ways"]),
             )
         )
-    head = ("traffic", "link", "best static", "`ppd`", "clairvoyant", "to be won")
+    head = ("traffic", "link", "best static", "`ppd`", "a clairvoyant wins", "`ppd` there")
     caption = (
         "cost at even weights, mean over turns: delta transfer costs 2; wins, ties and losses of "
         f"`ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` against delta "
@@ -97,11 +72,12 @@ def verdicts(results: Results) -> Block:
     )
 
 
-def _foreseen(verdict: Mapping[str, Any], best: float) -> tuple[str, str]:
-    """The clairvoyant's cost, and what it wins."""
-    if "clairvoyant" not in verdict:
+def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
+    """What the clairvoyant wins, and ``ppd`` in the same windows."""
+    if (foreseen := verdict.get("foreseen")) is None:
         return "-", "-"
-    return f"{verdict['clairvoyant']:.3f}", percent(1 - verdict["clairvoyant"] / best)
+    best = foreseen["best"]
+    return percent(1 - foreseen["clairvoyant"] / best), percent(1 - foreseen["ppd"] / best)
 
 
 def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
