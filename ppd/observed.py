@@ -19,8 +19,6 @@ from ppd.table import Costs
 BOUND = 4.0  # the largest factor; its inverse is the smallest
 _PRIOR = 20.0  # the weight of the table's own value, in turns
 _MEMORY = 200.0  # turns of the running mean: older ones fade
-_FIRST_SHARE = 0.2  # of remote turns, before any was served
-_SHARE_TURNS = 50.0  # that a share reaches back
 
 
 @dataclass(slots=True)
@@ -93,43 +91,6 @@ class Observed:
     def reset(self) -> None:
         """Discard all observations."""
         self._ratios.clear()
-
-
-class RemoteShares:
-    """The share of recent later turns that went remote, by cell of the table.
-
-    It stands for the probability that the next turn of a conversation goes remote.
-    """
-
-    def __init__(self) -> None:
-        self._shares: dict[int, float] = {}
-
-    def of(self, cell: int) -> float:
-        """Return the share of a cell."""
-        return self._shares.get(cell, _FIRST_SHARE)
-
-    def note(self, cell: int, route: Route) -> None:
-        """Record the route of a served turn."""
-        before = self.of(cell)
-        self._shares[cell] = before + ((route is Route.REMOTE) - before) / _SHARE_TURNS
-
-    def reset(self) -> None:
-        """Discard all observations."""
-        self._shares.clear()
-
-
-def chance_of_remote(share: float, turn: int) -> float:
-    """The probability that a conversation has another remote turn.
-
-    A conversation of so many turns has a further one with probability ``turn / (turn + 1)``, by
-    Laplace's rule of succession.
-
-    Args:
-        share: of remote turns among later ones.
-        turn: the number of its newest turn, from 1.
-    """
-    goes_on = turn / (turn + 1)
-    return goes_on * share / (1.0 - goes_on * (1.0 - share))
 
 
 def _log_ratio(measured: float, expected: float) -> float:

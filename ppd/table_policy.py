@@ -13,8 +13,9 @@ from enum import StrEnum
 
 from msgspec import structs
 
+from ppd.catch_up import CatchUp
 from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route
-from ppd.observed import Observed, RemoteShares, chance_of_remote
+from ppd.observed import Observed
 from ppd.policies import DynamoThreshold
 from ppd.score import Objective, Score, local_within_noise, score
 from ppd.table import Cell, Costs, Table
@@ -66,6 +67,25 @@ class _Step:
     typical_ttft_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """What a turn takes where nothing waits and nothing was missed, beside the home's decodes.
+
+    Attributes:
+        typical_ms: TTFT of a remote turn where nothing decodes.
+        remote_ms: TTFT of a remote turn.
+        local_ms: TTFT of a local turn.
+        lost_ms: TPOT that a local turn costs, with that of the streams that it delays.
+        longer_ms: what a local turn takes longer; a loss of TPOT counts as an equal share of TTFT.
+    """
+
+    typical_ms: float
+    remote_ms: float
+    local_ms: float
+    lost_ms: float
+    longer_ms: float
+
+
 class TablePolicy(Policy):
     """Chooses routes by a decision table and the enabled corrections.
 
@@ -85,7 +105,7 @@ class TablePolicy(Policy):
         self.corrections = corrections
         self.append_budget_tokens = append_budget_tokens
         self.observed = Observed()
-        self.remote_shares = RemoteShares()
+        self.catch_up = CatchUp()
         self._fallback = DynamoThreshold()
 
     def choose(self, features: Features, objective: Objective) -> Decision:
@@ -106,7 +126,7 @@ class TablePolicy(Policy):
         cell = self._cell(features)
         if cell is None or route is Route.REPLICA:
             return
-        self.remote_shares.note(cell.index, route)
+        self.catch_up.note(cell.index, route, self._alone(features, cell).longer_ms)
         if Correction.SHRINKAGE not in self.corrections or ttft_ms is None or tpot_ms is None:
             return
         *_, step, _observed = self._steps(features, cell)
@@ -116,7 +136,7 @@ class TablePolicy(Policy):
     def reset(self) -> None:
         """Discard what was observed of served turns."""
         self.observed.reset()
-        self.remote_shares.reset()
+        self.catch_up.reset()
 
     def _by_table(self, features: Features, objective: Objective) -> Decision:
         cell = self._cell(features)
@@ -157,14 +177,15 @@ class TablePolicy(Policy):
             yield _Step(Reason.INTERPOLATION, remote, local, remote.ttft_ms)
         typical_ms = remote.ttft_ms
         stale_ms = owed_ms = 0.0
+        alone = self._alone(features, cell)
         if Correction.STALE_PREFIX in self.corrections:
-            stale_ms, owed_ms = self._catching_up_ms(features, cell)
+            stale_ms, owed_ms = self._catching_up_ms(features, cell, alone)
             remote, local = _later(remote, stale_ms), _later(local, owed_ms)
             yield _Step(Reason.STALE_PREFIX, remote, local, typical_ms)
         if Correction.LOAD in self.corrections:
-            loaded = self._loaded(features, cell, remote, local, stale_ms, owed_ms)
-            remote, local, typical_ms = loaded.remote, loaded.local, loaded.typical_ttft_ms
-            yield loaded
+            typical_ms = alone.typical_ms
+            remote, local = self._loaded(features, remote, local, alone, stale_ms, owed_ms)
+            yield _Step(Reason.LOAD, remote, local, typical_ms)
         if Correction.SHRINKAGE in self.corrections:
             yield _Step(
                 Reason.OBSERVED,
@@ -173,31 +194,17 @@ class TablePolicy(Policy):
                 typical_ms,
             )
 
-    def _catching_up_ms(self, features: Features, cell: Cell) -> tuple[float, float]:
-        """What a remote turn takes for missed tokens, and what a local turn leaves to a later one.
-
-        The prefill worker computes missed tokens once, with the next remote turn. If there is one
-        anyway, the missed tokens are no reason to avoid it now. But a local turn adds its own, and
-        the reply before it.
-        """
+    def _catching_up_ms(self, features: Features, cell: Cell, alone: _Alone) -> tuple[float, float]:
         assert self.table is not None
-        comes = chance_of_remote(self.remote_shares.of(cell.index), features.turn)
         token_ms = self.table.token_ms
-        return (
-            (1.0 - comes) * features.missed_tokens * token_ms,
-            comes * (features.new_tokens + features.reply_tokens) * token_ms,
+        missed_ms = features.missed_tokens * token_ms
+        adds_ms = (features.new_tokens + features.reply_tokens) * token_ms
+        return self.catch_up.costs_ms(
+            cell.index, features.turn, missed_ms, adds_ms, alone.longer_ms
         )
 
-    def _loaded(
-        self,
-        features: Features,
-        cell: Cell,
-        remote: Costs,
-        local: Costs,
-        stale_ms: float,
-        owed_ms: float,
-    ) -> _Step:
-        """The costs with the current waits in place of those of the measurement.
+    def _alone(self, features: Features, cell: Cell) -> _Alone:
+        """What a turn takes without queues.
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
         each of them, over the tokens of a reply. What the home has evicted is appended, too.
@@ -209,22 +216,35 @@ class TablePolicy(Policy):
         local_ms += features.evicted_tokens * table.record.append_ms_per_token
         delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
+        remote_ms, step_ms = typical_ms, cell.remote.tpot_ms
+        if features.home_running:
+            remote_ms += cell.remote_wait_steps * step_ms
+            local_ms += cell.append_wait_steps * step_ms
+        longer_ms = local_ms - remote_ms + lost_ms / step_ms * typical_ms
+        return _Alone(typical_ms, remote_ms, local_ms, lost_ms, longer_ms)
+
+    def _loaded(
+        self,
+        features: Features,
+        remote: Costs,
+        local: Costs,
+        alone: _Alone,
+        stale_ms: float,
+        owed_ms: float,
+    ) -> tuple[Costs, Costs]:
+        """The costs with the current waits in place of those of the measurement."""
+        table = self.table
+        assert table is not None
         # Half of a prompt under way is computed, on average. Others are as long as this turn's.
         queue = _less_half_of_one(features.prefill_queue_tokens, features.prompt_tokens)
         appends = _less_half_of_one(features.home_append_tokens, features.uncached_at_home)
-        remote_ms = typical_ms + stale_ms + queue * table.token_ms
-        local_ms += owed_ms + appends * table.record.append_ms_per_token
-        if features.home_running:
-            remote_ms += cell.remote_wait_steps * remote.tpot_ms
-            local_ms += cell.append_wait_steps * remote.tpot_ms
+        remote_ms = alone.remote_ms + stale_ms + queue * table.token_ms
+        local_ms = alone.local_ms + owed_ms + appends * table.record.append_ms_per_token
         tpot_ms = remote.tpot_ms
-        return _Step(
-            Reason.LOAD,
+        slower_ms = tpot_ms + alone.lost_ms
+        return (
             Costs(remote_ms, tpot_ms, remote.ttft_tail, remote.tpot_tail, remote.tokens_per_s),
-            Costs(
-                local_ms, tpot_ms + lost_ms, local.ttft_tail, local.tpot_tail, local.tokens_per_s
-            ),
-            typical_ms,
+            Costs(local_ms, slower_ms, local.ttft_tail, local.tpot_tail, local.tokens_per_s),
         )
 
     def _veto(self, features: Features) -> Reason | None:
