@@ -1,4 +1,4 @@
-"""What tokens cost that a prefill worker has missed, as a table's policy weighs it.
+"""What tokens cost later that a prefill worker has missed, as a table's policy weighs it.
 
 Local turns leave their tokens to the prefill worker. The next remote turn of the conversation
 computes them, if there is one. If there is one anyway, they are no reason to avoid it now.
@@ -13,7 +13,7 @@ _TURNS = 50.0  # that the means reach back
 
 
 class CatchUp:
-    """What was usual in recent later turns, from which follows what a missed token costs."""
+    """What was usual in recent later turns, from which follows what a missed token costs later."""
 
     def __init__(self) -> None:
         self._shares: dict[int, float] = {}
@@ -23,42 +23,39 @@ class CatchUp:
         """The share of remote turns in a cell of the table."""
         return self._shares.get(cell, _FIRST_SHARE)
 
-    def note(self, cell: int, route: Route, longer_ms: float) -> None:
+    def note(self, cell: int, route: Route, longer_ms: float | None) -> None:
         """Record a served turn.
 
         Args:
             cell: of the table.
             route: that it took.
-            longer_ms: what a local turn takes longer than a remote one, if nothing was missed and
-                nothing waits; below 0 if it is shorter.
+            longer_ms: what a local turn takes longer than a remote one, where nothing waits and
+                nothing was missed: below 0 if it is shorter. None if it could not have been local.
         """
         before = self.share(cell)
         self._shares[cell] = before + ((route is Route.REMOTE) - before) / _TURNS
-        usual_ms = longer_ms if self._longer_ms is None else self._longer_ms
-        self._longer_ms = usual_ms + (longer_ms - usual_ms) / _TURNS
+        if longer_ms is not None:
+            usual_ms = longer_ms if self._longer_ms is None else self._longer_ms
+            self._longer_ms = usual_ms + (longer_ms - usual_ms) / _TURNS
 
-    def costs_ms(
-        self, cell: int, turn: int, missed_ms: float, adds_ms: float, longer_ms: float
-    ) -> tuple[float, float]:
-        """What missed tokens add to a remote and to a local turn; to one of them it is 0.
+    def later_ms(self, cell: int, turn: int, left_ms: float, longer_ms: float) -> float:
+        """What later turns take longer, in all, if this one is local.
 
-        A remote turn computes them now. After a local one a later turn computes them, or all later
-        ones are local: whichever costs less. A conversation of n turns has a further one with
-        probability n / (n + 1), by Laplace's rule of succession; that makes n in the mean.
+        Either a later one is remote and computes what is missed, or all later ones are local:
+        whichever costs less. A conversation of n turns has a further one with probability
+        n / (n + 1), by Laplace's rule of succession. Where that probability stays, n more follow in
+        the mean.
 
         Args:
             cell: of the table.
             turn: the turn's number in its conversation, from 1.
-            missed_ms: time to compute what was missed before the turn.
-            adds_ms: the same of what it adds if it is local.
+            left_ms: time to compute what is missed after a local turn.
             longer_ms: as of ``note``, of this turn.
         """
         share, goes_on = self.share(cell), turn / (turn + 1)
         another_remote = goes_on * share / (1.0 - goes_on * (1.0 - share))
         usual_ms = longer_ms if self._longer_ms is None else self._longer_ms
-        stays_local_ms = turn * max(0.0, usual_ms, longer_ms)
-        later_ms = min(another_remote * (missed_ms + adds_ms), stays_local_ms)
-        return max(0.0, missed_ms - later_ms), max(0.0, later_ms - missed_ms)
+        return min(another_remote * left_ms, turn * max(0.0, usual_ms, longer_ms))
 
     def reset(self) -> None:
         """Discard what was usual."""

@@ -248,6 +248,15 @@ class Policy(ABC):
         return
 
 
+def may_be_local(features: Features) -> bool:
+    """Whether a policy is asked for the turn's route: its home could take it."""
+    return (
+        features.home is HomeState.READY
+        and 0 < features.min_cached_tokens <= features.held_tokens
+        and not features.has_media
+    )
+
+
 _FIRST_TURN = Reason.FIRST_TURN  # an enum's attribute is slow to look up (Python 3.11)
 
 

@@ -27,6 +27,7 @@ class TurnSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         output_tokens: expected of the reply.
         earlier_prompt_tokens: of the conversation's last prompt; default: all of the context.
         has_media: whether the prompt has images, audio or video.
+        number: of the turn in its conversation, from 2. Long conversations have more later turns.
     """
 
     context_tokens: Tokens
@@ -34,6 +35,7 @@ class TurnSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: Tokens
     earlier_prompt_tokens: Tokens | None = None
     has_media: bool = False
+    number: Annotated[int, msgspec.Meta(ge=2, le=2**20)] = 2
 
 
 class HomeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,7 +142,7 @@ def features_of(request: DecideRequest, qps: float) -> Features | None:
     earlier = turn.earlier_prompt_tokens
     return Features(
         session=request.session,
-        turn=2,
+        turn=turn.number,
         context_tokens=turn.context_tokens,
         earlier_prompt_tokens=turn.context_tokens if earlier is None else earlier,
         new_tokens=turn.new_tokens,

@@ -78,7 +78,8 @@ class Score:
 
     Attributes:
         ttft_saved: what a local turn saves of the typical remote TTFT, as a share (the paper's
-            delta). Above 1 where the remote TTFT is far above the typical one.
+            delta), less what it costs later turns. Above 1 where the remote TTFT is far above the
+            typical one.
         tpot_lost: share of the remote TPOT that a local turn adds.
         remote: the score of the remote route. It is 0 with weights, and with targets the
             probability to meet them.
@@ -98,7 +99,11 @@ class Score:
 
 
 def score(
-    objective: Objective, remote: Costs, local: Costs, typical_ttft_ms: float | None = None
+    objective: Objective,
+    remote: Costs,
+    local: Costs,
+    typical_ttft_ms: float | None = None,
+    later_ms: float = 0.0,
 ) -> Score:
     """Compare the costs of both routes.
 
@@ -108,8 +113,10 @@ def score(
         local: costs of the local route.
         typical_ttft_ms: of the remote route, by which savings of TTFT are divided; None: that of
             ``remote``. Divided by a TTFT with its queue, no saving could count more than 1.
+        later_ms: TTFT that a local turn costs later turns. No target of this turn counts it.
     """
-    ttft_saved = (remote.ttft_ms - local.ttft_ms) / (typical_ttft_ms or remote.ttft_ms)
+    saved_ms = remote.ttft_ms - local.ttft_ms - later_ms
+    ttft_saved = saved_ms / (typical_ttft_ms or remote.ttft_ms)
     tpot_lost = (local.tpot_ms - remote.tpot_ms) / remote.tpot_ms
     gained = local.tokens_per_s / remote.tokens_per_s - 1.0 if remote.tokens_per_s else 0.0
     match objective:
@@ -141,6 +148,7 @@ def local_within_noise(
     measured: Costs,
     noise: Noise,
     typical_ttft_ms: float | None = None,
+    later_ms: float = 0.0,
 ) -> bool:
     """Whether local would be preferred if its measured costs were one standard error better.
 
@@ -155,6 +163,7 @@ def local_within_noise(
         measured: costs of the local route as measured; only these are uncertain.
         noise: the relative standard errors of the measurement.
         typical_ttft_ms: as of ``score``.
+        later_ms: as of ``score``.
     """
     better = Costs(
         _lowered(local.ttft_ms, measured.ttft_ms, noise.ttft),
@@ -163,7 +172,7 @@ def local_within_noise(
         local.tpot_tail,
         local.tokens_per_s * (1.0 + noise.throughput),
     )
-    return score(objective, remote, better, typical_ttft_ms).prefers_local
+    return score(objective, remote, better, typical_ttft_ms, later_ms).prefers_local
 
 
 def _lowered(now_ms: float, measured_ms: float, noise: float) -> float:

@@ -14,8 +14,8 @@ from enum import StrEnum
 from msgspec import structs
 
 from ppd.catch_up import CatchUp
-from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route
-from ppd.observed import Observed
+from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route, may_be_local
+from ppd.observed import BOUND, Observed
 from ppd.policies import DynamoThreshold
 from ppd.score import Objective, Score, local_within_noise, score
 from ppd.table import Cell, Costs, Table
@@ -28,8 +28,8 @@ class Correction(StrEnum):
 
     Attributes:
         INTERPOLATION: interpolate costs between the points where cells were measured.
-        STALE_PREFIX: add the tokens that the prefill worker has missed to a remote turn, and those
-            that it will miss to a local turn.
+        STALE_PREFIX: add the tokens that the prefill worker has missed to a remote turn, and weigh
+            what a local turn leaves to later ones (``ppd.catch_up``).
         LOAD: replace the waits of the measurement by the current ones: queues, and the home's
             batch; refuse a local turn for which the home has no free KV.
         RESERVATION: keep the append tokens under way on a decode worker within a budget.
@@ -58,13 +58,15 @@ class _Step:
     """The costs after a correction, and the reason to give if they change the route.
 
     Attributes:
-        typical_ttft_ms: of the remote route, without what is live.
+        typical_ms: TTFT of the remote route without what is live.
+        later_ms: TTFT that a local turn costs later turns.
     """
 
     reason: Reason
     remote: Costs
     local: Costs
-    typical_ttft_ms: float
+    typical_ms: float
+    later_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,15 @@ class _Alone:
     """What a turn takes where nothing waits and nothing was missed, beside the home's decodes.
 
     Attributes:
-        typical_ms: TTFT of a remote turn where nothing decodes.
+        quiet_ms: TTFT of a remote turn where nothing decodes.
         remote_ms: TTFT of a remote turn.
         local_ms: TTFT of a local turn.
         lost_ms: TPOT that a local turn costs, with that of the streams that it delays.
-        longer_ms: what a local turn takes longer; a loss of TPOT counts as an equal share of TTFT.
+        longer_ms: what the local turn takes longer. A loss of TPOT counts as an equal share of the
+            quiet TTFT.
     """
 
-    typical_ms: float
+    quiet_ms: float
     remote_ms: float
     local_ms: float
     lost_ms: float
@@ -126,7 +129,10 @@ class TablePolicy(Policy):
         cell = self._cell(features)
         if cell is None or route is Route.REPLICA:
             return
-        self.catch_up.note(cell.index, route, self._alone(features, cell).longer_ms)
+        longer_ms = None
+        if may_be_local(features):
+            longer_ms = self._alone(features, cell, cell.remote.tpot_ms).longer_ms
+        self.catch_up.note(cell.index, route, longer_ms)
         if Correction.SHRINKAGE not in self.corrections or ttft_ms is None or tpot_ms is None:
             return
         *_, step, _observed = self._steps(features, cell)
@@ -146,7 +152,7 @@ class TablePolicy(Policy):
             )
         scored: Score | None = None
         for step in self._steps(features, cell):
-            rescored = score(objective, step.remote, step.local, step.typical_ttft_ms)
+            rescored = score(objective, step.remote, step.local, step.typical_ms, step.later_ms)
             if scored is None or rescored.prefers_local is not scored.prefers_local:
                 reason = step.reason
             scored = rescored
@@ -156,7 +162,13 @@ class TablePolicy(Policy):
             route is Route.REMOTE
             and Correction.NOISE in self.corrections
             and local_within_noise(
-                objective, step.remote, step.local, cell.local, cell.noise, step.typical_ttft_ms
+                objective,
+                step.remote,
+                step.local,
+                cell.local,
+                cell.noise,
+                step.typical_ms,
+                step.later_ms,
             )
         ):
             route, reason = Route.LOCAL, Reason.NOISE
@@ -171,39 +183,41 @@ class TablePolicy(Policy):
         """Iterate over the cell's costs, then those after each correction; shrinkage is last."""
         assert self.table is not None
         remote, local = cell.remote, cell.local
-        yield _Step(Reason.TABLE, remote, local, remote.ttft_ms)
+        later_ms = 0.0
+        yield _Step(Reason.TABLE, remote, local, remote.ttft_ms, later_ms)
         if Correction.INTERPOLATION in self.corrections:
             remote, local = self.table.interpolate(*_workload(features))
-            yield _Step(Reason.INTERPOLATION, remote, local, remote.ttft_ms)
-        typical_ms = remote.ttft_ms
-        stale_ms = owed_ms = 0.0
-        alone = self._alone(features, cell)
+            yield _Step(Reason.INTERPOLATION, remote, local, remote.ttft_ms, later_ms)
+        typical_ms, missed_ms = remote.ttft_ms, 0.0
+        alone = self._alone(features, cell, remote.tpot_ms)
         if Correction.STALE_PREFIX in self.corrections:
-            stale_ms, owed_ms = self._catching_up_ms(features, cell, alone)
-            remote, local = _later(remote, stale_ms), _later(local, owed_ms)
-            yield _Step(Reason.STALE_PREFIX, remote, local, typical_ms)
+            missed_ms = features.missed_tokens * self.table.token_ms
+            later_ms = self._later_ms(features, cell, alone, missed_ms)
+            remote = _with_ttft(remote, remote.ttft_ms + missed_ms)
+            yield _Step(Reason.STALE_PREFIX, remote, local, typical_ms, later_ms)
         if Correction.LOAD in self.corrections:
-            typical_ms = alone.typical_ms
-            remote, local = self._loaded(features, remote, local, alone, stale_ms, owed_ms)
-            yield _Step(Reason.LOAD, remote, local, typical_ms)
+            typical_ms = alone.quiet_ms
+            remote, local = self._loaded(features, remote, local, alone, missed_ms)
+            yield _Step(Reason.LOAD, remote, local, typical_ms, later_ms)
         if Correction.SHRINKAGE in self.corrections:
-            yield _Step(
-                Reason.OBSERVED,
-                self.observed.correct(cell.index, Route.REMOTE, remote),
-                self.observed.correct(cell.index, Route.LOCAL, local),
-                typical_ms,
-            )
+            loaded_ms = remote.ttft_ms
+            remote = self.observed.correct(cell.index, Route.REMOTE, remote)
+            local = self.observed.correct(cell.index, Route.LOCAL, local)
+            typical_ms *= remote.ttft_ms / loaded_ms
+            yield _Step(Reason.OBSERVED, remote, local, typical_ms, later_ms)
 
-    def _catching_up_ms(self, features: Features, cell: Cell, alone: _Alone) -> tuple[float, float]:
+    def _later_ms(self, features: Features, cell: Cell, alone: _Alone, missed_ms: float) -> float:
+        """What a local turn leaves to later ones, with what the prefill worker has missed before.
+
+        It leaves its new tokens, and the reply before it.
+        """
         assert self.table is not None
-        token_ms = self.table.token_ms
-        missed_ms = features.missed_tokens * token_ms
-        adds_ms = (features.new_tokens + features.reply_tokens) * token_ms
-        return self.catch_up.costs_ms(
-            cell.index, features.turn, missed_ms, adds_ms, alone.longer_ms
+        adds_ms = (features.new_tokens + features.reply_tokens) * self.table.token_ms
+        return self.catch_up.later_ms(
+            cell.index, features.turn, missed_ms + adds_ms, alone.longer_ms
         )
 
-    def _alone(self, features: Features, cell: Cell) -> _Alone:
+    def _alone(self, features: Features, cell: Cell, step_ms: float) -> _Alone:
         """What a turn takes without queues.
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
@@ -212,25 +226,21 @@ class TablePolicy(Policy):
         table = self.table
         assert table is not None
         context, new, output, _ = _workload(features)
-        typical_ms, local_ms = table.quiet_ttft_ms(context, new, features.reply_tokens)
+        quiet_ms, local_ms = table.quiet_ttft_ms(context, new, features.reply_tokens)
         local_ms += features.evicted_tokens * table.record.append_ms_per_token
         delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
-        remote_ms, step_ms = typical_ms, cell.remote.tpot_ms
+        remote_ms = quiet_ms
         if features.home_running:
             remote_ms += cell.remote_wait_steps * step_ms
             local_ms += cell.append_wait_steps * step_ms
-        longer_ms = local_ms - remote_ms + lost_ms / step_ms * typical_ms
-        return _Alone(typical_ms, remote_ms, local_ms, lost_ms, longer_ms)
+        longer_ms = local_ms - remote_ms + lost_ms / step_ms * quiet_ms
+        bound_ms = BOUND * quiet_ms  # one turn must not outweigh all others
+        longer_ms = max(-bound_ms, min(bound_ms, longer_ms))
+        return _Alone(quiet_ms, remote_ms, local_ms, lost_ms, longer_ms)
 
     def _loaded(
-        self,
-        features: Features,
-        remote: Costs,
-        local: Costs,
-        alone: _Alone,
-        stale_ms: float,
-        owed_ms: float,
+        self, features: Features, remote: Costs, local: Costs, alone: _Alone, missed_ms: float
     ) -> tuple[Costs, Costs]:
         """The costs with the current waits in place of those of the measurement."""
         table = self.table
@@ -238,12 +248,11 @@ class TablePolicy(Policy):
         # Half of a prompt under way is computed, on average. Others are as long as this turn's.
         queue = _less_half_of_one(features.prefill_queue_tokens, features.prompt_tokens)
         appends = _less_half_of_one(features.home_append_tokens, features.uncached_at_home)
-        remote_ms = alone.remote_ms + stale_ms + queue * table.token_ms
-        local_ms = alone.local_ms + owed_ms + appends * table.record.append_ms_per_token
-        tpot_ms = remote.tpot_ms
-        slower_ms = tpot_ms + alone.lost_ms
+        remote_ms = alone.remote_ms + missed_ms + queue * table.token_ms
+        local_ms = alone.local_ms + appends * table.record.append_ms_per_token
+        slower_ms = remote.tpot_ms + alone.lost_ms
         return (
-            Costs(remote_ms, tpot_ms, remote.ttft_tail, remote.tpot_tail, remote.tokens_per_s),
+            _with_ttft(remote, remote_ms),
             Costs(local_ms, slower_ms, local.ttft_tail, local.tpot_tail, local.tokens_per_s),
         )
 
@@ -262,11 +271,9 @@ def _less_half_of_one(queued: int, size: int) -> float:
     return queued - min(queued, size) / 2
 
 
-def _later(costs: Costs, ms: float) -> Costs:
-    """The costs with a TTFT that is longer; ``dataclasses.replace`` takes three times as long."""
-    return Costs(
-        costs.ttft_ms + ms, costs.tpot_ms, costs.ttft_tail, costs.tpot_tail, costs.tokens_per_s
-    )
+def _with_ttft(costs: Costs, ms: float) -> Costs:
+    """The costs with another TTFT; ``dataclasses.replace`` takes three times as long."""
+    return Costs(ms, costs.tpot_ms, costs.ttft_tail, costs.tpot_tail, costs.tokens_per_s)
 
 
 def _workload(features: Features) -> tuple[int, int, int, float]:

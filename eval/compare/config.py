@@ -146,7 +146,8 @@ def ways(config: Comparison) -> list[Way]:
     found += [Way(PPD, objective) for objective in config.objectives]
     if config.simulated is not None:
         found.append(Way(AGAIN))
-        found += [Way(CLAIRVOYANT, weights) for weights in config.simulated.clairvoyant]
+        if config.simulated.foreseen:
+            found += [Way(CLAIRVOYANT, weights) for weights in config.simulated.clairvoyant]
     return found
 
 
@@ -264,6 +265,9 @@ def window(
         ConfigError: a file is missing or broken, or the trace has no such window.
     """
     found = _window(trace, files, tokenizer, seed, tuning)
+    if trace.spread_s:
+        source = random.Random(f"{trace.name}/{seed}/spread")
+        found = delayed(found, trace.spread_s, source)
     return found if trace.seconds is None else within(found, trace.seconds)
 
 
@@ -272,8 +276,6 @@ def _window(
 ) -> list[Conversation]:
     wholes = [_whole(trace, spec, files, tokenizer) for spec in (trace.workload, *trace.also)]
     whole = wholes[0]
-    if trace.spread_s:
-        whole = delayed(whole, trace.spread_s, random.Random(f"{trace.name}/spread"))
     first = seed * trace.conversations
     if trace.poisson:  # they have no order: each seed draws its own
         source = random.Random(f"{trace.name}/{seed}")

@@ -87,8 +87,9 @@ def _answers(
 def _figures_of(turns: Array, base: Array) -> dict[str, Array]:
     """By statistic TTFT and TPOT: quantiles, and geometric means of shares of the base's turns."""
     with_both = (turns > 0) & (base > 0)  # a reply of one token has no TPOT
-    shares = np.divide(turns, base, out=np.ones_like(turns), where=with_both)
-    each = np.exp(np.log(shares).mean(axis=0))
+    logs = np.log(turns, where=with_both, out=np.zeros_like(turns))
+    logs -= np.log(base, where=with_both, out=np.zeros_like(base))
+    each = np.exp(logs.sum(axis=0) / np.maximum(1, with_both.sum(axis=0)))
     return dict(zip(QUANTILES, quantiles(turns), strict=True)) | {EACH: each}
 
 

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -52,7 +54,7 @@ from .config import (
 from .drive import Study, measured
 from .way import Way
 
-_MOMENT_S = 0.05
+_MOMENT_S = 0.05  # some decode steps
 
 Times = Mapping[Turn, tuple[float, float]]  # TTFT and TPOT of later turns, in ms
 
@@ -153,11 +155,14 @@ def _window_rows(
     times = {name: _times(result.rows) for name, result in results.items()}
     for way in every:
         if way.policy == CLAIRVOYANT:
-            assert isinstance(way.objective, Weights)
-            cost = _cost_of(way.objective, times[BASE])
-            totals = {policy: _total(times[policy], cost) for policy in rivals}
-            totals.pop(FULL_TRANSFER, None)  # a cluster without caches on decode workers
-            best = min(totals, key=totals.__getitem__)
+            weights = way.objective
+            assert isinstance(weights, Weights)
+            means = {policy: _means(times[policy], times[BASE]) for policy in rivals}
+            means.pop(FULL_TRANSFER, None)  # a cluster without caches on decode workers
+            best, _ = min(
+                ((policy, _cost(weights, of)) for policy, of in means.items()), key=itemgetter(1)
+            )
+            cost = _cost_of(weights, times[BASE], means[best])
             results[way.name] = _foreseen(cluster, way, best, cost, window, seed)
     rows: list[dict[str, Any]] = []
     for way in every:
@@ -200,24 +205,39 @@ def _times(rows: Sequence[TurnRow]) -> Times:
     }
 
 
-def _cost_of(weights: Weights, base: Times) -> CostOf:
-    """Return the cost of a turn, by logarithms of its times over those of the same turn.
+def _means(times: Times, base: Times) -> tuple[float, float]:
+    """Return the geometric means of TTFT and TPOT, each over those of the same turn."""
+    logs = [_logs(times[turn], base[turn]) for turn in times if turn in base]
+    if not logs:
+        return 1.0, 1.0
+    return math.exp(fmean(one[0] for one in logs)), math.exp(fmean(one[1] for one in logs))
 
-    Their sum is least where the geometric means are, nearly (``verdict``).
+
+def _logs(times: tuple[float, float], base: tuple[float, float]) -> tuple[float, float]:
+    (ttft_ms, tpot_ms), (base_ttft_ms, base_tpot_ms) = times, base
+    has_tpot = tpot_ms > 0 and base_tpot_ms > 0  # a reply of one token has none
+    return math.log(ttft_ms / base_ttft_ms), math.log(tpot_ms / base_tpot_ms) if has_tpot else 0.0
+
+
+def _cost(weights: Weights, means: tuple[float, float]) -> float:
+    return weights.ttft * means[0] + weights.tpot * means[1]
+
+
+def _cost_of(weights: Weights, base: Times, means: tuple[float, float]) -> CostOf:
+    """Return what a turn adds to the cost of geometric means, if it does not change them much.
+
+    Args:
+        base: the times that others are divided by.
+        means: about which it is linear.
     """
 
     def cost(turn: Turn, ttft_ms: float, tpot_ms: float) -> float:
         if turn not in base:
             return 0.0
-        base_ttft_ms, base_tpot_ms = base[turn]
-        tpot = math.log(tpot_ms / base_tpot_ms) if base_tpot_ms else 0.0
-        return weights.ttft * math.log(ttft_ms / base_ttft_ms) + weights.tpot * tpot
+        ttft, tpot = _logs((ttft_ms, tpot_ms), base[turn])
+        return weights.ttft * means[0] * ttft + weights.tpot * means[1] * tpot
 
     return cost
-
-
-def _total(times: Times, cost: CostOf) -> float:
-    return sum(cost(turn, *values) for turn, values in times.items())
 
 
 def _rows(

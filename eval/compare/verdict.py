@@ -57,7 +57,7 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     summary = family.summary(judgements)
     if out is not None:
         about = {**config.simulated.machine.provenance(), **provenance(0)}
-        fields = ("shape", "horizon_s", "kv_events")
+        fields = ("shape", "horizon_s", "foreseen", "kv_events")
         named = {name: getattr(config.simulated, name) for name in fields}
         append_whole(out, [{"row": "verdicts", **one, **named, **about} for one in judgements])
     print(json.dumps(summary))
@@ -70,7 +70,6 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
     Raises:
         ConfigError: a way was not measured with all seeds.
     """
-    seeds = config.seeds_of(trace)
     every = {
         way.name: _turns(rows, trace.name, way, seeds_of(config, trace, way))
         for way in ways(config)
@@ -80,7 +79,7 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
         "asked": msgspec.to_builtins(trace),
         "conversations": len({place for turns in every.values() for place in turns.by_place}),
         "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
-        "ways": _figures(every, _runs(rows, trace.name, seeds)),
+        "ways": _figures(every, _runs(rows, config, trace)),
         "verdicts": list(_verdicts(config, every)),
     }
 
@@ -97,8 +96,12 @@ def change(
         ConfigError: a way was not measured with all seeds.
     """
     seeds = config.seeds_of(trace)
-    found = {w.name: _turns(rows, trace.name, w, seeds) for w in ways(config)}
-    one, other = found[mine], found[base]
+    one, other = (
+        _turns(rows, trace.name, way, seeds)
+        for name in (mine, base)
+        for way in ways(config)
+        if way.name == name
+    )
     shared = _shared((one, other))
     point = quantiles(one.draw(shared)) / quantiles(other.draw(shared))
     drawn = [quantiles(one.draw(d)) / quantiles(other.draw(d)) for d in _draws(shared)]
@@ -164,11 +167,13 @@ def _turns(rows: Sequence[Mapping[str, Any]], trace: str, way: Way, seeds: Seque
 
 
 def _runs(
-    rows: Sequence[Mapping[str, Any]], trace: str, seeds: Sequence[int]
+    rows: Sequence[Mapping[str, Any]], config: Comparison, trace: Trace
 ) -> dict[str, list[Mapping[str, Any]]]:
+    seeds = {way.name: seeds_of(config, trace, way) for way in ways(config)}
     runs: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        if row["row"] == "run" and row["trace"] == trace and row["seed"] in seeds:
+        is_of_trace = row["row"] == "run" and row["trace"] == trace.name
+        if is_of_trace and row["seed"] in seeds.get(row["way"], ()):
             runs[row["way"]].append(row)
     return runs
 
@@ -177,11 +182,11 @@ def _runs(
 
 
 def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[str, Any]]:
-    shared = _shared([turns for name, turns in every.items() if not _foresees(name)])
+    plain = {name: turns for name, turns in every.items() if not _foresees(name)}
+    shared = _shared(plain.values())
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
     asked = list(questions_of(config))
-    plain = {name: turns for name, turns in every.items() if not _foresees(name)}
     points = costs_of(asked, plain, shared)
     drawn = [costs_of(asked, plain, draw) for draw in _draws(shared)]
     spread = {name: np.array([one[name] for one in drawn]) for name in plain}
@@ -224,10 +229,10 @@ def _foreseen(
     named = label(question.objective)
     foresight, mine = f"{CLAIRVOYANT} {named}", f"{PPD} {named}"
     ways_here = {name: every[name] for name in (foresight, mine, BASE, *config.rivals)}
-    costs = {
-        name: float(cost[0])
-        for name, cost in costs_of([question], ways_here, _shared(ways_here.values())).items()
-    }
+    shared = _shared(ways_here.values())
+    if not shared:
+        raise ConfigError(f"no conversation had a later turn with {foresight}")
+    costs = {name: float(cost[0]) for name, cost in costs_of([question], ways_here, shared).items()}
     best = min(config.rivals, key=costs.__getitem__)
     return {
         "best_static": best,

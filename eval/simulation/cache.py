@@ -73,7 +73,10 @@ class KvCache:
         return self._on_host.get(session, 0)
 
     def lost_tokens(self, session: int) -> int:
-        """Return how many tokens of a session were evicted since its last request ended."""
+        """Return how many tokens of a session were lost since its last request ended.
+
+        What the host has is not lost.
+        """
         left, shared = self._left.get(session, (0, None))
         held = max(self.cached_tokens(session, shared), self.host_tokens(session))
         return max(0, left - held)
@@ -117,8 +120,9 @@ class KvCache:
     def cut(self, session: int, tokens: int) -> None:
         """Count what a session has beyond its first ``tokens`` as evicted: no prompt has it."""
         held = self._idle.get(session, 0)
-        left, shared = self._left.get(session, (0, None))
-        self._left[session] = min(left, tokens), shared
+        if session in self._left:
+            left, shared = self._left[session]
+            self._left[session] = min(left, tokens), shared
         if held > tokens:
             self._idle[session] = tokens
             self._idle_tokens -= held - tokens

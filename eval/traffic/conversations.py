@@ -89,11 +89,11 @@ def starting(
 
 
 def delayed(
-    conversations: Sequence[Conversation], at_most_s: float, source: random.Random
+    conversations: Sequence[Conversation], max_delay_s: float, source: random.Random
 ) -> list[Conversation]:
     """The same, each with a delay that is drawn evenly, in order of time."""
     moved = [
-        replace(one, starts_at_s=one.starts_at_s + source.uniform(0.0, at_most_s))
+        replace(one, starts_at_s=one.starts_at_s + source.uniform(0.0, max_delay_s))
         for one in conversations
     ]
     return sorted(moved, key=lambda one: one.starts_at_s)

@@ -14,7 +14,7 @@ import pytest
 from eval import cli
 from eval.compare import family, simulated
 from eval.compare.clairvoyant import Clairvoyant, RolloutError
-from eval.compare.config import load_config, window
+from eval.compare.config import load_config, ways, window
 from eval.compare.costs import Question, Turns, costs_of
 from eval.compare.drive import Study, measured, read_rows
 from eval.compare.verdict import judged
@@ -163,12 +163,19 @@ def test_a_window_may_be_every_third_conversation(tmp_path: Path) -> None:
     assert [one.starts_at_s for one in found] == [1.0, 4.0]
     with pytest.raises(ConfigError, match="has 3 windows"):
         window(config.traces[0], {"chat": chat}, None, 3)
-    spread = msgspec.structs.replace(config.traces[0], spread_s=0.5)
+    spread = msgspec.structs.replace(config.traces[0], spread_s=5.0)
     later = window(spread, {"chat": chat}, None, 1)
     assert later == window(spread, {"chat": chat}, None, 1)
-    for one, other in zip(found, later, strict=True):
-        assert 0 < other.starts_at_s - one.starts_at_s < 0.5
-        assert other.turns == one.turns
+    # The same conversations, though some may have changed their order.
+    assert sorted(one.turns[0].new_tokens for one in later) == [101, 104]
+    by_size = {one.turns[0].new_tokens: one.starts_at_s for one in later}
+    assert 1.0 < by_size[101] < 6.0
+    assert 4.0 < by_size[104] < 9.0
+
+
+def test_without_foreseen_windows_there_is_no_clairvoyant(tmp_path: Path) -> None:
+    config = load_config(config_file(tmp_path, TOML.replace("foreseen = 1", "foreseen = 0")))
+    assert not any(way.policy == "clairvoyant" for way in ways(config))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.simulation.cache import KvCache
+from eval.simulation.cache import KvCache, SharedPrefix
 from eval.simulation.cost_model import H100, LLAMA_8B, VLLM_H100, CostModel, Extend, paper_model
 from eval.simulation.link import Link
 from eval.simulation.rows import Result
@@ -243,6 +243,35 @@ def decoding_times(shape: str, append_tokens: int) -> list[float]:
     rows = simulation.run(conversations).rows
     assert [row.route for row in rows if row.turn == 2] == [Route.LOCAL] * bool(append_tokens)
     return [row.tpot_ms for row in sorted(rows, key=lambda row: row.session) if row.session < 2]
+
+
+def test_what_was_lost_is_what_no_request_would_find() -> None:
+    cache = KvCache(100)
+    shared = SharedPrefix(1, 20)
+    for session in (1, 2):
+        cache.take(session, 40, shared)
+        cache.give(session, 40, 40, shared)
+    assert [cache.lost_tokens(session) for session in (1, 2, 3)] == [0, 0, 0]
+    cache.take(3, 45)  # the first session's own 40 go, and 5 of the shared prefix
+    assert cache.lost_tokens(1) == 40 - 15, "the rest of the shared prefix is found"
+    assert cache.lost_tokens(2) == 0
+    assert cache.lost_tokens(3) == 0, "it is under way"
+    cache.cut(2, 30)
+    assert cache.lost_tokens(2) == 0, "no prompt has the rest"
+    cache.take(4, 30)  # the rest of the shared prefix goes, and 5 of the second session
+    assert cache.lost_tokens(2) == 5
+    cache.give(4, 30, 0)
+    cache.take(2, 30)
+    assert cache.lost_tokens(2) == 0
+
+
+def test_a_host_loses_nothing_that_it_can_restore() -> None:
+    cache = KvCache(50, host_tokens=40)
+    cache.take(1, 40)
+    cache.give(1, 40, 40)
+    cache.take(2, 50)
+    assert cache.cached_tokens(1) == 0
+    assert cache.lost_tokens(1) == 0
 
 
 def test_an_append_delays_the_decodes_of_all_ranks() -> None:

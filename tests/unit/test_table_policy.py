@@ -14,7 +14,7 @@ from ppd.decision import Features, HomeState, Reason, Route, decide
 from ppd.observed import BOUND, Observed
 from ppd.score import Objective, Targets, Weights
 from ppd.table import Costs, Table
-from ppd.table_policy import Correction, TablePolicy
+from ppd.table_policy import DEFAULT_CORRECTIONS, Correction, TablePolicy
 
 from .fixtures import (
     FEATURES,
@@ -101,9 +101,39 @@ def test_a_stale_prefix_makes_remote_dearer() -> None:
     assert choose(policy(), LONG, **far) == (Route.REMOTE, Reason.TABLE)
     seen = corrected.choose(replace(LONG, **far), Weights()).assessment
     assert seen is not None
-    # Local takes no longer, so that later turns may as well stay local: all is to be caught up.
     assert seen.remote.ttft_ms == pytest.approx(200 + 9000 * 0.1)
     assert seen.local.ttft_ms == pytest.approx(110)
+
+
+def test_what_a_local_turn_leaves_weighs_but_is_no_time_of_it() -> None:
+    corrected = policy(*DEFAULT_CORRECTIONS)
+    busy: dict[str, Any] = {"home_running": 100, "turn": 30}
+    seen = corrected.choose(replace(SHORT, **busy), Weights()).assessment
+    for _ in range(200):
+        corrected.observe(replace(SHORT, **busy), Route.REMOTE, 100.0, 10.0)
+    later = corrected.choose(replace(SHORT, **busy), Weights()).assessment
+    assert seen is not None
+    assert later is not None
+    assert (later.remote, later.local) == (seen.remote, seen.local)
+    assert later.score.ttft_saved < seen.score.ttft_saved
+    at_most = Targets(ttft_ms=seen.local.ttft_ms, tpot_ms=1e6)
+    for_targets = corrected.choose(replace(SHORT, **busy), at_most).assessment
+    assert for_targets is not None
+    assert for_targets.score.local == pytest.approx(0.5, abs=0.01), "its own TTFT alone"
+
+
+def test_factors_that_both_routes_share_change_no_decision() -> None:
+    corrected = policy(*Correction)
+    before = corrected.choose(LONG, Weights()).assessment
+    assert before is not None
+    for route in (Route.LOCAL, Route.REMOTE):
+        costs = before.local if route is Route.LOCAL else before.remote
+        for _ in range(400):
+            corrected.observed.note(0, route, costs, 2 * costs.ttft_ms, costs.tpot_ms)
+            corrected.observed.note(4, route, costs, 2 * costs.ttft_ms, costs.tpot_ms)
+    after = corrected.choose(LONG, Weights()).assessment
+    assert after is not None
+    assert after.score.ttft_saved == pytest.approx(before.score.ttft_saved, rel=0.2)
 
 
 def test_load_counts_what_waits_now() -> None:

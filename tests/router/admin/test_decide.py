@@ -10,6 +10,7 @@ import pytest
 from eval.fake_worker.worker import FakeWorker
 from ppd.decision import decide
 from ppd.decision_service import features_of, parse
+from ppd.errors import RequestError
 from ppd.score import Targets, Weights
 from ppd.table import Table
 from ppd.table_policy import TablePolicy
@@ -63,6 +64,16 @@ async def test_the_policy_in_force_decides(cluster: Cluster) -> None:
             assert found["min_cached_tokens"] == least
             routes.add(expected.route)
         assert routes == {"local", "remote"}
+
+
+def test_a_turn_may_have_its_number() -> None:
+    numbered = features_of(parse(_bytes({"turn": TURN | {"number": 40}})), 1.0)
+    usual = features_of(parse(_bytes({"turn": TURN})), 1.0)
+    assert numbered is not None
+    assert usual is not None
+    assert (usual.turn, numbered.turn) == (2, 40)
+    with pytest.raises(RequestError, match=r"Expected `int` >= 2 - at `\$\.turn\.number`"):
+        parse(_bytes({"turn": TURN | {"number": 1}}))
 
 
 async def test_a_first_turn_has_no_sizes(cluster: Cluster) -> None:
