@@ -48,7 +48,7 @@ class Costs:
     """
 
     expansion: float = 1.6e-6
-    enter: float = 5e-6
+    enter: float = 20e-6
     kept: float = 0.33e-6
     together: float = 0.95
     step: float = 26e-6
