@@ -121,10 +121,13 @@ def edf_lateness(arrivals: Sequence[tuple[float, Ticket]]) -> float:
     work=st.integers(1, 20),
     slots=st.integers(1, 5),
 )
-def test_on_a_core_no_deadline_is_missed_by_more_than_two_steps_beyond_edf(
+def test_on_a_core_no_deadline_is_missed_by_more_than_a_step_beyond_edf(
     searches: list[tuple[int, int, int]], work: int, slots: int
 ) -> None:
-    """A search waits at most for the step under way, and for those beside it in its last one."""
+    """A search waits at most for the step under way, and for those beside it in its last one.
+
+    A core's own step has one search (``StepShape``), so that nothing is beside it.
+    """
     arrivals = [
         (float(at), ticket(P, arrived_s=at, deadline_s=at + within, steps=steps))
         for at, steps, within in searches
@@ -132,7 +135,7 @@ def test_on_a_core_no_deadline_is_missed_by_more_than_two_steps_beyond_edf(
     best = edf_lateness(arrivals)
     ends_s = on_a_core(scheduler(), arrivals, core(work, work, slots), lanes=100)
     worst = max(ends_s[id(each)] - each.deadline_s for _, each in arrivals)
-    assert worst <= best + 2 * work
+    assert worst <= best + (1 if slots == 1 else 2) * work
 
 
 @given(
