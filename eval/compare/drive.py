@@ -105,14 +105,7 @@ def run(study: Study, model: str | None, out: Path, logs: Path) -> None:
         ConfigError: a trace or ``out`` cannot be read or written, or a conversation is too long.
         WorkerError: a worker was lost; what was measured is kept.
     """
-    windows = study.windows()
-    done = measured(out)
-    left = [
-        (trace, seed, way)
-        for trace, seed, way in study.order()
-        if (trace.name, seed, way.name) not in done
-    ]
-    print(f"{len(left)} runs to measure, {len(done)} in {out}", file=sys.stderr, flush=True)
+    windows, left = study.windows(), runs_left(study, out)
     if not left:
         return
     path = tiny_model.resolve(model)
@@ -121,6 +114,18 @@ def run(study: Study, model: str | None, out: Path, logs: Path) -> None:
         workers = _start_workers(launch, study.config, path)
         routers = _start_routers(launch, study, workers)
         asyncio.run(_measure(study, path, windows, left, workers, routers, out))
+
+
+def runs_left(study: Study, out: Path) -> list[tuple[Trace, int, Way]]:
+    """Return the runs that a file does not hold, and print how many there are."""
+    done = measured(out)
+    left = [
+        (trace, seed, way)
+        for trace, seed, way in study.order()
+        if (trace.name, seed, way.name) not in done
+    ]
+    print(f"{len(left)} runs to measure, {len(done)} in {out}", file=sys.stderr, flush=True)
+    return left
 
 
 def measured(out: Path) -> set[Key]:

@@ -13,19 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppd.errors import ConfigError, WorkerError
+from ppd.errors import ConfigError
 
 from ..cluster import Process, launching
-from ..emulation.clusters import held, start_cluster, tried
+from ..emulation.clusters import checked_use, held, start_cluster, tried
 from ..emulation.knobs import Knobs
 from ..emulation.model import MODEL
 from ..emulation.sweeping import where_measured
-from ..emulation.traces import device_use
 from ..emulation.workers import Emulated, emulated
 from ..raw_rows import append_whole, end_last_line
 from ..traffic.conversations import Conversation
 from .config import PPD, Emulation, Trace, ways
-from .drive import Study, check_lengths, measured, read_rows, run_rows
+from .drive import Study, check_lengths, read_rows, run_rows, runs_left
 from .way import Way
 
 
@@ -35,21 +34,15 @@ def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
     Raises:
         ConfigError: a trace, a profile or ``out`` cannot be read or written, ``out`` has runs of
             another cluster, or a conversation is too long.
-        WorkerError: a worker was lost; what was measured is kept.
+        ClusterError: a worker has ended; what was measured is kept.
         RefusedRunError: the machine was too slow for a run, whenever it was tried.
     """
-    windows, done = study.windows(), measured(out)
+    windows, left = study.windows(), runs_left(study, out)
     machine = emulation.machine
     profile = machine.load()
     where = {"shape": emulation.shape, **where_measured(machine, emulation.slow_motion)}
     _require_same(out, where)
     check_lengths(windows, min(MODEL.max_context_tokens, profile.kv_pool_tokens))
-    left = [
-        (trace, seed, way)
-        for trace, seed, way in study.order()
-        if (trace.name, seed, way.name) not in done
-    ]
-    print(f"{len(left)} runs to measure, {len(done)} in {out}", file=sys.stderr, flush=True)
     if not left:
         return
     end_last_line(out)
@@ -113,7 +106,7 @@ def _measured(
 
     Raises:
         RefusedRunError: the machine was too slow.
-        WorkerError: a worker has ended.
+        ClusterError: a worker has ended.
     """
     trace, seed, way = place
     slow_motion = cluster.knobs.slow_motion
@@ -129,11 +122,7 @@ def _measured(
         )
     )
     ended_s = time.monotonic()
-    for worker in cluster.workers.values():
-        if worker.popen.poll() is not None:
-            raise WorkerError(f"{worker.name} {worker.ending()}; what was measured is kept")
-    use = device_use(cluster.traces, begun_s, ended_s)
-    use.require_valid()
+    use = checked_use(cluster, begun_s, ended_s)
     about = {
         "kv_bytes_moved": _sent_bytes(cluster) - before,
         "bubble_share": round(use.bubble_share, 5),

@@ -24,7 +24,7 @@ from ppd.contract import Role
 from ppd.errors import ConfigError
 
 from ..client import hold
-from ..cluster import Process, wait_all
+from ..cluster import ClusterError, Process, wait_all
 from ..endpoints import empty_caches
 from ..samples import Sample
 from ..summary import Slo
@@ -239,6 +239,21 @@ async def held(
             headers=headers,
         )
     return [compressed(sample, slow_motion) for sample in samples]
+
+
+def checked_use(cluster: Emulated, begun_s: float, ended_s: float) -> DeviceUse:
+    """Return what the devices did between two seconds of ``time.monotonic``.
+
+    Raises:
+        ClusterError: a worker has ended.
+        RefusedRunError: the machine was too slow for the slow motion.
+    """
+    for worker in cluster.workers.values():
+        if worker.popen.poll() is not None:
+            raise ClusterError(f"{worker.name} {worker.ending()}")
+    use = device_use(cluster.traces, begun_s, ended_s)
+    use.require_valid()
+    return use
 
 
 def tried(measure: Callable[[int], T]) -> T:

@@ -22,7 +22,7 @@ from ppd.errors import ConfigError
 from ppd.machine import Machine as WorkerMachine
 from ppd.machine import gpu_name
 
-from ..cluster import ClusterError, Process, launching
+from ..cluster import Process, launching
 from ..options import Commands, add_logs
 from ..simulation.machine import Machine
 from ..sweep.choice import choice_of
@@ -30,9 +30,8 @@ from ..sweep.config import Place, Run, SweepConfig, load_config, plan
 from ..sweep.drive import Progress
 from ..sweep.rows import RunResult, Writer, read_runs, served_by
 from ..table.build import build
-from .clusters import held, roles_of, slow_motion_for, start_cluster, tried
+from .clusters import checked_use, held, roles_of, slow_motion_for, start_cluster, tried
 from .knobs import Knobs
-from .traces import device_use
 from .workers import Emulated, emulated
 
 Measure = Callable[[Run, int], RunResult]
@@ -196,11 +195,7 @@ def _measured(
     begun_s = time.monotonic()
     samples = asyncio.run(held(cluster, routers[one.policy], parts, slow_motion, seed))
     ended_s = time.monotonic()
-    for worker in cluster.workers.values():
-        if worker.popen.poll() is not None:
-            raise ClusterError(f"{worker.name} {worker.ending()}")
-    use = device_use(cluster.traces, begun_s, ended_s)
-    use.require_valid()
+    use = checked_use(cluster, begun_s, ended_s)
     more: dict[str, Any] = {
         "bubble_share": round(use.bubble_share, 5),
         "longest_stall_ms": round(use.longest_stall_ms, 3),
