@@ -77,9 +77,8 @@ class Score:
     """The comparison of two routes.
 
     Attributes:
-        ttft_saved: what a local turn saves of the typical remote TTFT, as a share (the paper's
-            delta), less what it costs later turns. Above 1 where the remote TTFT is far above the
-            typical one.
+        ttft_saved: share of the typical remote TTFT that a local turn saves (the paper's delta),
+            less what it costs later turns.
         tpot_lost: share of the remote TPOT that a local turn adds.
         remote: the score of the remote route. It is 0 with weights, and with targets the
             probability to meet them.
