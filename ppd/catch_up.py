@@ -16,15 +16,16 @@ class CatchUp:
     """What was usual in recent later turns, from which follows what a missed token costs later."""
 
     def __init__(self) -> None:
-        self._shares: dict[int, float] = {}
+        self._forced = 0.0  # share of turns that had to be remote
+        self._chosen: dict[int, float] = {}  # share of remote ones among the others, by cell
         self._longer_ms: float | None = None
 
     def share(self, cell: int) -> float:
-        """The share of remote turns in a cell of the table."""
-        return self._shares.get(cell, _FIRST_SHARE)
+        """The share of remote turns in a cell of the table, of those that could be local."""
+        return self._chosen.get(cell, _FIRST_SHARE)
 
     def note(self, cell: int, route: Route, longer_ms: float | None) -> None:
-        """Record a served turn.
+        """Record a served later turn.
 
         Args:
             cell: of the table.
@@ -32,19 +33,21 @@ class CatchUp:
             longer_ms: what a local turn takes longer than a remote one, where nothing waits and
                 nothing was missed: below 0 if it is shorter. None if it could not have been local.
         """
+        self._forced += ((longer_ms is None) - self._forced) / _TURNS
+        if longer_ms is None:
+            return
         before = self.share(cell)
-        self._shares[cell] = before + ((route is Route.REMOTE) - before) / _TURNS
-        if longer_ms is not None:
-            usual_ms = longer_ms if self._longer_ms is None else self._longer_ms
-            self._longer_ms = usual_ms + (longer_ms - usual_ms) / _TURNS
+        self._chosen[cell] = before + ((route is Route.REMOTE) - before) / _TURNS
+        usual_ms = longer_ms if self._longer_ms is None else self._longer_ms
+        self._longer_ms = usual_ms + (longer_ms - usual_ms) / _TURNS
 
     def later_ms(self, cell: int, turn: int, left_ms: float, longer_ms: float) -> float:
         """What later turns take longer, in all, if this one is local.
 
-        Either a later one is remote and computes what is missed, or all later ones are local:
-        whichever costs less. A conversation of n turns has a further one with probability
-        n / (n + 1), by Laplace's rule of succession. Where that probability stays, n more follow in
-        the mean.
+        A later turn that has to be remote computes what is missed. If there is none, one that is
+        remote by choice does, or all later ones are local: whichever costs less. A conversation of
+        n turns has a further one with probability n / (n + 1), by Laplace's rule of succession.
+        Where that probability stays, n more follow in the mean.
 
         Args:
             cell: of the table.
@@ -52,12 +55,19 @@ class CatchUp:
             left_ms: time to compute what is missed after a local turn.
             longer_ms: as of ``note``, of this turn.
         """
-        share, goes_on = self.share(cell), turn / (turn + 1)
-        another_remote = goes_on * share / (1.0 - goes_on * (1.0 - share))
+        forced, chosen = _another(self._forced, turn), _another(self.share(cell), turn)
         usual_ms = longer_ms if self._longer_ms is None else self._longer_ms
-        return min(another_remote * left_ms, turn * max(0.0, usual_ms, longer_ms))
+        by_choice_ms = min(chosen * left_ms, turn * max(0.0, usual_ms, longer_ms))
+        return forced * left_ms + (1.0 - forced) * by_choice_ms
 
     def reset(self) -> None:
         """Discard what was usual."""
-        self._shares.clear()
+        self._forced = 0.0
+        self._chosen.clear()
         self._longer_ms = None
+
+
+def _another(share: float, turn: int) -> float:
+    """The probability that one of a share of turns follows the conversation's turn."""
+    goes_on = turn / (turn + 1)
+    return goes_on * share / (1.0 - goes_on * (1.0 - share))

@@ -83,8 +83,6 @@ class Cell:
         running: mean number of requests in a decode worker's batch during the remote run.
         quiet_remote_ms: TTFT of the remote route when no other request waits.
         quiet_local_ms: TTFT of the local route when no other request waits.
-        remote_wait_steps: decode steps that a remote turn takes longer beside decodes.
-        append_wait_steps: the same of a local turn.
     """
 
     index: int
@@ -95,8 +93,6 @@ class Cell:
     running: float
     quiet_remote_ms: float
     quiet_local_ms: float
-    remote_wait_steps: float
-    append_wait_steps: float
 
 
 class Table:
@@ -109,6 +105,7 @@ class Table:
         cells: all cells, in the order of their indices.
         empty_append_ms: what a local turn at rest would take without a new token: a step, HTTP and
             the tokenizer.
+        least_step_ms: the least TPOT of a cell.
         token_ms: time to prefill a token, at most; KV transfer is not in it.
         has_throughput: whether its cells hold the throughput of both routes.
 
@@ -129,14 +126,15 @@ class Table:
         sizes = [len(bins) for bins in axes]
         self._strides = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
         by_bins: dict[tuple[int, ...], CellRecord] = {c.bins: c for c in record.cells}
-        waits = [_wait_steps(record, new) for new in range(sizes[1])]
+        self._wait_steps = [_wait_steps(record, new) for new in range(sizes[1])]
         self.cells = tuple(
-            _cell(i, record.axes, by_bins[bins], waits[bins[1]])
+            _cell(i, record.axes, by_bins[bins])
             for i, bins in enumerate(product(*map(range, sizes)))
         )
         self.token_ms = min(record.prefill_ms_per_token, record.append_ms_per_token)
         self.has_throughput = all(cell.remote.tokens_per_s for cell in self.cells)
         self._log_quiet = [self._mean_log_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
+        self.least_step_ms = min(cell.remote.tpot_ms for cell in self.cells)
         self.empty_append_ms = self._empty_append_ms()
 
     def _mean_log_quiet(self, number: int, replies: int) -> tuple[float, float]:
@@ -156,10 +154,9 @@ class Table:
         )
 
     def _empty_append_ms(self) -> float:
-        step_ms = min(cell.remote.tpot_ms for cell in self.cells)
         fewest = self.record.axes.new_tokens[0].at
         (_, shortest_ms) = self.quiet_ttft_ms(0, fewest, 0)
-        return max(step_ms, shortest_ms - fewest * self.record.append_ms_per_token)
+        return max(self.least_step_ms, shortest_ms - fewest * self.record.append_ms_per_token)
 
     @classmethod
     def parse(cls, data: bytes) -> Table:
@@ -248,6 +245,24 @@ class Table:
             local += weight * log_local
         beyond = max(0.0, reply - self.record.axes.output_tokens[-1].at)
         return math.exp(remote) + beyond * self.token_ms, math.exp(local)
+
+    def wait_steps(self, new: float) -> tuple[float, float]:
+        """Interpolate how many decode steps longer a turn takes beside decodes, linear in tokens.
+
+        Args:
+            new: tokens that the turn adds.
+
+        Returns:
+            Of the remote and of the local route.
+        """
+        points = [tokens.at for tokens in self.record.axes.new_tokens]
+        below, share = _between(points, new)
+        remote, local = self._wait_steps[below]
+        if share:
+            (next_remote, next_local) = self._wait_steps[below + 1]
+            remote += share * (next_remote - remote)
+            local += share * (next_local - local)
+        return remote, local
 
     def _corners(self, values: Sequence[float]) -> list[tuple[int, float]]:
         """Cells around values of the first axes, in the first bins of the others, with weights."""
@@ -365,7 +380,7 @@ def _blend(parts: Sequence[tuple[float, Costs]]) -> Costs:
     return Costs(exp(ttft), exp(tpot), ttft_tail, tpot_tail, rate)
 
 
-def _cell(index: int, axes: Axes, record: CellRecord, wait_steps: tuple[float, float]) -> Cell:
+def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
     named = zip(axes.each(), record.bins, strict=True)
     label = " ".join(
         f"{name.removesuffix('_tokens')}=[{bins[i].low:g},{bins[i].high:g})"
@@ -380,8 +395,6 @@ def _cell(index: int, axes: Axes, record: CellRecord, wait_steps: tuple[float, f
         running=record.remote.running,
         quiet_remote_ms=record.remote.quiet_ttft_ms,
         quiet_local_ms=record.local.quiet_ttft_ms,
-        remote_wait_steps=wait_steps[0],
-        append_wait_steps=wait_steps[1],
     )
 
 

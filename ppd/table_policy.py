@@ -18,6 +18,7 @@ from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route, 
 from ppd.observed import BOUND, Observed
 from ppd.policies import DynamoThreshold
 from ppd.score import Objective, Score, local_within_noise, score
+from ppd.step_time import StepTime
 from ppd.table import Cell, Costs, Table
 
 DEFAULT_APPEND_BUDGET = 16_384
@@ -30,8 +31,8 @@ class Correction(StrEnum):
         INTERPOLATION: interpolate costs between the points where cells were measured.
         STALE_PREFIX: add the tokens that the prefill worker has missed to a remote turn, and weigh
             what a local turn leaves to later ones (``ppd.catch_up``).
-        LOAD: replace the waits of the measurement by the current ones: queues, and the home's
-            batch; refuse a local turn for which the home has no free KV.
+        LOAD: replace the waits of the measurement by the current ones: queues, the home's batch and
+            the time of its steps; refuse a local turn for which the home has no free KV.
         RESERVATION: keep the append tokens under way on a decode worker within a budget.
         SHRINKAGE: multiply a cell's costs by the factors observed in served turns.
         NOISE: choose remote only if it is better by more than the measurement's standard error.
@@ -51,6 +52,12 @@ DEFAULT_CORRECTIONS = frozenset(
 )
 
 _MIN_OUTPUT = 8  # tokens of a reply over which a delay counts as TPOT, at least
+# A local turn saves most where remote ones queue. What it leaves falls on turns that mostly do not,
+# and is a larger share of theirs.
+_LATER_WEIGHT = 1.3
+_APPENDED = 0.5  # of the append that a decode worker computes, in the mean
+# Of the prompt that a prefill worker computes. It stays in the queue while its KV is transferred.
+_PREFILLED = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ class _Alone:
         quiet_ms: TTFT of a remote turn where nothing decodes.
         remote_ms: TTFT of a remote turn.
         local_ms: TTFT of a local turn.
+        step_ms: TPOT of a remote turn.
         lost_ms: TPOT that a local turn costs, with that of the streams that it delays.
         longer_ms: what the local turn takes longer. A loss of TPOT counts as an equal share of the
             quiet TTFT.
@@ -85,6 +93,7 @@ class _Alone:
     quiet_ms: float
     remote_ms: float
     local_ms: float
+    step_ms: float
     lost_ms: float
     longer_ms: float
 
@@ -109,6 +118,7 @@ class TablePolicy(Policy):
         self.append_budget_tokens = append_budget_tokens
         self.observed = Observed()
         self.catch_up = CatchUp()
+        self.step_time = StepTime()
         self._fallback = DynamoThreshold()
 
     def choose(self, features: Features, objective: Objective) -> Decision:
@@ -129,10 +139,12 @@ class TablePolicy(Policy):
         cell = self._cell(features)
         if cell is None or route is Route.REPLICA:
             return
-        longer_ms = None
-        if may_be_local(features):
-            longer_ms = self._alone(features, cell, cell.remote.tpot_ms).longer_ms
-        self.catch_up.note(cell.index, route, longer_ms)
+        if features.turn > 1:
+            could = may_be_local(features)
+            longer_ms = self._alone(features, cell).longer_ms if could else None
+            self.catch_up.note(cell.index, route, longer_ms)
+        if tpot_ms is not None and tpot_ms > 0:
+            self.step_time.note(features.home_running, tpot_ms, cell.remote.tpot_ms)
         if Correction.SHRINKAGE not in self.corrections or ttft_ms is None or tpot_ms is None:
             return
         *_, step, _observed = self._steps(features, cell)
@@ -143,6 +155,7 @@ class TablePolicy(Policy):
         """Discard what was observed of served turns."""
         self.observed.reset()
         self.catch_up.reset()
+        self.step_time.reset()
 
     def _by_table(self, features: Features, objective: Objective) -> Decision:
         cell = self._cell(features)
@@ -189,11 +202,11 @@ class TablePolicy(Policy):
             remote, local = self.table.interpolate(*_workload(features))
             yield _Step(Reason.INTERPOLATION, remote, local, remote.ttft_ms, later_ms)
         typical_ms, missed_ms = remote.ttft_ms, 0.0
-        alone = self._alone(features, cell, remote.tpot_ms)
+        alone = self._alone(features, cell)
         if Correction.STALE_PREFIX in self.corrections:
             missed_ms = features.missed_tokens * self.table.token_ms
             later_ms = self._later_ms(features, cell, alone, missed_ms)
-            remote = _with_ttft(remote, remote.ttft_ms + missed_ms)
+            remote = _with_times(remote, remote.ttft_ms + missed_ms, remote.tpot_ms)
             yield _Step(Reason.STALE_PREFIX, remote, local, typical_ms, later_ms)
         if Correction.LOAD in self.corrections:
             typical_ms = alone.quiet_ms
@@ -209,15 +222,16 @@ class TablePolicy(Policy):
     def _later_ms(self, features: Features, cell: Cell, alone: _Alone, missed_ms: float) -> float:
         """What a local turn leaves to later ones, with what the prefill worker has missed before.
 
-        It leaves its new tokens, and the reply before it.
+        It leaves its new tokens, and the reply before it. The result has its weight.
         """
         assert self.table is not None
         adds_ms = (features.new_tokens + features.reply_tokens) * self.table.token_ms
-        return self.catch_up.later_ms(
-            cell.index, features.turn, missed_ms + adds_ms, alone.longer_ms
+        left_ms = missed_ms + adds_ms
+        return _LATER_WEIGHT * self.catch_up.later_ms(
+            cell.index, features.turn, left_ms, alone.longer_ms
         )
 
-    def _alone(self, features: Features, cell: Cell, step_ms: float) -> _Alone:
+    def _alone(self, features: Features, cell: Cell) -> _Alone:
         """What a turn takes without queues.
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
@@ -230,30 +244,30 @@ class TablePolicy(Policy):
         local_ms += features.evicted_tokens * table.record.append_ms_per_token
         delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
+        step_ms = self.step_time.of(features.home_running, cell.remote.tpot_ms, table.least_step_ms)
         remote_ms = quiet_ms
         if features.home_running:
-            remote_ms += cell.remote_wait_steps * step_ms
-            local_ms += cell.append_wait_steps * step_ms
+            remote_steps, local_steps = table.wait_steps(new)
+            remote_ms += remote_steps * step_ms
+            local_ms += local_steps * step_ms
         longer_ms = local_ms - remote_ms + lost_ms / step_ms * quiet_ms
         bound_ms = BOUND * quiet_ms  # one turn must not outweigh all others
         longer_ms = max(-bound_ms, min(bound_ms, longer_ms))
-        return _Alone(quiet_ms, remote_ms, local_ms, lost_ms, longer_ms)
+        return _Alone(quiet_ms, remote_ms, local_ms, step_ms, lost_ms, longer_ms)
 
     def _loaded(
         self, features: Features, remote: Costs, local: Costs, alone: _Alone, missed_ms: float
     ) -> tuple[Costs, Costs]:
-        """The costs with the current waits in place of those of the measurement."""
+        """The costs with the current waits and steps in place of those of the measurement."""
         table = self.table
         assert table is not None
-        # Half of a prompt under way is computed, on average. Others are as long as this turn's.
-        queue = _less_half_of_one(features.prefill_queue_tokens, features.prompt_tokens)
-        appends = _less_half_of_one(features.home_append_tokens, features.uncached_at_home)
+        queue = _left(features.prefill_queue_tokens, features.prompt_tokens, _PREFILLED)
+        appends = _left(features.home_append_tokens, features.uncached_at_home, _APPENDED)
         remote_ms = alone.remote_ms + missed_ms + queue * table.token_ms
         local_ms = alone.local_ms + appends * table.record.append_ms_per_token
-        slower_ms = remote.tpot_ms + alone.lost_ms
         return (
-            _with_ttft(remote, remote_ms),
-            Costs(local_ms, slower_ms, local.ttft_tail, local.tpot_tail, local.tokens_per_s),
+            _with_times(remote, remote_ms, alone.step_ms),
+            _with_times(local, local_ms, alone.step_ms + alone.lost_ms),
         )
 
     def _veto(self, features: Features) -> Reason | None:
@@ -267,13 +281,20 @@ class TablePolicy(Policy):
         return None
 
 
-def _less_half_of_one(queued: int, size: int) -> float:
-    return queued - min(queued, size) / 2
+def _left(queued: int, size: int, done: float) -> float:
+    """The tokens of a queue that are not computed yet; its prompts are as long as this turn's.
+
+    Args:
+        queued: tokens in the queue.
+        size: tokens of this turn.
+        done: share of the first prompt that is computed.
+    """
+    return queued - done * min(queued, size)
 
 
-def _with_ttft(costs: Costs, ms: float) -> Costs:
-    """The costs with another TTFT; ``dataclasses.replace`` takes three times as long."""
-    return Costs(ms, costs.tpot_ms, costs.ttft_tail, costs.tpot_tail, costs.tokens_per_s)
+def _with_times(costs: Costs, ttft_ms: float, tpot_ms: float) -> Costs:
+    """The costs with other times; ``dataclasses.replace`` takes three times as long."""
+    return Costs(ttft_ms, tpot_ms, costs.ttft_tail, costs.tpot_tail, costs.tokens_per_s)
 
 
 def _workload(features: Features) -> tuple[int, int, int, float]:

@@ -44,12 +44,14 @@ def test_a_turn_that_is_long_for_itself_counts_at_once() -> None:
     assert later_ms(usual(Route.REMOTE, -3.0), 10, 500.0, 40.0) == pytest.approx(400.0)
 
 
-def test_turns_that_could_not_be_local_count_for_the_share_alone() -> None:
-    found = usual(Route.LOCAL, 2.0)
-    for _ in range(200):
+def test_a_turn_that_has_to_be_remote_catches_up_however_short_local_ones_are() -> None:
+    found = usual(Route.LOCAL, -3.0)
+    for _ in range(50):
         found.note(0, Route.REMOTE, None)
-    assert found.share(0) > 0.98
-    assert later_ms(found, 10, 5000.0, 2.0) == pytest.approx(10 * 2)
+    assert found.share(0) < 0.01, "of those that could be local"
+    forced = 1 - (49 / 50) ** 50
+    expected = 500 * (10 / 11) * forced / (1 - (10 / 11) * (1 - forced))
+    assert later_ms(found, 10, 500.0, -3.0) == pytest.approx(expected)
 
 
 def test_cells_are_apart_and_reset_discards() -> None:

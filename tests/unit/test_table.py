@@ -242,11 +242,10 @@ def test_waits_beside_decodes_are_those_of_busy_cells() -> None:
             )
             for cell in record.cells
         )
-        (found,) = {
-            (round(cell.remote_wait_steps, 6), round(cell.append_wait_steps, 6))
-            for cell in Table(structs.replace(record, cells=cells)).cells
-        }
-        return found
+        table = Table(structs.replace(record, cells=cells))
+        remote, local = table.wait_steps(64)
+        assert (remote, local) == table.wait_steps(10_000)
+        return round(remote, 6), round(local, 6)
 
     assert waits(100.0, 150.0, 20.0) == (2.0, 10.0)  # 20 and 100 ms longer, always busy
     assert waits(70.0, 51.0, 20.0) == (0.5, 0.5)  # half of a step, at least
@@ -254,7 +253,7 @@ def test_waits_beside_decodes_are_those_of_busy_cells() -> None:
 
 
 def test_waits_are_not_those_behind_a_busy_prefill_worker() -> None:
-    def remote_waits(shape: str) -> set[float]:
+    def remote_waits(shape: str) -> float:
         record = table_record(lambda *_: (100.0, 10.0, 50.0, 10.0), running=20.0)
         cells = tuple(
             structs.replace(
@@ -262,13 +261,33 @@ def test_waits_are_not_those_behind_a_busy_prefill_worker() -> None:
             )
             for cell in record.cells
         )
-        table = Table(structs.replace(record, cells=cells, shape=shape))
-        return {round(cell.remote_wait_steps, 6) for cell in table.cells if not cell.index}
+        remote, _ = Table(structs.replace(record, cells=cells, shape=shape)).wait_steps(0)
+        return round(remote, 6)
 
     # One turn a second. Of two turns one computes the context, at 0.1 ms a token.
-    assert remote_waits("1P1D") == {5.0}, "idle with 1,000 tokens of context, busy with 8,000"
-    assert remote_waits("40P1D1R") == {3.0}, "idle in all cells"
-    assert remote_waits("1P90D") == {0.5}, "busy in all cells"
+    assert remote_waits("1P1D") == 5.0, "idle with 1,000 tokens of context, busy with 8,000"
+    assert remote_waits("40P1D1R") == 3.0, "idle in all cells"
+    assert remote_waits("1P90D") == 0.5, "busy in all cells"
+
+
+def test_waits_grow_with_the_chunks_of_an_append() -> None:
+    axes = structs.replace(
+        AXES, new_tokens=(Bin(0, 256, 100), Bin(256, 2048, 1100), Bin(2048, 9000, 3100))
+    )
+    record = table_record(
+        lambda _c, n, *_: (50.0, 10.0, 60.0 + 40.0 * n, 10.0), axes=axes, running=20.0
+    )
+    cells = tuple(
+        structs.replace(cell, local=structs.replace(cell.local, quiet_ttft_ms=50.0))
+        for cell in record.cells
+    )
+    table = Table(structs.replace(record, cells=cells))
+    found = [round(table.wait_steps(new)[1], 3) for new in (0, 100, 600, 1100, 2100, 3100, 8000)]
+    short, long, longest = found[1], found[3], found[5]
+    assert short < long < longest
+    assert found[2] == pytest.approx((short + long) / 2, abs=0.01)
+    assert found[4] == pytest.approx((long + longest) / 2, abs=0.01)
+    assert (found[0], found[6]) == (short, longest)
 
 
 def test_an_append_without_a_token_takes_what_is_no_computing() -> None:

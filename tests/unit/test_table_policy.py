@@ -231,8 +231,22 @@ def test_an_append_costs_more_in_a_fuller_batch() -> None:
     assert seen.score.tpot_lost == pytest.approx(2 * 64 * 0.2 / 50 / 10)
 
 
-@pytest.mark.parametrize(("queued", "left"), [(0, 0), (800, 400), (1020, 510), (9020, 8510)])
-def test_half_of_the_first_prompt_of_a_queue_is_computed_already(queued: int, left: int) -> None:
+def test_the_time_of_a_step_is_that_of_recent_turns() -> None:
+    corrected = policy(Correction.LOAD)
+    turn = replace(SHORT, home_running=9)
+    for _ in range(500):
+        corrected.observe(turn, Route.REMOTE, 100.0, 20.0)
+    seen = corrected.choose(turn, Weights()).assessment
+    assert seen is not None
+    assert seen.remote.tpot_ms == pytest.approx(20.0, abs=0.01), "and not the cell's 10"
+    assert (seen.remote.ttft_ms, seen.local.ttft_ms) == pytest.approx((110.0, 60.0), abs=0.02)
+    corrected.reset()
+    fresh = policy(Correction.LOAD).choose(turn, Weights())
+    assert corrected.choose(turn, Weights()) == fresh
+
+
+@pytest.mark.parametrize(("queued", "left"), [(0, 0), (800, 240), (1020, 306), (9020, 8306)])
+def test_most_of_the_first_prompt_of_a_queue_is_computed_already(queued: int, left: int) -> None:
     """Others are taken to be as long as this turn's: 1,020 tokens, 120 of them an append."""
     corrected = policy(Correction.LOAD)
     idle = corrected.choose(SHORT, Weights()).assessment

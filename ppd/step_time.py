@@ -1,0 +1,49 @@
+"""The time of a decode step now, from the TPOT of recent turns.
+
+A cell's TPOT was measured with the batch of its own rate. All requests of a batch share its steps,
+whatever their cells, so a turn that joins a batch gets the batch's TPOT.
+"""
+
+from __future__ import annotations
+
+_TURNS = 50.0  # that the means reach back
+
+
+class StepTime:
+    """Means over recent turns of all decode workers."""
+
+    def __init__(self) -> None:
+        self._means: tuple[float, float] | None = None  # of TPOT, and of the batch
+
+    def note(self, running: int, tpot_ms: float, expected_ms: float) -> None:
+        """Record a served turn.
+
+        Args:
+            running: requests that decoded on its worker when it was decided.
+            tpot_ms: that it had.
+            expected_ms: TPOT of its cell, from which the mean begins.
+        """
+        batch = running + 1.0
+        mean_ms, mean_batch = self._means or (expected_ms, batch)
+        self._means = (
+            mean_ms + (tpot_ms - mean_ms) / _TURNS,
+            mean_batch + (batch - mean_batch) / _TURNS,
+        )
+
+    def of(self, running: int, expected_ms: float, least_ms: float) -> float:
+        """Return a step's time in ms for a turn that joins a batch: linear in its size.
+
+        Args:
+            running: requests that decode on the worker.
+            expected_ms: TPOT of the turn's cell; it counts as long as no turn was served.
+            least_ms: time of a step with a single request.
+        """
+        if self._means is None:
+            return expected_ms
+        mean_ms, mean_batch = self._means
+        share = (running + 1.0) / mean_batch
+        return least_ms + share * max(0.0, mean_ms - least_ms)
+
+    def reset(self) -> None:
+        """Discard the means."""
+        self._means = None
