@@ -21,11 +21,12 @@ from ppd.score import Objective, Targets, Weights
 
 from .config import BASE, Comparison
 
-QUANTILES = {"p50": 50.0, "p90": 90.0}
+QUANTILES = {"p50": 0.5, "p90": 0.9}
 EACH = "each"  # geometric means over turns, each over the same turn of the base
 MISSED = "missed"  # the share of turns that miss a target
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]  # by conversation: how often it was drawn
 Place = tuple[int, int]  # seed and conversation
 
 
@@ -36,8 +37,8 @@ class Turns:
     by_place: Mapping[Place, Array]
     failed: int
 
-    def draw(self, places: Sequence[Place]) -> Array:
-        """Return the turns of some conversations; one may be drawn several times."""
+    def of(self, places: Sequence[Place]) -> Array:
+        """Return the turns of some conversations, shape (turns, 2)."""
         return np.concatenate([self.by_place[place] for place in places])
 
 
@@ -57,50 +58,109 @@ def questions_of(config: Comparison) -> Iterator[Question]:
     yield from (Question(targets, MISSED) for targets in config.targets)
 
 
-def costs_of(
-    questions: Sequence[Question], every: Mapping[str, Turns], places: Sequence[Place]
-) -> dict[str, Array]:
-    """Return the cost of each way by every question, over all turns of some conversations."""
-    base = every[BASE].draw(places)
-    base_figures = _figures_of(base, base)
-    return {
-        name: np.array(list(_answers(questions, turns.draw(places), base, base_figures)))
-        for name, turns in every.items()
-    }
+class Sample:
+    """Conversations that every way served, from which others are drawn.
+
+    Sorting and logarithms are done once, for all draws.
+
+    Args:
+        every: the ways by name. All have as many turns of a conversation.
+        places: the conversations.
+    """
+
+    def __init__(self, every: Mapping[str, Turns], places: Sequence[Place]) -> None:
+        base = every[BASE]
+        turns = [len(base.by_place[place]) for place in places]
+        self._place = np.repeat(np.arange(len(places)), turns)
+        self._starts = np.concatenate([[0], np.cumsum(turns)[:-1]])
+        self._turns = np.array(turns)
+        self._times = {name: one.of(places) for name, one in every.items()}
+        self._sorted = {name: _sorted(times) for name, times in self._times.items()}
+        self._logs = {name: self._log_sums(name) for name in every}
+
+    def quantiles(self, way: str, counts: Counts) -> Array:
+        """Return TTFT and TPOT, shape (quantiles, 2), interpolated as by ``numpy.percentile``."""
+        drawn = counts[self._place]
+        found = [
+            [_quantile(values, np.cumsum(drawn[order]), share) for order, values in columns]
+            for columns in [self._sorted[way]]
+            for share in QUANTILES.values()
+        ]
+        return np.array(found)
+
+    def costs(self, questions: Sequence[Question], counts: Counts) -> dict[str, Array]:
+        """Return the cost of each way by every question, over all turns that were drawn."""
+        base = self._figures(BASE, counts)
+        return {
+            name: np.array(list(self._answers(questions, name, counts, base)))
+            for name in self._times
+        }
+
+    def _answers(
+        self, questions: Sequence[Question], way: str, counts: Counts, base: Mapping[str, Array]
+    ) -> Iterator[float]:
+        figures = self._figures(way, counts)
+        for question in questions:
+            match question.objective:
+                case Weights() as weights:
+                    ttft, tpot = figures[question.at] / base[question.at]
+                    yield float(weights.ttft * ttft + weights.tpot * tpot)
+                case Targets() as targets:
+                    missed = self._by_place(_missed(targets, self._times[way]))
+                    yield float(counts @ missed / (counts @ self._turns))
+                case _:
+                    assert_never(question.objective)
+
+    def _figures(self, way: str, counts: Counts) -> dict[str, Array]:
+        """By statistic TTFT and TPOT: quantiles, geometric means of shares of the base's turns."""
+        sums, known = self._logs[way]
+        each: Array = np.exp(counts @ sums / np.maximum(1, counts @ known))
+        return dict(zip(QUANTILES, self.quantiles(way, counts), strict=True)) | {EACH: each}
+
+    def _log_sums(self, way: str) -> tuple[Array, Array]:
+        """By conversation, of turns with both times: logarithms of shares of the base, and number.
+
+        A reply of one token has no TPOT.
+        """
+        times, base = self._times[way], self._times[BASE]
+        known = (times > 0) & (base > 0)
+        logs = np.log(times, where=known, out=np.zeros_like(times))
+        logs -= np.log(base, where=known, out=np.zeros_like(base))
+        return self._by_place(logs), self._by_place(known.astype(np.float64))
+
+    def _by_place(self, values: Array) -> Array:
+        """Add values of turns up, by conversation."""
+        added: Array = np.add.reduceat(values, self._starts, axis=0)
+        return added
 
 
-def _answers(
-    questions: Sequence[Question], turns: Array, base: Array, base_figures: Mapping[str, Array]
-) -> Iterator[float]:
-    figures = _figures_of(turns, base)
-    for question in questions:
-        match question.objective:
-            case Weights() as weights:
-                ttft, tpot = figures[question.at] / base_figures[question.at]
-                yield float(weights.ttft * ttft + weights.tpot * tpot)
-            case Targets() as targets:
-                yield _missed(targets, turns)
-            case _:
-                assert_never(question.objective)
+def once(places: Sequence[Place]) -> Counts:
+    """Return the draw that has each conversation once."""
+    return np.ones(len(places), np.int64)
 
 
-def _figures_of(turns: Array, base: Array) -> dict[str, Array]:
-    """By statistic TTFT and TPOT: quantiles, and geometric means of shares of the base's turns."""
-    with_both = (turns > 0) & (base > 0)  # a reply of one token has no TPOT
-    logs = np.log(turns, where=with_both, out=np.zeros_like(turns))
-    logs -= np.log(base, where=with_both, out=np.zeros_like(base))
-    each = np.exp(logs.sum(axis=0) / np.maximum(1, with_both.sum(axis=0)))
-    return dict(zip(QUANTILES, quantiles(turns), strict=True)) | {EACH: each}
-
-
-def _missed(targets: Targets, turns: Array) -> float:
-    """The share of turns that miss a target; a reply of one token misses none of TPOT."""
+def _missed(targets: Targets, times: Array) -> Array:
+    """Whether turns miss a target, as 0 and 1; a reply of one token misses none of TPOT."""
     given = (targets.ttft_ms, targets.tpot_ms)
     bounds = [math.inf if target is None else target for target in given]
-    return float((turns > bounds).any(axis=1).mean())
+    missed = (times[:, 0] > bounds[0]) | (times[:, 1] > bounds[1])
+    return missed.astype(np.float64)
 
 
-def quantiles(turns: Array) -> Array:
-    """Shape (quantiles, 2): TTFT and TPOT."""
-    found: Array = np.percentile(turns, list(QUANTILES.values()), axis=0)
-    return found
+def _sorted(times: Array) -> list[tuple[NDArray[np.intp], Array]]:
+    """Of TTFT and TPOT: the order of turns, and their times in it."""
+    orders = [np.argsort(column, kind="stable") for column in times.T]
+    return [(order, column[order]) for order, column in zip(orders, times.T, strict=True)]
+
+
+def _quantile(values: Array, upto: Counts, share: float) -> float:
+    """Interpolate a quantile of values that were drawn more than once.
+
+    Args:
+        values: sorted.
+        upto: how often each value and those before it were drawn.
+    """
+    at = share * (upto[-1] - 1)
+    below = math.floor(at)
+    low, high = values[np.searchsorted(upto, [below, min(below + 1, upto[-1] - 1)], side="right")]
+    return float(low + (at - below) * (high - low))

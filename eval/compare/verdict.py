@@ -25,7 +25,18 @@ from ..provenance import provenance
 from ..raw_rows import append_whole
 from . import family
 from .config import AGAIN, BASE, CLAIRVOYANT, PPD, Comparison, Trace, seeds_of, ways
-from .costs import EACH, QUANTILES, Place, Question, Turns, costs_of, quantiles, questions_of
+from .costs import (
+    EACH,
+    QUANTILES,
+    Array,
+    Counts,
+    Place,
+    Question,
+    Sample,
+    Turns,
+    once,
+    questions_of,
+)
 from .drive import read_rows
 from .way import Way, label, parse
 
@@ -96,15 +107,18 @@ def change(
         ConfigError: a way was not measured with all seeds.
     """
     seeds = config.seeds_of(trace)
-    one, other = (
-        _turns(rows, trace.name, way, seeds)
-        for name in (mine, base)
+    both = {
+        way.name: _turns(rows, trace.name, way, seeds)
         for way in ways(config)
-        if way.name == name
-    )
-    shared = _shared((one, other))
-    point = quantiles(one.draw(shared)) / quantiles(other.draw(shared))
-    drawn = [quantiles(one.draw(d)) / quantiles(other.draw(d)) for d in _draws(shared)]
+        if way.name in (mine, base, BASE)
+    }
+    shared = _shared([both[mine], both[base]])
+    sample = Sample(both, shared)
+
+    def ratio(counts: Counts) -> Array:
+        return sample.quantiles(mine, counts) / sample.quantiles(base, counts)
+
+    point, drawn = ratio(once(shared)), [ratio(counts) for counts in _draws(shared)]
     low, high = np.percentile(np.array(drawn), _INTERVAL, axis=0)
     return {
         f"{metric}_{quantile}": (float(point[q, m]), float(low[q, m]), float(high[q, m]))
@@ -186,9 +200,9 @@ def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[s
     shared = _shared(plain.values())
     if not shared:
         raise ConfigError("no conversation had a later turn on every way")
-    asked = list(questions_of(config))
-    points = costs_of(asked, plain, shared)
-    drawn = [costs_of(asked, plain, draw) for draw in _draws(shared)]
+    asked, sample = list(questions_of(config)), Sample(plain, shared)
+    points = sample.costs(asked, once(shared))
+    drawn = [sample.costs(asked, counts) for counts in _draws(shared)]
     spread = {name: np.array([one[name] for one in drawn]) for name in plain}
     windows = len({seed for seed, _ in shared})
     for i, question in enumerate(asked):
@@ -232,7 +246,8 @@ def _foreseen(
     shared = _shared(ways_here.values())
     if not shared:
         raise ConfigError(f"no conversation had a later turn with {foresight}")
-    costs = {name: float(cost[0]) for name, cost in costs_of([question], ways_here, shared).items()}
+    found = Sample(ways_here, shared).costs([question], once(shared))
+    costs = {name: float(cost[0]) for name, cost in found.items()}
     best = min(config.rivals, key=costs.__getitem__)
     return {
         "best_static": best,
@@ -252,14 +267,16 @@ def _shared(ways: Iterable[Turns]) -> list[Place]:
     )
 
 
-def _draws(shared: Sequence[Place]) -> Iterator[list[Place]]:
-    by_seed: dict[int, list[Place]] = defaultdict(list)
-    for place in shared:
-        by_seed[place[0]].append(place)
-    runs, source = list(by_seed.values()), np.random.default_rng(0)
+def _draws(shared: Sequence[Place]) -> Iterator[Counts]:
+    """Draw seeds, and of each as many conversations as it has."""
+    by_seed: dict[int, list[int]] = defaultdict(list)
+    for index, (seed, _) in enumerate(shared):
+        by_seed[seed].append(index)
+    runs, source = [np.array(run) for run in by_seed.values()], np.random.default_rng(0)
     for _ in range(_DRAWS):
         drawn = [runs[i] for i in source.integers(0, len(runs), len(runs))]
-        yield [run[i] for run in drawn for i in source.integers(0, len(run), len(run))]
+        places = [run[source.integers(0, len(run), len(run))] for run in drawn]
+        yield np.bincount(np.concatenate(places), minlength=len(shared))
 
 
 # -- what people read -------------------------------------------------------------------------
@@ -270,7 +287,8 @@ def _figures(
 ) -> dict[str, dict[str, Any]]:
     figures = {}
     for name, turns in every.items():
-        p50, p90 = quantiles(turns.draw(sorted(turns.by_place)))
+        every_turn = turns.of(sorted(turns.by_place))
+        p50, p90 = np.quantile(every_turn, list(QUANTILES.values()), axis=0)
         planned = sum(run["planned"] for run in runs[name])
         later = sum(len(value) for value in turns.by_place.values())
         local = sum(run["routes"].get("local", 0) for run in runs[name])

@@ -15,7 +15,7 @@ from eval import cli
 from eval.compare import family, simulated
 from eval.compare.clairvoyant import Clairvoyant, RolloutError
 from eval.compare.config import load_config, ways, window
-from eval.compare.costs import Question, Turns, costs_of
+from eval.compare.costs import Question, Sample, Turns, once
 from eval.compare.drive import Study, measured, read_rows
 from eval.compare.verdict import judged
 from ppd.errors import ConfigError
@@ -114,7 +114,8 @@ def test_chance_makes_no_way_dearer() -> None:
     source = np.random.default_rng(0)
     one, other = (np.exp(source.normal(3.0, 1.0, (20_000, 2))) for _ in range(2))
     every = {"pd": Turns({(0, 0): one}, 0), "again": Turns({(0, 0): other}, 0)}
-    cost = costs_of([Question(Weights(), "each")], every, [(0, 0)])["again"]
+    sample = Sample(every, [(0, 0)])
+    cost = sample.costs([Question(Weights(), "each")], once([(0, 0)]))["again"]
     assert (other / one).mean() > 2, "by an arithmetic mean it would be"
     assert cost == pytest.approx(2.0, abs=0.05)
 
