@@ -61,15 +61,35 @@ def verdicts(results: Results) -> Block:
         )
     head = ("traffic", "link", "best static", "`ppd`", "a clairvoyant wins", "`ppd` there")
     caption = (
-        "cost at even weights, mean over turns: delta transfer costs 2; wins, ties and losses of "
-        f"`ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` against delta "
-        "transfer"
+        "cost at even weights, geometric mean over turns: delta transfer costs 2; wins, ties and "
+        f"losses of `ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` "
+        "against delta transfer"
     )
     return block(
         Table((*head, "wins, ties, losses", "KV"), table, caption),
         _sums(judgements),
         made_of=[rows],
     )
+
+
+def targets(results: Results) -> Block:
+    """Return the shares of later turns that miss a target."""
+    rows, judgements = _rows(results)
+    table = []
+    for one in judgements:
+        missed = [verdict for verdict in one["verdicts"] if verdict["at"] == "missed"]
+        asked = [verdict["weights"] for verdict in missed]
+        table.append((one["trace"], _machine(one), *map(_missed, missed)))
+    caption = (
+        "later turns that miss a target of TTFT / TPOT: with the best static policy, with `ppd`"
+    )
+    return block(Table(("traffic", "link", *asked), table, caption), made_of=[rows])
+
+
+def _missed(verdict: Mapping[str, Any]) -> str:
+    costs, best = verdict["costs"], verdict["best_static"]
+    ours = costs[f"{PPD} {verdict['weights']}"]
+    return f"`{best}` {100 * costs[best]:.1f} %, {100 * ours:.1f} %"
 
 
 def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
@@ -118,5 +138,6 @@ def _count(name: str) -> Callable[[Results], str]:
 NUMBERS = {f"payoff-{name}": _count(name) for name in ("wins", "ties", "losses")}
 BLOCKS: dict[str, Callable[[Results], Block]] = {
     "payoff-traffic": traffic,
+    "payoff-targets": targets,
     "payoff-verdicts": verdicts,
 }
