@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import assert_never
 
-from ppd.backlog import Backlog
+from ppd.backlog import Backlog, Queued
 from ppd.decision import Decision, Reason, Route
 from ppd.effects import (
     Abandon,
@@ -194,7 +194,7 @@ class Attempts:
         self._prefilled = False
         self._failure: Failure | None = None
         self._worker: WorkerView | None = None  # that failed
-        self._queued: tuple[str, int] | None = None  # in the backlog
+        self._queued: Queued | None = None  # in the backlog
         self._headroom: Headroom | None = None  # KV is reserved there
         self._stream_worker: WorkerView | None = None  # of a stream that stands still
 
@@ -264,8 +264,8 @@ class Attempts:
         self._phase, self._prefilled, self._failure = _WAITING, False, None
         if plan.prefill_tokens:
             worker = plan.decode if plan.prefill is None else plan.prefill
-            self._queued = worker.identity, plan.prefill_tokens
-            self._backlog.add(*self._queued)
+            work = self._turn.work(plan)
+            self._queued = self._backlog.add(worker.identity, plan.prefill_tokens, work)
         self._headroom = plan.decode.headroom  # a restarted worker gets another one
         self._headroom.reserve(self._number, self._turn.kv_tokens)
 
@@ -466,7 +466,7 @@ class Attempts:
 
     def _leave_queue(self) -> None:
         if self._queued is not None:
-            self._backlog.remove(*self._queued)
+            self._backlog.remove(self._queued)
             self._queued = None
 
     # -- what the attempt is ---------------------------------------------------------------

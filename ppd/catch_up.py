@@ -16,7 +16,8 @@ class CatchUp:
     """What was usual in recent later turns, from which follows what a missed token costs later."""
 
     def __init__(self) -> None:
-        self._forced = 0.0  # share of turns that had to be remote
+        self._held = 1.0  # share of turns whose prefix the prefill worker still held
+        self._forced = 0.0  # of those, share of turns that had to be remote
         self._chosen: dict[int, float] = {}  # share of remote ones among the others, by cell
         self._longer_ms: float | None = None
 
@@ -24,7 +25,7 @@ class CatchUp:
         """The share of remote turns in a cell of the table, of those that could be local."""
         return self._chosen.get(cell, _FIRST_SHARE)
 
-    def note(self, cell: int, route: Route, longer_ms: float | None) -> None:
+    def note(self, cell: int, route: Route, longer_ms: float | None, *, held: bool) -> None:
         """Record a served later turn.
 
         Args:
@@ -32,8 +33,11 @@ class CatchUp:
             route: that it took.
             longer_ms: what a local turn takes longer than a remote one, where nothing waits and
                 nothing was missed: below 0 if it is shorter. None if it could not have been local.
+            held: whether the prefill worker had a part of its prompt cached.
         """
-        self._forced += ((longer_ms is None) - self._forced) / _TURNS
+        self._held += (held - self._held) / _TURNS
+        if held:
+            self._forced += ((longer_ms is None) - self._forced) / _TURNS
         if longer_ms is None:
             return
         before = self.share(cell)
@@ -47,7 +51,8 @@ class CatchUp:
         A later turn that has to be remote computes what is missed. If there is none, one that is
         remote by choice does, or all later ones are local: whichever costs less. A conversation of
         n turns has a further one with probability n / (n + 1), by Laplace's rule of succession.
-        Where that probability stays, n more follow in the mean.
+        Where that probability stays, n more follow in the mean. If the prefill worker has evicted
+        the prefix by then, it computes all of it anyway, and what is missed costs nothing.
 
         Args:
             cell: of the table.
@@ -56,13 +61,14 @@ class CatchUp:
             longer_ms: as of ``note``, of this turn.
         """
         forced, chosen = _another(self._forced, turn), _another(self.share(cell), turn)
+        left_ms *= self._held
         usual_ms = longer_ms if self._longer_ms is None else self._longer_ms
         by_choice_ms = min(chosen * left_ms, turn * max(0.0, usual_ms, longer_ms))
         return forced * left_ms + (1.0 - forced) * by_choice_ms
 
     def reset(self) -> None:
         """Discard what was usual."""
-        self._forced = 0.0
+        self._held, self._forced = 1.0, 0.0
         self._chosen.clear()
         self._longer_ms = None
 

@@ -13,6 +13,7 @@ from typing import assert_never
 
 import msgspec
 
+from ppd.prefill_times import PrefillTimes
 from ppd.score import Objective, Score
 from ppd.table import Costs
 
@@ -127,6 +128,7 @@ class Features:
         prefill_cached_tokens: tokens of the conversation that the prefill worker of a remote turn
             has cached.
         prefill_queue_tokens: tokens that this worker was sent and has not answered yet.
+        prefill_wait_ms: how long a remote turn waits for them; None: no table gives their times.
         qps: turns a second for each decode worker (``ppd.arrivals``).
         home: whether the worker that holds the KV can take the turn.
         page_size: tokens of a page of the home worker's KV cache.
@@ -154,6 +156,7 @@ class Features:
     evicted_tokens: int = 0
     home_claimed_tokens: int = 0
     has_media: bool = False
+    prefill_wait_ms: float | None = None
 
     @property
     def held_tokens(self) -> int:
@@ -230,9 +233,11 @@ class Policy(ABC):
 
     Attributes:
         opening: the route of turns without a home that could continue them.
+        prefill_times: of prefill workers; None without a table.
     """
 
     opening: Route = Route.REMOTE
+    prefill_times: PrefillTimes | None = None
 
     @abstractmethod
     def choose(self, features: Features, objective: Objective) -> Decision:

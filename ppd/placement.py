@@ -12,10 +12,12 @@ from typing import Protocol, TypeVar
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from ppd.backlog import NO_WORK, Work
 from ppd.contract import Role
 from ppd.decision import Decision, Features, Reason, Route
 from ppd.errors import WorkerError
 from ppd.headroom import Headroom
+from ppd.prefill_times import PrefillTimes
 from ppd.sessions import Hit
 
 MAX_LOAD = 1.25  # of a worker, against the mean: busier ones get no new conversations
@@ -244,6 +246,7 @@ class PlannedTurn(msgspec.Struct, gc=False):
         held: tokens of the prompt that workers are believed to hold, by identity, of a turn
             without a hit.
         plan: None if no worker can take it; ``Placement.plan`` raises the reason.
+        times: of prefill workers, by the policy's table; None without one.
     """
 
     hit: Hit | None
@@ -256,6 +259,22 @@ class PlannedTurn(msgspec.Struct, gc=False):
     prefill: WorkerView | None
     plan: Plan | None = None
     held: Mapping[str, int] = {}
+    times: PrefillTimes | None = None
+
+    def work(self, plan: Plan) -> Work:
+        """What the prefill worker of a plan does for it: only KV that the home lacks is sent."""
+        if self.times is None or plan.prefill is None:
+            return NO_WORK
+        prompt_tokens, held_tokens = self.remote_tokens, 0
+        if self.features is not None and self.hit is not None:
+            prompt_tokens = self.features.prompt_tokens
+            if plan.decode.identity == self.hit.turn.home:
+                held_tokens = self.features.held_tokens
+        cached_tokens = max(0, prompt_tokens - plan.prefill_tokens)
+        return Work(
+            self.times.compute_ms(cached_tokens, plan.prefill_tokens),
+            self.times.transfer_ms * max(0, prompt_tokens - held_tokens),
+        )
 
 
 class Chooser(Protocol):

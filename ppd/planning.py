@@ -147,7 +147,17 @@ class Planner:
             route = self._cluster.opening(None) or self.policy.opening
             tokens = self._forecast.prompt_tokens("batch", query.body_bytes, query.media)
             decision = Decision(route, Reason.BATCH)
-            return PlannedTurn(None, None, decision, tokens, kv_tokens, None, False, None)
+            return PlannedTurn(
+                None,
+                None,
+                decision,
+                tokens,
+                kv_tokens,
+                None,
+                False,
+                None,
+                times=self.policy.prefill_times,
+            )
         hit = self._index.find(chain, now_s)
         features = prefill = None
         if hit is None:
@@ -161,7 +171,15 @@ class Planner:
         opening = self._cluster.opening(query.root)
         decision = decide(features, self.policy, query.objective, opening)
         turn = PlannedTurn(
-            hit, features, decision, remote_tokens, kv_tokens, query.root, True, prefill
+            hit,
+            features,
+            decision,
+            remote_tokens,
+            kv_tokens,
+            query.root,
+            True,
+            prefill,
+            times=self.policy.prefill_times,
         )
         if hit is None and self._shared is not None:
             turn.held = self._held(self._shared.find(chain, now_s), query.kind)
@@ -217,6 +235,7 @@ class Planner:
             ),
             prefill_cached_tokens=prefill_cached,
             prefill_queue_tokens=0 if prefill is None else queued(prefill.identity),
+            prefill_wait_ms=self._wait_ms(prefill, prefill_cached, context_tokens + new_tokens),
             qps=self._arrivals.per_second(now_s) / max(1, self._cluster.decode_workers),
             home=self._state(home),
             page_size=1 if home is None else home.page_size,
@@ -226,6 +245,21 @@ class Planner:
             home_free_tokens=None if home is None else home.free_tokens,
             has_media=bool(query.media),
         )
+
+    def _wait_ms(
+        self, prefill: WorkerView | None, cached_tokens: int, prompt_tokens: int
+    ) -> float | None:
+        """How long a remote turn waits; tokens of other routers take as long as those of one."""
+        times = self.policy.prefill_times
+        if prefill is None or times is None:
+            return None
+        cached_tokens = min(cached_tokens, prompt_tokens - 1)
+        compute_ms = times.compute_ms(cached_tokens, prompt_tokens - cached_tokens)
+        wait_ms = self._backlog.wait_ms(prefill.identity, compute_ms)
+        if self._loads is not None:
+            others = self._loads.of(prefill.identity) - self._backlog.of(prefill.identity)
+            wait_ms += others * times.token_ms
+        return wait_ms
 
     def _state(self, home: WorkerView | None) -> HomeState:
         if home is None:

@@ -15,6 +15,7 @@ from itertools import product
 from statistics import fmean, geometric_mean, median, stdev
 
 from ppd.errors import TableError
+from ppd.prefill_times import prefill_times
 from ppd.table_file import (
     Axes,
     CellRecord,
@@ -107,6 +108,7 @@ class Table:
             the tokenizer.
         least_step_ms: the least TPOT of a cell.
         token_ms: time to prefill a token, at most; KV transfer is not in it.
+        prefill_times: of prefill workers.
         has_throughput: whether its cells hold the throughput of both routes.
 
     Raises:
@@ -136,6 +138,13 @@ class Table:
         self._log_quiet = [self._mean_log_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
         self.least_step_ms = min(cell.remote.tpot_ms for cell in self.cells)
         self.empty_append_ms = self._empty_append_ms()
+        self.prefill_times = prefill_times(
+            [tokens.at for tokens in record.axes.context_tokens],
+            [tokens.at for tokens in record.axes.new_tokens],
+            lambda context, new: self.quiet_ttft_ms(context, new, 0)[1],
+            record.append_ms_per_token,
+            record.prefill_ms_per_token,
+        )
 
     def _mean_log_quiet(self, number: int, replies: int) -> tuple[float, float]:
         """Logarithms of both quiet TTFTs: remote ones averaged over rates, local ones over replies.

@@ -52,11 +52,9 @@ DEFAULT_CORRECTIONS = frozenset(
 )
 
 _MIN_OUTPUT = 8  # tokens of a reply over which a delay counts as TPOT, at least
-# A local turn saves most where remote ones queue. What it leaves falls on turns that mostly do not,
-# and is a larger share of theirs.
-_LATER_WEIGHT = 1.3
 _APPENDED = 0.5  # of the append that a decode worker computes, in the mean
-# Of the prompt that a prefill worker computes. It stays in the queue while its KV is transferred.
+# Of the prompt that a prefill worker computes, where only tokens are known. It stays in the queue
+# while its KV is transferred.
 _PREFILLED = 0.7
 
 
@@ -120,6 +118,7 @@ class TablePolicy(Policy):
         self.catch_up = CatchUp()
         self.step_time = StepTime()
         self._fallback = DynamoThreshold()
+        self.prefill_times = None if table is None else table.prefill_times
 
     def choose(self, features: Features, objective: Objective) -> Decision:
         """Choose a route by the corrected costs; Dynamo's threshold where no cell is known."""
@@ -142,7 +141,8 @@ class TablePolicy(Policy):
         if features.turn > 1:
             could = may_be_local(features)
             longer_ms = self._alone(features, cell).longer_ms if could else None
-            self.catch_up.note(cell.index, route, longer_ms)
+            held = features.prefill_cached_tokens > 0
+            self.catch_up.note(cell.index, route, longer_ms, held=held)
         if tpot_ms is not None and tpot_ms > 0:
             self.step_time.note(features.home_running, tpot_ms, cell.remote.tpot_ms)
         if Correction.SHRINKAGE not in self.corrections or ttft_ms is None or tpot_ms is None:
@@ -222,14 +222,12 @@ class TablePolicy(Policy):
     def _later_ms(self, features: Features, cell: Cell, alone: _Alone, missed_ms: float) -> float:
         """What a local turn leaves to later ones, with what the prefill worker has missed before.
 
-        It leaves its new tokens, and the reply before it. The result has its weight.
+        It leaves its new tokens, and the reply before it.
         """
         assert self.table is not None
         adds_ms = (features.new_tokens + features.reply_tokens) * self.table.token_ms
         left_ms = missed_ms + adds_ms
-        return _LATER_WEIGHT * self.catch_up.later_ms(
-            cell.index, features.turn, left_ms, alone.longer_ms
-        )
+        return self.catch_up.later_ms(cell.index, features.turn, left_ms, alone.longer_ms)
 
     def _alone(self, features: Features, cell: Cell) -> _Alone:
         """What a turn takes without queues.
@@ -261,9 +259,12 @@ class TablePolicy(Policy):
         """The costs with the current waits and steps in place of those of the measurement."""
         table = self.table
         assert table is not None
-        queue = _left(features.prefill_queue_tokens, features.prompt_tokens, _PREFILLED)
+        wait_ms = features.prefill_wait_ms
+        if wait_ms is None:
+            queue = _left(features.prefill_queue_tokens, features.prompt_tokens, _PREFILLED)
+            wait_ms = queue * table.token_ms
         appends = _left(features.home_append_tokens, features.uncached_at_home, _APPENDED)
-        remote_ms = alone.remote_ms + missed_ms + queue * table.token_ms
+        remote_ms = alone.remote_ms + missed_ms + wait_ms
         local_ms = alone.local_ms + appends * table.record.append_ms_per_token
         return (
             _with_times(remote, remote_ms, alone.step_ms),

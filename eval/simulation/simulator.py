@@ -89,7 +89,7 @@ class Simulation:
         )
         self._index = SessionIndex(capacity=1_000_000, ttl_s=1e9)
         self._arrivals, self._forecast = ArrivalRate(), Forecast()
-        self.backlog = Backlog()
+        self.backlog = Backlog(lambda: self.clock.now_ms / 1e3)
         self._numbers = count(1)
         chooser: Chooser | None = None
         if placement is PlacementRule.ROUTER_LOAD:

@@ -12,10 +12,10 @@ from ppd.decision import Route
 MS = st.floats(0, 1e6)
 
 
-def usual(route: Route, longer_ms: float, turns: int = 500) -> CatchUp:
+def usual(route: Route, longer_ms: float, turns: int = 500, *, held: bool = True) -> CatchUp:
     found = CatchUp()
     for _ in range(turns):
-        found.note(0, route, longer_ms)
+        found.note(0, route, longer_ms, held=held)
     return found
 
 
@@ -47,11 +47,21 @@ def test_a_turn_that_is_long_for_itself_counts_at_once() -> None:
 def test_a_turn_that_has_to_be_remote_catches_up_however_short_local_ones_are() -> None:
     found = usual(Route.LOCAL, -3.0)
     for _ in range(50):
-        found.note(0, Route.REMOTE, None)
+        found.note(0, Route.REMOTE, None, held=True)
     assert found.share(0) < 0.01, "of those that could be local"
     forced = 1 - (49 / 50) ** 50
     expected = 500 * (10 / 11) * forced / (1 - (10 / 11) * (1 - forced))
     assert later_ms(found, 10, 500.0, -3.0) == pytest.approx(expected)
+
+
+def test_nothing_is_caught_up_where_prefixes_are_evicted_before() -> None:
+    found = usual(Route.REMOTE, 20.0, held=False)
+    for _ in range(50):
+        found.note(0, Route.REMOTE, None, held=False)
+    assert later_ms(found, 10, 500.0, 20.0) == pytest.approx(0, abs=0.1)
+    for _ in range(500):
+        found.note(0, Route.REMOTE, 20.0, held=True)
+    assert later_ms(found, 10, 100.0, 20.0) == pytest.approx(1000 / 11, abs=0.1)
 
 
 def test_cells_are_apart_and_reset_discards() -> None:

@@ -13,9 +13,10 @@ from ppd.contract import Role
 from ppd.decision import Features, HomeState, Policy, Reason, Route
 from ppd.forecast import Forecast
 from ppd.media import Media, MediaKind
-from ppd.placement import Placement
+from ppd.placement import Placement, PlannedTurn
 from ppd.planning import Planner, Query
 from ppd.policies import static_policy
+from ppd.prefill_times import PrefillTimes
 from ppd.prefix import hash_ids, hash_messages
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
@@ -51,6 +52,11 @@ class World:
     remote_tokens: int = -1  # of the last plan
 
     def plan(self, ids: list[int], max_reply_tokens: int | None = None) -> Features | None:
+        judged = self.planned(ids, max_reply_tokens)
+        self.remote_tokens = judged.remote_tokens
+        return judged.features
+
+    def planned(self, ids: list[int], max_reply_tokens: int | None = None) -> PlannedTurn:
         index = SessionIndex(capacity=10, ttl_s=100.0)
         index.record(hash_ids(b"", PROMPT), self.known, 0.0)
         planner = Planner(
@@ -64,8 +70,7 @@ class World:
         query = Query("ids", hash_ids(b"", ids), 0, "t", max_reply_tokens, Weights())
         judged = planner.plan(query, 0, 10.0)
         assert planner.plan(query, 0, 10.0) == judged, "to plan twice changes nothing"
-        self.remote_tokens = judged.remote_tokens
-        return judged.features
+        return judged
 
 
 NEXT = [*PROMPT, *range(100, 201), *range(30)]  # the reply and 30 new tokens
@@ -98,6 +103,21 @@ def test_a_later_turn() -> None:
     assert seen.uncached_at_prefill == world.remote_tokens == 1130 - 400
     assert seen.missed_tokens == 600
     assert seen.min_cached_tokens == 960
+
+
+def test_a_remote_turn_waits_as_long_as_the_queue_takes() -> None:
+    world = World(policy=static_policy("pd"), backlog=Backlog(lambda: 10.0))
+    world.policy.prefill_times = PrefillTimes(0.1, 0.0, 0.05)
+    planned = world.planned(NEXT)
+    assert planned.features is not None
+    assert planned.features.prefill_wait_ms == 0
+    assert planned.plan is not None
+    work = planned.work(planned.plan)
+    assert work == pytest.approx(((1130 - 400) * 0.1, (1130 - 1100) * 0.05)), "D lacks 30 tokens"
+    world.backlog.add("p", 730, work)
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert seen.prefill_wait_ms == pytest.approx(work.compute_ms)
 
 
 def test_what_workers_have_dropped_is_not_counted_on() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppd.backlog import Backlog
+from ppd.backlog import Backlog, Queued
 from ppd.placement import place
 from ppd.shared_load import SharedLoad
 from ppd.shared_records import LoadRecord
@@ -31,7 +31,7 @@ class Entry:
 class Replica:
     number: int
     own: Backlog = field(default_factory=Backlog)
-    turns: list[int] = field(default_factory=list)
+    turns: list[Queued] = field(default_factory=list)
     position: int = 0  # in the stream
 
     def __post_init__(self) -> None:
@@ -42,13 +42,12 @@ class Replica:
         """The rule of the ``reservation`` correction."""
         if self.load.claimed(WORKER, now_s) + tokens > BUDGET:
             return False
-        self.own.add(WORKER, tokens)
-        self.turns.append(tokens)
+        self.turns.append(self.own.add(WORKER, tokens))
         return True
 
     def finish(self, number: int) -> None:
         if self.turns:
-            self.own.remove(WORKER, self.turns.pop(number % len(self.turns)))
+            self.own.remove(self.turns.pop(number % len(self.turns)))
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.backlog import Backlog
+from ppd.backlog import Backlog, Queued
 from ppd.decision import Features, HomeState, Reason, Route, decide
 from ppd.observed import BOUND, Observed
 from ppd.score import Objective, Targets, Weights
@@ -257,6 +257,17 @@ def test_most_of_the_first_prompt_of_a_queue_is_computed_already(queued: int, le
     assert busy.local == idle.local
 
 
+def test_the_wait_of_a_queue_counts_before_its_tokens() -> None:
+    corrected = policy(Correction.LOAD)
+    idle = corrected.choose(SHORT, Weights()).assessment
+    for wait_ms in (0.0, 42.0):
+        queue = replace(SHORT, prefill_queue_tokens=9020, prefill_wait_ms=wait_ms)
+        busy = corrected.choose(queue, Weights()).assessment
+        assert idle is not None
+        assert busy is not None
+        assert busy.remote.ttft_ms - idle.remote.ttft_ms == pytest.approx(wait_ms)
+
+
 def test_no_local_turn_without_kv_for_it() -> None:
     needed = SHORT.prompt_tokens + SHORT.output_tokens
     corrected = policy(Correction.LOAD)
@@ -357,7 +368,7 @@ sizes = st.lists(st.tuples(st.integers(1, 3000), st.booleans()), min_size=1, max
 def test_reservations_never_exceed_a_budget(turns: list[tuple[int, bool]], budget: int) -> None:
     """Turns arrive and answers come in any order; each is reserved in the step that decides."""
     careful = policy(Correction.RESERVATION, budget=budget)
-    backlog, under_way = Backlog(), list[int]()
+    backlog, under_way = Backlog(), list[Queued]()
     refused = 0
     for new_tokens, one_ends in turns:
         seen = replace(
@@ -368,17 +379,16 @@ def test_reservations_never_exceed_a_budget(turns: list[tuple[int, bool]], budge
         )
         decision = careful.choose(seen, Weights())
         if decision.route is Route.LOCAL:
-            backlog.add("d", seen.uncached_at_home)
-            under_way.append(seen.uncached_at_home)
+            under_way.append(backlog.add("d", seen.uncached_at_home))
         else:
             refused += 1
             assert decision.reason is Reason.APPEND_BUDGET
             assert backlog.of("d") + seen.uncached_at_home > budget, "refused without need"
-        assert backlog.of("d") == sum(under_way) <= budget
+        assert backlog.of("d") == sum(turn.tokens for turn in under_way) <= budget
         if one_ends and under_way:
-            backlog.remove("d", under_way.pop(0))
-    for tokens in under_way:
-        backlog.remove("d", tokens)
+            backlog.remove(under_way.pop(0))
+    for turn in under_way:
+        backlog.remove(turn)
     assert backlog.of("d") == 0
 
 

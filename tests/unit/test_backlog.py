@@ -1,0 +1,100 @@
+"""Queues of prefill workers: tokens are given back exactly, and waits follow the workers' times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.backlog import NO_WORK, Backlog, Queued, Work
+
+
+class Clock:
+    """Time that the test sets, in ms."""
+
+    now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms / 1e3
+
+
+def queues() -> tuple[Clock, Backlog]:
+    clock = Clock()
+    return clock, Backlog(clock)
+
+
+def test_prompts_are_computed_one_after_the_other() -> None:
+    clock, backlog = queues()
+    assert backlog.wait_ms("p", 10.0) == 0
+    backlog.add("p", 100, Work(40.0))
+    clock.now_ms = 30.0
+    backlog.add("p", 50, Work(20.0))
+    assert backlog.wait_ms("p", 10.0) == pytest.approx(30)
+    assert backlog.wait_ms("q", 10.0) == 0
+    clock.now_ms = 70.0
+    assert backlog.wait_ms("p", 10.0) == 0, "computed, though not answered"
+
+
+def test_a_turn_waits_for_the_link_after_it_is_computed() -> None:
+    _, backlog = queues()
+    backlog.add("p", 1000, Work(50.0, 80.0))
+    assert backlog.wait_ms("p", 10.0) == pytest.approx(120), "KV of the first is sent until 130"
+    assert backlog.wait_ms("p", 200.0) == pytest.approx(50), "the link is free by then"
+
+
+def test_an_early_answer_shortens_the_wait() -> None:
+    clock, backlog = queues()
+    first = backlog.add("p", 100, Work(500.0, 30.0))
+    backlog.add("p", 100, Work(20.0, 5.0))
+    clock.now_ms = 100.0
+    backlog.remove(first)
+    assert backlog.wait_ms("p", 100.0) == pytest.approx(20)
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(25)
+
+
+def test_a_late_answer_shows_when_the_next_prompt_was_begun() -> None:
+    clock, backlog = queues()
+    first = backlog.add("p", 100, Work(50.0, 30.0))
+    backlog.add("p", 1000, Work(200.0))
+    clock.now_ms = 300.0
+    assert backlog.wait_ms("p", 0.0) == 0, "by the table it would be computed"
+    backlog.remove(first)
+    assert backlog.wait_ms("p", 300.0) == pytest.approx(170), "begun while the KV was sent"
+
+
+def test_a_turn_that_leaves_from_behind_prolongs_nothing() -> None:
+    clock, backlog = queues()
+    backlog.add("p", 100, Work(100.0))
+    last = backlog.add("p", 100, Work(100.0))
+    clock.now_ms = 90.0
+    backlog.remove(last)
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(100), "its part of the estimate is gone"
+
+
+works = st.tuples(st.integers(0, 1000), st.floats(0, 1e4), st.floats(0, 1e4))
+
+
+@given(st.lists(st.tuples(works, st.integers(0, 5), st.floats(0, 1e4), st.booleans()), max_size=40))
+def test_all_that_was_added_is_given_back(
+    steps: list[tuple[tuple[int, float, float], int, float, bool]],
+) -> None:
+    clock, backlog = queues()
+    under_way: list[Queued] = []
+    for (tokens, compute_ms, transfer_ms), place, later_ms, one_ends in steps:
+        clock.now_ms += later_ms
+        under_way.append(backlog.add("p", tokens, Work(compute_ms, transfer_ms)))
+        if one_ends:
+            backlog.remove(under_way.pop(place % len(under_way)))
+        assert backlog.of("p") == sum(turn.tokens for turn in under_way)
+        left_ms = sum(sum(turn.work) for turn in under_way)
+        assert 0 <= backlog.wait_ms("p", 0.0) <= left_ms + 1e-3, "no more than all that is left"
+    for turn in under_way:
+        backlog.remove(turn)
+    assert backlog.all() == {}
+    assert backlog.wait_ms("p", 0.0) == 0
+
+
+def test_without_times_nothing_waits() -> None:
+    _, backlog = queues()
+    assert backlog.add("p", 7).work == NO_WORK
+    assert backlog.wait_ms("p", 0.0) == 0
