@@ -64,10 +64,12 @@ class PrefillLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         cached_tokens: tokens of the conversation that it has cached.
         queue_tokens: tokens that it was sent and has not prefilled yet.
+        wait_ms: how long a remote turn waits for them; null: by the table, from their number.
     """
 
     cached_tokens: Tokens = 0
     queue_tokens: Tokens = 0
+    wait_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
 
 
 class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,6 +151,7 @@ def features_of(request: DecideRequest, qps: float) -> Features | None:
         output_tokens=turn.output_tokens,
         prefill_cached_tokens=prefill.cached_tokens,
         prefill_queue_tokens=prefill.queue_tokens,
+        prefill_wait_ms=prefill.wait_ms,
         qps=qps if request.qps is None else request.qps,
         home=home.state,
         page_size=home.page_size,

@@ -43,6 +43,7 @@ async def test_the_policy_in_force_decides(cluster: Cluster) -> None:
         for home, prefill in (
             ({}, {"cached_tokens": 3000}),
             ({}, {"cached_tokens": 0, "queue_tokens": 5000}),
+            ({}, {"cached_tokens": 3000, "queue_tokens": 5000, "wait_ms": 0.5}),
             ({"append_tokens": 20_000}, {"cached_tokens": 3000}),
             ({"free_tokens": 100}, {}),
             ({"state": "gone"}, {}),
@@ -74,6 +75,19 @@ def test_a_turn_may_have_its_number() -> None:
     assert (usual.turn, numbered.turn) == (2, 40)
     with pytest.raises(RequestError, match=r"Expected `int` >= 2 - at `\$\.turn\.number`"):
         parse(_bytes({"turn": TURN | {"number": 1}}))
+
+
+def test_a_wait_counts_in_place_of_the_queue() -> None:
+    policy = TablePolicy(Table.parse(SHIPPED.read_bytes()))
+    remote_ms = []
+    for prefill in ({}, {"queue_tokens": 5000, "wait_ms": 40.0}):
+        features = features_of(parse(_bytes({"turn": TURN, "prefill": prefill})), 1.0)
+        assessment = decide(features, policy, Weights()).assessment
+        assert assessment is not None
+        remote_ms.append(assessment.remote.ttft_ms)
+    assert remote_ms[1] - remote_ms[0] == pytest.approx(40.0)
+    with pytest.raises(RequestError, match=r"Expected `float` >= 0"):
+        parse(_bytes({"turn": TURN, "prefill": {"wait_ms": -1}}))
 
 
 async def test_a_first_turn_has_no_sizes(cluster: Cluster) -> None:
