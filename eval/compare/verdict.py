@@ -53,8 +53,10 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     Raises:
         ConfigError: the file does not hold all runs.
     """
-    rows = read_rows(raw)
-    judgements = [judged(config, trace, rows) for trace in config.traces]
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in read_rows(raw):
+        rows[row["trace"]].append(row)
+    judgements = [judged(config, trace, rows[trace.name]) for trace in config.traces]
     if config.simulated is not None:
         family.correct(judgements)
     for judgement in judgements:
