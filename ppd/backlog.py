@@ -36,36 +36,60 @@ class _Queue:
     """A worker's queue: it computes one prompt after the other, and sends their KV likewise.
 
     Attributes:
+        turns: in the order in which they came, and when the KV of each was to be sent.
         computed_s: when all will be computed.
         sent_s: when all KV will be sent.
+        late_s: by which ``turns`` are behind.
+        left: all work of the turns.
     """
 
-    turns: dict[Queued, None] = field(default_factory=dict)  # in the order in which they came
+    turns: dict[Queued, float] = field(default_factory=dict)
     tokens: int = 0
     computed_s: float = 0.0
     sent_s: float = 0.0
+    late_s: float = 0.0
+    left: Work = NO_WORK
 
     def add(self, turn: Queued, now_s: float) -> None:
-        self.turns[turn] = None
+        if self.turns:
+            self._shift(max(0.0, self._first_is_late_s(now_s)))
+        compute_ms, transfer_ms = turn.work
+        self.left = Work(self.left.compute_ms + compute_ms, self.left.transfer_ms + transfer_ms)
+        self.computed_s = max(self.computed_s, now_s) + compute_ms / 1e3
+        self.sent_s = max(self.sent_s, self.computed_s) + transfer_ms / 1e3
+        self.turns[turn] = self.sent_s - self.late_s
         self.tokens += turn.tokens
-        self.computed_s = max(self.computed_s, now_s) + turn.work.compute_ms / 1e3
-        self.sent_s = max(self.sent_s, self.computed_s) + turn.work.transfer_ms / 1e3
 
     def remove(self, turn: Queued, now_s: float) -> None:
-        """Remove a turn. The answer of the first one shows when the next one was begun."""
-        was_first = next(iter(self.turns)) is turn
+        """Remove a turn. What the first one was late, or early, those behind it are, too."""
+        late_s = self._first_is_late_s(now_s)
+        if next(iter(self.turns)) is turn:
+            self._shift(late_s)
         del self.turns[turn]
         self.tokens -= turn.tokens
-        computed_s = now_s + sum(one.work.compute_ms for one in self.turns) / 1e3
-        if was_first:
-            self.computed_s = max(self.computed_s, computed_s - turn.work.transfer_ms / 1e3)
-        self.computed_s = min(self.computed_s, computed_s)
-        transfer_s = sum(one.work.transfer_ms for one in self.turns) / 1e3
-        self.sent_s = min(self.sent_s, max(self.computed_s, now_s) + transfer_s)
+        compute_ms, transfer_ms = turn.work
+        self.left = Work(self.left.compute_ms - compute_ms, self.left.transfer_ms - transfer_ms)
+        self.computed_s = min(self.computed_s, now_s + self.left.compute_ms / 1e3)
+        latest_s = max(self.computed_s, now_s) + self.left.transfer_ms / 1e3
+        self.sent_s = min(self.sent_s, latest_s)
+
+    def wait_ms(self, compute_ms: float, now_s: float) -> float:
+        late_s = max(0.0, self._first_is_late_s(now_s))  # its answer is still to come
+        computed_ms = 1e3 * (self.computed_s + late_s - now_s)
+        sent_ms = 1e3 * (self.sent_s + late_s - now_s)
+        return max(0.0, computed_ms, sent_ms - compute_ms)
+
+    def _first_is_late_s(self, now_s: float) -> float:
+        return now_s - (next(iter(self.turns.values())) + self.late_s)
+
+    def _shift(self, by_s: float) -> None:
+        self.late_s += by_s
+        self.computed_s += by_s
+        self.sent_s += by_s
 
 
 class Backlog:
-    """The prefill queues of all workers, by identity.
+    """What all workers were sent to prefill, by identity: also appends on decode workers.
 
     Args:
         clock: seconds, monotonic.
@@ -97,9 +121,7 @@ class Backlog:
         """
         if (queue := self._queues.get(worker)) is None:
             return 0.0
-        now_s = self._clock()
-        computed_ms, sent_ms = 1e3 * (queue.computed_s - now_s), 1e3 * (queue.sent_s - now_s)
-        return max(0.0, computed_ms, sent_ms - compute_ms)
+        return queue.wait_ms(compute_ms, self._clock())
 
     def add(self, worker: str, tokens: int, work: Work = NO_WORK) -> Queued:
         """Reserve a turn's tokens, and return what gives them back."""

@@ -271,8 +271,10 @@ class PlannedTurn(msgspec.Struct, gc=False):
             if plan.decode.identity == self.hit.turn.home:
                 held_tokens = self.features.held_tokens
         cached_tokens = max(0, prompt_tokens - plan.prefill_tokens)
+        if self.prefill is not None and plan.prefill is not self.prefill:
+            cached_tokens = 0
         return Work(
-            self.times.compute_ms(cached_tokens, plan.prefill_tokens),
+            self.times.compute_ms(cached_tokens, prompt_tokens - cached_tokens),
             self.times.transfer_ms * max(0, prompt_tokens - held_tokens),
         )
 

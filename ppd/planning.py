@@ -8,6 +8,7 @@ nothing and reserves nothing: it only renews the conversation's place in the ses
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -147,17 +148,10 @@ class Planner:
             route = self._cluster.opening(None) or self.policy.opening
             tokens = self._forecast.prompt_tokens("batch", query.body_bytes, query.media)
             decision = Decision(route, Reason.BATCH)
-            return PlannedTurn(
-                None,
-                None,
-                decision,
-                tokens,
-                kv_tokens,
-                None,
-                False,
-                None,
-                times=self.policy.prefill_times,
-            )
+            turn = PlannedTurn(None, None, decision, tokens, kv_tokens, None, False, None)
+            if (times := self.policy.prefill_times) is not None:
+                turn.times = replace(times, attention_ms=0.0)  # the prompts are short
+            return turn
         hit = self._index.find(chain, now_s)
         features = prefill = None
         if hit is None:
@@ -249,7 +243,7 @@ class Planner:
     def _wait_ms(
         self, prefill: WorkerView | None, cached_tokens: int, prompt_tokens: int
     ) -> float | None:
-        """How long a remote turn waits; tokens of other routers take as long as those of one."""
+        """How long a remote turn waits; tokens of other routers take as long as its own would."""
         times = self.policy.prefill_times
         if prefill is None or times is None:
             return None
@@ -258,7 +252,7 @@ class Planner:
         wait_ms = self._backlog.wait_ms(prefill.identity, compute_ms)
         if self._loads is not None:
             others = self._loads.of(prefill.identity) - self._backlog.of(prefill.identity)
-            wait_ms += others * times.token_ms
+            wait_ms += others * times.compute_ms(0, prompt_tokens) / prompt_tokens
         return wait_ms
 
     def _state(self, home: WorkerView | None) -> HomeState:

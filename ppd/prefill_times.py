@@ -56,9 +56,12 @@ def prefill_times(
         alone = by_new - attention * (short + (many + few) / 2.0)
         if alone > 0.0:
             token_ms, attention_ms = alone, attention
-    computed = PrefillTimes(token_ms, attention_ms, 0.0)
     slope = token_ms
     if long > short:
-        prompts_ms = [computed.compute_ms(0.0, context) for context in contexts]
+        appending = PrefillTimes(token_ms, attention_ms, 0.0)
+        prompts_ms = [appending.compute_ms(0.0, context) for context in contexts]
         slope = linear_regression(contexts, prompts_ms).slope
-    return PrefillTimes(token_ms, attention_ms, max(0.0, first_turn_ms - slope))
+    if slope > first_turn_ms:  # prefill workers are faster than appends
+        faster = first_turn_ms / slope
+        return PrefillTimes(token_ms * faster, attention_ms * faster, 0.0)
+    return PrefillTimes(token_ms, attention_ms, first_turn_ms - slope)

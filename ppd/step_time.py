@@ -6,6 +6,8 @@ whatever their cells, so a turn that joins a batch gets the batch's TPOT.
 
 from __future__ import annotations
 
+from ppd.observed import BOUND
+
 _TURNS = 50.0  # that the means reach back
 
 
@@ -15,19 +17,20 @@ class StepTime:
     def __init__(self) -> None:
         self._means: tuple[float, float] | None = None  # of TPOT, and of the batch
 
-    def note(self, running: int, tpot_ms: float, expected_ms: float) -> None:
+    def note(self, running: int, tpot_ms: float, expected_ms: float, usually: float) -> None:
         """Record a served turn.
 
         Args:
             running: requests that decoded on its worker when it was decided.
-            tpot_ms: that it had.
-            expected_ms: TPOT of its cell, from which the mean begins.
+            tpot_ms: that it had. A reply of few tokens may have stalled, so this is bounded.
+            expected_ms: TPOT of its cell, from which the means begin.
+            usually: requests that decoded when that was measured.
         """
-        batch = running + 1.0
-        mean_ms, mean_batch = self._means or (expected_ms, batch)
+        mean_ms, mean_batch = self._means or (expected_ms, usually + 1.0)
+        tpot_ms = max(mean_ms / BOUND, min(mean_ms * BOUND, tpot_ms))
         self._means = (
             mean_ms + (tpot_ms - mean_ms) / _TURNS,
-            mean_batch + (batch - mean_batch) / _TURNS,
+            mean_batch + (running + 1.0 - mean_batch) / _TURNS,
         )
 
     def of(self, running: int, expected_ms: float, least_ms: float) -> float:
@@ -36,7 +39,7 @@ class StepTime:
         Args:
             running: requests that decode on the worker.
             expected_ms: TPOT of the turn's cell; it counts as long as no turn was served.
-            least_ms: time of a step with a single request.
+            least_ms: no step is shorter.
         """
         if self._means is None:
             return expected_ms

@@ -14,7 +14,16 @@ from enum import StrEnum
 from msgspec import structs
 
 from ppd.catch_up import CatchUp
-from ppd.decision import Assessment, Decision, Features, Policy, Reason, Route, may_be_local
+from ppd.decision import (
+    Assessment,
+    Decision,
+    Features,
+    HomeState,
+    Policy,
+    Reason,
+    Route,
+    may_be_local,
+)
 from ppd.observed import BOUND, Observed
 from ppd.policies import DynamoThreshold
 from ppd.score import Objective, Score, local_within_noise, score
@@ -138,18 +147,18 @@ class TablePolicy(Policy):
         cell = self._cell(features)
         if cell is None or route is Route.REPLICA:
             return
-        if features.turn > 1:
+        if Correction.SHRINKAGE in self.corrections and ttft_ms is not None and tpot_ms is not None:
+            *_, step, _observed = self._steps(features, cell)
+            expected = step.local if route is Route.LOCAL else step.remote
+            self.observed.note(cell.index, route, expected, ttft_ms, tpot_ms)
+        if features.turn > 1 and _has_a_choice(features):
             could = may_be_local(features)
-            longer_ms = self._alone(features, cell).longer_ms if could else None
+            longer_ms = self._alone(features, cell.remote.tpot_ms).longer_ms if could else None
             held = features.prefill_cached_tokens > 0
             self.catch_up.note(cell.index, route, longer_ms, held=held)
-        if tpot_ms is not None and tpot_ms > 0:
-            self.step_time.note(features.home_running, tpot_ms, cell.remote.tpot_ms)
-        if Correction.SHRINKAGE not in self.corrections or ttft_ms is None or tpot_ms is None:
-            return
-        *_, step, _observed = self._steps(features, cell)
-        expected = step.local if route is Route.LOCAL else step.remote
-        self.observed.note(cell.index, route, expected, ttft_ms, tpot_ms)
+        if tpot_ms is not None and tpot_ms > 0 and self._decoded_at_home(features):
+            usual_ms = cell.remote.tpot_ms
+            self.step_time.note(features.home_running, tpot_ms, usual_ms, cell.running)
 
     def reset(self) -> None:
         """Discard what was observed of served turns."""
@@ -202,7 +211,7 @@ class TablePolicy(Policy):
             remote, local = self.table.interpolate(*_workload(features))
             yield _Step(Reason.INTERPOLATION, remote, local, remote.ttft_ms, later_ms)
         typical_ms, missed_ms = remote.ttft_ms, 0.0
-        alone = self._alone(features, cell)
+        alone = self._alone(features, remote.tpot_ms)
         if Correction.STALE_PREFIX in self.corrections:
             missed_ms = features.missed_tokens * self.table.token_ms
             later_ms = self._later_ms(features, cell, alone, missed_ms)
@@ -229,11 +238,15 @@ class TablePolicy(Policy):
         left_ms = missed_ms + adds_ms
         return self.catch_up.later_ms(cell.index, features.turn, left_ms, alone.longer_ms)
 
-    def _alone(self, features: Features, cell: Cell) -> _Alone:
+    def _alone(self, features: Features, tpot_ms: float) -> _Alone:
         """What a turn takes without queues.
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
         each of them, over the tokens of a reply. What the home has evicted is appended, too.
+
+        Args:
+            features: of the turn.
+            tpot_ms: by the table.
         """
         table = self.table
         assert table is not None
@@ -242,7 +255,7 @@ class TablePolicy(Policy):
         local_ms += features.evicted_tokens * table.record.append_ms_per_token
         delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
-        step_ms = self.step_time.of(features.home_running, cell.remote.tpot_ms, table.least_step_ms)
+        step_ms = self.step_time.of(features.home_running, tpot_ms, table.least_step_ms)
         remote_ms = quiet_ms
         if features.home_running:
             remote_steps, local_steps = table.wait_steps(new)
@@ -271,6 +284,10 @@ class TablePolicy(Policy):
             _with_times(local, local_ms, alone.step_ms + alone.lost_ms),
         )
 
+    def _decoded_at_home(self, features: Features) -> bool:
+        """Whether a turn decoded on the worker whose batch its features have."""
+        return features.home is HomeState.READY and self._veto(features) is not Reason.HOME_FULL
+
     def _veto(self, features: Features) -> Reason | None:
         """The reason for which a turn must not be local, at any saving; None without one."""
         claimed = max(features.home_append_tokens, features.home_claimed_tokens)
@@ -280,6 +297,15 @@ class TablePolicy(Policy):
         if Correction.LOAD in self.corrections and not features.fits_at_home:
             return Reason.HOME_FULL
         return None
+
+
+def _has_a_choice(features: Features) -> bool:
+    """Whether the next turn of the conversation may be local, even if this one may not."""
+    return (
+        features.home in (HomeState.READY, HomeState.GONE)
+        and features.min_cached_tokens > 0
+        and not features.has_media
+    )
 
 
 def _left(queued: int, size: int, done: float) -> float:

@@ -77,6 +77,7 @@ class Sample:
         self._times = {name: one.of(places) for name, one in every.items()}
         self._sorted = {name: _sorted(times) for name, times in self._times.items()}
         self._logs = {name: self._log_sums(name) for name in every}
+        self._missed: dict[tuple[str, Targets], Array] = {}  # turns, by conversation
 
     def quantiles(self, way: str, counts: Counts) -> Array:
         """Return TTFT and TPOT, shape (quantiles, 2), interpolated as by ``numpy.percentile``."""
@@ -106,7 +107,9 @@ class Sample:
                     ttft, tpot = figures[question.at] / base[question.at]
                     yield float(weights.ttft * ttft + weights.tpot * tpot)
                 case Targets() as targets:
-                    missed = self._by_place(_missed(targets, self._times[way]))
+                    if (missed := self._missed.get((way, targets))) is None:
+                        missed = self._by_place(_missed(targets, self._times[way]))
+                        self._missed[way, targets] = missed
                     yield float(counts @ missed / (counts @ self._turns))
                 case _:
                     assert_never(question.objective)

@@ -114,7 +114,7 @@ def change(
         for way in ways(config)
         if way.name in (mine, base, BASE)
     }
-    shared = _shared([both[mine], both[base]])
+    shared = _shared(both.values())
     sample = Sample(both, shared)
 
     def ratio(counts: Counts) -> Array:

@@ -31,8 +31,17 @@ def test_prompts_are_computed_one_after_the_other() -> None:
     backlog.add("p", 50, Work(20.0))
     assert backlog.wait_ms("p", 10.0) == pytest.approx(30)
     assert backlog.wait_ms("q", 10.0) == 0
+    clock.now_ms = 50.0
+    assert backlog.wait_ms("p", 10.0) == pytest.approx(20), "the first is late, so both are"
+
+
+def test_what_is_computed_and_not_answered_delays_nothing() -> None:
+    clock, backlog = queues()
+    backlog.add("p", 100, Work(40.0))
     clock.now_ms = 70.0
-    assert backlog.wait_ms("p", 10.0) == 0, "computed, though not answered"
+    assert backlog.wait_ms("p", 10.0) == 0
+    backlog.add("p", 100, Work(25.0))
+    assert backlog.wait_ms("p", 10.0) == pytest.approx(25)
 
 
 def test_a_turn_waits_for_the_link_after_it_is_computed() -> None:
@@ -48,18 +57,40 @@ def test_an_early_answer_shortens_the_wait() -> None:
     backlog.add("p", 100, Work(20.0, 5.0))
     clock.now_ms = 100.0
     backlog.remove(first)
-    assert backlog.wait_ms("p", 100.0) == pytest.approx(20)
-    assert backlog.wait_ms("p", 0.0) == pytest.approx(25)
+    assert backlog.wait_ms("p", 100.0) == 0, "begun 30 ms ago, when the first was computed"
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(5)
 
 
 def test_a_late_answer_shows_when_the_next_prompt_was_begun() -> None:
     clock, backlog = queues()
     first = backlog.add("p", 100, Work(50.0, 30.0))
-    backlog.add("p", 1000, Work(200.0))
+    backlog.add("p", 1000, Work(200.0, 150.0))
     clock.now_ms = 300.0
-    assert backlog.wait_ms("p", 0.0) == 0, "by the table it would be computed"
+    before_ms = backlog.wait_ms("p", 300.0)
     backlog.remove(first)
-    assert backlog.wait_ms("p", 300.0) == pytest.approx(170), "begun while the KV was sent"
+    after_ms = backlog.wait_ms("p", 300.0)
+    assert before_ms == after_ms == pytest.approx(170), "begun while the KV was sent"
+    assert backlog.wait_ms("p", 10.0) == pytest.approx(170 + 150 - 10), "then its KV is sent"
+
+
+def test_a_worker_that_does_not_answer_is_not_idle() -> None:
+    clock, backlog = queues()
+    for _ in range(20):
+        backlog.add("p", 1000, Work(50.0))
+    clock.now_ms = 1100.0
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(19 * 50)
+
+
+def test_answers_that_wait_for_the_link_say_nothing_of_prompts() -> None:
+    clock, backlog = queues()
+    first = backlog.add("p", 100, Work(10.0, 100.0))
+    second = backlog.add("p", 100, Work(10.0, 100.0))
+    backlog.add("p", 100, Work(150.0, 100.0))
+    for turn, at_ms in ((first, 110.0), (second, 210.0)):
+        clock.now_ms = at_ms
+        backlog.remove(turn)
+    assert backlog.wait_ms("p", 300.0) == 0, "computed since 170"
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(100), "its KV is being sent"
 
 
 def test_a_turn_that_leaves_from_behind_prolongs_nothing() -> None:

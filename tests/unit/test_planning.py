@@ -56,7 +56,9 @@ class World:
         self.remote_tokens = judged.remote_tokens
         return judged.features
 
-    def planned(self, ids: list[int], max_reply_tokens: int | None = None) -> PlannedTurn:
+    def planned(
+        self, ids: list[int] | None, max_reply_tokens: int | None = None, body_bytes: int = 0
+    ) -> PlannedTurn:
         index = SessionIndex(capacity=10, ttl_s=100.0)
         index.record(hash_ids(b"", PROMPT), self.known, 0.0)
         planner = Planner(
@@ -67,7 +69,8 @@ class World:
             forecast=self.forecast,
             backlog=self.backlog,
         )
-        query = Query("ids", hash_ids(b"", ids), 0, "t", max_reply_tokens, Weights())
+        chain = None if ids is None else hash_ids(b"", ids)
+        query = Query("ids", chain, body_bytes, "t", max_reply_tokens, Weights())
         judged = planner.plan(query, 0, 10.0)
         assert planner.plan(query, 0, 10.0) == judged, "to plan twice changes nothing"
         return judged
@@ -118,6 +121,14 @@ def test_a_remote_turn_waits_as_long_as_the_queue_takes() -> None:
     seen = world.plan(NEXT)
     assert seen is not None
     assert seen.prefill_wait_ms == pytest.approx(work.compute_ms)
+
+
+def test_several_prompts_do_not_attend_to_each_other() -> None:
+    world = World(policy=static_policy("pd"))
+    world.policy.prefill_times = PrefillTimes(0.1, 0.01, 0.0)
+    planned = world.planned(None, body_bytes=4000)
+    assert planned.plan is not None
+    assert planned.work(planned.plan).compute_ms == pytest.approx(0.1 * planned.remote_tokens)
 
 
 def test_what_workers_have_dropped_is_not_counted_on() -> None:

@@ -43,4 +43,14 @@ def test_an_axis_of_one_point_shows_no_attention(contexts: list[float], news: li
 
 def test_noise_makes_no_time_negative() -> None:
     found = prefill_times(CONTEXTS, NEWS, lambda c, n: 1e6 - c - n, 0.03, 0.01)
-    assert found == PrefillTimes(0.03, 0.0, 0.0)
+    assert (found.attention_ms, found.transfer_ms) == (0.0, 0.0)
+    assert found.token_ms == pytest.approx(0.01)
+
+
+def test_prefill_workers_may_be_faster_than_appends() -> None:
+    slow = PrefillTimes(0.02, 1e-6, 0.0)
+    found = prefill_times(CONTEXTS, NEWS, slow.compute_ms, 0.03, 0.01)
+    assert found.transfer_ms == 0
+    assert found.token_ms / slow.token_ms == pytest.approx(found.attention_ms / slow.attention_ms)
+    rise_ms = found.compute_ms(0, 32768) - found.compute_ms(0, 2048)
+    assert rise_ms / (32768 - 2048) == pytest.approx(0.01, rel=0.05)

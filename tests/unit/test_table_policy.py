@@ -245,6 +245,31 @@ def test_the_time_of_a_step_is_that_of_recent_turns() -> None:
     assert corrected.choose(turn, Weights()) == fresh
 
 
+def test_turns_that_decoded_elsewhere_show_no_steps_of_the_home() -> None:
+    corrected = policy(Correction.LOAD)
+    for elsewhere in (
+        replace(SHORT, home=HomeState.GONE, home_running=0),
+        replace(SHORT, home_free_tokens=0),
+    ):
+        corrected.observe(elsewhere, Route.REMOTE, 100.0, 40.0)
+    fresh = policy(Correction.LOAD).choose(SHORT, Weights())
+    assert corrected.choose(SHORT, Weights()) == fresh
+
+
+def test_turns_that_may_never_be_local_do_not_catch_up() -> None:
+    corrected = policy(Correction.STALE_PREFIX)
+    far: dict[str, Any] = {"prefill_cached_tokens": 100}
+    before = corrected.choose(replace(SHORT, **far), Weights())
+    for never in ({"has_media": True}, {"home": HomeState.UNPATCHED}):
+        for _ in range(100):
+            corrected.observe(replace(SHORT, **never), Route.REMOTE, 100.0, 10.0)
+    assert corrected.choose(replace(SHORT, **far), Weights()) == before
+    for _ in range(100):
+        gone = replace(SHORT, home=HomeState.GONE)
+        corrected.observe(gone, Route.REMOTE, 100.0, 10.0)
+    assert corrected.choose(replace(SHORT, **far), Weights()) != before
+
+
 @pytest.mark.parametrize(("queued", "left"), [(0, 0), (800, 240), (1020, 306), (9020, 8306)])
 def test_most_of_the_first_prompt_of_a_queue_is_computed_already(queued: int, left: int) -> None:
     """Others are taken to be as long as this turn's: 1,020 tokens, 120 of them an append."""
