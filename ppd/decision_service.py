@@ -63,7 +63,7 @@ class PrefillLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         cached_tokens: tokens of the conversation that it has cached.
-        queue_tokens: tokens that it was sent and has not prefilled yet.
+        queue_tokens: tokens that it was sent and has not answered yet.
         wait_ms: how long a remote turn waits for them; null: by the table, from their number.
     """
 

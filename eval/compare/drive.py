@@ -6,7 +6,7 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -131,7 +131,7 @@ def runs_left(study: Study, out: Path) -> list[tuple[Trace, int, Way]]:
 def measured(out: Path) -> set[Key]:
     """Return the complete runs of a file: a run's row is written behind its turns."""
     return {
-        (row["trace"], row["seed"], row["way"]) for row in read_rows(out) if row["row"] == "run"
+        (row["trace"], row["seed"], row["way"]) for row in _each_row(out) if row["row"] == "run"
     }
 
 
@@ -141,13 +141,15 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
     Raises:
         ConfigError: it cannot be read, or a line is no row of a comparison.
     """
-    rows = []
+    return list(_each_row(out))
+
+
+def _each_row(out: Path) -> Iterator[dict[str, Any]]:
     for number, row in raw_rows.read_rows(out) if out.exists() else ():
         named = {"trace", "seed", "way", "row"} <= row.keys()
         if row.get("part") != "compare" or not named:
             raise ConfigError(f"{out}:{number}: no row of a comparison")
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _start_workers(launch: Launcher, config: Comparison, model: str) -> Workers:
