@@ -76,6 +76,7 @@ def targets(results: Results) -> Block:
     """Return the shares of later turns that miss a target."""
     rows, judgements = _rows(results)
     table = []
+    asked: list[str] = []
     for one in judgements:
         missed = [verdict for verdict in one["verdicts"] if verdict["at"] == "missed"]
         asked = [verdict["weights"] for verdict in missed]
@@ -89,7 +90,11 @@ def targets(results: Results) -> Block:
 def _missed(verdict: Mapping[str, Any]) -> str:
     costs, best = verdict["costs"], verdict["best_static"]
     ours = costs[f"{PPD} {verdict['weights']}"]
-    return f"`{best}` {100 * costs[best]:.1f} %, {100 * ours:.1f} %"
+    return f"`{best}` {_tenths(costs[best])}, {_tenths(ours)}"
+
+
+def _tenths(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
@@ -97,7 +102,7 @@ def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
     if (foreseen := verdict.get("foreseen")) is None:
         return "-", "-"
     best = foreseen["best"]
-    return percent(1 - foreseen["clairvoyant"] / best), percent(1 - foreseen["ppd"] / best)
+    return _tenths(1 - foreseen["clairvoyant"] / best), _tenths(1 - foreseen["ppd"] / best)
 
 
 def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
@@ -118,7 +123,7 @@ def _won(gain: float | None, share: float | None) -> tuple[str, str]:
     """What the clairvoyant wins, and ``ppd``'s share; it may not have been simulated."""
     if gain is None:
         return "-", "-"
-    return percent(gain), "nothing to win" if share is None else percent(share)
+    return _tenths(gain), "nothing to win" if share is None else percent(share)
 
 
 def _machine(one: Mapping[str, Any]) -> str:
