@@ -150,7 +150,7 @@ class Planner:
             decision = Decision(route, Reason.BATCH)
             turn = PlannedTurn(None, None, decision, tokens, kv_tokens, None, False, None)
             if (times := self.policy.prefill_times) is not None:
-                turn.times = replace(times, attention_ms=0.0)  # the prompts are short
+                turn.times = replace(times, attention_ms=0.0)  # each attends to itself
             return turn
         hit = self._index.find(chain, now_s)
         features = prefill = None

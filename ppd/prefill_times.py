@@ -37,7 +37,7 @@ def prefill_times(
     append_ms: float,
     first_turn_ms: float,
 ) -> PrefillTimes:
-    """Return the times by which local turns at rest and first turns differ.
+    """Find the times in what local turns at rest and first turns took.
 
     Args:
         contexts: tokens before the turns that were measured, ascending.
