@@ -19,6 +19,9 @@ from .collective import Collective
 from .knobs import SharedKnobs
 
 _POLL_S = 0.001  # of an event that is asked again and again
+# The host's time to launch the first step of an idle device. A GPU's host needs it, too, and slow
+# motion does not scale it.
+_LAUNCH_S = 0.015
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class Device:
         runnable_s = self._work.queued_s
         if not self._work.requests.isdisjoint(self._before):
             runnable_s = self.free_at_s
+        elif runnable_s > self.free_at_s:
+            runnable_s += _LAUNCH_S
         return max(0.0, now_s - max(self.free_at_s, runnable_s)) if runnable_s else 0.0
 
     def wait_until(self, at_s: float) -> None:

@@ -162,12 +162,14 @@ def test_idle_time_counts_only_while_work_was_there(
 
     run({"a"}, 0.0, 5.0)  # not known since when
     run({"a"}, 0.0, 0.25)  # it was in the step before
-    run({"b"}, clock.now_s + STEP_S + 0.9, 1.0)  # queued for the last 0.1 s
+    run({"b"}, device.free_at_s + 0.9, 1.0)  # queued for the last 0.1 s
+    run({"c"}, device.free_at_s + 0.99, 1.0)  # launched from idle in 10 ms
+    run({"d"}, device.free_at_s - 0.01, 0.01)  # it was queued while the step before ran
     bubbles = [step.bubble_s for step in read_steps(tmp_path / "d0-1.jsonl")]
-    assert bubbles == pytest.approx([0.0, 0.25, 0.1], abs=1e-5)
+    assert bubbles == pytest.approx([0.0, 0.25, 0.085, 0.0, 0.01], abs=1e-5)
     use = device_use(tmp_path, 0.0, 1e9)
-    assert use.steps == 3
-    assert use.bubble_share == pytest.approx(0.35 / (0.35 + 3 * STEP_S), abs=1e-4)
+    assert use.steps == 5
+    assert use.bubble_share == pytest.approx(0.345 / (0.345 + 5 * STEP_S), abs=1e-4)
     with pytest.raises(RefusedRunError, match=r"idle for .* more slow motion"):
         use.require_valid()
 
