@@ -33,19 +33,19 @@ class StepTime:
             mean_batch + (running + 1.0 - mean_batch) / _TURNS,
         )
 
-    def of(self, running: int, expected_ms: float, least_ms: float) -> float:
+    def of(self, running: int, expected_ms: float, min_ms: float) -> float:
         """Return a step's time in ms for a turn that joins a batch: linear in its size.
 
         Args:
             running: requests that decode on the worker.
             expected_ms: TPOT of the turn's cell; it counts as long as no turn was served.
-            least_ms: no step is shorter.
+            min_ms: no step is shorter.
         """
         if self._means is None:
             return expected_ms
         mean_ms, mean_batch = self._means
         share = (running + 1.0) / mean_batch
-        return least_ms + share * max(0.0, mean_ms - least_ms)
+        return min_ms + share * max(0.0, mean_ms - min_ms)
 
     def reset(self) -> None:
         """Discard the means."""

@@ -106,7 +106,7 @@ class Table:
         cells: all cells, in the order of their indices.
         empty_append_ms: what a local turn at rest would take without a new token: a step, HTTP and
             the tokenizer.
-        least_step_ms: the least TPOT of a cell.
+        min_step_ms: the least TPOT of a cell.
         token_ms: time to prefill a token, at most; KV transfer is not in it.
         prefill_times: of prefill workers.
         has_throughput: whether its cells hold the throughput of both routes.
@@ -136,7 +136,7 @@ class Table:
         self.token_ms = min(record.prefill_ms_per_token, record.append_ms_per_token)
         self.has_throughput = all(cell.remote.tokens_per_s for cell in self.cells)
         self._log_quiet = [self._mean_log_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
-        self.least_step_ms = min(cell.remote.tpot_ms for cell in self.cells)
+        self.min_step_ms = min(cell.remote.tpot_ms for cell in self.cells)
         self.empty_append_ms = self._empty_append_ms()
         self.prefill_times = prefill_times(
             [tokens.at for tokens in record.axes.context_tokens],
@@ -165,7 +165,7 @@ class Table:
     def _empty_append_ms(self) -> float:
         fewest = self.record.axes.new_tokens[0].at
         (_, shortest_ms) = self.quiet_ttft_ms(0, fewest, 0)
-        return max(self.least_step_ms, shortest_ms - fewest * self.record.append_ms_per_token)
+        return max(self.min_step_ms, shortest_ms - fewest * self.record.append_ms_per_token)
 
     @classmethod
     def parse(cls, data: bytes) -> Table:

@@ -255,7 +255,7 @@ class TablePolicy(Policy):
         local_ms += features.evicted_tokens * table.record.append_ms_per_token
         delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
-        step_ms = self.step_time.of(features.home_running, tpot_ms, table.least_step_ms)
+        step_ms = self.step_time.of(features.home_running, tpot_ms, table.min_step_ms)
         remote_ms = quiet_ms
         if features.home_running:
             remote_steps, local_steps = table.wait_steps(new)

@@ -83,8 +83,10 @@ class Sample:
         """Return TTFT and TPOT, shape (quantiles, 2), interpolated as by ``numpy.percentile``."""
         drawn = counts[self._place]
         found = [
-            [_quantile(values, np.cumsum(drawn[order]), share) for order, values in columns]
-            for columns in [self._sorted[way]]
+            [
+                _quantile(values, np.cumsum(drawn[order]), share)
+                for order, values in self._sorted[way]
+            ]
             for share in QUANTILES.values()
         ]
         return np.array(found)

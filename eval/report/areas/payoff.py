@@ -106,8 +106,19 @@ def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
+    by_trace: dict[str, list[dict[str, Any]]] = {}
+    for one in judgements:
+        by_trace.setdefault(one["trace"], []).append(one)
+    lines = [_sum(name, of_one) for name, of_one in (*by_trace.items(), ("all", judgements))]
+    head = ("traffic", "comparisons", "wins", "ties", "losses")
+    won = ("clairvoyant's gain", "`ppd`'s share of it", "A/A ties")
+    return Table((*head, *won), lines, "of all links, after Holm's correction")
+
+
+def _sum(name: str, judgements: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     summary = family.summary(judgements)
-    line = (
+    return (
+        name,
         f"{summary['comparisons']}",
         f"{summary['wins']}",
         f"{summary['ties']}",
@@ -115,8 +126,6 @@ def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
         *_won(summary["clairvoyant_gain"], summary["clairvoyant_share"]),
         summary["a_a_ties"],
     )
-    head = ("comparisons", "wins", "ties", "losses", "clairvoyant's gain", "`ppd`'s share of it")
-    return Table((*head, "A/A ties"), [line], "all of them, after Holm's correction")
 
 
 def _won(gain: float | None, share: float | None) -> tuple[str, str]:
