@@ -123,13 +123,7 @@ def _measured(
     )
     ended_s = time.monotonic()
     use = checked_use(cluster, begun_s, ended_s)
-    about = {
-        "kv_bytes_moved": _sent_bytes(cluster) - before,
-        "bubble_share": round(use.bubble_share, 5),
-        "longest_stall_ms": round(use.longest_stall_ms, 3),
-        "continued_steps": use.continued,
-        **where,
-    }
+    about = {"kv_bytes_moved": _sent_bytes(cluster) - before, **use.fields(), **where}
     return run_rows(place, samples, plans, (ended_s - begun_s) / slow_motion, about)
 
 

@@ -61,9 +61,7 @@ def turn_row(predicted: Predicted, measured: Measured, repeat: int) -> dict[str,
         "cached_tokens": measured.cached_tokens,
         "kv_bytes": measured.kv_bytes,
         "route": measured.route,
-        "bubble_share": round(measured.use.bubble_share, 5),
-        "longest_stall_ms": round(measured.use.longest_stall_ms, 3),
-        "continued_steps": measured.use.continued,
+        **measured.use.fields(),
     }
 
 

@@ -295,9 +295,7 @@ def _summary(
         "steps": use.steps,
         "device_busy_ms": round(sum(use.busy_ms.values()), 1),
         "busy_ms_of": {worker: round(ms, 1) for worker, ms in use.busy_ms.items()},
-        "bubble_share": round(use.bubble_share, 5),
-        "longest_stall_ms": round(use.longest_stall_ms, 3),
-        "continued_steps": use.continued,
+        **use.fields(),
     }
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -196,9 +195,5 @@ def _measured(
     samples = asyncio.run(held(cluster, routers[one.policy], parts, slow_motion, seed))
     ended_s = time.monotonic()
     use = checked_use(cluster, begun_s, ended_s)
-    more: dict[str, Any] = {
-        "bubble_share": round(use.bubble_share, 5),
-        "longest_stall_ms": round(use.longest_stall_ms, 3),
-        "continued_steps": use.continued,
-    }
-    return writer.write(one, samples, (ended_s - begun_s) / slow_motion, "emulated", more)
+    wall_s = (ended_s - begun_s) / slow_motion
+    return writer.write(one, samples, wall_s, "emulated", use.fields())

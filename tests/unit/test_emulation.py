@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,13 @@ from eval.emulation.hooks import step_of
 from eval.emulation.knobs import Knobs, SharedKnobs
 from eval.emulation.predictions import Cell, Way, decode_ms, predicted_ttft_ms
 from eval.emulation.settings import ENVIRONMENT, read_settings
-from eval.emulation.traces import RefusedRunError, device_use, extends_of, read_steps
+from eval.emulation.traces import (
+    DeviceUse,
+    RefusedRunError,
+    device_use,
+    extends_of,
+    read_steps,
+)
 from eval.profiles.profile import Extend, Step, load_profile
 from ppd.errors import ConfigError, PpdError
 
@@ -183,8 +189,16 @@ def test_a_stall_of_the_host_refuses_the_run(device: Device, clock: Clock, tmp_p
         event.synchronize()
     use = device_use(tmp_path, 0.0, 1e9)
     assert use.longest_stall_ms == pytest.approx(30, abs=0.1)
-    with pytest.raises(RefusedRunError, match=r"host stalled for 30.0 ms"):
+    with pytest.raises(RefusedRunError, match=r"at 1 of 2 steps, for 30.0 at most"):
         use.require_valid()
+
+
+def test_a_rare_stall_refuses_no_long_run() -> None:
+    """One step of a thousand may begin late: it moves few turns."""
+    use = DeviceUse(2000, {}, 0.0, 7.2, 2, 0)
+    use.require_valid()
+    with pytest.raises(RefusedRunError, match=r"at 3 of 2,000 steps"):
+        replace(use, stalled=3).require_valid()
 
 
 def test_prefills_are_found_by_worker(device: Device, tmp_path: Path) -> None:
