@@ -28,6 +28,10 @@ from .settings import ENVIRONMENT, Settings
 PREFILL_CHUNK = 8192  # SGLang's own on a GPU of 80 GB
 APPEND_CHUNK = 2048  # the plugin's own on a GPU
 _MAX_RUNNING = 256
+# SGLang gives a request up whose KV has not come for 300 s; in slow motion that is soon.
+_PATIENT = dict.fromkeys(
+    ("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), "36000"
+)
 _NO_OVERLAP = "--disable-overlap-schedule"  # a CPU's prefill worker has it, a GPU's has not
 
 
@@ -74,6 +78,7 @@ class Emulated:
             ENVIRONMENT: str(path),
             # As ppd-worker has it on a GPU: see sglang_patches/worker.py.
             "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
+            **_PATIENT,
         }
         port = free_port()
         passed = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]

@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+
+from eval.emulation.router import patience
+from router.config.file import read_config
+from router.config.options import RouterConfig
 
 _PROGRAM = """
 import json, sys, time
@@ -29,3 +35,12 @@ def test_its_clocks_are_slowed() -> None:
     code, *ratios = json.loads(clocks)
     assert not code
     assert ratios == pytest.approx([0.1, 0.1], rel=1e-3)
+
+
+def test_requests_may_wait_longer(tmp_path: Path) -> None:
+    path = tmp_path / "router.toml"
+    path.write_text(patience(10))
+    config, usual = read_config(str(path), {}), RouterConfig()
+    assert config.answer_timeout_s == 10 * usual.answer_timeout_s
+    assert config.idle_timeout_s == 10 * usual.idle_timeout_s
+    assert config.admission == replace(usual.admission, max_wait_s=10 * usual.admission.max_wait_s)
