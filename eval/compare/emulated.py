@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppd.errors import ConfigError
-
 from ..cluster import Process, launching
 from ..emulation.clusters import checked_use, held, start_cluster, tried
 from ..emulation.knobs import Knobs
 from ..emulation.model import MODEL
-from ..emulation.sweeping import where_measured
+from ..emulation.sweeping import require_same, where_measured
 from ..emulation.workers import Emulated, emulated
 from ..raw_rows import append_whole, end_last_line
 from ..traffic.conversations import Conversation
@@ -41,7 +39,7 @@ def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
     machine = emulation.machine
     profile = machine.load()
     where = {"shape": emulation.shape, **where_measured(machine, emulation.slow_motion)}
-    _require_same(out, where)
+    require_same((row for row in read_rows(out) if row["row"] == "run"), where, out)
     check_lengths(windows, min(MODEL.max_context_tokens, profile.kv_pool_tokens))
     if not left:
         return
@@ -65,18 +63,6 @@ def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def _require_same(out: Path, where: Mapping[str, object]) -> None:
-    for row in read_rows(out):
-        if row["row"] != "run":
-            continue
-        for name in ("shape", "hardware", "engine"):
-            if row.get(name) != where[name]:
-                raise ConfigError(
-                    f"{out}: has runs of {name} {row.get(name)!r}, these are of {where[name]!r}: "
-                    "use another file"
-                )
 
 
 def _start_routers(cluster: Emulated, study: Study, emulation: Emulation) -> dict[str, Process]:

@@ -11,9 +11,10 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,8 @@ from ..table.build import build
 from .clusters import checked_use, held, roles_of, slow_motion_for, start_cluster, tried
 from .knobs import Knobs
 from .workers import Emulated, emulated
+
+_SAME = ("shape", "model", "hardware", "engine")  # fields that all runs of a file have in common
 
 Measure = Callable[[Run, int], RunResult]
 """Measures a run and writes its rows; the number counts its earlier tries."""
@@ -75,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     slow_motion = options.slow_motion or slow_motion_of(config)
     where = where_measured(machine, slow_motion)
     results = list(read_runs(config, options.out))
-    require_same(results, where, options.out)
+    require_same((result.summary for result in results), where, options.out)
     medians = {result.run: result.medians() for result in results}
     if choice_of(config).next(medians, ()) is not None:
         writer = Writer(config, options.out, where)
@@ -127,15 +130,19 @@ def where_measured(machine: Machine, slow_motion: float) -> dict[str, object]:
     }
 
 
-def require_same(results: Sequence[RunResult], where: Mapping[str, object], raw: Path) -> None:
+def require_same(runs: Iterable[Mapping[str, Any]], where: Mapping[str, object], raw: Path) -> None:
     """Check that earlier runs are of the same cluster.
+
+    Args:
+        runs: rows of kind ``run``.
+        where: fields that name the cluster in a row.
 
     Raises:
         ConfigError: some are not; the message names what differs.
     """
-    for result in results:
-        for name in ("model", "hardware", "engine"):
-            if (before := result.summary[name]) != where[name]:
+    for row in runs:
+        for name in _SAME:
+            if (before := row.get(name)) != where.get(name, before):
                 raise ConfigError(
                     f"{raw}: has runs of {name} {before!r}, these are of {where[name]!r}: use "
                     "another file"
