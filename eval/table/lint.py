@@ -1,7 +1,9 @@
 """``ppd-eval table lint``: what is doubtful in a table.
 
 Holes (cells that were not measured, bins that reach far from their point), cells whose route the
-noise decided, and costs that fall where they should rise. A table with findings is still a table.
+noise decided, and costs that fall where they should rise. A table with findings is still a table. A
+tie is listed, too, but is no fault: where both routes take about as long, no measurement tells them
+apart.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ppd.score import Weights, score, standard_error
 from ppd.table import Cell, Table
 from ppd.table_file import CellRecord, Measured, Statistic
@@ -21,6 +25,7 @@ from ppd.table_file import CellRecord, Measured, Statistic
 from .reading import read
 
 _SURE = 2.0  # standard errors
+_TIE = 0.25  # of a remote turn's cost: what the wrong route may cost at most in a tie
 _REACH = 8.0  # of a bin, beyond the point where it was measured, as a factor
 _FALLS = 0.85  # of the cell before; less than noise explains
 
@@ -30,8 +35,9 @@ class Kind(StrEnum):
 
     UNMEASURED = "unmeasured"  # filled from the cells around
     FAR = "far"  # the bin reaches much further than what was measured
-    NOISE = "noise"  # another seed might have chosen the other route
+    NOISE = "noise"  # another seed might have chosen the other route, which may cost much more
     FALLS = "falls"  # more work, and yet less time
+    TIE = "tie"  # another seed might have chosen the other route, which costs about as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Finding:
 
 
 def run(path: Path, weights: Weights) -> int:
-    """Print every finding and one JSON line; 1 if there were any.
+    """Print every finding and one JSON line; 1 if there were any but ties.
 
     Raises:
         TableError: it is no table, or has no throughput to weigh.
@@ -54,7 +60,7 @@ def run(path: Path, weights: Weights) -> int:
         print(f"{finding.kind.value:<11} {finding.text}")
     counts = {kind.value: sum(finding.kind is kind for finding in found) for kind in Kind}
     print(json.dumps({"table": str(path), **counts, **decisions(table, weights)}))
-    return 1 if found else 0
+    return 1 if any(finding.kind is not Kind.TIE for finding in found) else 0
 
 
 def findings(table: Table, weights: Weights) -> Iterator[Finding]:
@@ -72,8 +78,11 @@ def findings(table: Table, weights: Weights) -> Iterator[Finding]:
         elif noise_decided(cell, weights):
             result = score(weights, cell.remote, cell.local)
             error = standard_error(weights, cell.remote, cell.local, cell.noise)
+            costs = sum(msgspec.structs.astuple(weights))  # of a remote turn
+            is_tie = abs(result.local) + _SURE * error <= _TIE * costs
+            kind = Kind.TIE if is_tie else Kind.NOISE
             detail = f"score {result.local:+.3f}, its standard error {error:.3f}"
-            yield Finding(Kind.NOISE, f"{cell.label}: {detail}")
+            yield Finding(kind, f"{cell.label}: {detail}")
     yield from _falls(table, records)
 
 

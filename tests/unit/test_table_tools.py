@@ -94,7 +94,7 @@ def test_a_sound_table_has_no_findings(tmp_path: Path, command: Command) -> None
     assert code == 0
     assert json.loads(lines[-1]) == {
         "table": str(tmp_path / "t.json"), "unmeasured": 0, "far": 0, "noise": 0, "falls": 0,
-        "local_cells": 4, "remote_cells": 4, "noise_cells": 0, "measured_cells": 8,
+        "tie": 0, "local_cells": 4, "remote_cells": 4, "noise_cells": 0, "measured_cells": 8,
     }  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_a_sound_table_has_no_findings(tmp_path: Path, command: Command) -> None
     ("told", "kind", "named"),
     [
         (
-            with_cell(0, local=measured(95.0, 5.0, spread=0.2)),
+            with_cell(0, local=measured(95.0, 5.0, spread=0.9)),
             "noise",
             "context=[0,2048) new=[0,64) output=[0,128) qps=[0,2): score +0.050",
         ),
@@ -132,6 +132,14 @@ def test_lint_names_what_is_doubtful(
     assert code == 1
     assert any(line.startswith(kind) and named in line for line in lines), lines
     assert json.loads(lines[-1])[kind] >= 1
+
+
+def test_a_tie_is_no_fault(tmp_path: Path, command: Command) -> None:
+    told = with_cell(0, local=measured(95.0, 5.0, spread=0.2))
+    code, lines = command("lint", write(tmp_path / "t.json", told))
+    assert code == 0
+    assert lines[0].startswith("tie         context=[0,2048) new=[0,64) output=[0,128)")
+    assert json.loads(lines[-1])["tie"] == json.loads(lines[-1])["noise_cells"] == 1
 
 
 def test_show_draws_what_is_chosen(tmp_path: Path, command: Command) -> None:
