@@ -156,11 +156,13 @@ def start_cluster(
     router_flags: Sequence[str],
     worker: Sequence[str],
     slow_motion: float = 1.0,
+    settings: str = "",
 ) -> Process:
     """Start the workers of a shape and a router, and wait for them.
 
     Args:
         slow_motion: of the router's clock.
+        settings: lines of the router's configuration.
         worker: variables of the decode workers' plugin, ``NAME=VALUE``.
 
     Returns:
@@ -178,7 +180,7 @@ def start_cluster(
         cluster.of("d"),
         *router_flags,
         replica=cluster.of("r"),
-        command=[sys.executable, "-m", _ROUTER, f"{slow_motion}"],
+        command=[sys.executable, "-m", _ROUTER, f"{slow_motion}", settings],
     )
     wait_all([router])
     return router

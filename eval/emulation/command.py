@@ -208,13 +208,14 @@ def run_cluster(options: argparse.Namespace) -> int:
                 continue
             of_router = run.policy, run.placement
             if of_router not in routers:
-                config = folder / f"{run.placement}.toml"
-                config.write_text(f'placement = "{run.placement}"\n')
-                flags = ["--policy", run.policy, "--config", str(config)]
-                if run.policy == "ppd":
-                    flags += table
+                flags = ["--policy", run.policy, *(table if run.policy == "ppd" else [])]
                 routers[of_router] = start_cluster(
-                    cluster, options.shape, flags, target, run.slow_motion
+                    cluster,
+                    options.shape,
+                    flags,
+                    target,
+                    run.slow_motion,
+                    f'placement = "{run.placement}"',
                 )
             origin = {"shape": options.shape, **profile.provenance(), **provenance(run.seed)}
             own = [{**row, **origin} for row in run_once(cluster, routers[of_router], run, slo)]

@@ -1,4 +1,4 @@
-"""``python -m eval.emulation.router K ...``: ``ppd-router`` with clocks that are K times slower.
+"""``python -m eval.emulation.router K TOML ...``: ``ppd-router`` with clocks K times slower.
 
 All that an emulated cluster does takes K times as long. By these clocks the rates and times that
 the router measures are those of the emulated cluster, as its tables' are. Requests may wait K times
@@ -19,25 +19,29 @@ def main(argv: Sequence[str]) -> None:
     """Run the router.
 
     Args:
-        argv: the slow motion, and the router's own arguments.
+        argv: the slow motion, lines of the router's configuration, and its own arguments.
     """
-    slow_motion = float(argv[0])
+    slow_motion, settings, own = float(argv[0]), argv[1], argv[2:]
     time.monotonic = _slowed(time.monotonic, slow_motion)
     time.perf_counter = _slowed(time.perf_counter, slow_motion)
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
-        config.write(patience(slow_motion))
+        config.write(configuration(slow_motion, settings))
         config.flush()
         # By its installed name.
-        import_module("ppd_router.cli").main(["--config", config.name, *argv[1:]])
+        import_module("ppd_router.cli").main(["--config", config.name, *own])
 
 
-def patience(slow_motion: float) -> str:
-    """Return a configuration of the router with limits of requests that are so many times longer.
+def configuration(slow_motion: float, settings: str) -> str:
+    """Return the router's configuration file.
 
-    They are those on answers of workers and on the queue for admission.
+    Its limits on answers of workers and on the queue for admission are as much longer.
+
+    Args:
+        settings: further lines, of the top level.
     """
     usual = import_module("ppd_router.config.options").RouterConfig()
     return (
+        f"{settings}\n"
         f"answer_timeout_s = {usual.answer_timeout_s * slow_motion}\n"
         f"idle_timeout_s = {usual.idle_timeout_s * slow_motion}\n"
         f"[admission]\nmax_wait_s = {usual.admission.max_wait_s * slow_motion}\n"

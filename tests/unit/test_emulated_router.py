@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eval.emulation.router import patience
+from eval.emulation.router import configuration
 from router.config.file import read_config
 from router.config.options import RouterConfig
 
@@ -19,7 +19,7 @@ import json, sys, time
 real = time.monotonic, time.perf_counter
 from eval.emulation.router import main
 try:
-    main(["10", "--version"])
+    main(["10", "", "--version"])
 except SystemExit as ended:
     print(json.dumps([ended.code, time.monotonic() / real[0](), time.perf_counter() / real[1]()]))
 """
@@ -39,8 +39,9 @@ def test_its_clocks_are_slowed() -> None:
 
 def test_requests_may_wait_longer(tmp_path: Path) -> None:
     path = tmp_path / "router.toml"
-    path.write_text(patience(10))
+    path.write_text(configuration(10, 'placement = "load"'))
     config, usual = read_config(str(path), {}), RouterConfig()
     assert config.answer_timeout_s == 10 * usual.answer_timeout_s
+    assert config.placement == "load"
     assert config.idle_timeout_s == 10 * usual.idle_timeout_s
     assert config.admission == replace(usual.admission, max_wait_s=10 * usual.admission.max_wait_s)
