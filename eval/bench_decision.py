@@ -46,9 +46,11 @@ class _Worker:
     takes_appends: bool = True
     page_size: int = 64
     running: int = 20
-    free_tokens: int = 500_000
     in_flight: int = 0
     headroom: Headroom = field(default_factory=Headroom)
+
+    def __post_init__(self) -> None:
+        self.headroom.report(500_000)
 
     def has_room(self, tokens: int) -> bool:
         return True

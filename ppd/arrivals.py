@@ -1,7 +1,7 @@
 """The arrival rate of turns: the one definition for sweeps, tables and the router.
 
-The rate counts requests of any turn in a sliding window, for the whole cluster. Where a table is
-read or built, the rate is divided by the number of decode workers. Time is passed in.
+The rate counts requests of any turn in a sliding window. Where a table is read or built, that of
+the whole cluster is divided by the number of decode workers. Time is passed in.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class ArrivalRate:
         """Record one arrival; ``now_s`` must not decrease from call to call."""
         if self._first_s is None:
             self._first_s = now_s
+        self._drop_before(now_s - self._window_s)
         if not self._slots or now_s - self._slots[-1][0] >= self._slot_s:
             self._slots.append([now_s, 0])
         self._slots[-1][1] += 1
@@ -42,8 +43,11 @@ class ArrivalRate:
         While the first window is not over, the divisor is the time that has passed, and at least
         a second: two requests at once are no high rate.
         """
-        while self._slots and self._slots[0][0] <= now_s - self._window_s:
-            self._total -= int(self._slots.popleft()[1])
+        self._drop_before(now_s - self._window_s)
         if self._first_s is None:
             return 0.0
         return self._total / min(self._window_s, max(1.0, now_s - self._first_s))
+
+    def _drop_before(self, start_s: float) -> None:
+        while self._slots and self._slots[0][0] <= start_s:
+            self._total -= int(self._slots.popleft()[1])

@@ -32,18 +32,27 @@ class Queued:
 
 
 @dataclass(slots=True)
+class _Plan:
+    """When a turn came, and when it was to be computed and its KV sent."""
+
+    came_s: float
+    computed_s: float
+    sent_s: float
+
+
+@dataclass(slots=True)
 class _Queue:
     """A worker's queue: it computes one prompt after the other, and sends their KV likewise.
 
     Attributes:
-        turns: in the order in which they came, and when the KV of each was to be sent.
+        turns: in the order in which they came.
         computed_s: when all will be computed.
         sent_s: when all KV will be sent.
-        late_s: by which ``turns`` are behind.
+        late_s: by which the plans of ``turns`` are behind.
         left: all work of the turns.
     """
 
-    turns: dict[Queued, float] = field(default_factory=dict)
+    turns: dict[Queued, _Plan] = field(default_factory=dict)
     tokens: int = 0
     computed_s: float = 0.0
     sent_s: float = 0.0
@@ -57,14 +66,19 @@ class _Queue:
         self.left = Work(self.left.compute_ms + compute_ms, self.left.transfer_ms + transfer_ms)
         self.computed_s = max(self.computed_s, now_s) + compute_ms / 1e3
         self.sent_s = max(self.sent_s, self.computed_s) + transfer_ms / 1e3
-        self.turns[turn] = self.sent_s - self.late_s
+        late_s = self.late_s
+        self.turns[turn] = _Plan(now_s - late_s, self.computed_s - late_s, self.sent_s - late_s)
         self.tokens += turn.tokens
 
     def remove(self, turn: Queued, now_s: float) -> None:
-        """Remove a turn. What the first one was late, or early, those behind it are, too."""
-        late_s = self._first_is_late_s(now_s)
+        """Remove a turn. What the first one was late, or early, those behind it are, too.
+
+        One that leaves from further behind is not computed: those behind it are earlier.
+        """
         if next(iter(self.turns)) is turn:
-            self._shift(late_s)
+            self._shift(self._first_is_late_s(now_s))
+        else:
+            self._plan_without(turn)
         del self.turns[turn]
         self.tokens -= turn.tokens
         compute_ms, transfer_ms = turn.work
@@ -79,8 +93,21 @@ class _Queue:
         sent_ms = 1e3 * (self.sent_s + late_s - now_s)
         return max(0.0, computed_ms, sent_ms - compute_ms)
 
+    def _plan_without(self, turn: Queued) -> None:
+        """Plan the turns behind one anew, as if it had not come."""
+        behind, computed_s, sent_s = False, 0.0, 0.0
+        for one, plan in self.turns.items():
+            if one is turn:
+                behind = True
+                continue
+            if behind:
+                plan.computed_s = max(computed_s, plan.came_s) + one.work.compute_ms / 1e3
+                plan.sent_s = max(sent_s, plan.computed_s) + one.work.transfer_ms / 1e3
+            computed_s, sent_s = plan.computed_s, plan.sent_s
+        self.computed_s, self.sent_s = computed_s + self.late_s, sent_s + self.late_s
+
     def _first_is_late_s(self, now_s: float) -> float:
-        return now_s - (next(iter(self.turns.values())) + self.late_s)
+        return now_s - (next(iter(self.turns.values())).sent_s + self.late_s)
 
     def _shift(self, by_s: float) -> None:
         self.late_s += by_s

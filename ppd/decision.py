@@ -135,7 +135,8 @@ class Features:
         home_running: requests decoding there.
         home_append_tokens: of local turns that wait or prefill there.
         home_claimed_tokens: those, and what other routers may have admitted unseen.
-        home_free_tokens: KV it has left, evictable cache counted as free; None: no report.
+        home_free_tokens: KV it has left without the appends; evictable cache counts as free. None:
+            no report.
         has_media: whether the prompt has images, audio or video, in this turn or an earlier one.
     """
 
@@ -180,10 +181,9 @@ class Features:
 
     @property
     def fits_at_home(self) -> bool:
-        """Whether the home has KV for the whole turn, by its last report.
+        """Whether the home has KV for the whole turn, as far as it reports.
 
-        The context counts as free there until a request holds it. Appends under way may not be
-        in the report yet.
+        The context counts as free there until a request holds it.
         """
         claimed = max(self.home_append_tokens, self.home_claimed_tokens)
         needed = claimed + self.prompt_tokens + self.output_tokens

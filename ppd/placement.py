@@ -40,8 +40,7 @@ class WorkerView(Protocol):
         running: requests that decode there.
         takes_appends: it offers local append-prefills.
         page_size: of its KV cache, in tokens.
-        free_tokens: KV left by its last report, evictable cache counted as free; None: no report.
-        headroom: KV left with what it was sent since.
+        headroom: KV that it has left.
     """
 
     role: Role
@@ -71,11 +70,6 @@ class WorkerView(Protocol):
     @property
     def page_size(self) -> int:
         """In tokens."""
-        ...
-
-    @property
-    def free_tokens(self) -> int | None:
-        """By its last report; None without one."""
         ...
 
     def has_room(self, tokens: int) -> bool:

@@ -61,6 +61,7 @@ class Planner:
     Args:
         shared: prefixes that conversations share; None: none are followed.
         loads: tokens of several routers; None: ``backlog`` has all there are.
+        processes: which share the requests evenly, if ``loads`` does not count them.
 
     Attributes:
         policy: the one in force.
@@ -78,6 +79,7 @@ class Planner:
         backlog: Backlog,
         shared: SharedPrefixes | None = None,
         loads: SharedLoad | None = None,
+        processes: int = 1,
     ) -> None:
         self.policy = policy
         self._since = 0  # the first request that it decides
@@ -89,6 +91,15 @@ class Planner:
         self._backlog = backlog
         self._shared = shared
         self._loads = loads
+        self._processes = processes
+
+    def qps(self, now_s: float) -> float:
+        """Turns a second for each decode worker, as decisions use it.
+
+        Of several routers each gets as many, as far as this one can tell.
+        """
+        routers = self._processes if self._loads is None else self._loads.routers
+        return routers * self._arrivals.per_second(now_s) / max(1, self._cluster.decode_workers)
 
     def replace_policy(self, policy: Policy, since: int) -> None:
         """Decide by another policy from request number ``since`` on; it observes no earlier one."""
@@ -230,15 +241,21 @@ class Planner:
             prefill_cached_tokens=prefill_cached,
             prefill_queue_tokens=0 if prefill is None else queued(prefill.identity),
             prefill_wait_ms=self._wait_ms(prefill, prefill_cached, context_tokens + new_tokens),
-            qps=self._arrivals.per_second(now_s) / max(1, self._cluster.decode_workers),
+            qps=self.qps(now_s),
             home=self._state(home),
             page_size=1 if home is None else home.page_size,
             home_running=0 if home is None else home.running,
             home_append_tokens=queued(turn.home),
             home_claimed_tokens=0 if self._loads is None else self._loads.claimed(turn.home, now_s),
-            home_free_tokens=None if home is None else home.free_tokens,
+            home_free_tokens=self._free_tokens(home),
             has_media=bool(query.media),
         )
+
+    def _free_tokens(self, home: WorkerView | None) -> int | None:
+        """KV that a home has left; its appends are features of their own."""
+        if home is None or (left := home.headroom.left_tokens) is None:
+            return None
+        return left + self._backlog.of(home.identity)
 
     def _wait_ms(
         self, prefill: WorkerView | None, cached_tokens: int, prompt_tokens: int

@@ -103,6 +103,11 @@ class SharedLoad:
         if len(self._written) < _MAX_WRITTEN:  # the first one is what counts
             self._written.append((entry, now_s))
 
+    @property
+    def kept(self) -> int:
+        """The number of published states that others may not have read."""
+        return len(self._snapshots)
+
     # -- of the others -------------------------------------------------------------------
 
     def read(self, origin: bytes, loads: Iterable[LoadRecord], now_s: float) -> None:
@@ -125,6 +130,7 @@ class SharedLoad:
         self._routers = {
             origin: router for origin, router in self._routers.items() if router.read_at_s > ended_s
         }
+        self._forget_read(now_s)
 
     @property
     def routers(self) -> int:

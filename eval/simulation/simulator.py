@@ -124,7 +124,6 @@ class Simulation:
         self._dialogues: dict[SimulatedRequest, _Dialogue] = {}  # under way
         self._rows: list[TurnRow] = []
         self._ended_ms = 0.0
-        self._reports = placement is PlacementRule.ROUTER_LOAD
         self._reported_s = -PROBE_INTERVAL_S
 
     def run(self, conversations: Iterable[Conversation]) -> Result:
@@ -175,7 +174,7 @@ class Simulation:
 
     def _report(self, now_s: float) -> None:
         """Have decode workers report their free KV, as often as the router requests it."""
-        if self._reports and now_s >= self._reported_s + PROBE_INTERVAL_S:
+        if now_s >= self._reported_s + PROBE_INTERVAL_S:
             self._reported_s = now_s
             for worker in self.cluster.homes:
                 worker.headroom.report(worker.free_tokens)

@@ -101,6 +101,7 @@ def make_models(
             backlog=backlog,
             shared=SharedPrefixes() if by_load else None,
             loads=None if sharing is None else sharing.load,
+            processes=config.processes,
         )
         health = WorkerHealth(registry, own)
         return ServedModel(

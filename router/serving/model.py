@@ -61,4 +61,4 @@ class ServedModel:
 
     def qps(self, now_s: float) -> float:
         """Turns a second for each decode worker, as decisions use it."""
-        return self.arrivals.per_second(now_s) / max(1, self.workers.decode_workers)
+        return self.planner.qps(now_s)

@@ -216,11 +216,6 @@ class Worker:
         """Tokens of a page of its KV cache."""
         return self.handshake.page_size
 
-    @property
-    def free_tokens(self) -> int | None:
-        """Tokens of KV that are free, by its last report; None without one."""
-        return None if self.load is None else self.load.free_tokens
-
     def has_room(self, tokens: int) -> bool:
         """Whether the worker has KV for ``tokens`` tokens, by its reports.
 

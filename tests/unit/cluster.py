@@ -10,6 +10,13 @@ from ppd.headroom import Headroom
 from ppd.placement import WorkerView, place
 
 
+def reporting(free_tokens: int | None) -> Headroom:
+    """The headroom of a worker that has reported."""
+    headroom = Headroom()
+    headroom.report(free_tokens)
+    return headroom
+
+
 @dataclass(slots=True, eq=False)
 class FakeWorker:
     """A ``WorkerView`` whose state a test sets."""
@@ -19,11 +26,10 @@ class FakeWorker:
     takes_appends: bool = True
     page_size: int = 16
     running: int = 7
-    free_tokens: int | None = 5000
     in_flight: int = 0
     room: bool = True
     ready: bool = True
-    headroom: Headroom = field(default_factory=Headroom)
+    headroom: Headroom = field(default_factory=lambda: reporting(5000))
     dropped: dict[int, int] = field(default_factory=dict)
 
     @property

@@ -99,7 +99,46 @@ def test_a_turn_that_leaves_from_behind_prolongs_nothing() -> None:
     last = backlog.add("p", 100, Work(100.0))
     clock.now_ms = 90.0
     backlog.remove(last)
-    assert backlog.wait_ms("p", 0.0) == pytest.approx(100), "its part of the estimate is gone"
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(10), "the rest of the first"
+
+
+def test_those_behind_a_turn_that_leaves_are_computed_earlier() -> None:
+    """An answer as early as that is none that shortens the wait of turns that came later."""
+    clock, backlog = queues()
+    first, leaves, third = (backlog.add("p", 1000, Work(1000.0)) for _ in range(3))
+    clock.now_ms = 500.0
+    backlog.remove(leaves)
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(1500)
+    clock.now_ms = 1000.0
+    backlog.remove(first)
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(1000)
+    clock.now_ms = 1500.0
+    backlog.add("p", 1000, Work(1000.0))
+    clock.now_ms = 2000.0
+    backlog.remove(third)
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(1000)
+
+
+def test_a_link_is_free_of_what_a_turn_that_leaves_would_have_sent() -> None:
+    clock, backlog = queues()
+    backlog.add("p", 100, Work(10.0, 100.0))
+    leaves = backlog.add("p", 100, Work(10.0, 100.0))
+    backlog.add("p", 100, Work(10.0, 100.0))
+    clock.now_ms = 50.0
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(260)
+    backlog.remove(leaves)
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(160)
+
+
+def test_a_turn_that_leaves_behind_a_late_one_takes_its_own_time_along() -> None:
+    clock, backlog = queues()
+    backlog.add("p", 100, Work(10.0))
+    leaves = backlog.add("p", 100, Work(20.0))
+    clock.now_ms = 300.0  # the first is late by 290 ms
+    backlog.add("p", 100, Work(50.0))
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(70)
+    backlog.remove(leaves)
+    assert backlog.wait_ms("p", 0.0) == pytest.approx(50)
 
 
 works = st.tuples(st.integers(0, 1000), st.floats(0, 1e4), st.floats(0, 1e4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +102,15 @@ def test_a_window_that_has_only_begun() -> None:
     rate.note(5.0)
     assert rate.per_second(5.0) == 2.0, "two at once are no infinite rate"
     assert rate.per_second(15.0) == pytest.approx(0.2)
+
+
+def test_arrivals_that_nobody_asks_for_take_no_memory() -> None:
+    rate, size = ArrivalRate(), 0
+    for i in range(2000):
+        rate.note(1.0 * i)
+        if i == 100:
+            size = len(pickle.dumps(rate))
+    assert len(pickle.dumps(rate)) <= 1.1 * size
 
 
 @given(st.lists(st.floats(0, 5), max_size=300))

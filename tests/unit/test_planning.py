@@ -20,6 +20,7 @@ from ppd.prefill_times import PrefillTimes
 from ppd.prefix import hash_ids, hash_messages
 from ppd.score import Weights
 from ppd.sessions import SessionIndex, Turn
+from ppd.shared_load import SharedLoad
 
 from .cluster import FakeCluster, FakeWorker
 
@@ -100,12 +101,57 @@ def test_a_later_turn() -> None:
         page_size=16,
         home_running=7,
         home_append_tokens=9,
-        home_free_tokens=5000,
+        home_free_tokens=5009,  # the appends are counted by themselves
     )
     assert seen.uncached_at_home == 1130 - 1088
     assert seen.uncached_at_prefill == world.remote_tokens == 1130 - 400
     assert seen.missed_tokens == 600
     assert seen.min_cached_tokens == 960
+
+
+def test_what_a_home_was_sent_since_its_report_is_not_free() -> None:
+    world = World()
+    home = world.cluster.of("d")
+    home.headroom.reserve(1, 700)
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert seen.home_free_tokens == 4300
+    home.headroom.answered(1)  # no report has it yet
+    assert world.plan(NEXT) == seen
+    home.headroom.report(4250)
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert seen.home_free_tokens == 4250
+    home.headroom.report(None)
+    seen = world.plan(NEXT)
+    assert seen is not None
+    assert seen.home_free_tokens is None
+
+
+def test_each_of_several_routers_counts_the_turns_of_all() -> None:
+    """A table's rate is that of the cluster, and each router gets a part of it."""
+    arrivals, backlog, load = ArrivalRate(), Backlog(), SharedLoad(0.1, 5.0)
+    for at_s in range(10):
+        arrivals.note(float(at_s))
+
+    def planner(loads: SharedLoad | None, processes: int) -> Planner:
+        return Planner(
+            policy=static_policy("pd"),
+            placement=Placement(cluster(FakeWorker("d")), decode_fallback=False),
+            index=SessionIndex(capacity=1, ttl_s=1.0),
+            arrivals=arrivals,
+            forecast=Forecast(),
+            backlog=backlog,
+            loads=loads,
+            processes=processes,
+        )
+
+    alone, two, shared = planner(None, 1), planner(None, 2), planner(load, 2)
+    assert two.qps(10.0) == 2 * alone.qps(10.0) == 0.5
+    assert shared.qps(10.0) == alone.qps(10.0), "it has heard of no other"
+    for origin in (b"2", b"3"):
+        load.read(origin, (), 10.0)
+    assert shared.qps(10.0) == 3 * alone.qps(10.0)
 
 
 def test_a_remote_turn_waits_as_long_as_the_queue_takes() -> None:

@@ -254,3 +254,16 @@ def test_new_conversations_of_all_routers_are_spread_without_sharing(
     mean = sum(worker.in_flight for workers in routers for worker in workers) / size
     for i in range(size):
         assert sum(workers[i].in_flight for workers in routers) <= 1.25 * mean + 2.25 * count
+
+
+def test_what_others_have_read_is_not_kept() -> None:
+    """Nor without others: a process that runs for days keeps as little as one of a minute."""
+    for count in (1, 2):
+        one = fleet(count)
+        first = one.replicas[0]
+        for _ in range(200):
+            first.turns.append(first.own.add(WORKER, 1))
+            one.publish(first, acknowledged=True)
+            one.advance(VISIBLE_S)
+            one.read(first, len(one.stream))
+        assert first.load.kept <= 3
