@@ -248,7 +248,12 @@ class Policy(ABC):
     ) -> None:
         """Take what a turn took on the route that was chosen; static policies ignore it.
 
-        A turn that did not stream has no TTFT, and one of a single token has no TPOT.
+        Args:
+            features: of the turn.
+            route: that was chosen.
+            ttft_ms: from the decision; None for a turn that did not stream.
+            tpot_ms: None for a reply of one token, and for one that was not decoded by the worker
+                that the features describe.
         """
         return
 

@@ -85,12 +85,14 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_field
         reason: the reason of that route.
         outcome: the outcome of the request, as the label of ``ppd_finished``.
         observed: whether the policy observed the turn. It does so if the turn was answered to its
-            end without a retry, on the route that was decided at first.
+            end by the workers that were chosen at first.
         prompt_tokens: tokens of the prompt, as the worker counted them.
         cached_tokens: tokens of the prompt that were cached.
         completion_tokens: tokens of the reply.
         ttft_ms: time to the first event of a stream; None without one, as for a whole answer.
         tpot_ms: time per output token; None unless more than one token was streamed.
+        at_home: whether it decoded on the worker that its features describe.
+        waited_ms: from its arrival to the decision; ``ttft_ms`` has this time, too.
     """
 
     number: int
@@ -104,6 +106,13 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_field
     completion_tokens: int | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    at_home: bool = True
+    waited_ms: float = 0.0
+
+    def policy_times(self) -> tuple[float | None, float | None]:
+        """Return TTFT and TPOT as policies observe them, in ms."""
+        ttft_ms = None if self.ttft_ms is None else self.ttft_ms - self.waited_ms
+        return ttft_ms, self.tpot_ms if self.at_home else None
 
 
 class Reset(
@@ -241,7 +250,7 @@ def replay(
             case Finished():
                 decided_on = features.pop(event.number, None)
                 if decided_on is not None and event.observed:
-                    policy.observe(decided_on, event.route, event.ttft_ms, event.tpot_ms)
+                    policy.observe(decided_on, event.route, *event.policy_times())
             case Reset():
                 if isinstance(policy, TablePolicy):
                     policy.reset()

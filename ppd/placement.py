@@ -265,8 +265,6 @@ class PlannedTurn(msgspec.Struct, gc=False):
             if plan.decode.identity == self.hit.turn.home:
                 held_tokens = self.features.held_tokens
         cached_tokens = max(0, prompt_tokens - plan.prefill_tokens)
-        if self.prefill is not None and plan.prefill is not self.prefill:
-            cached_tokens = 0
         return Work(
             self.times.compute_ms(cached_tokens, prompt_tokens - cached_tokens),
             self.times.transfer_ms * max(0, prompt_tokens - held_tokens),
@@ -379,6 +377,8 @@ class Placement:
         tokens = turn.remote_tokens
         if turn.held:
             tokens = max(1, tokens - turn.held.get(prefill.identity, 0))
+        elif turn.features is not None and turn.prefill not in (None, prefill):
+            tokens = turn.features.prompt_tokens  # what the first one had cached is not there
         return Plan(decision, decode, prefill, prefill_tokens=tokens)
 
     def _takes_replica(self, route: Route, failed: Collection[WorkerView]) -> bool:

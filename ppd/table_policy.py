@@ -156,7 +156,7 @@ class TablePolicy(Policy):
             longer_ms = self._alone(features, cell.remote.tpot_ms).longer_ms if could else None
             held = features.prefill_cached_tokens > 0
             self.catch_up.note(cell.index, route, longer_ms, held=held)
-        if tpot_ms is not None and tpot_ms > 0 and self._decoded_at_home(features):
+        if tpot_ms is not None and tpot_ms > 0 and features.home is HomeState.READY:
             usual_ms = cell.remote.tpot_ms
             self.step_time.note(features.home_running, tpot_ms, usual_ms, cell.running)
 
@@ -283,10 +283,6 @@ class TablePolicy(Policy):
             _with_times(remote, remote_ms, alone.step_ms),
             _with_times(local, local_ms, alone.step_ms + alone.lost_ms),
         )
-
-    def _decoded_at_home(self, features: Features) -> bool:
-        """Whether a turn decoded on the worker whose batch its features have."""
-        return features.home is HomeState.READY and self._veto(features) is not Reason.HOME_FULL
 
     def _veto(self, features: Features) -> Reason | None:
         """The reason for which a turn must not be local, at any saving; None without one."""

@@ -265,8 +265,11 @@ class Simulation:
         after = None if planned.hit is None else planned.hit.digest
         self._index.record(_chain(dialogue.plan, dialogue.turn), turn, now_s, after)
         if planned.features is not None:
-            route = request.plan.route
-            self.planner.policy.observe(planned.features, route, ttft_ms, tpot_ms)
+            plan, hit = request.plan, planned.hit
+            at_home = hit is not None and plan.decode.identity == hit.turn.home
+            self.planner.policy.observe(
+                planned.features, plan.route, ttft_ms, tpot_ms if at_home else None
+            )
 
     def _leave(self, now_ms: float) -> None:
         """A connection is free: the turn that has waited longest takes it."""

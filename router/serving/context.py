@@ -60,6 +60,7 @@ class RequestContext:
         "attempts",
         "client_waits_s",
         "clients_key",
+        "decided_s",
         "features",
         "headers",
         "hit",
@@ -99,6 +100,7 @@ class RequestContext:
         self.headers = headers
         self.clients_key = clients_key
         self.arrived_s = arrived_s
+        self.decided_s = clock()
         self.planned = planned
         self.hit = planned.hit
         self.features = planned.features
@@ -180,6 +182,16 @@ class RequestContext:
     def prefill(self) -> WorkerView | None:
         """The prefill worker of the attempt that was answered; None if it had none."""
         return self.attempts.prefill
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the last attempt decodes where the conversation's last turn did."""
+        plan = self.attempts.plan
+        return (
+            plan is not None
+            and self.hit is not None
+            and (plan.decode.identity == self.hit.turn.home)
+        )
 
     @property
     def ttft_s(self) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from msgspec import structs
+
 from ppd.decision import Reason, Route, predicted_cached_tokens
 from ppd.forecast import Forecast, blend
 from ppd.journal import Finished
@@ -154,8 +156,8 @@ class RequestRecorder:
     def _observe(self, context: RequestContext, usage: Usage, now_s: float) -> None:
         """Give the policy and the decision log what the turn took.
 
-        The policy gets nothing of an answer that came on another route than decided, or waited for
-        its client; of an answer that did not stream it gets the route alone.
+        The policy gets nothing of an answer that was sent to other workers than planned, or waited
+        for its client; of an answer that did not stream it gets the route alone.
         """
         decision, ttft_s = context.decision, context.ttft_s
         ttft_ms = None if ttft_s is None else 1e3 * ttft_s
@@ -168,27 +170,27 @@ class RequestRecorder:
             self._metrics.tpot.of(*_kind(context)).observe(tpot_s)
             self._metrics.decoded(usage.completion_tokens - 1, max(0.0, decoding_s))
             in_time = context.client_waits_s <= _MAX_WAITING * decoding_s
-        as_decided = decision is context.planned.decision and not context.attempts.retried
-        if context.features is not None and as_decided and in_time:
+        finished = Finished(
+            number=context.number,
+            at_s=now_s,
+            route=decision.route,
+            reason=decision.reason,
+            outcome="answered",
+            at_home=context.at_home,
+            waited_ms=1e3 * (context.decided_s - context.arrived_s),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+        )
+        as_planned = context.attempts.plan is context.planned.plan
+        if context.features is not None and as_planned and in_time:
             observed = self._planner.observe(
-                context.number, context.features, decision.route, ttft_ms, tpot_ms
+                context.number, context.features, decision.route, *finished.policy_times()
             )
         context.recorded = True
-        self._journal.finished(
-            Finished(
-                number=context.number,
-                at_s=now_s,
-                route=decision.route,
-                reason=decision.reason,
-                outcome="answered",
-                observed=observed,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                ttft_ms=ttft_ms,
-                tpot_ms=tpot_ms,
-            )
-        )
+        self._journal.finished(structs.replace(finished, observed=observed))
 
     def _turn(self, context: RequestContext, home: Worker, usage: Usage) -> Turn:
         before = context.hit.turn if context.hit else None

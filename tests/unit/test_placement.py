@@ -11,9 +11,11 @@ from ppd.contract import Role
 from ppd.decision import Decision, Reason, Route
 from ppd.errors import WorkerError
 from ppd.placement import MAX_LOAD, Placement, PlannedTurn, opening_side, place
+from ppd.prefill_times import PrefillTimes
 from ppd.sessions import Hit, Turn
 
 from .cluster import FakeCluster, FakeWorker
+from .fixtures import FEATURES
 
 TURN = PlannedTurn(
     hit=None,
@@ -100,6 +102,13 @@ def test_a_remote_plan_names_the_prefill_worker_that_was_priced() -> None:
         )
         other = placement.plan(turn, turn.decision, failed=[priced])
         assert other.prefill is not priced
+        assert other.prefill_tokens == 500, "a new conversation has nothing anywhere"
+        last = Turn(1, 1, "gone", 900, 200, None, 0, 200.0)
+        times = PrefillTimes(0.1, 0.0, 0.0)
+        known = structs.replace(turn, hit=Hit(last, b"", 9), features=FEATURES, times=times)
+        other = placement.plan(known, known.decision, failed=[priced])
+        assert other.prefill_tokens == FEATURES.prompt_tokens, "what was cached is not there"
+        assert known.work(other) == pytest.approx((0.1 * FEATURES.prompt_tokens, 0.0))
 
 
 def test_a_full_home_is_left_for_another_decode_worker() -> None:

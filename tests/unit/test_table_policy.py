@@ -247,11 +247,9 @@ def test_the_time_of_a_step_is_that_of_recent_turns() -> None:
 
 def test_turns_that_decoded_elsewhere_show_no_steps_of_the_home() -> None:
     corrected = policy(Correction.LOAD)
-    for elsewhere in (
-        replace(SHORT, home=HomeState.GONE, home_running=0),
-        replace(SHORT, home_free_tokens=0),
-    ):
-        corrected.observe(elsewhere, Route.REMOTE, 100.0, 40.0)
+    gone = replace(SHORT, home=HomeState.GONE, home_running=0)
+    corrected.observe(gone, Route.REMOTE, 100.0, 40.0)
+    corrected.observe(SHORT, Route.REMOTE, 100.0, None)
     fresh = policy(Correction.LOAD).choose(SHORT, Weights())
     assert corrected.choose(SHORT, Weights()) == fresh
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -10,13 +10,14 @@ from ppd.arrivals import ArrivalRate
 from ppd.attempts import Attempts
 from ppd.backlog import Backlog
 from ppd.contract import Role
-from ppd.decision import Decision, Reason, Route
-from ppd.effects import Answered, ClientGone, StreamEnded
+from ppd.decision import Decision, Features, Policy, Reason, Route
+from ppd.effects import Answered, Cause, ClientGone, Event, Failed, Failure, Settled, StreamEnded
+from ppd.errors import EngineError
 from ppd.forecast import Forecast
 from ppd.outcome import Outcome
-from ppd.placement import Placement, PlannedTurn
+from ppd.placement import Placement, Plan, PlannedTurn
 from ppd.planning import Planner
-from ppd.policies import static_policy
+from ppd.policies import AlwaysRemote, static_policy
 from ppd.sessions import Hit, SessionIndex, Turn
 from router.config.options import RouterConfig
 from router.intake.inbound import Endpoint, Served
@@ -54,14 +55,29 @@ def test_a_reply_that_was_dropped_has_not_come_back_otherwise(evicted: int, lear
 
 
 LOCAL = Decision(Route.LOCAL, Reason.POLICY_FULL)
+REMOTE = Decision(Route.REMOTE, Reason.POLICY_PD)
 
 
-def recorder_of(metrics: Metrics, index: SessionIndex, group: ModelWorkers) -> RequestRecorder:
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def recorder_of(
+    metrics: Metrics,
+    index: SessionIndex,
+    group: ModelWorkers,
+    policy: Policy | None = None,
+    clock: Clock | None = None,
+) -> RequestRecorder:
     forecast = Forecast()
     return RequestRecorder(
         index=index,
         planner=Planner(
-            policy=static_policy("full"),
+            policy=policy or static_policy("full"),
             placement=Placement(group, decode_fallback=False),
             index=index,
             arrivals=ArrivalRate(),
@@ -71,12 +87,14 @@ def recorder_of(metrics: Metrics, index: SessionIndex, group: ModelWorkers) -> R
         forecast=forecast,
         journal=Journal("", opened_by(RouterConfig(), {})),
         metrics=metrics,
-        clock=lambda: 0.0,
+        clock=clock or Clock(),
         new_session=lambda: 1,
     )
 
 
-def context_of(planned: PlannedTurn, group: ModelWorkers) -> RequestContext:
+def context_of(
+    planned: PlannedTurn, group: ModelWorkers, clock: Clock | None = None
+) -> RequestContext:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     placement = Placement(group, decode_fallback=False)
     return RequestContext(
@@ -90,7 +108,7 @@ def context_of(planned: PlannedTurn, group: ModelWorkers) -> RequestContext:
         planned=planned,
         attempts=Attempts(planned, placement, Backlog(), number=1),
         note=lambda _effect: None,
-        clock=lambda: 0.0,
+        clock=clock or Clock(),
     )
 
 
@@ -112,3 +130,50 @@ def test_a_request_ends_once() -> None:
         for outcome in ("ok", "disconnected")
     }
     assert counts == {"ok": 1.0, "disconnected": None}
+
+
+class Observing(AlwaysRemote):
+    """Keeps the TTFT and TPOT that it observes."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float | None, float | None]] = []
+
+    def observe(
+        self, features: Features, route: Route, ttft_ms: float | None, tpot_ms: float | None
+    ) -> None:
+        self.seen.append((ttft_ms, tpot_ms))
+
+
+UNCONNECTED = Failed(Failure(Cause.UNCONNECTED, EngineError("down", status=502)))
+
+
+@pytest.mark.parametrize(
+    ("home", "events", "seen"),
+    [
+        (0, [], [(300.0, 100.0)]),  # the 2 s before the decision are no part of the route
+        (1, [], [(300.0, None)]),  # the features have the batch of another worker
+        (0, [UNCONNECTED, Settled()], []),  # sent again
+    ],
+)
+def test_the_policy_observes_what_the_planned_workers_took(
+    home: int, events: list[Event], seen: list[tuple[float | None, float | None]]
+) -> None:
+    group, policy, clock = model_workers(prefill=1, decode=2), Observing(), Clock(2.0)
+    index = SessionIndex(capacity=9, ttl_s=9.0)
+    recorder = recorder_of(Metrics(), index, group, policy, clock)
+    workers = group.of(Role.DECODE)
+    before = Turn(1, 1, workers[home].identity, 900, 200, None, 0, 200.0)
+    planned = PlannedTurn(Hit(before, b"", 9), FEATURES, REMOTE, 0, 0, None, True, None)
+    prefill = group.of(Role.PREFILL)[0]
+    planned.plan = Plan(REMOTE, workers[0], prefill, 0, 0)
+    context = context_of(planned, group, clock)
+    context.attempts.start()
+    clock.now_s = 2.3
+    for event in [*events, Answered(streams=True)]:
+        context.deliver(event)
+    context.streams = True
+    clock.now_s = 3.1
+    recorder.record_answer(
+        context, workers[0], Usage(prompt_tokens=1120, completion_tokens=9, cached_tokens=0)
+    )
+    assert policy.seen == [pytest.approx(one) for one in seen]
