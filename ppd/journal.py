@@ -25,7 +25,7 @@ VERSION = 1
 class Opened(
     msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The first event of a run: a router has started.
+    """The first event of a run: a router has started, or another policy decides from now on.
 
     Attributes:
         version: the format of the log, ``VERSION``.
@@ -35,6 +35,7 @@ class Opened(
         append_budget_tokens: the budget of the ``reservation`` correction.
         table: the digest of the table's file; "" without a table, and with several models.
         tables: the same by model, of several models.
+        model: the one of several whose policy is another one; "": all of them.
     """
 
     version: int
@@ -44,6 +45,7 @@ class Opened(
     append_budget_tokens: int
     table: str
     tables: dict[str, str] = {}
+    model: str = ""
 
     def table_of(self, model: str) -> str:
         """The digest of a model's table; "" without a table."""
@@ -208,7 +210,10 @@ def of_model(events: Iterable[Event], model: str) -> Iterator[Event]:
                 if model not in (tables or ("",)):
                     found = ", ".join(tables) or "one model without a name"
                     raise ConfigError(f"the log is of {found}: name one by --model")
-                yield msgspec.structs.replace(event, table=event.table_of(model), tables={})
+                if event.model in ("", model):
+                    yield msgspec.structs.replace(
+                        event, table=event.table_of(model), tables={}, model=""
+                    )
             case Finished():
                 yield event
             case Decided() | Reset() if event.model == model:

@@ -127,12 +127,15 @@ class Journal:
             self._file = None
 
 
-def opened_by(config: RouterConfig, tables: Mapping[str, TableFile | None]) -> Opened:
+def opened_by(
+    config: RouterConfig, tables: Mapping[str, TableFile | None], model: str = ""
+) -> Opened:
     """Return the first event of a run's decision log.
 
     Args:
         config: of the run.
         tables: of the models, by name.
+        model: the one of several whose policy is another one; "": all of them.
     """
     found = digests(tables)
     several = len(found) > 1
@@ -144,6 +147,7 @@ def opened_by(config: RouterConfig, tables: Mapping[str, TableFile | None]) -> O
         append_budget_tokens=config.append_budget_tokens,
         table="" if several else next(iter(found.values()), ""),
         tables=found if several else {},
+        model=model if several else "",
     )
 
 

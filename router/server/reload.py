@@ -122,14 +122,14 @@ class Reloader:
         of = (config, workers.models, workers.shape, workers.machines)
         try:
             if digests({model.name: find_table(*of)}) != digests({model.name: model.table}):
-                self._take_up(config, {model.name: make_policy(*of)})
+                self._take_up(config, {model.name: make_policy(*of)}, model.name)
         except TableError as error:
             logger.error("the decision table stays as it is: %s", error)
 
-    def _take_up(self, config: RouterConfig, policies: Policies) -> None:
-        """Decide by other policies from the next request on."""
+    def _take_up(self, config: RouterConfig, policies: Policies, model: str = "") -> None:
+        """Decide by other policies from the next request on; ``model``: of one model alone."""
         tables = {name: model.table for name, model in self.models.items()} | tables_of(policies)
-        self.journal.opened(opened_by(config, tables))
+        self.journal.opened(opened_by(config, tables, model))
         since = self.journal.next_number()
         for name, (policy, table) in policies.items():
             self.models[name].planner.replace_policy(policy, since=since)

@@ -8,10 +8,22 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ppd.decision import Decision, Features, Reason, Route, decide
 from ppd.errors import ConfigError
-from ppd.journal import VERSION, Decided, Event, Finished, Opened, Reset, read, replay, to_line
+from ppd.journal import (
+    VERSION,
+    Decided,
+    Event,
+    Finished,
+    Opened,
+    Reset,
+    of_model,
+    read,
+    replay,
+    to_line,
+)
 from ppd.policies import static_policy
 from ppd.score import Objective, Weights
 from ppd.table_policy import Correction, TablePolicy
@@ -88,6 +100,18 @@ def test_each_run_begins_anew() -> None:
 
     assert list(replay(log_of(OPENED, OPENED), remember)) == []
     assert len(made) == 2
+
+
+def test_another_table_of_one_model_is_no_new_run_of_the_others() -> None:
+    opened = structs.replace(OPENED, table="", tables={"a": "digest", "b": "digest"})
+    again = structs.replace(opened, tables={"a": "other", "b": "digest"}, model="a")
+    found = {
+        name: [
+            one.table for one in of_model(log_of(opened, again), name) if isinstance(one, Opened)
+        ]
+        for name in ("a", "b")
+    }
+    assert found == {"a": ["digest", "other"], "b": ["digest"]}
 
 
 def test_a_line_that_was_cut_short_is_left_out() -> None:
