@@ -139,6 +139,8 @@ class Attempts:
         prefill: the prefill worker of the attempt that was answered; None if it had none.
         failed: workers that have failed the request.
         retried: the request was sent once more after a worker had it.
+        sees_prefill: an event comes when a prefill worker has done its part. Else it comes with a
+            whole answer's end, and the turn leaves the worker's queue by its plan.
         answered_at_s: when the first answer began; None before.
         outcome: None until the request has ended.
     """
@@ -165,6 +167,7 @@ class Attempts:
         "plan",
         "prefill",
         "retried",
+        "sees_prefill",
     )
 
     def __init__(
@@ -187,6 +190,7 @@ class Attempts:
         self.prefill: WorkerView | None = None
         self.failed: list[WorkerView] = []
         self.retried = False
+        self.sees_prefill = True
         self.answered_at_s: float | None = None
         self.outcome: Outcome | None = None
         self._phase = _IDLE
@@ -265,7 +269,10 @@ class Attempts:
         if plan.prefill_tokens:
             worker = plan.decode if plan.prefill is None else plan.prefill
             work = self._turn.work(plan)
-            self._queued = self._backlog.add(worker.identity, plan.prefill_tokens, work)
+            has_answer = plan.prefill is None or self.sees_prefill
+            self._queued = self._backlog.add(
+                worker.identity, plan.prefill_tokens, work, has_answer=has_answer
+            )
         self._headroom = plan.decode.headroom  # a restarted worker gets another one
         self._headroom.reserve(self._number, self._turn.kv_tokens)
 

@@ -24,11 +24,16 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queued:
-    """A turn in a worker's queue."""
+    """A turn in a worker's queue.
+
+    Attributes:
+        has_answer: whether it is removed when it is computed; else it leaves the queue by plan.
+    """
 
     worker: str
     tokens: int
     work: Work
+    has_answer: bool = True
 
 
 @dataclass(slots=True)
@@ -50,6 +55,7 @@ class _Queue:
         sent_s: when all KV will be sent.
         late_s: by which the plans of ``turns`` are behind.
         left: all work of the turns.
+        unanswered: how many of the turns have no answer.
     """
 
     turns: dict[Queued, _Plan] = field(default_factory=dict)
@@ -58,6 +64,7 @@ class _Queue:
     sent_s: float = 0.0
     late_s: float = 0.0
     left: Work = NO_WORK
+    unanswered: int = 0
 
     def add(self, turn: Queued, now_s: float) -> None:
         if self.turns:
@@ -69,6 +76,15 @@ class _Queue:
         late_s = self.late_s
         self.turns[turn] = _Plan(now_s - late_s, self.computed_s - late_s, self.sent_s - late_s)
         self.tokens += turn.tokens
+        self.unanswered += not turn.has_answer
+
+    def expire(self, now_s: float) -> None:
+        """Remove the first turns that have no answer, if they are computed and sent by plan."""
+        while self.unanswered:
+            first, plan = next(iter(self.turns.items()))
+            if first.has_answer or plan.sent_s + self.late_s > now_s:
+                return
+            self._drop(first)
 
     def remove(self, turn: Queued, now_s: float) -> None:
         """Remove a turn. What the first one was late, or early, those behind it are, too.
@@ -79,13 +95,17 @@ class _Queue:
             self._shift(self._first_is_late_s(now_s))
         else:
             self._plan_without(turn)
-        del self.turns[turn]
-        self.tokens -= turn.tokens
-        compute_ms, transfer_ms = turn.work
-        self.left = Work(self.left.compute_ms - compute_ms, self.left.transfer_ms - transfer_ms)
+        self._drop(turn)
         self.computed_s = min(self.computed_s, now_s + self.left.compute_ms / 1e3)
         latest_s = max(self.computed_s, now_s) + self.left.transfer_ms / 1e3
         self.sent_s = min(self.sent_s, latest_s)
+
+    def _drop(self, turn: Queued) -> None:
+        del self.turns[turn]
+        self.tokens -= turn.tokens
+        self.unanswered -= not turn.has_answer
+        compute_ms, transfer_ms = turn.work
+        self.left = Work(self.left.compute_ms - compute_ms, self.left.transfer_ms - transfer_ms)
 
     def wait_ms(self, compute_ms: float, now_s: float) -> float:
         late_s = max(0.0, self._first_is_late_s(now_s))  # its answer is still to come
@@ -132,11 +152,12 @@ class Backlog:
 
     def all(self) -> dict[str, int]:
         """Return the tokens of all workers that have any."""
-        return {worker: queue.tokens for worker, queue in self._queues.items() if queue.tokens}
+        now = [(worker, self._queue(worker)) for worker in list(self._queues)]
+        return {worker: queue.tokens for worker, queue in now if queue and queue.tokens}
 
     def of(self, worker: str) -> int:
         """Tokens in a worker's queue."""
-        queue = self._queues.get(worker)
+        queue = self._queue(worker)
         return 0 if queue is None else queue.tokens
 
     def wait_ms(self, worker: str, compute_ms: float) -> float:
@@ -146,14 +167,25 @@ class Backlog:
             worker: that prefills it.
             compute_ms: what it takes for that.
         """
-        if (queue := self._queues.get(worker)) is None:
+        if (queue := self._queue(worker)) is None:
             return 0.0
         return queue.wait_ms(compute_ms, self._clock())
 
-    def add(self, worker: str, tokens: int, work: Work = NO_WORK) -> Queued:
-        """Reserve a turn's tokens, and return what gives them back."""
+    def add(
+        self, worker: str, tokens: int, work: Work = NO_WORK, *, has_answer: bool = True
+    ) -> Queued:
+        """Reserve a turn's tokens, and return what gives them back.
+
+        Args:
+            worker: that prefills it.
+            tokens: that it computes.
+            work: the time that it takes.
+            has_answer: whether it is removed when it is computed. One that is removed much later
+                counts for as long as it takes by ``work``.
+        """
         assert tokens >= 0
-        turn = Queued(worker, tokens, work)
+        turn = Queued(worker, tokens, work, has_answer or work == NO_WORK)
+        self._queue(worker)
         self._queues.setdefault(worker, _Queue()).add(turn, self._clock())
         if self.on_change is not None:
             self.on_change()
@@ -161,9 +193,22 @@ class Backlog:
 
     def remove(self, turn: Queued) -> None:
         """Give back exactly what was added: the worker has answered, or never will."""
-        queue = self._queues[turn.worker]
+        queue = self._queue(turn.worker)
+        if queue is None or turn not in queue.turns:
+            assert not turn.has_answer, "it was added once"
+            return
         queue.remove(turn, self._clock())
         if not queue.turns:
             del self._queues[turn.worker]
         if self.on_change is not None:
             self.on_change()
+
+    def _queue(self, worker: str) -> _Queue | None:
+        """A worker's queue as it is now; None if it is empty."""
+        queue = self._queues.get(worker)
+        if queue is not None and queue.unanswered:
+            queue.expire(self._clock())
+            if not queue.turns:
+                del self._queues[worker]
+                return None
+        return queue

@@ -128,7 +128,8 @@ class Features:
         prefill_cached_tokens: tokens of the conversation that the prefill worker of a remote turn
             has cached.
         prefill_queue_tokens: tokens that this worker was sent and has not answered yet.
-        prefill_wait_ms: how long a remote turn waits for them; None: no table gives their times.
+        prefill_wait_ms: how long a remote turn waits for them; None: no table gives their
+            times, or no prefill worker is ready.
         qps: turns a second for each decode worker (``ppd.arrivals``).
         home: whether the worker that holds the KV can take the turn.
         page_size: tokens of a page of the home worker's KV cache.

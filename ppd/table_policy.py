@@ -151,7 +151,7 @@ class TablePolicy(Policy):
             *_, step, _observed = self._steps(features, cell)
             expected = step.local if route is Route.LOCAL else step.remote
             self.observed.note(cell.index, route, expected, ttft_ms, tpot_ms)
-        if features.turn > 1 and _has_a_choice(features):
+        if features.turn > 1 and _has_a_choice(features) and features.prefill_wait_ms is not None:
             could = may_be_local(features)
             longer_ms = self._alone(features, cell.remote.tpot_ms).longer_ms if could else None
             held = features.prefill_cached_tokens > 0

@@ -159,6 +159,7 @@ class Exchange:
         except WorkerError:
             model.recorder.finished(context, Outcome.WORKER_ERROR)
             raise
+        context.attempts.sees_prefill = context.inbound.stream  # the gateway shows one answer
         effect = context.attempts.start()
         if type(effect) is Send:
             return effect.plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +43,7 @@ from ppd.effects import (
 from ppd.errors import EngineError
 from ppd.outcome import Outcome
 from ppd.placement import Placement, Plan, PlannedTurn, WorkerView
+from ppd.prefill_times import PrefillTimes
 from ppd.sessions import Hit, Turn
 
 from .cluster import FakeCluster, FakeWorker
@@ -73,7 +74,9 @@ class World:
 
     cluster: FakeCluster
     attempts: Attempts
-    backlog: Backlog = field(default_factory=Backlog)
+    backlog: Backlog
+    turn: PlannedTurn
+    placement: Placement
 
     def on(self, *events: Event) -> Effect:
         effect: Effect = Note()
@@ -124,7 +127,7 @@ def world(
     placement = Placement(cluster, decode_fallback=decode_fallback)
     backlog = Backlog()
     attempts = Attempts(turn, placement, backlog, number=7, max_resumptions=max_resumptions)
-    return World(cluster, attempts, backlog)
+    return World(cluster, attempts, backlog, turn, placement)
 
 
 def names(plan: Plan) -> list[str]:
@@ -553,3 +556,23 @@ def _kill(worker: WorkerView) -> None:
 def test_failures_hold_their_place_in_the_table() -> None:
     assert {one for one in FAILURES if blames_worker(one)} == set(BLAMING)
     assert blames_worker(structs.replace(BUSY, cause=Cause.LOST))
+
+
+@pytest.mark.parametrize(("seen", "queued"), [(True, 300), (False, 0)])
+def test_where_no_prefill_is_seen_a_turn_leaves_the_queue_by_its_plan(
+    seen: bool, queued: int
+) -> None:
+    """As behind a gateway: the answer of the decode worker is all that is seen."""
+    now_s = 0.0
+    backlog = Backlog(lambda: now_s)
+    one = world()
+    turn = structs.replace(one.turn, times=PrefillTimes(1.0, 0.0, 0.0))
+    attempts = Attempts(turn, one.placement, backlog, number=7)
+    attempts.sees_prefill = seen
+    attempts.start()
+    assert backlog.of("p0") == 300
+    now_s = 20.0
+    assert backlog.of("p0") == queued
+    attempts.on(Prefilled(), now_s)
+    attempts.on(Answered(streams=False), now_s)
+    assert backlog.of("p0") == 0

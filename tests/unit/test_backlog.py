@@ -141,6 +141,31 @@ def test_a_turn_that_leaves_behind_a_late_one_takes_its_own_time_along() -> None
     assert backlog.wait_ms("p", 0.0) == pytest.approx(50)
 
 
+def test_turns_whose_answers_come_late_leave_by_their_plan() -> None:
+    """Behind a gateway a whole answer begins when its reply ends, twenty seconds later."""
+    clock, backlog = queues()
+    turns = []
+    for _ in range(20):
+        turns.append(backlog.add("p", 1000, Work(300.0), has_answer=False))
+        assert backlog.wait_ms("p", 0.0) == pytest.approx(300)
+        clock.now_ms += 1000.0
+        assert (backlog.wait_ms("p", 0.0), backlog.of("p"), backlog.all()) == (0, 0, {})
+    for turn in turns:
+        backlog.remove(turn)
+    first, second = (backlog.add("p", 10, Work(100.0), has_answer=False) for _ in range(2))
+    backlog.remove(first)  # its client left
+    assert backlog.of("p") == 10
+    clock.now_ms += 150.0
+    backlog.add("p", 10, Work(100.0))
+    assert backlog.of("p") == 10
+    backlog.remove(second)
+    untimed = backlog.add("q", 10, has_answer=False)
+    clock.now_ms += 1e6
+    assert backlog.of("q") == 10, "without a table its time is not known"
+    backlog.remove(untimed)
+    assert backlog.of("q") == 0
+
+
 works = st.tuples(st.integers(0, 1000), st.floats(0, 1e4), st.floats(0, 1e4))
 
 
