@@ -75,6 +75,7 @@ class Reason(StrEnum):
         "no_prefill",
         "decode fallback: no prefill worker is left, a decode worker prefills the whole prompt",
     )
+    PREFILL_DOWN = "prefill_down", "no prefill worker is ready, and the home can serve the turn"
     REFUSED_BY_WORKER = (
         "refused_by_worker",
         "the home no longer held the prefix, or had enough appends under way",
@@ -128,8 +129,7 @@ class Features:
         prefill_cached_tokens: tokens of the conversation that the prefill worker of a remote turn
             has cached.
         prefill_queue_tokens: tokens that this worker was sent and has not answered yet.
-        prefill_wait_ms: how long a remote turn waits for them; None: no table gives their
-            times, or no prefill worker is ready.
+        prefill_wait_ms: how long a remote turn waits for them; None: no table gives their times.
         qps: turns a second for each decode worker (``ppd.arrivals``).
         home: whether the worker that holds the KV can take the turn.
         page_size: tokens of a page of the home worker's KV cache.
@@ -159,6 +159,7 @@ class Features:
     home_claimed_tokens: int = 0
     has_media: bool = False
     prefill_wait_ms: float | None = None
+    has_prefill: bool = True
 
     @property
     def held_tokens(self) -> int:
@@ -268,6 +269,7 @@ def may_be_local(features: Features) -> bool:
     )
 
 
+_VIA_REPLICA = Route.REPLICA
 _FIRST_TURN = Reason.FIRST_TURN  # an enum's attribute is slow to look up (Python 3.11)
 
 
@@ -302,6 +304,8 @@ def decide(
                 return Decision(opening, Reason.EVICTED)  # it would be refused
             if features.has_media:
                 return Decision(opening, Reason.MEDIA)  # so would this
+            if not features.has_prefill and policy.opening is not _VIA_REPLICA:
+                return Decision(Route.LOCAL, Reason.PREFILL_DOWN)
             return policy.choose(features, objective)
         case _:
             assert_never(features.home)

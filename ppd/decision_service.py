@@ -77,6 +77,7 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         turn: null for the first turn of a conversation.
+        prefill: null: no prefill worker is ready.
         qps: turns a second of each decode worker; null: what this router observes.
         objective: weights or targets; null: the configured ones, or those of the headers.
         session: name of the conversation; the policy ``partial`` decides by a hash of it.
@@ -85,7 +86,7 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     turn: TurnSizes | None
     home: HomeLoad = HomeLoad()
-    prefill: PrefillLoad = PrefillLoad()
+    prefill: PrefillLoad | None = PrefillLoad()
     qps: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     objective: Objective | None = None
     session: Annotated[str, msgspec.Meta(max_length=1024)] = ""
@@ -138,7 +139,7 @@ def features_of(request: DecideRequest, qps: float) -> Features | None:
         request: from a caller.
         qps: turns a second where the request has none.
     """
-    turn, home, prefill = request.turn, request.home, request.prefill
+    turn, home, prefill = request.turn, request.home, request.prefill or PrefillLoad()
     if turn is None:
         return None
     earlier = turn.earlier_prompt_tokens
@@ -160,6 +161,7 @@ def features_of(request: DecideRequest, qps: float) -> Features | None:
         home_free_tokens=home.free_tokens,
         evicted_tokens=home.evicted_tokens,
         has_media=turn.has_media,
+        has_prefill=request.prefill is not None,
     )
 
 

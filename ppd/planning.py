@@ -249,6 +249,7 @@ class Planner:
             home_claimed_tokens=0 if self._loads is None else self._loads.claimed(turn.home, now_s),
             home_free_tokens=self._free_tokens(home),
             has_media=bool(query.media),
+            has_prefill=prefill is not None,
         )
 
     def _free_tokens(self, home: WorkerView | None) -> int | None:

@@ -151,7 +151,7 @@ class TablePolicy(Policy):
             *_, step, _observed = self._steps(features, cell)
             expected = step.local if route is Route.LOCAL else step.remote
             self.observed.note(cell.index, route, expected, ttft_ms, tpot_ms)
-        if features.turn > 1 and _has_a_choice(features) and features.prefill_wait_ms is not None:
+        if features.turn > 1 and _has_a_choice(features):
             could = may_be_local(features)
             longer_ms = self._alone(features, cell.remote.tpot_ms).longer_ms if could else None
             held = features.prefill_cached_tokens > 0
@@ -301,6 +301,7 @@ def _has_a_choice(features: Features) -> bool:
         features.home in (HomeState.READY, HomeState.GONE)
         and features.min_cached_tokens > 0
         and not features.has_media
+        and features.has_prefill
     )
 
 

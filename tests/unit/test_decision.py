@@ -85,6 +85,16 @@ def test_turns_with_media_go_remote() -> None:
     assert decide(gone, full, Weights()).reason is Reason.HOME_GONE
 
 
+def test_without_a_prefill_worker_a_home_serves_what_it_can() -> None:
+    down = replace(FEATURES, has_prefill=False)
+    for name in ("pd", "full", "threshold"):
+        found = decide(down, static_policy(name), Weights())
+        assert found == Decision(Route.LOCAL, Reason.PREFILL_DOWN)
+    gone = replace(down, home=HomeState.GONE)
+    assert decide(gone, static_policy("full"), Weights()).reason is Reason.HOME_GONE
+    assert decide(down, static_policy("replica"), Weights()).route is Route.REPLICA
+
+
 def test_dynamos_rule() -> None:
     assert choose("threshold", context_tokens=8000, new_tokens=2047) is Route.LOCAL
     assert choose("threshold", context_tokens=8000, new_tokens=2048) is Route.REMOTE

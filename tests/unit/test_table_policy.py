@@ -107,7 +107,7 @@ def test_a_stale_prefix_makes_remote_dearer() -> None:
 
 def test_what_a_local_turn_leaves_weighs_but_is_no_time_of_it() -> None:
     corrected = policy(*DEFAULT_CORRECTIONS)
-    busy: dict[str, Any] = {"home_running": 100, "turn": 30, "prefill_wait_ms": 0.0}
+    busy: dict[str, Any] = {"home_running": 100, "turn": 30}
     seen = corrected.choose(replace(SHORT, **busy), Weights()).assessment
     for _ in range(200):
         corrected.observe(replace(SHORT, **busy), Route.REMOTE, 100.0, 10.0)
@@ -180,7 +180,7 @@ def test_what_others_may_have_admitted_counts_for_the_budget_alone() -> None:
 def test_answers_that_did_not_stream_count_for_the_share_of_remote_turns() -> None:
     corrected = policy(*Correction)
     for _ in range(200):
-        corrected.observe(replace(SHORT, prefill_wait_ms=0.0), Route.REMOTE, None, None)
+        corrected.observe(SHORT, Route.REMOTE, None, None)
     assert max(corrected.catch_up.share(cell) for cell in range(8)) > 0.9
     assert list(corrected.observed.factors()) == []
 
@@ -190,7 +190,6 @@ def test_what_is_missed_is_no_reason_where_remote_turns_come_anyway() -> None:
         "context_tokens": 10_000,
         "earlier_prompt_tokens": 9900,
         "prefill_cached_tokens": 900,
-        "prefill_wait_ms": 0.0,
         "turn": 8,
         "home_running": 10,  # which an append would delay
     }
@@ -259,14 +258,13 @@ def test_turns_that_may_never_be_local_do_not_catch_up() -> None:
     corrected = policy(Correction.STALE_PREFIX)
     far: dict[str, Any] = {"prefill_cached_tokens": 100}
     before = corrected.choose(replace(SHORT, **far), Weights())
-    served = replace(SHORT, prefill_wait_ms=0.0)
-    for never in ({"has_media": True}, {"home": HomeState.UNPATCHED}, {"prefill_wait_ms": None}):
+    for never in ({"has_media": True}, {"home": HomeState.UNPATCHED}, {"has_prefill": False}):
         for _ in range(100):
-            corrected.observe(replace(served, **never), Route.REMOTE, 100.0, 10.0)
+            corrected.observe(replace(SHORT, **never), Route.REMOTE, 100.0, 10.0)
         corrected.step_time.reset()
     assert corrected.choose(replace(SHORT, **far), Weights()) == before
     for _ in range(100):
-        gone = replace(served, home=HomeState.GONE)
+        gone = replace(SHORT, home=HomeState.GONE)
         corrected.observe(gone, Route.REMOTE, 100.0, 10.0)
     assert corrected.choose(replace(SHORT, **far), Weights()) != before
 

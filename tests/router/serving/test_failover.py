@@ -11,7 +11,8 @@ from eval.fake_worker.worker import FakeWorker
 from router.workers.breaker import Breaker
 from tests.waiting import HANG_S
 
-from ..conftest import Cluster
+from ..conftest import Client, Cluster
+from ..fixtures import until
 from ..scripts import InTurn, answering, dropping, ending_early, failing, hanging, resetting
 
 NO_TRANSFER = failing(500, "Decode transfer failed for request rank=0 decode_req.req.rid='x'")
@@ -153,9 +154,30 @@ async def test_without_prefill_worker_whole_prompts_go_to_decode_if_allowed(
         async with client.http.get(f"{client.url}/health") as answer:
             assert answer.status == 200, "else load balancers would send nothing"
         later = await client.chat("hello", "w0w1w2", "and")
-        assert later.route == ("local", "policy_full")  # it is a conversation like others
+        assert later.route == ("local", "prefill_down")  # it is a conversation like others
     finally:
         await serving.__aexit__(None, None, None)
+
+
+async def test_conversations_go_on_while_there_is_no_prefill_worker(cluster: Cluster) -> None:
+    p, d = FakeWorker("prefill", answering()), FakeWorker("decode", answering())
+    async with p.serving():
+        serving = cluster(p, d, policy="pd", probe_interval_s=0.05)
+        client = await serving.__aenter__()
+        assert (await client.chat("hello")).route == ("remote", "first_turn")
+    try:
+        down = {"role": "prefill", "worker": p.url}
+        await until(lambda: _has_value(client, 0, "ppd_worker_alive", **down))
+        later = await client.chat("hello", "w0w1w2", "and")
+        assert (later.status, later.route) == (200, ("local", "prefill_down"))
+        other = await client.chat("another")
+        assert other.status == 503, "a prompt that no worker holds needs one"
+    finally:
+        await serving.__aexit__(None, None, None)
+
+
+async def _has_value(client: Client, value: float, name: str, **labels: str) -> bool:
+    return await client.metric(name, **labels) == value
 
 
 @pytest.mark.parametrize("patched", [True, False])
