@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-import msgspec
-
-from ppd.decision import Route
 from ppd.score import Weights, score
-from ppd.table import Cell
-from ppd.table import Table as DecisionTable
-from ppd.table_file import CellRecord, Statistic
+from ppd.table_file import Statistic
 
-from ...summary import percentile
-from ...sweep.config import LOCAL, REMOTE, Place, SweepConfig
-from ...sweep.rows import RunResult, read_runs
-from ...table.build import record_of
-from ...table.lint import noise_decided
 from ..parts import Block, Table, block, short
 from ..results import Results
+from ..sweeps import AXES, MeasuredCell, Sweep, points, sweep_of
 
 _SHIPPED, _SMALL = "sweep-cpu.jsonl", "sweep-small.jsonl"
 _EVEN, _ALL = Weights(), Weights(throughput=1.0)
@@ -29,82 +18,25 @@ _THROUGHPUT = Weights(ttft=0.0, tpot=0.0, throughput=1.0)
 _EXAMPLES = ((0, 0, 0, 0), (1, 0, 1, 0), (1, 1, 1, 1), (0, 2, 0, 1), (1, 2, 1, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A measured cell of a table: as it was measured, and as decisions use it."""
-
-    record: CellRecord
-    cell: Cell
-    ttft_p90_ms: tuple[float, float]
-
-    def choice(self, weights: Weights) -> str:
-        """The route that some weights choose, or a tie."""
-        if noise_decided(self.cell, weights):
-            return "tie"
-        prefers = score(weights, self.cell.remote, self.cell.local).prefers_local
-        return (Route.LOCAL if prefers else Route.REMOTE).value
-
-
-@dataclass(frozen=True, slots=True)
-class _Sweep:
-    config: SweepConfig
-    cells: Sequence[_Cell]
-    runs: Sequence[RunResult]
-
-
-def _sweep(results: Results, name: str) -> _Sweep:
-    return results.once(f"sweep of {name}", lambda: _read(results, name))
-
-
-def _read(results: Results, name: str) -> _Sweep:
-    begun = results.rows(name).where(row="sweep").rows[-1]
-    config = msgspec.convert(begun["asked"], SweepConfig)
-    runs = list(read_runs(config, results.folder / name))
-    table = DecisionTable(record_of(config, runs, results.folder / name))
-    later: dict[tuple[Place, str], list[float]] = {}
-    for run in runs:
-        of_place = later.setdefault((run.run.place, run.run.policy), [])
-        of_place += [turn["ttft_ms"] for turn in run.later()]
-    cells = []
-    records = sorted(table.record.cells, key=lambda record: record.bins)
-    for record, cell in zip(records, table.cells, strict=True):
-        if not record.measured:
-            continue
-        place = Place(record.bins[:3], record.bins[3])
-        remote, local = (_p90(later[place, policy]) for policy in (REMOTE, LOCAL))
-        cells.append(_Cell(record, cell, (remote, local)))
-    return _Sweep(config, cells, runs)
-
-
-def _p90(values: Sequence[float]) -> float:
-    return percentile(sorted(values), 0.9)
-
-
-def _points(sweep: _Sweep, cell: _Cell) -> Iterator[str]:
-    for (_, bins), bin_ in zip(sweep.config.axes.each(), cell.record.bins, strict=True):
-        yield f"{bins[bin_].at:,g}"
-
-
-def _line(sweep: _Sweep, cell: _Cell) -> tuple[str, ...]:
+def _line(sweep: Sweep, cell: MeasuredCell) -> tuple[str, ...]:
     sides = (cell.record.remote, cell.record.local)
     ttft = (
         f"{short(side.ttft_ms.median)} / {short(p90)}"
         for side, p90 in zip(sides, cell.ttft_p90_ms, strict=True)
     )
     tpot = (_with_spread(side.tpot_ms) for side in sides)
-    return (*_points(sweep, cell), *ttft, *tpot, cell.choice(_EVEN))
+    return (*points(sweep, cell), *ttft, *tpot, cell.choice(_EVEN))
 
 
 def _with_spread(of: Statistic) -> str:
     return f"{short(of.median)} ± {of.spread / 2:.2g}"
 
 
-_AXES = ("context", "new", "reply", "turns/s")
 _COSTS = ("TTFT remote", "TTFT local", "TPOT remote", "TPOT local")
-_COLUMNS = (*_AXES, *_COSTS, "even weights")
+_COLUMNS = (*AXES, *_COSTS, "even weights")
 
 
-def _caption(sweep: _Sweep) -> str:
+def _caption(sweep: Sweep) -> str:
     return (
         "TTFT p50 / p90 and TPOT p50 of later turns, ms; ±: half of what the medians of "
         f"{len(sweep.config.seeds)} seeds lie apart; tie: the score is within two standard errors "
@@ -114,14 +46,14 @@ def _caption(sweep: _Sweep) -> str:
 
 def cells(results: Results) -> Block:
     """Return all cells of the shipped table."""
-    sweep = _sweep(results, _SHIPPED)
+    sweep = sweep_of(results, _SHIPPED)
     lines = [_line(sweep, cell) for cell in sweep.cells]
     return block(Table(_COLUMNS, lines, _caption(sweep)), made_of=[results.rows(_SHIPPED)])
 
 
 def examples(results: Results) -> Block:
     """Return some cells of the shipped table."""
-    sweep = _sweep(results, _SHIPPED)
+    sweep = sweep_of(results, _SHIPPED)
     by_bins = {cell.record.bins: cell for cell in sweep.cells}
     lines = [_line(sweep, by_bins[bins]) for bins in _EXAMPLES]
     return block(Table(_COLUMNS, lines, _caption(sweep)), made_of=[results.rows(_SHIPPED)])
@@ -129,7 +61,7 @@ def examples(results: Results) -> Block:
 
 def throughput(results: Results) -> Block:
     """Return the throughput of all cells of the shipped table, and what its weight makes of it."""
-    sweep = _sweep(results, _SHIPPED)
+    sweep = sweep_of(results, _SHIPPED)
     lines = []
     for one in sweep.cells:
         remote, local = one.cell.remote, one.cell.local
@@ -137,14 +69,14 @@ def throughput(results: Results) -> Block:
         choices = (one.choice(weights) for weights in (_EVEN, _THROUGHPUT, _ALL))
         lines.append(
             (
-                *_points(sweep, one),
+                *points(sweep, one),
                 f"{remote.tokens_per_s:.0f}",
                 f"{local.tokens_per_s:.0f}",
                 f"{gained:+.1f} ± {100 * one.cell.noise.throughput:.1f} %",
                 *choices,
             )
         )
-    head = (*_AXES, "remote", "local", "gained", "1:1:0", "0:0:1", "1:1:1")
+    head = (*AXES, "remote", "local", "gained", "1:1:0", "0:0:1", "1:1:1")
     caption = (
         f"output tokens a second, geometric mean of {len(sweep.config.seeds)} seeds; gained: mean "
         "ratio of the same seeds, with its standard error; then the choices at weights of TTFT, "
@@ -155,7 +87,7 @@ def throughput(results: Results) -> Block:
 
 def small(results: Results) -> Block:
     """Return what the small sweep took, and what its table says."""
-    sweep, rows = _sweep(results, _SMALL), results.rows(_SMALL)
+    sweep, rows = sweep_of(results, _SMALL), results.rows(_SMALL)
     runs = rows.where(row="run")
     choices = Counter(cell.choice(_EVEN) for cell in sweep.cells)
     axes = sweep.config.axes
@@ -168,11 +100,11 @@ def small(results: Results) -> Block:
 
 
 def _tied(results: Results) -> str:
-    return f"{sum(cell.choice(_EVEN) == 'tie' for cell in _sweep(results, _SHIPPED).cells)}"
+    return f"{sum(cell.choice(_EVEN) == 'tie' for cell in sweep_of(results, _SHIPPED).cells)}"
 
 
 def _count(results: Results) -> str:
-    return f"{len(_sweep(results, _SHIPPED).cells)}"
+    return f"{len(sweep_of(results, _SHIPPED).cells)}"
 
 
 BLOCKS = {

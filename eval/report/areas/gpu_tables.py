@@ -1,0 +1,87 @@
+"""The shipped tables of GPUs, from the raw rows of sweeps on emulated clusters."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ppd.score import Weights
+from ppd.table_file import Statistic
+
+from ..parts import Block, Table, block, short
+from ..results import Results
+from ..sweeps import AXES, MeasuredCell, Sweep, points, sweep_of
+
+# Raw rows by the short name of a model, in the order of columns.
+_SWEEPS = {
+    "Llama-8B": "sweep-emulated-llama.jsonl",
+    "Qwen3-32B": "sweep-emulated-qwen.jsonl",
+    "DeepSeek-V3": "sweep-emulated-deepseek.jsonl",
+}
+_WEIGHTINGS = {"1:1": Weights(), "1:3": Weights(tpot=3.0), "3:1": Weights(ttft=3.0)}
+
+
+def tables(results: Results) -> Block:
+    """Return what each sweep was of, and which routes its table chooses."""
+    lines, made_of = [], []
+    for name, file in _SWEEPS.items():
+        sweep, rows = sweep_of(results, file), results.rows(file)
+        runs = rows.where(row="run")
+        made_of.append(runs)
+        row = runs.rows[-1]
+        lines.append(
+            (
+                name,
+                f"`{row['profile']}`, `{row['calibration']}`",
+                f"{row['link_gbps']:g}",
+                f"{row['slow_motion']:g}",
+                f"{len(sweep.cells)}, {len(sweep.config.seeds)}",
+                *(_choices(sweep, weights) for weights in _WEIGHTINGS.values()),
+            )
+        )
+    head = ("model", "profile, calibration", "link, Gb/s", "slow motion", "cells, seeds")
+    caption = "cells that go local / go remote / are a tie, at weights of TTFT and TPOT"
+    return block(Table((*head, *_WEIGHTINGS), lines, caption), made_of=made_of)
+
+
+def _choices(sweep: Sweep, weights: Weights) -> str:
+    counted = Counter(cell.choice(weights) for cell in sweep.cells)
+    return " / ".join(f"{counted[choice]}" for choice in ("local", "remote", "tie"))
+
+
+def cells(results: Results) -> Block:
+    """Return the cells of all tables, side by side."""
+    sweeps = [sweep_of(results, file) for file in _SWEEPS.values()]
+    by_bins = [{cell.record.bins: cell for cell in sweep.cells} for sweep in sweeps]
+    common = sorted(set.intersection(*map(set, by_bins)))
+    lines = [
+        (
+            *points(sweeps[0], by_bins[0][bins]),
+            *(text for of in by_bins for text in _costs(of[bins])),
+        )
+        for bins in common
+    ]
+    head = [*AXES]
+    for name in _SWEEPS:
+        head += [f"{name}: TTFT", "TPOT", "1:1"]
+    caption = (
+        "remote / local, ms: medians of later turns ± half of what those of the seeds lie apart; "
+        "tie: the score is within two standard errors of 0"
+    )
+    made_of = [results.rows(file).where(row="run") for file in _SWEEPS.values()]
+    return block(Table(tuple(head), lines, caption), made_of=made_of)
+
+
+def _costs(cell: MeasuredCell) -> tuple[str, str, str]:
+    remote, local = cell.record.remote, cell.record.local
+    return (
+        _both(remote.ttft_ms, local.ttft_ms),
+        _both(remote.tpot_ms, local.tpot_ms),
+        cell.choice(_WEIGHTINGS["1:1"]),
+    )
+
+
+def _both(remote: Statistic, local: Statistic) -> str:
+    return " / ".join(f"{short(of.median)}±{of.spread / 2:.1g}" for of in (remote, local))
+
+
+BLOCKS = {"gpu-tables": tables, "gpu-table-cells": cells}
