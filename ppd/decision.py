@@ -139,6 +139,7 @@ class Features:
         home_free_tokens: KV it has left without the appends; evictable cache counts as free. None:
             no report.
         has_media: whether the prompt has images, audio or video, in this turn or an earlier one.
+        has_prefill: whether a prefill worker is ready.
     """
 
     session: str
