@@ -274,7 +274,9 @@ class Attempts:
                 worker.identity, plan.prefill_tokens, work, has_answer=has_answer
             )
         self._headroom = plan.decode.headroom  # a restarted worker gets another one
-        self._headroom.reserve(self._number, self._turn.kv_tokens)
+        self._headroom.reserve(
+            self._number, self._turn.kv_tokens, prefilled_here=plan.prefill is None
+        )
 
     def _answered(self, streams: bool, now_s: float) -> Effect:
         credited = None if streams else self._decode  # a stream is judged by its end

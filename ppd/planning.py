@@ -253,10 +253,13 @@ class Planner:
         )
 
     def _free_tokens(self, home: WorkerView | None) -> int | None:
-        """KV that a home has left; its appends are features of their own."""
-        if home is None or (left := home.headroom.left_tokens) is None:
+        """KV that a home has left now; its appends are features of their own.
+
+        What prefill workers still compute for it would come later, wherever this turn goes.
+        """
+        if home is None or (unused := home.headroom.unused_tokens) is None:
             return None
-        return left + self._backlog.of(home.identity)
+        return unused + self._backlog.of(home.identity)
 
     def _wait_ms(
         self, prefill: WorkerView | None, cached_tokens: int, prompt_tokens: int
