@@ -42,6 +42,7 @@ class RequestContext:
         kv_tokens: KV that it was expected to need.
         turn: the number of the turn in its conversation, from 1.
         inbound: the request that workers are sent; the rest of it, once a stream is continued.
+        decided_s: when it was decided, by ``clock``.
         answer: the latest answer of a worker.
         client_waits_s: time in which the client did not take what was there for it.
         usage: as the engine counted, once it has.
