@@ -13,6 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ppd.errors import ConfigError
+from ppd.table import Table
+
 from ..cluster import Process, launching
 from ..emulation.clusters import checked_use, held, start_cluster, tried
 from ..emulation.knobs import Knobs
@@ -21,7 +26,7 @@ from ..emulation.sweeping import require_same, where_measured
 from ..emulation.workers import Emulated, emulated
 from ..raw_rows import append_whole, end_last_line
 from ..traffic.conversations import Conversation
-from .config import PPD, Emulation, Trace, ways
+from .config import PPD, Comparison, Emulation, Trace, ways
 from .drive import Study, check_lengths, read_rows, run_rows, runs_left
 from .way import Way
 
@@ -31,7 +36,7 @@ def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
 
     Raises:
         ConfigError: a trace, a profile or ``out`` cannot be read or written, ``out`` has runs of
-            another cluster, or a conversation is too long.
+            another cluster, the table is of another model, or a conversation is too long.
         ClusterError: a worker has ended; what was measured is kept.
         RefusedRunError: the machine was too slow for a run, whenever it was tried.
     """
@@ -49,7 +54,8 @@ def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
         emulated(launch, profile, machine.profile, logs / "emulation") as cluster,
     ):
         cluster.knobs.set(Knobs(emulation.slow_motion, machine.link_gbps))
-        routers = _start_routers(cluster, study, emulation)
+        table = study.table and table_for(cluster.model, study.table, profile.file.model, logs)
+        routers = _start_routers(cluster, study.config, table, emulation)
         first = next(iter(windows.values()))[:1]
         for router in routers.values():  # the pacer of a worker that serves is warm
             asyncio.run(held(cluster, router, [first], emulation.slow_motion, "warm"))
@@ -65,13 +71,36 @@ def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
             )
 
 
-def _start_routers(cluster: Emulated, study: Study, emulation: Emulation) -> dict[str, Process]:
+def table_for(served: Path, table: Path, model: str, folder: Path) -> Path:
+    """Write a copy of a table that is of the model which the emulated workers serve.
+
+    Args:
+        served: that model.
+        model: the one that is emulated.
+        folder: where to write it.
+
+    Raises:
+        ConfigError: the table is of another model than ``model``.
+        OSError: a file cannot be read or written.
+        TableError: it is no table.
+    """
+    of_it = Table.parse(table.read_bytes())
+    if not of_it.is_for([model]):
+        raise ConfigError(f"{table}: is of {of_it.record.model}, and {model} is emulated")
+    copy = folder / table.name
+    copy.write_bytes(msgspec.json.encode(msgspec.structs.replace(of_it.record, model=served.name)))
+    return copy
+
+
+def _start_routers(
+    cluster: Emulated, config: Comparison, table: Path | None, emulation: Emulation
+) -> dict[str, Process]:
     """One for each policy; weights and targets come with the requests."""
     routers: dict[str, Process] = {}
-    for policy in dict.fromkeys(way.policy for way in ways(study.config)):
+    for policy in dict.fromkeys(way.policy for way in ways(config)):
         flags = ["--policy", policy]
-        if policy == PPD and study.table is not None:
-            flags += ["--table", str(study.table)]
+        if policy == PPD and table is not None:
+            flags += ["--table", str(table)]
         routers[policy] = start_cluster(cluster, emulation.shape, flags, [], emulation.slow_motion)
     return routers
 

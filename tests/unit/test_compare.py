@@ -7,15 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from eval import cli
 from eval.compare.config import Comparison, Trace, load_config, ways, window
 from eval.compare.drive import Study
+from eval.compare.emulated import table_for
 from eval.compare.way import Way, label, parse
 from eval.traffic.conversations import Conversation, PlannedTurn, within
 from ppd.errors import ConfigError
 from ppd.score import Objective, Targets, Weights
+from ppd.table import Table
+
+from .fixtures import costs_of, table_record
 
 TOML = """
 seeds = [0, 1]
@@ -189,6 +194,20 @@ def test_what_is_shipped_to_be_emulated_can_be_run() -> None:
     assert config.emulated is not None
     assert {trace.seconds for trace in config.traces} == {120}
     assert min(config.seeds) >= config.tuning
+
+
+def test_a_table_of_the_emulated_model_is_handed_to_the_router(tmp_path: Path) -> None:
+    """Emulated workers serve a small model under its own name."""
+    table = tmp_path / "llama.json"
+    record = table_record(costs_of, model="Llama-3.1-8B")
+    table.write_bytes(msgspec.json.encode(record))
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    copy = table_for(Path("/models/small"), table, "Llama-3.1-8B", logs)
+    served = Table.parse(copy.read_bytes()).record
+    assert served == msgspec.structs.replace(record, model="small")
+    with pytest.raises(ConfigError, match=r"of Llama-3.1-8B, and Qwen3-32B is emulated"):
+        table_for(Path("/models/small"), table, "Qwen3-32B", logs)
 
 
 def test_a_window_ends_after_its_seconds(chat: Path) -> None:
