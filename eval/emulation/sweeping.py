@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -30,10 +31,12 @@ from ..sweep.config import Place, Run, SweepConfig, load_config, plan
 from ..sweep.drive import Progress
 from ..sweep.rows import RunResult, Writer, read_runs, served_by
 from ..table.build import build
+from ..traffic.conversations import Conversation
 from .clusters import checked_use, held, roles_of, slow_motion_for, start_cluster, tried
 from .knobs import Knobs
 from .workers import Emulated, emulated
 
+_HELD = 0.87  # of a KV cache, by a run's conversations: prompts that wait for KV need room, too
 _SAME = ("shape", "model", "hardware", "engine")  # fields that all runs of a file have in common
 
 Measure = Callable[[Run, int], RunResult]
@@ -116,6 +119,19 @@ def slow_motion_of(config: SweepConfig) -> float:
     )
 
 
+def fitting(config: SweepConfig, place: Place, pool_tokens: int) -> SweepConfig:
+    """Return the sweep with as many conversations in a run as a decode worker can hold.
+
+    A local turn whose KV was evicted goes remote, and measures neither route.
+
+    Args:
+        pool_tokens: of its KV cache.
+    """
+    one = Conversation(0.0, config.planned_turns(place.workload, random.Random(0)))
+    most = max(1, int(_HELD * pool_tokens / one.longest_tokens))
+    return msgspec.structs.replace(config, conversations=min(config.conversations, most))
+
+
 def where_measured(machine: Machine, slow_motion: float) -> dict[str, object]:
     """Return the fields that name an emulated cluster in a row."""
     profile = machine.load().file
@@ -195,7 +211,7 @@ def _measured(
         ConfigError: the rows cannot be written.
         PpdError: the machine was too slow.
     """
-    plans = plan(config, one.place, one.seed)
+    plans = plan(fitting(config, one.place, cluster.profile.kv_pool_tokens), one.place, one.seed)
     parts = [plans] if one.place.qps is not None else [[single] for single in plans]
     seed = f"{one.place.workload}/{one.place.qps}/{one.seed}/{tries}"
     begun_s = time.monotonic()

@@ -9,7 +9,13 @@ import msgspec
 import pytest
 
 from eval.cli import main
-from eval.emulation.sweeping import drive, require_same, slow_motion_of, where_measured
+from eval.emulation.sweeping import (
+    drive,
+    fitting,
+    require_same,
+    slow_motion_of,
+    where_measured,
+)
 from eval.emulation.traces import RefusedRunError
 from eval.samples import Sample
 from eval.simulation.machine import Machine
@@ -67,6 +73,13 @@ class Cluster:
             raise RefusedRunError("the host stalled")
         samples = [sample(run, turn) for turn in (1, 2)]
         return self.writer.write(run, samples, 4.0, "emulated", {"bubble_share": 0.01})
+
+
+@pytest.mark.parametrize(("pool_tokens", "conversations"), [(1_000_000, 2), (2700, 1), (100, 1)])
+def test_a_run_holds_no_more_than_a_decode_worker_can(pool_tokens: int, conversations: int) -> None:
+    """A conversation grows to 1,024 tokens of context, 256 new ones and a reply of 8."""
+    assert fitting(CONFIG, Place((0, 1, 0), 0), pool_tokens).conversations == conversations
+    assert fitting(CONFIG, Place((0, 0, 0), 0), 2500).conversations == 2, "fewer new tokens"
 
 
 def test_its_table_names_what_was_emulated(tmp_path: Path) -> None:
