@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, geometric_mean, median, stdev
@@ -81,6 +81,7 @@ class Cell:
         remote: measured costs of the remote route.
         local: measured costs of the local route.
         noise: the uncertainty of the measurement.
+        by_seed: costs of the remote and of the local route with each seed; () in an older table.
         running: mean number of requests in a decode worker's batch during the remote run.
         quiet_remote_ms: TTFT of the remote route when no other request waits.
         quiet_local_ms: TTFT of the local route when no other request waits.
@@ -91,6 +92,7 @@ class Cell:
     remote: Costs
     local: Costs
     noise: Noise
+    by_seed: tuple[tuple[Costs, Costs], ...]
     running: float
     quiet_remote_ms: float
     quiet_local_ms: float
@@ -401,6 +403,7 @@ def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
         remote=_costs(record.remote),
         local=_costs(record.local),
         noise=_noise(record),
+        by_seed=tuple(zip(_by_seed(record.remote), _by_seed(record.local), strict=True)),
         running=record.remote.running,
         quiet_remote_ms=record.remote.quiet_ttft_ms,
         quiet_local_ms=record.local.quiet_ttft_ms,
@@ -411,6 +414,14 @@ def _costs(measured: Measured) -> Costs:
     ttft, tpot, rates = measured.ttft_ms, measured.tpot_ms, measured.tokens_per_s
     tails = (ttft.p99 / ttft.median, tpot.p99 / tpot.median)
     return Costs(ttft.median, tpot.median, *tails, geometric_mean(rates) if rates else 0.0)
+
+
+def _by_seed(measured: Measured) -> Iterator[Costs]:
+    tails = _costs(measured)  # those of all seeds
+    medians = zip(measured.ttft_ms.medians, measured.tpot_ms.medians, strict=True)
+    for number, (ttft_ms, tpot_ms) in enumerate(medians):
+        rate = measured.tokens_per_s[number] if measured.tokens_per_s else 0.0
+        yield Costs(ttft_ms, tpot_ms, tails.ttft_tail, tails.tpot_tail, rate)
 
 
 def _noise(record: CellRecord) -> Noise:

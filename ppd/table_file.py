@@ -54,7 +54,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield name, getattr(self, name)
 
 
-class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The statistic of a measured quantity.
 
     Attributes:
@@ -62,12 +62,15 @@ class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         p99: the 99th percentile; the maximum while there are fewer than a hundred values.
         n: number of values; 0 if the cell was not measured.
         spread: difference between the highest and the lowest median of a seed.
+        medians: of the values with each seed, in the order of the cell's seeds; () in an older
+            file, and where the cell was not measured.
     """
 
     median: float
     p99: float
     n: int
     spread: float
+    medians: tuple[float, ...] = ()
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -212,7 +215,7 @@ def problems(record: TableRecord) -> Iterator[str]:
         for route in ("remote", "local"):
             where = f"cell {list(cell.bins)} {route}"
             yield from _cell_problems(where, getattr(cell, route), cell.measured)
-            yield from _rate_problems(where, getattr(cell, route), len(cell.seeds))
+            yield from _seed_problems(where, getattr(cell, route), len(cell.seeds))
     rates = [one.tokens_per_s for cell in record.cells for one in (cell.remote, cell.local)]
     if (missing := rates.count(())) not in (0, len(rates)):
         yield f"tokens_per_s must be given for all cells and routes or for none, {missing} lack it"
@@ -261,10 +264,15 @@ def _cell_problems(where: str, measured: Measured, has_seeds: bool) -> Iterator[
             yield f"{where}: {name} must be 0 or more, got {value}"
 
 
-def _rate_problems(where: str, measured: Measured, seeds: int) -> Iterator[str]:
-    rates = measured.tokens_per_s
-    if rates and len(rates) != max(1, seeds):
-        yield f"{where}: tokens_per_s must have {max(1, seeds)} values, got {len(rates)}"
-    for rate in rates:
-        if not 0 < rate < math.inf:
-            yield f"{where}: tokens_per_s must be above 0, got {rate}"
+def _seed_problems(where: str, measured: Measured, seeds: int) -> Iterator[str]:
+    of_seeds = {
+        "ttft_ms.medians": (measured.ttft_ms.medians, seeds),
+        "tpot_ms.medians": (measured.tpot_ms.medians, seeds),
+        "tokens_per_s": (measured.tokens_per_s, max(1, seeds)),
+    }
+    for name, (values, expected) in of_seeds.items():
+        if values and len(values) != expected:
+            yield f"{where}: {name} must have {expected} values, got {len(values)}"
+        for value in values:
+            if not 0 < value < math.inf:
+                yield f"{where}: {name} must be above 0, got {value}"

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ppd.score import Weights
+from ppd.table import Costs
 
+from ..certainty import noisy
 from ..surface import Array, Cell, Surface, cells_of, places
 from .config import LOCAL, REMOTE, Place, Run, SweepConfig
 
@@ -44,9 +46,13 @@ class Job:
 
 
 class Grid:
-    """The choice of everything, seeds outermost: each cell is measured once before any twice."""
+    """The choice of everything, seeds outermost: each cell is measured once before any twice.
+
+    Then come ``more_seeds``, one after the other, of cells in which noise decides.
+    """
 
     def __init__(self, config: SweepConfig) -> None:
+        self._config = config
         rates = (None, *range(len(config.axes.qps)))
         self._jobs = [
             Job(Place(workload, qps), seed)
@@ -58,14 +64,41 @@ class Grid:
 
     def next(self, medians: Medians, busy: Collection[Job]) -> Job | None:
         """The next one; None if all is measured or ``busy``."""
-        return next((job for job in self._open(medians) if job not in busy), None)
+        left = self._open(medians) or self._doubtful(medians)
+        return next((job for job in left if job not in busy), None)
 
     def left(self, medians: Medians) -> int:
-        """How many jobs there are at most still to come."""
-        return len(self._open(medians))
+        """How many jobs there are to come; the results may ask for more seeds."""
+        return len(self._open(medians) or self._doubtful(medians))
 
     def _open(self, medians: Medians) -> list[Job]:
         return [job for job in self._jobs if not done(job, self._policies, medians)]
+
+    def _doubtful(self, medians: Medians) -> list[Job]:
+        """One more seed of each cell that noise decides."""
+        if not self._config.more_seeds:
+            return []
+        by_seed = {cell: self._by_seed(cell, medians) for cell in cells_of(self._config.axes)}
+        found = []
+        for cell in sorted(noisy(by_seed)):
+            jobs = (Job(Place(cell[:3], cell[3]), seed) for seed in self._config.more_seeds)
+            found += [job for job in jobs if not done(job, self._policies, medians)][:1]
+        return found
+
+    def _by_seed(self, cell: Cell, medians: Medians) -> list[tuple[Costs, Costs]]:
+        """Costs of the remote and of the local route with each seed that was measured."""
+        jobs = (
+            Job(Place(cell[:3], cell[3]), seed)
+            for seed in (*self._config.seeds, *self._config.more_seeds)
+        )
+        found = []
+        for job in jobs:
+            remote, local = (
+                medians.get(Run(job.place, policy, job.seed)) for policy in (REMOTE, LOCAL)
+            )
+            if remote and local:
+                found.append((Costs(*remote, 1.0, 1.0), Costs(*local, 1.0, 1.0)))
+        return found
 
 
 def done(job: Job, policies: Sequence[str], medians: Medians) -> bool:

@@ -73,6 +73,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         policies: what every cell is measured with; ``pd`` and ``full`` make the table. Of replicas
             alone ``replica``.
         clusters: to measure on, in parallel; none: ``clusters_here`` are started on this machine.
+        more_seeds: of cells in which noise decides after all ``seeds`` (``eval.certainty``).
         hardware: of ``clusters``, which is not found out by itself.
         note: how it was measured, for the users of the table.
     """
@@ -90,6 +91,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clusters_here: int = 1
     hardware: str = ""
     adaptive: Adaptive | None = None
+    more_seeds: tuple[int, ...] = ()
     note: str = ""
 
     @property
@@ -100,7 +102,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         free = {"seeds": None, "clusters": None, "clusters_here": None, "adaptive": None}
         fields = msgspec.to_builtins(self) | free
-        del fields["note"]
+        del fields["note"], fields["more_seeds"]
         return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:12]
 
     @property
@@ -210,6 +212,8 @@ def _problems(config: SweepConfig) -> Iterator[str]:
         yield "turns must be at least 2, conversations and quiet_conversations at least 1"
     if not config.seeds or not config.think_s > 0:
         yield "seeds must name one, think_s must be above 0"
+    if set(config.more_seeds) & set(config.seeds) or (config.more_seeds and config.adaptive):
+        yield "more_seeds must be others than seeds, and have no place beside [adaptive]"
     if config.adaptive is not None:
         yield from _adaptive_problems(config.adaptive)
     if not all(bins for _, bins in config.axes.each()):

@@ -85,7 +85,8 @@ def record_of(config: SweepConfig, results: Sequence[RunResult], raw: Path) -> T
     Raises:
         ConfigError: of :func:`build`.
     """
-    results = [result for result in results if result.run.seed in config.seeds]
+    seeds = {*config.seeds, *config.more_seeds}
+    results = [result for result in results if result.run.seed in seeds]
     summaries = [result.summary for result in results]
     if len({summary["model"] for summary in summaries}) != 1:
         raise ConfigError(f"{raw}: must hold runs of {config.digest}, this sweep, with one model")
@@ -135,7 +136,8 @@ def _cells(config: SweepConfig, runs: Runs) -> list[CellRecord]:
         seeds = [
             {result.run.seed for result in runs[place, policy]} for policy in _POLICIES.values()
         ]
-        wanted = set(config.seeds) if config.adaptive is None else seeds[0] | seeds[1]
+        more = seeds[0] & seeds[1] & set(config.more_seeds)
+        wanted = set(config.seeds) | more if config.adaptive is None else seeds[0] | seeds[1]
         for route, have in zip(_POLICIES, seeds, strict=True):
             if missing := wanted - have:
                 where = f"workload {list(cell[:3])} qps {cell[3]} {route}"
@@ -143,8 +145,8 @@ def _cells(config: SweepConfig, runs: Runs) -> list[CellRecord]:
         if wanted:
             measured[cell] = CellRecord(
                 bins=cell,
-                remote=_measured(config, runs, place, Route.REMOTE, quiet),
-                local=_measured(config, runs, place, Route.LOCAL, quiet),
+                remote=_measured(config, runs, place, Route.REMOTE, quiet, wanted),
+                local=_measured(config, runs, place, Route.LOCAL, quiet, wanted),
                 seeds=tuple(sorted(wanted)),
             )
     return list(_filled(config, measured))
@@ -174,8 +176,10 @@ def _measured(
     place: Place,
     route: Route,
     quiet: dict[tuple[Place, Route], float],
+    seeds: set[int],
 ) -> Measured:
-    of_cell = sorted(runs[place, _POLICIES[route]], key=lambda result: result.run.seed)
+    of_place = [result for result in runs[place, _POLICIES[route]] if result.run.seed in seeds]
+    of_cell = sorted(of_place, key=lambda result: result.run.seed)
     where = f"workload {list(place.workload)} qps {place.qps} {route}"
     _check_lost(of_cell, where)
     alone = quiet.get((Place(place.workload, None), route))
@@ -207,12 +211,13 @@ def _statistic(runs: Sequence[RunResult], name: str, where: str) -> Statistic:
     values = sorted(value for of_seed in by_seed for value in of_seed)
     if not values:  # in a hybrid, replicas may have got all of a few conversations
         raise ConfigError(f"{where}: no later turn was measured, more conversations are needed")
-    medians = [statistics.median(of_seed) for of_seed in by_seed if of_seed]
+    medians = [round(statistics.median(of_seed), 3) for of_seed in by_seed if of_seed]
     return Statistic(
         median=round(statistics.median(values), 3),
         p99=round(values[min(len(values) - 1, int(0.99 * len(values)))], 3),
         n=len(values),
         spread=round(max(medians) - min(medians), 3),
+        medians=tuple(medians) if len(medians) == len(runs) else (),
     )
 
 

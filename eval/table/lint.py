@@ -16,18 +16,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ppd.score import Weights, score, standard_error
 from ppd.table import Cell, Table
 from ppd.table_file import CellRecord, Measured, Statistic
 
+from ..certainty import RISING, Certainty, certainty, fell, mean_score, neighbours
 from .reading import read
 
-_SURE = 2.0  # standard errors
-_TIE = 0.25  # of a remote turn's cost: what the wrong route may cost at most in a tie
 _REACH = 8.0  # of a bin, beyond the point where it was measured, as a factor
-_FALLS = 0.85  # of the cell before; less than noise explains
 
 
 class Kind(StrEnum):
@@ -75,14 +71,12 @@ def findings(table: Table, weights: Weights) -> Iterator[Finding]:
         record = records[cell.index]
         if not record.measured:
             yield Finding(Kind.UNMEASURED, cell.label)
-        elif noise_decided(cell, weights):
-            result = score(weights, cell.remote, cell.local)
-            error = standard_error(weights, cell.remote, cell.local, cell.noise)
-            costs = sum(msgspec.structs.astuple(weights))  # of a remote turn
-            is_tie = abs(result.local) + _SURE * error <= _TIE * costs
-            kind = Kind.TIE if is_tie else Kind.NOISE
-            detail = f"score {result.local:+.3f}, its standard error {error:.3f}"
-            yield Finding(kind, f"{cell.label}: {detail}")
+        elif (judged := judge(cell, weights)) is not Certainty.SURE:
+            points, error = _score(cell, weights)
+            kind = Kind.TIE if judged is Certainty.TIE else Kind.NOISE
+            yield Finding(
+                kind, f"{cell.label}: score {points:+.3f}, its standard error {error:.3f}"
+            )
     yield from _falls(table, records)
 
 
@@ -100,9 +94,26 @@ def decisions(table: Table, weights: Weights) -> dict[str, Any]:
 
 
 def noise_decided(cell: Cell, weights: Weights) -> bool:
-    """Whether the score is nearer to 0 than twice its standard error."""
+    """Whether another seed might have chosen the other route."""
+    return judge(cell, weights) is not Certainty.SURE
+
+
+def judge(cell: Cell, weights: Weights) -> Certainty:
+    """Judge whether a cell's seeds tell that its route is the better one."""
+    points, error = _score(cell, weights)
+    found = certainty(points, error, weights)
+    prefers_local = score(weights, cell.remote, cell.local).prefers_local
+    if found is Certainty.SURE and prefers_local is not (points > 0):
+        return Certainty.NOISE  # the medians of all turns choose another route than the seeds
+    return found
+
+
+def _score(cell: Cell, weights: Weights) -> tuple[float, float]:
+    """The score and its standard error, by the seeds' scores if the table has them."""
+    if len(cell.by_seed) > 1:
+        return mean_score([score(weights, *routes).local for routes in cell.by_seed])
     points = score(weights, cell.remote, cell.local).local
-    return abs(points) < _SURE * standard_error(weights, cell.remote, cell.local, cell.noise)
+    return points, standard_error(weights, cell.remote, cell.local, cell.noise)
 
 
 def _records(table: Table) -> Sequence[CellRecord]:
@@ -112,35 +123,20 @@ def _records(table: Table) -> Sequence[CellRecord]:
 
 def _falls(table: Table, records: Sequence[CellRecord]) -> Iterator[Finding]:
     """More context, input or load must not make a turn cheaper (beyond noise)."""
-    by_bins = {record.bins: record for record in records}
+    measured = {record.bins: record for record in records if record.measured}
     names = [name for name, _ in table.record.axes.each()]
-    rising = {"ttft_ms": (0, 1, 3), "tpot_ms": (0, 3)}
-    for quantity, axes in rising.items():
+    for quantity, axes in RISING.items():
         for axis in axes:
-            size = len(list(table.record.axes.each())[axis][1])
-            for bins, record in by_bins.items():
-                if bins[axis] + 1 == size:
-                    continue
-                above = (*bins[:axis], bins[axis] + 1, *bins[axis + 1 :])
-                after = by_bins[above[0], above[1], above[2], above[3]]
-                if not (record.measured and after.measured):
-                    continue
+            for low, high in neighbours(measured, axis):
                 for route in ("remote", "local"):
-                    pair = (_of(record, route, quantity), _of(after, route, quantity))
-                    if fell := _fell(*pair):
-                        low, high = (list(cell.bins) for cell in (record, after))
-                        what = f"{route} {quantity} {fell} from {low} to {high}"
-                        yield Finding(Kind.FALLS, f"{what}, along {names[axis]}")
+                    before, after = (_of(measured[bins], route, quantity) for bins in (low, high))
+                    if fell(before.median, after.median, math.hypot(before.spread, after.spread)):
+                        what = f"{route} {quantity} falls from {before.median:g} to "
+                        where = f"{after.median:g} from {list(low)} to {list(high)}"
+                        yield Finding(Kind.FALLS, f"{what}{where}, along {names[axis]}")
 
 
 def _of(record: CellRecord, route: str, quantity: str) -> Statistic:
     measured: Measured = getattr(record, route)
     statistic: Statistic = getattr(measured, quantity)
     return statistic
-
-
-def _fell(before: Statistic, after: Statistic) -> str | None:
-    noise = math.hypot(before.spread, after.spread)
-    if after.median < _FALLS * before.median and before.median - after.median > noise:
-        return f"falls from {before.median:g} to {after.median:g}"
-    return None

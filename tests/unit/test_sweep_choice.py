@@ -10,6 +10,7 @@ import pytest
 
 from eval.sweep.choice import Adaptive, Grid, Job
 from eval.sweep.config import Place, Run, SweepConfig, load_config
+from ppd.errors import ConfigError
 
 TOML = """
 shape = "1P1D"
@@ -75,6 +76,25 @@ def test_a_grid_is_measured_whole_and_seed_by_seed(tmp_path: Path) -> None:
     assert [job.seed for job in jobs] == sorted(job.seed for job in jobs)
     assert len(medians) == 2 * len(jobs)
     assert Grid(config).left(medians) == 0
+
+
+def test_where_noise_decides_more_seeds_are_measured(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "more_seeds = [7, 8]")
+    jobs, medians = measure_all(config, 0.3)
+    further = jobs[3 * 18 * 4 :]
+    assert {job.seed for job in further} == {7, 8}
+    assert 0 < len(further) < 2 * 54
+    for job in further:
+        if job.seed == 8:
+            assert Job(job.place, 7) in further
+    assert Grid(config).left(medians) == 0
+    assert len(measure_all(config, 0.001)[0]) == 3 * 18 * 4
+
+
+@pytest.mark.parametrize("more", ["more_seeds = [2, 3]", "more_seeds = [3]\n[adaptive]"])
+def test_more_seeds_are_others_and_of_a_grid(tmp_path: Path, more: str) -> None:
+    with pytest.raises(ConfigError, match="more_seeds must be others than seeds"):
+        config_of(tmp_path, more)
 
 
 def test_decisions_cost_a_fraction_of_the_grid(tmp_path: Path) -> None:

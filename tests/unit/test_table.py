@@ -88,6 +88,14 @@ def with_rates(*rates: float) -> TableRecord:
     return with_first(structs.replace(first, local=local))
 
 
+def with_medians(*medians: float) -> TableRecord:
+    """Of one cell's local route."""
+    first = RECORD.cells[0]
+    ttft = structs.replace(first.local.ttft_ms, medians=medians)
+    local = structs.replace(first.local, ttft_ms=ttft)
+    return changed(cells=(structs.replace(first, local=local), *RECORD.cells[1:]))
+
+
 def with_first(cell: CellRecord) -> TableRecord:
     known = table_record(numbered, rates=(400.0, 450.0))
     return structs.replace(known, cells=(cell, *known.cells[1:]))
@@ -120,6 +128,8 @@ NAN = float("nan")
         (with_rates(9.0, 0.0, 9.0), r"local: tokens_per_s must be above 0, got 0"),
         (with_rates(9.0, NAN, 9.0), r"local: tokens_per_s must be above 0, got nan"),
         (with_rates(9.0, 9.0), r"local: tokens_per_s must have 3 values, got 2"),
+        (with_medians(9.0, 9.0), r"local: ttft_ms.medians must have 3 values, got 2"),
+        (with_medians(9.0, 9.0, 0.0), r"local: ttft_ms.medians must be above 0, got 0"),
         (changed(prefill_ms_per_token=NAN), "prefill_ms_per_token must be above 0"),
         (changed(model=""), "model is empty"),
     ],

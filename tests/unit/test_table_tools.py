@@ -32,9 +32,17 @@ AXES = Axes(
 Told = Callable[..., dict[str, Any]]
 
 
-def measured(ttft_ms: float, tpot_ms: float, spread: float = 0.01, n: int = 40) -> Measured:
+def measured(
+    ttft_ms: float,
+    tpot_ms: float,
+    spread: float = 0.01,
+    n: int = 40,
+    of_seeds: tuple[float, ...] = (),
+) -> Measured:
+    """``of_seeds``: medians of the seeds, as shares of that of all turns."""
     ttft, tpot = (
-        Statistic(median=one, p99=2 * one, n=n, spread=spread * one) for one in (ttft_ms, tpot_ms)
+        Statistic(one, 2 * one, n, spread * one, tuple(one * share for share in of_seeds))
+        for one in (ttft_ms, tpot_ms)
     )
     return Measured(ttft, tpot, quiet_ttft_ms=ttft_ms / 2, running=1.0, qps=1.0)
 
@@ -134,6 +142,25 @@ def test_lint_names_what_is_doubtful(
     assert json.loads(lines[-1])[kind] >= 1
 
 
+def test_lint_compares_seed_by_seed(tmp_path: Path, command: Command) -> None:
+    """Seeds may differ by much, if they differ alike on both routes."""
+    seeds = (0.6, 1.0, 1.6)
+    remote, local = measured(100.0, 5.0, 1.0, 40, seeds), measured(60.0, 5.0, 1.0, 40, seeds)
+    told = with_cell(0, remote=remote, local=local)
+    assert command("lint", write(tmp_path / "t.json", told))[0] == 0
+    without = with_cell(0, remote=measured(100.0, 5.0, 1.0), local=measured(60.0, 5.0, 1.0))
+    assert command("lint", write(tmp_path / "t.json", without))[0] == 1
+
+
+def test_lint_names_a_route_that_seeds_do_not_choose(tmp_path: Path, command: Command) -> None:
+    """With each seed remote is better, but not by the medians of all turns."""
+    local = measured(60.0, 5.0, 1.0, 40, (2.0, 2.1, 2.2))
+    told = with_cell(0, remote=measured(100.0, 5.0, 1.0, 40, (0.6, 0.6, 0.6)), local=local)
+    code, lines = command("lint", write(tmp_path / "t.json", told))
+    assert code == 1
+    assert lines[0].startswith("noise       context=[0,2048) new=[0,64)")
+
+
 def test_a_tie_is_no_fault(tmp_path: Path, command: Command) -> None:
     told = with_cell(0, local=measured(95.0, 5.0, spread=0.2))
     code, lines = command("lint", write(tmp_path / "t.json", told))
@@ -231,6 +258,27 @@ def test_cells_of_a_whole_grid_are_all_measured(tmp_path: Path, command: Command
     table = Table.parse(built.read_bytes())
     assert len(table.record.cells) == 54
     assert all(one.measured for one in table.record.cells)
+
+
+def test_a_cell_may_have_more_seeds(tmp_path: Path, command: Command) -> None:
+    """A seed with which one route is missing does not count."""
+    config = config_of(tmp_path, GRID.format(adaptive="more_seeds = [3, 4]"))
+    place, only_local = Place((0, 0, 0), 1), Run(Place((0, 0, 0), 1), "full", 4)
+    places = [Place(workload, qps) for workload in config.workloads() for qps in (None, 0, 1, 2)]
+    runs = [
+        Run(one, policy, seed)
+        for one in places
+        for policy in config.policies
+        for seed in config.seeds
+    ]
+    runs += [*(Run(place, policy, 3) for policy in config.policies), only_local]
+    raw, built = tmp_path / "raw.jsonl", tmp_path / "t.json"
+    rows = [row for run in runs for row in sweep_rows(config, run)]
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert command("build", str(tmp_path / "sweep.toml"), str(raw), "--out", str(built))[0] == 0
+    seeds = {cell.bins: cell.seeds for cell in Table.parse(built.read_bytes()).record.cells}
+    assert seeds.pop((0, 0, 0, 1)) == (0, 1, 2, 3)
+    assert set(seeds.values()) == {(0, 1, 2)}
 
 
 def test_cells_left_out_are_filled_and_marked(tmp_path: Path, command: Command) -> None:
