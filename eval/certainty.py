@@ -29,14 +29,15 @@ class Certainty(Enum):
     NOISE = auto()  # another seed might not, and the wrong route may cost much more
 
 
-def certainty(points: float, error: float, weights: Weights) -> Certainty:
+def certainty(points: float, error: float, weights: Weights, *, agrees: bool = True) -> Certainty:
     """Judge a score.
 
     Args:
         points: the score; above 0 local is better.
         error: its standard error.
+        agrees: whether the route that the table chooses is the better one by this score.
     """
-    if abs(points) >= _SURE * error:
+    if agrees and abs(points) >= _SURE * error:
         return Certainty.SURE
     costs = sum(msgspec.structs.astuple(weights))  # of a remote turn
     return Certainty.TIE if abs(points) + _SURE * error <= _TIE * costs else Certainty.NOISE

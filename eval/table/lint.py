@@ -101,11 +101,8 @@ def noise_decided(cell: Cell, weights: Weights) -> bool:
 def judge(cell: Cell, weights: Weights) -> Certainty:
     """Judge whether a cell's seeds tell that its route is the better one."""
     points, error = _score(cell, weights)
-    found = certainty(points, error, weights)
-    prefers_local = score(weights, cell.remote, cell.local).prefers_local
-    if found is Certainty.SURE and prefers_local is not (points > 0):
-        return Certainty.NOISE  # the medians of all turns choose another route than the seeds
-    return found
+    chosen = score(weights, cell.remote, cell.local).prefers_local  # by the medians of all turns
+    return certainty(points, error, weights, agrees=chosen is (points > 0))
 
 
 def _score(cell: Cell, weights: Weights) -> tuple[float, float]:

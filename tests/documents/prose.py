@@ -1,6 +1,7 @@
 """The length of lines and sentences.
 
-Code blocks and tables are no prose, so their sentences are not counted. A line may be longer than
+Code blocks, tables and the origin of a table's rows are no prose, so their sentences are not
+counted. A line may be longer than
 the limit if it is a row of a table, or if it holds nothing but one link: neither can be broken.
 """
 
@@ -13,6 +14,7 @@ from .markdown import is_table_row, paragraphs, plain
 from .settings import Settings
 
 _ABBREVIATIONS = ("e.g.", "i.e.", "cf.", "vs.", "etc.", "al.", "no.", "sec.", "fig.")
+_ORIGIN = "<sub>Rows: "  # of a block that the report makes
 _END = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
 _ONE_LINK = re.compile(
     r"[-*+\d.) >]*(?:!?\[[^\]]*\]\(\S+\)|\[[^\]]+\]:\s*\S+|<?https?://\S+>?)[.,;:]?"
@@ -26,6 +28,8 @@ def problems(text: str, settings: Settings) -> Iterator[tuple[int, str]]:
         if len(line) > settings.max_columns and breakable:
             yield number, f"{len(line)} characters in a line, at most {settings.max_columns}"
     for paragraph in paragraphs(text):
+        if paragraph.text.startswith(_ORIGIN):
+            continue
         for sentence in sentences(plain(paragraph.text)):
             count = words(sentence)
             if count > settings.max_words:

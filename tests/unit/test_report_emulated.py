@@ -28,7 +28,6 @@ def test_tables_of_gpus_stand_side_by_side(tmp_path: Path) -> None:
     """The local route of the sample takes half of the remote one's time for new tokens."""
     for file, profile in (
         ("llama", "llama-3.1-8b-h100-tp1"),
-        ("qwen", "qwen3-32b-h100-tp2"),
         ("deepseek", "deepseek-v3-h200-tp8"),
     ):
         writer = Writer(
@@ -43,11 +42,11 @@ def test_tables_of_gpus_stand_side_by_side(tmp_path: Path) -> None:
 
         drive(CONFIG, {}, measure)
     found = gpu_tables.tables(Results(tmp_path)).text.splitlines()
-    assert found[-2].startswith("| Qwen3-32B | `qwen3-32b-h100-tp2`, `device` | 100 | 15 | 2, 2 |")
-    assert found[-2].endswith("| 2 / 0 / 0 | 2 / 0 / 0 | 2 / 0 / 0 |")
+    it = "| DeepSeek-V3 | `deepseek-v3-h200-tp8`, `device` | 100 | 15 | 2 | 2 |"
+    assert found[-1] == f"{it} 2 / 0 / 0 | 2 / 0 / 0 | 2 / 0 / 0 |"
     cells = gpu_tables.cells(Results(tmp_path)).text.splitlines()
     costs = "30.6±0 / 17.8±0 | 7±0 / 7±0 | local"
-    assert cells[-1] == f"| 1,024 | 256 | 8 | 4 | {costs} | {costs} | {costs} |"
+    assert cells[-1] == f"| 1,024 | 256 | 8 | 4 | {costs} | {costs} |"
 
 
 def window(way: str, ttft_ms: float, gbps: float) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from ..sweeps import AXES, MeasuredCell, Sweep, points, sweep_of
 # Raw rows by the short name of a model, in the order of columns.
 _SWEEPS = {
     "Llama-8B": "sweep-emulated-llama.jsonl",
-    "Qwen3-32B": "sweep-emulated-qwen.jsonl",
     "DeepSeek-V3": "sweep-emulated-deepseek.jsonl",
 }
 _WEIGHTINGS = {"1:1": Weights(), "1:3": Weights(tpot=3.0), "3:1": Weights(ttft=3.0)}
@@ -34,13 +33,21 @@ def tables(results: Results) -> Block:
                 f"`{row['profile']}`, `{row['calibration']}`",
                 f"{row['link_gbps']:g}",
                 f"{row['slow_motion']:g}",
-                f"{len(sweep.cells)}, {len(sweep.config.seeds)}",
+                f"{len(sweep.cells)}",
+                _seeds(sweep),
                 *(_choices(sweep, weights) for weights in _WEIGHTINGS.values()),
             )
         )
-    head = ("model", "profile, calibration", "link, Gb/s", "slow motion", "cells, seeds")
+    head = ("model", "profile, calibration", "link, Gb/s", "slow motion", "cells", "seeds")
     caption = "cells that go local / go remote / are a tie, at weights of TTFT and TPOT"
     return block(Table((*head, *_WEIGHTINGS), lines, caption), made_of=made_of)
+
+
+def _seeds(sweep: Sweep) -> str:
+    """How many a cell has."""
+    numbers = [len(cell.record.seeds) for cell in sweep.cells]
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _choices(sweep: Sweep, weights: Weights) -> str:
@@ -81,7 +88,12 @@ def _costs(cell: MeasuredCell) -> tuple[str, str, str]:
 
 
 def _both(remote: Statistic, local: Statistic) -> str:
-    return " / ".join(f"{short(of.median)}±{of.spread / 2:.1g}" for of in (remote, local))
+    return " / ".join(f"{short(of.median)}±{_half(of.spread)}" for of in (remote, local))
+
+
+def _half(spread: float) -> str:
+    half = spread / 2
+    return f"{half:.0f}" if half >= 10 else f"{half:.1g}"
 
 
 BLOCKS = {"gpu-tables": tables, "gpu-table-cells": cells}
