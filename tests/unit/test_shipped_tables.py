@@ -120,6 +120,18 @@ def chosen(
     return None if found is None else found.path
 
 
+@pytest.mark.parametrize(
+    ("model", "machine", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", H100, "llama-3.1-8b-h100-1P1D"),
+        ("deepseek-ai/DeepSeek-V3", Machine("NVIDIA H200", 8), "deepseek-v3-h200-tp8-1P1D"),
+    ],
+)
+def test_workers_on_these_gpus_find_their_table(model: str, machine: Machine, name: str) -> None:
+    assert chosen({machine}, model=model) == ROOT / "tables" / f"{name}.json"
+    assert chosen({machine}, model=model, shape="2P2D") is None
+
+
 def test_a_table_of_these_machines_is_chosen(shipped: Callable[..., Path]) -> None:
     shipped("h200.json", Machine("H200", 1, 100.0))
     path = shipped("h100.json", Machine("H100 SXM", 1, 100.0))
