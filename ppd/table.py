@@ -403,7 +403,7 @@ def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
         remote=_costs(record.remote),
         local=_costs(record.local),
         noise=_noise(record),
-        by_seed=tuple(zip(_by_seed(record.remote), _by_seed(record.local), strict=True)),
+        by_seed=_by_seed(record),
         running=record.remote.running,
         quiet_remote_ms=record.remote.quiet_ttft_ms,
         quiet_local_ms=record.local.quiet_ttft_ms,
@@ -416,7 +416,14 @@ def _costs(measured: Measured) -> Costs:
     return Costs(ttft.median, tpot.median, *tails, geometric_mean(rates) if rates else 0.0)
 
 
-def _by_seed(measured: Measured) -> Iterator[Costs]:
+def _by_seed(record: CellRecord) -> tuple[tuple[Costs, Costs], ...]:
+    routes = (record.remote, record.local)
+    if not all(route.ttft_ms.medians and route.tpot_ms.medians for route in routes):
+        return ()
+    return tuple(zip(_of_seeds(record.remote), _of_seeds(record.local), strict=True))
+
+
+def _of_seeds(measured: Measured) -> Iterator[Costs]:
     tails = _costs(measured)  # those of all seeds
     medians = zip(measured.ttft_ms.medians, measured.tpot_ms.medians, strict=True)
     for number, (ttft_ms, tpot_ms) in enumerate(medians):

@@ -181,6 +181,10 @@ def test_throughput_is_what_a_table_may_lack() -> None:
         TABLE.require_throughput()
 
 
+def test_costs_of_seeds_need_the_medians_of_both_routes() -> None:
+    assert Table(with_medians(9.0, 8.0, 7.0)).cells[0].by_seed == ()
+
+
 def test_a_table_is_for_one_model() -> None:
     TABLE.require(("other", "/models/fake/"))
     with pytest.raises(TableError, match="measured with fake, the workers serve /models/fakes"):
