@@ -26,8 +26,8 @@ def commits() -> Iterator[tuple[str, str]]:
         for commit in told or {"no commit"}:
             yield f"results/{path.name}", commit
     for path in sorted((ROOT / "tables").glob("*.json")):
-        told = str(json.loads(path.read_text())["provenance"]["commit"])
-        for commit in told.split(" and "):  # a sweep may have been continued at another one
+        measured_at = str(json.loads(path.read_text())["provenance"]["commit"])
+        for commit in measured_at.split(" and "):  # a sweep may have been continued at another one
             yield f"tables/{path.name}", commit.rstrip("+")
 
 
