@@ -1,8 +1,8 @@
 """``ppd-eval emulate sweep``: the decision table of an emulated cluster.
 
 Configuration, runs, rows and table are those of ``ppd-eval sweep``. Plans are stretched by the slow
-motion, and what was measured is divided by it. A run for which the machine was too slow is measured
-again.
+motion, and what was measured is divided by it. A run for which the machine was too slow, or
+of which a turn failed, is measured again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ppd.machine import gpu_name
 
 from ..cluster import Process, launching
 from ..options import Commands, add_logs
+from ..samples import Sample
 from ..simulation.machine import Machine
 from ..sweep.choice import choice_of
 from ..sweep.config import Place, Run, SweepConfig, load_config, plan
@@ -34,6 +35,7 @@ from ..table.build import build
 from ..traffic.conversations import Conversation
 from .clusters import checked_use, held, roles_of, slow_motion_for, start_cluster, tried
 from .knobs import Knobs
+from .traces import RefusedRunError
 from .workers import Emulated, emulated
 
 _HELD = 0.87  # of a KV cache, by a run's conversations: prompts that wait for KV need room, too
@@ -165,6 +167,17 @@ def require_same(runs: Iterable[Mapping[str, Any]], where: Mapping[str, object],
                 )
 
 
+def require_served(samples: Sequence[Sample]) -> None:
+    """Check that all turns of a run were answered.
+
+    Raises:
+        RefusedRunError: some were not; the others were served by a cluster with less to do.
+    """
+    errors = [sample.error for sample in samples if sample.error]
+    if errors:
+        raise RefusedRunError(f"{len(errors)} of {len(samples)} turns failed: {errors[0]}")
+
+
 def drive(
     config: SweepConfig, medians: dict[Run, tuple[float, float] | None], measure: Measure
 ) -> None:
@@ -209,7 +222,7 @@ def _measured(
     Raises:
         ClusterError: a worker has ended; nothing is written.
         ConfigError: the rows cannot be written.
-        PpdError: the machine was too slow.
+        RefusedRunError: the machine was too slow, or a turn failed; nothing is written.
     """
     plans = plan(fitting(config, one.place, cluster.profile.kv_pool_tokens), one.place, one.seed)
     parts = [plans] if one.place.qps is not None else [[single] for single in plans]
@@ -218,5 +231,6 @@ def _measured(
     samples = asyncio.run(held(cluster, routers[one.policy], parts, slow_motion, seed))
     ended_s = time.monotonic()
     use = checked_use(cluster, begun_s, ended_s)
+    require_served(samples)
     wall_s = (ended_s - begun_s) / slow_motion
     return writer.write(one, samples, wall_s, "emulated", use.fields())

@@ -17,7 +17,7 @@ MAX_STALLED = 0.001  # of a run's steps, that may begin later than that
 
 
 class RefusedRunError(PpdError):
-    """The machine was too slow for the slow motion of a run, so its times do not count."""
+    """The times of a run do not count, mostly as the machine was too slow for its slow motion."""
 
 
 class TracedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

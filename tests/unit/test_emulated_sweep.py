@@ -13,6 +13,7 @@ from eval.emulation.sweeping import (
     drive,
     fitting,
     require_same,
+    require_served,
     slow_motion_of,
     where_measured,
 )
@@ -103,6 +104,14 @@ def test_a_run_that_was_too_fast_for_the_machine_is_measured_again(tmp_path: Pat
     drive(CONFIG, {}, cluster.measure)
     assert len(cluster.asked) == 3 * RUNS
     assert len(list(read_runs(CONFIG, tmp_path / "raw.jsonl"))) == RUNS
+
+
+def test_a_run_of_which_a_turn_failed_does_not_count() -> None:
+    run = Run(Place((0, 0, 0), 0), "pd", 0)
+    served = [sample(run, turn) for turn in (1, 2)]
+    require_served(served)
+    with pytest.raises(RefusedRunError, match=r"1 of 3 turns failed: HTTP 503"):
+        require_served([*served, replace(served[0], error="HTTP 503")])
 
 
 def test_a_machine_that_is_too_slow_ends_the_sweep_and_loses_nothing(tmp_path: Path) -> None:
