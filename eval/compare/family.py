@@ -50,7 +50,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 
 def correct(judgements: Sequence[Judgement]) -> None:
     """Replace all verdicts by those that hold together."""
-    verdicts = [verdict for judgement in judgements for verdict in judgement["verdicts"]]
+    verdicts = _all_verdicts(judgements)
     apart = holm([verdict["p"] for verdict in verdicts])
     apart_again = holm([verdict["p_again"] for verdict in verdicts])
     for verdict, differs, again in zip(verdicts, apart, apart_again, strict=True):
@@ -61,13 +61,15 @@ def correct(judgements: Sequence[Judgement]) -> None:
 
 
 def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
-    """Count the verdicts, and what the clairvoyant wins.
+    """Count the verdicts, and sum what the clairvoyant wins.
 
     ``clairvoyant_gain`` is how much less it costs than the best static policy, as a share, in the
     windows that it served. ``clairvoyant_share`` is the part of that which ``ppd`` wins; None if
-    there is nothing to win.
+    there is nothing to win. Where nothing was foreseen or served again, these are None.
     """
-    verdicts = [verdict for judgement in judgements for verdict in judgement["verdicts"]]
+    verdicts = _all_verdicts(judgements)
+    traces = dict.fromkeys(judgement["trace"] for judgement in judgements)
+    again = [one["again_ties"] for one in verdicts if "again_ties" in one]
     named = [verdict["verdict"] for verdict in verdicts]
     return {
         "wins": named.count("beats"),
@@ -75,9 +77,16 @@ def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
         "losses": named.count("loses"),
         "comparisons": len(verdicts),
         **_gains(verdicts),
-        "a_a_ties": f"{sum(one['again_ties'] for one in verdicts)} of {len(verdicts)}",
-        "by_trace": {judgement["trace"]: _gains(judgement["verdicts"]) for judgement in judgements},
+        "a_a_ties": f"{sum(again)} of {len(again)}" if again else None,
+        "by_trace": {
+            trace: _gains(_all_verdicts([one for one in judgements if one["trace"] == trace]))
+            for trace in traces
+        },
     }
+
+
+def _all_verdicts(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
+    return [verdict for judgement in judgements for verdict in judgement["verdicts"]]
 
 
 def _gains(verdicts: Sequence[dict[str, Any]]) -> dict[str, float | None]:

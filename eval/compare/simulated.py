@@ -240,6 +240,12 @@ def _cost_of(weights: Weights, base: Times, means: tuple[float, float]) -> CostO
     return cost
 
 
+def _decode_batch(result: Result) -> float:
+    """Return how many requests decode at once, from the first arrival to the last token."""
+    decodes_ms = sum(row.e2e_ms - row.ttft_ms for row in result.rows if not row.failed)
+    return decodes_ms / (1e3 * result.ended_s)
+
+
 def _rows(
     trace: Trace,
     seed: int,
@@ -278,6 +284,7 @@ def _rows(
         "kv_bytes_moved": result.moved_tokens * profile.kv_bytes_per_token,
         "evicted_tokens": result.evicted_tokens,
         "simulated_s": round(result.ended_s, 1),
+        "decode_batch": round(_decode_batch(result), 1),
         "asked": msgspec.to_builtins(trace),
         "shape": cluster.simulated.shape,
         "kv_events": cluster.simulated.kv_events,

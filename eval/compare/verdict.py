@@ -13,6 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ from .costs import (
     questions_of,
 )
 from .drive import read_rows
+from .kept import kept_verdicts, machine_of
 from .way import Way, label, parse
 
 _DRAWS = 1000
@@ -48,11 +50,17 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     """Print the tables and one JSON line.
 
     Args:
+        raw: rows of a comparison, or verdicts that were kept.
         out: of a simulated cluster, the verdicts are appended here, one row for each trace.
 
     Raises:
         ConfigError: the file does not hold all runs.
     """
+    if kept := kept_verdicts(raw):
+        for judgement in kept:
+            _print(judgement, f"{judgement['trace']}, {machine_of(judgement)}")
+        print(json.dumps(family.summary(kept)))
+        return 0
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in read_rows(raw):
         rows[row["trace"]].append(row)
@@ -60,14 +68,11 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     if config.simulated is not None:
         family.correct(judgements)
     for judgement in judgements:
-        _print_ways(judgement["trace"], judgement["ways"])
-        _print_verdicts(judgement["verdicts"])
-    if config.simulated is None:
-        verdicts = [one["verdict"] for judgement in judgements for one in judgement["verdicts"]]
-        lost = verdicts.count("loses")
-        print(json.dumps({"traces": judgements, "compared": len(verdicts), "ppd_loses": lost}))
-        return 0
+        _print(judgement, judgement["trace"])
     summary = family.summary(judgements)
+    if config.simulated is None:
+        print(json.dumps({"traces": judgements, **summary}))
+        return 0
     if out is not None:
         about = {**config.simulated.machine.provenance(), **provenance(0)}
         fields = ("shape", "horizon_s", "foreseen", "kv_events")
@@ -91,6 +96,7 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
         "trace": trace.name,
         "asked": msgspec.to_builtins(trace),
         "conversations": len({place for turns in every.values() for place in turns.by_place}),
+        "windows": len(config.seeds_of(trace)),
         "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
         "ways": _figures(every, _runs(rows, config, trace)),
         "verdicts": list(_verdicts(config, every)),
@@ -305,7 +311,15 @@ def _figures(
             "failed": sum(run["failed"] for run in runs[name]),
             "planned": planned,
         }
+        batches = [run["decode_batch"] for run in runs[name] if "decode_batch" in run]
+        if batches:  # of a simulated cluster
+            figures[name]["decode_batch"] = round(fmean(batches), 1)
     return figures
+
+
+def _print(judgement: Mapping[str, Any], name: str) -> None:
+    _print_ways(name, judgement["ways"])
+    _print_verdicts(judgement["verdicts"])
 
 
 def _print_ways(trace: str, figures: Mapping[str, Mapping[str, Any]]) -> None:

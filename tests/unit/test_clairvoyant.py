@@ -145,6 +145,10 @@ def test_what_was_simulated_is_not_simulated_again(
     (row,) = map(json.loads, verdicts.read_text().splitlines())
     assert row["link_gbps"] == 25
     assert row["commit"]
+    with pytest.raises(SystemExit) as done:
+        cli.main(["compare", path, "--out", str(verdicts), "--verdict-only"])
+    assert done.value.code == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == last, "without the raw rows"
 
 
 def test_a_window_may_be_every_third_conversation(tmp_path: Path) -> None:

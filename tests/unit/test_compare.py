@@ -280,7 +280,9 @@ def test_verdicts_are_paired_and_weighted(
     assert heavy["weights"] == "1:3"
     assert heavy["costs"] == {"pd": 4.0, "full": 4.1, "ppd 1:3": 4.0}
     assert [one["verdict"] for one in trace["verdicts"]] == ["ties"] * 4
-    assert told["ppd_loses"] == 0
+    assert (told["wins"], told["ties"], told["losses"], told["comparisons"]) == (0, 4, 0, 4)
+    assert told["clairvoyant_share"] is None
+    assert told["a_a_ties"] is None
 
 
 def test_targets_are_compared_by_the_share_of_turns_that_miss_one(

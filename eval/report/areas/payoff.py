@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...compare import family
-from ...compare.config import BASE, FULL_TRANSFER, PPD
+from ...compare.config import BASE, FULL_TRANSFER, PPD, REPLICA
+from ...compare.kept import machine_of
 from ..parts import Block, Table, block, change, percent, short
 from ..results import Results, Rows
 
 _WEIGHTS = "1:1"
+_SHOWN = {  # ways, as heads of columns
+    REPLICA: "2 replicas",
+    FULL_TRANSFER: "full transfer",
+    BASE: "delta transfer",
+    "full": "`full`",
+    "threshold": "`threshold`",
+    "threshold:uncached=512": "llm-d's",
+    f"{PPD} {_WEIGHTS}": "`ppd`",
+}
 
 
 def _rows(results: Results) -> tuple[Rows, list[dict[str, Any]]]:
@@ -24,20 +35,63 @@ def _rows(results: Results) -> tuple[Rows, list[dict[str, Any]]]:
 
 
 def traffic(results: Results) -> Block:
-    """Return what the traffic was, and TTFT of later turns by policy."""
+    """Return what the traffic was: where lengths and times come from, and how it was sampled."""
+    rows, judgements = _rows(results)
+    first = machine_of(judgements[0])
+    table = [
+        (
+            one["trace"],
+            "synthetic" if _is_synthetic(one["asked"]["workload"]) else "1.0",
+            *_times(one["asked"]),
+            f"{one['asked']['conversations']} x {one['windows']}",
+            f"{one['conversations']:,}",
+            f"{one['later_turns']:,}",
+            f"{one['ways'][BASE]['decode_batch']:.0f}",
+        )
+        for one in judgements
+        if machine_of(one) == first
+    ]
+    head = ("traffic", "lengths", "arrivals", "pauses", "conversations x windows")
+    sums = ("of these with later turns", "later turns", "decode at once")
+    caption = (
+        f"scaling of lengths: 1.0 are a trace's own; drawn: with replacement; {_profile(rows)}; "
+        f"what decodes at once is the mean with delta transfer at {first}"
+    )
+    return block(Table((*head, *sums), table, caption), made_of=[rows])
+
+
+def times(results: Results) -> Block:
+    """Return TTFT of later turns by policy."""
     rows, judgements = _rows(results)
     table = []
     for one in judgements:
         ways = one["ways"]
-        names = (FULL_TRANSFER, BASE, "full", "threshold", f"{PPD} {_WEIGHTS}")
         cells = (
-            f"{short(ways[n]['ttft_p50_ms'])} / {short(ways[n]['ttft_p90_ms'])}" for n in names
+            f"{short(ways[n]['ttft_p50_ms'])} / {short(ways[n]['ttft_p90_ms'])}" for n in _SHOWN
         )
-        sizes = (f"{one['conversations']:,}", f"{one['later_turns']:,}")
-        table.append((one["trace"], _machine(one), *sizes, *cells))
-    head = ("traffic", "link", "conversations", "later turns", "full transfer", "delta transfer")
-    caption = "TTFT of later turns, p50 / p90, ms; conversations with a later turn, all windows"
-    return block(Table((*head, "`full`", "`threshold`", "`ppd`"), table, caption), made_of=[rows])
+        table.append((one["trace"], machine_of(one), *cells))
+    caption = f"TTFT of later turns, p50 / p90, ms; {_profile(rows)}"
+    return block(Table(("traffic", "link", *_SHOWN.values()), table, caption), made_of=[rows])
+
+
+def _is_synthetic(workload: str) -> bool:
+    return "{" not in workload
+
+
+def _times(asked: Mapping[str, Any]) -> tuple[str, str]:
+    """Arrivals and pauses of a trace."""
+    thinks = re.findall(r"think_s=(\d+)", " ".join((asked["workload"], *asked["also"])))
+    drawn = f"drawn, mean {thinks[0]} s" if thinks else ""
+    pauses = "its own" if not drawn else f"its own; {drawn}" if asked["also"] else drawn
+    if asked["poisson"]:
+        return f"Poisson, {asked['qps']:g}/s, drawn", pauses
+    return f"its own, every {asked['every']}th session", pauses
+
+
+def _profile(rows: Rows) -> str:
+    """Name what was simulated."""
+    row = rows.rows[0]
+    return f"simulator, profile {row['profile']}, {row['shape'].replace('_', '')}"
 
 
 def verdicts(results: Results) -> Block:
@@ -51,7 +105,7 @@ def verdicts(results: Results) -> Block:
         table.append(
             (
                 one["trace"],
-                _machine(one),
+                machine_of(one),
                 f"`{each['best_static']}` {best:.3f}",
                 f"{each['costs'][f'{PPD} {_WEIGHTS}']:.3f}",
                 *_foreseen(each),
@@ -63,7 +117,7 @@ def verdicts(results: Results) -> Block:
     caption = (
         "cost at even weights, geometric mean over turns: delta transfer costs 2; wins, ties and "
         f"losses of `ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` "
-        "against delta transfer"
+        f"against delta transfer; {_profile(rows)}"
     )
     return block(
         Table((*head, "wins, ties, losses", "KV"), table, caption),
@@ -80,9 +134,10 @@ def targets(results: Results) -> Block:
     for one in judgements:
         missed = [verdict for verdict in one["verdicts"] if verdict["at"] == "missed"]
         asked = [verdict["weights"] for verdict in missed]
-        table.append((one["trace"], _machine(one), *map(_missed, missed)))
+        table.append((one["trace"], machine_of(one), *map(_missed, missed)))
     caption = (
-        "later turns that miss a target of TTFT / TPOT: with the best static policy, with `ppd`"
+        "later turns that miss a target of TTFT / TPOT: with the best static policy, with `ppd`; "
+        f"{_profile(rows)}"
     )
     return block(Table(("traffic", "link", *asked), table, caption), made_of=[rows])
 
@@ -112,7 +167,7 @@ def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
     lines = [_sum(name, of_one) for name, of_one in (*by_trace.items(), ("all", judgements))]
     head = ("traffic", "comparisons", "wins", "ties", "losses")
     won = ("clairvoyant's gain", "`ppd`'s share of it", "A/A ties")
-    return Table((*head, *won), lines, "of all links, after Holm's correction")
+    return Table((*head, *won), lines, "of all machines, after Holm's correction")
 
 
 def _sum(name: str, judgements: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -135,11 +190,6 @@ def _won(gain: float | None, share: float | None) -> tuple[str, str]:
     return _tenths(gain), "nothing to win" if share is None else percent(share)
 
 
-def _machine(one: Mapping[str, Any]) -> str:
-    slower = "" if one["calibration_factor"] == 1 else f", x {one['calibration_factor']:g}"
-    return f"{one['link_gbps']:g} Gb/s{slower}"
-
-
 def _kv(ways: Mapping[str, Any]) -> str:
     base = ways[BASE]["kv_mb_moved"]
     return change(ways[f"{PPD} {_WEIGHTS}"]["kv_mb_moved"] / base) if base else "-"
@@ -152,6 +202,7 @@ def _count(name: str) -> Callable[[Results], str]:
 NUMBERS = {f"payoff-{name}": _count(name) for name in ("wins", "ties", "losses")}
 BLOCKS: dict[str, Callable[[Results], Block]] = {
     "payoff-traffic": traffic,
+    "payoff-times": times,
     "payoff-targets": targets,
     "payoff-verdicts": verdicts,
 }
