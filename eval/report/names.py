@@ -10,6 +10,7 @@ from ppd.errors import ConfigError
 from .areas import (
     bursts,
     demo,
+    emulated_paper,
     emulated_windows,
     emulation,
     engine,
@@ -50,6 +51,7 @@ def _merged(*parts: Mapping[str, T]) -> dict[str, T]:
 BLOCKS: Blocks = _merged(
     bursts.BLOCKS,
     demo.BLOCKS,
+    emulated_paper.BLOCKS,
     emulated_windows.BLOCKS,
     emulation.BLOCKS,
     engine.BLOCKS,

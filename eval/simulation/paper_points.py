@@ -21,7 +21,7 @@ from .traffic import Workload
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measured value; ``metric`` is a field of ``PointRow``."""
+    """One measured value; ``metric`` is a field of ``PointRow``, or of an emulated run."""
 
     configuration: str
     workload: str
@@ -84,6 +84,24 @@ PREDICTED = (
     Measured("3P_1pD", "large_huge_paste", 16, "t2_ttft_p50_ms", 153.6),
     Measured("3P_1pD", "large_huge_paste", 16, "tpot_ms", 17.73),
     Measured("3P_1pD", "large_huge_paste", 16, "tokens_per_s", 2892.3),
+)
+# Of the same source, what is emulated, too. With 1P_3D and 3P_1D all its requests failed there.
+EMULATED = (
+    Measured("4R", "large_big_paste", 4, "t1_ttft_p50_ms", 66.3),
+    Measured("4R", "large_big_paste", 4, "t2_ttft_p50_ms", 82.5),
+    Measured("4R", "large_big_paste", 4, "tpot_p50_ms", 9.11),
+    Measured("2P_2D", "large_big_paste", 4, "t1_ttft_p50_ms", 138.0),
+    Measured("2P_2D", "large_big_paste", 4, "t2_ttft_p50_ms", 157.0),
+    Measured("2P_2D", "large_big_paste", 4, "tpot_p50_ms", 9.21),
+    Measured("2P_2pD", "large_big_paste", 4, "t1_ttft_p50_ms", 132.0),
+    Measured("2P_2pD", "large_big_paste", 4, "t2_ttft_p50_ms", 90.1),
+    Measured("2P_2pD", "large_big_paste", 4, "tpot_p50_ms", 10.04),
+    Measured("1P_3pD", "large_big_paste", 4, "t1_ttft_p50_ms", 143.8),
+    Measured("1P_3pD", "large_big_paste", 4, "t2_ttft_p50_ms", 86.8),
+    Measured("1P_3pD", "large_big_paste", 4, "tpot_p50_ms", 9.70),
+    Measured("3P_1pD", "large_big_paste", 4, "t1_ttft_p50_ms", 156.2),
+    Measured("3P_1pD", "large_big_paste", 4, "t2_ttft_p50_ms", 98.6),
+    Measured("3P_1pD", "large_big_paste", 4, "tpot_p50_ms", 12.40),
 )
 _SEEDS = range(5)  # their arrivals are not known: the mean over several of ours
 

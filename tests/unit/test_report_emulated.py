@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from eval.emulation.sweeping import drive, where_measured
-from eval.report.areas import emulated_windows, gpu_tables
+from eval.report.areas import emulated_paper, emulated_windows, gpu_tables
 from eval.report.results import Results
 from eval.simulation.machine import Machine
 from eval.sweep.config import Run, SweepConfig
@@ -47,6 +47,29 @@ def test_tables_of_gpus_stand_side_by_side(tmp_path: Path) -> None:
     cells = gpu_tables.cells(Results(tmp_path)).text.splitlines()
     costs = "30.6±0 / 17.8±0 | 7±0 / 7±0 | local"
     assert cells[-1] == f"| 1,024 | 256 | 8 | 4 | {costs} | {costs} |"
+
+
+def test_a_point_of_the_paper_stands_beside_its_measurement(tmp_path: Path) -> None:
+    """Of ``1P_3D`` the authors have no answer."""
+    about = {
+        "row": "comparison", "workload": "paper:large_big_paste", "conversations": 40, "qps": 4.0,
+        "profile": "llama", "slow_motion": 12.0, "link_gbps": 400.0,
+    }  # fmt: skip
+    rows = [
+        {**about, "shape": shape, "policy": policy, "metric": metric, "emulated": 30.0,
+         "simulated": 29.0, **ORIGIN}
+        for shape, policy in (("2P2D", "full"), ("1P3D", "pd"), ("4R", "replica"))
+        for metric in ("t1_ttft_p50_ms", "t2_ttft_p50_ms", "tpot_p50_ms")
+    ]  # fmt: skip
+    path = tmp_path / "emulation-paper-simulator.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ours = "29 / 30"
+    found = emulated_paper.points(Results(tmp_path)).text.splitlines()[-3:]
+    assert found == [
+        f"| `2P_2pD` | 132 / {ours} | 90.1 / {ours} | 10 / {ours} |",
+        f"| `1P_3D` | - / {ours} | - / {ours} | - / {ours} |",
+        f"| `4R` | 66.3 / {ours} | 82.5 / {ours} | 9.11 / {ours} |",
+    ]
 
 
 def window(way: str, ttft_ms: float, gbps: float) -> list[dict[str, Any]]:
