@@ -12,6 +12,8 @@ from .results import Rows
 from .sources import NotMeasured, Source
 
 _LINE = 120
+PAPER_MACHINE = "simulated with `VLLM_H100`, the paper's machine"
+"""Of rows that name no profile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ CPU = {"cpu-tiny-llama-1P1D": ("cpu", "sweep-cpu")}
 EMULATED = {
     "deepseek-v3-h200-tp8-1P1D": ("emulated", "sweep-emulated-deepseek"),
     "llama-3.1-8b-h100-1P1D": ("emulated", "sweep-emulated-llama"),
+    "qwen3-32b-h100-tp2-1P1D": ("emulated", "sweep-emulated-qwen"),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from ppd.score import Weights
-from ppd.table_file import Statistic
 
 from ..parts import Block, Table, block, short
 from ..results import Results
@@ -14,6 +13,7 @@ from ..sweeps import AXES, MeasuredCell, Sweep, points, sweep_of
 # Raw rows by the short name of a model, in the order of columns.
 _SWEEPS = {
     "Llama-8B": "sweep-emulated-llama.jsonl",
+    "Qwen3-32B": "sweep-emulated-qwen.jsonl",
     "DeepSeek-V3": "sweep-emulated-deepseek.jsonl",
 }
 _WEIGHTINGS = {"1:1": Weights(), "1:3": Weights(tpot=3.0), "3:1": Weights(ttft=3.0)}
@@ -71,7 +71,7 @@ def cells(results: Results) -> Block:
     for name in _SWEEPS:
         head += [f"{name}: TTFT", "TPOT", "1:1"]
     caption = (
-        "remote / local, ms: medians of later turns ± half of what those of the seeds lie apart; "
+        "remote / local, ms: medians of later turns; ±: half of what those of the seeds lie apart; "
         "tie: the score is within two standard errors of 0"
     )
     made_of = [results.rows(file).where(row="run") for file in _SWEEPS.values()]
@@ -79,16 +79,12 @@ def cells(results: Results) -> Block:
 
 
 def _costs(cell: MeasuredCell) -> tuple[str, str, str]:
-    remote, local = cell.record.remote, cell.record.local
+    both = cell.record.remote, cell.record.local
     return (
-        _both(remote.ttft_ms, local.ttft_ms),
-        _both(remote.tpot_ms, local.tpot_ms),
+        " / ".join(f"{short(of.ttft_ms.median)}±{_half(of.ttft_ms.spread)}" for of in both),
+        " / ".join(short(of.tpot_ms.median) for of in both),
         cell.choice(_WEIGHTINGS["1:1"]),
     )
-
-
-def _both(remote: Statistic, local: Statistic) -> str:
-    return " / ".join(f"{short(of.median)}±{_half(of.spread)}" for of in (remote, local))
 
 
 def _half(spread: float) -> str:

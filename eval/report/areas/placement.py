@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..parts import Block, Table, block, percent, short
+from ..parts import PAPER_MACHINE, Block, Table, block, percent, short
 from ..results import Results
 
 _RULES = {"router-hash": "`hash`", "router-load": "`load`"}
@@ -30,7 +30,7 @@ def simulated(results: Results) -> Block:
     row = rows.rows[0]
     caption = (
         f"`{row['shape']}`, {row['qps']:g} conversations a second; the busiest prefill and decode "
-        "worker against the mean"
+        f"worker against the mean; {PAPER_MACHINE}"
     )
     return block(
         Table((*head, "busiest", "KV moved a turn, tokens"), table, caption), made_of=[rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from ..parts import Block, Table, block, percent, short
+from ..parts import PAPER_MACHINE, Block, Table, block, percent, short
 from ..results import Results, Row, Rows
 
 _FILE = "simulate-study.jsonl"
@@ -38,7 +38,7 @@ def mix(results: Results) -> Block:
         (*_line(row), f"{row['gpu_s_per_mtoken']:,.0f}", f"{row['event_s']:.1f}") for row in rows
     ]
     head = (*_HEAD, "GPU s a million tokens", "simulated in, s")
-    return block(Table(head, table), made_of=[rows])
+    return block(Table(head, table, PAPER_MACHINE), made_of=[rows])
 
 
 def pauses(results: Results) -> Block:
@@ -50,7 +50,10 @@ def pauses(results: Results) -> Block:
         (shape, *(_pause(of[shape, think]) for think in thinks))
         for shape in dict.fromkeys(rows.values("shape"))
     ]
-    caption = "later turns that find nothing cached, and T2 TTFT p50 in ms, by mean pause"
+    caption = (
+        "later turns that find nothing cached, and T2 TTFT p50 in ms, by mean pause; "
+        f"{PAPER_MACHINE}"
+    )
     return block(
         Table(("cluster", *(f"{think:g} s" for think in thinks)), table, caption), made_of=[rows]
     )
@@ -66,7 +69,7 @@ def trace(results: Results) -> Block:
         lambda row: row["think_s"] is None and row["qps"] <= _TRACE_QPS, "a trace"
     )
     table = [(*_line(row), percent(row["lost_share"])) for row in rows]
-    return block(Table((*_HEAD, "found nothing"), table), made_of=[rows])
+    return block(Table((*_HEAD, "found nothing"), table, PAPER_MACHINE), made_of=[rows])
 
 
 def ranks(results: Results) -> Block:
