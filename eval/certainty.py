@@ -77,14 +77,9 @@ def noisy(by_seed: Mapping[Cell, Sequence[tuple[Costs, Costs]]]) -> set[Cell]:
             }
             for axis in axes:
                 for low, high in neighbours(known, axis):
-                    if _fell(values[low], values[high]):
+                    if seeds_fell(values[low], values[high]):
                         found |= {low, high}
     return found
-
-
-def _fell(before: Sequence[float], after: Sequence[float]) -> bool:
-    noise = math.hypot(*(max(values) - min(values) for values in (before, after)))
-    return fell(statistics.median(before), statistics.median(after), noise)
 
 
 def neighbours(cells: Iterable[Cell], axis: int) -> Iterator[tuple[Cell, Cell]]:
@@ -94,6 +89,12 @@ def neighbours(cells: Iterable[Cell], axis: int) -> Iterator[tuple[Cell, Cell]]:
         above = (*cell[:axis], cell[axis] + 1, *cell[axis + 1 :])
         if above in found:
             yield cell, above
+
+
+def seeds_fell(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether a cost falls to the next cell, by the values of each cell's seeds."""
+    noise = math.hypot(*(max(values) - min(values) for values in (before, after)))
+    return fell(statistics.median(before), statistics.median(after), noise)
 
 
 def fell(before: float, after: float, noise: float) -> bool:

@@ -1,9 +1,9 @@
 """``ppd-eval table lint``: what is doubtful in a table.
 
 Holes (cells that were not measured, bins that reach far from their point), cells whose route the
-noise decided, and costs that fall where they should rise. A table with findings is still a table. A
-tie is listed, too, but is no fault: where both routes take about as long, no measurement tells them
-apart.
+noise decided, and costs that fall where they should rise, at no lower load. A table with findings
+is still a table. A tie is listed, too, but is no fault: where both routes take about as long, no
+measurement tells them apart.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ppd.score import Weights, score, standard_error
 from ppd.table import Cell, Table
 from ppd.table_file import CellRecord, Measured, Statistic
 
-from ..certainty import RISING, Certainty, certainty, fell, mean_score, neighbours
+from ..certainty import RISING, Certainty, certainty, fell, mean_score, neighbours, seeds_fell
 from .reading import read
 
 _REACH = 8.0  # of a bin, beyond the point where it was measured, as a factor
+_SAME_LOAD = 0.85  # of the turns that arrived in the cell before, at least
 
 
 class Kind(StrEnum):
@@ -126,14 +127,25 @@ def _falls(table: Table, records: Sequence[CellRecord]) -> Iterator[Finding]:
         for axis in axes:
             for low, high in neighbours(measured, axis):
                 for route in ("remote", "local"):
-                    before, after = (_of(measured[bins], route, quantity) for bins in (low, high))
-                    if fell(before.median, after.median, math.hypot(before.spread, after.spread)):
-                        what = f"{route} {quantity} falls from {before.median:g} to "
-                        where = f"{after.median:g} from {list(low)} to {list(high)}"
+                    before, after = (_measured(measured[bins], route) for bins in (low, high))
+                    if after.qps < _SAME_LOAD * before.qps:
+                        continue  # fewer turns arrived, as first turns took longer: not more work
+                    costs: tuple[Statistic, ...] = tuple(
+                        getattr(of, quantity) for of in (before, after)
+                    )
+                    if _fell(*costs):
+                        what = f"{route} {quantity} falls from {costs[0].median:g} to "
+                        where = f"{costs[1].median:g} from {list(low)} to {list(high)}"
                         yield Finding(Kind.FALLS, f"{what}{where}, along {names[axis]}")
 
 
-def _of(record: CellRecord, route: str, quantity: str) -> Statistic:
-    measured: Measured = getattr(record, route)
-    statistic: Statistic = getattr(measured, quantity)
-    return statistic
+def _measured(record: CellRecord, route: str) -> Measured:
+    found: Measured = getattr(record, route)
+    return found
+
+
+def _fell(before: Statistic, after: Statistic) -> bool:
+    """By the medians of the seeds, as a sweep that asks for more of them; old tables lack these."""
+    if before.medians and after.medians:
+        return seeds_fell(before.medians, after.medians)
+    return fell(before.median, after.median, math.hypot(before.spread, after.spread))

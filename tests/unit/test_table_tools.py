@@ -161,6 +161,27 @@ def test_lint_names_a_route_that_seeds_do_not_choose(tmp_path: Path, command: Co
     assert lines[0].startswith("noise       context=[0,2048) new=[0,64)")
 
 
+def test_a_cost_may_fall_with_the_load(tmp_path: Path, command: Command) -> None:
+    """Long first turns let fewer later ones arrive, so these have less to wait for."""
+    cheaper = measured(200.0, 7.0)
+    told = with_cell(7, remote=cheaper)
+    assert command("lint", write(tmp_path / "t.json", told))[0] == 1
+    told = with_cell(7, remote=msgspec.structs.replace(cheaper, qps=0.8))
+    assert command("lint", write(tmp_path / "t.json", told))[0] == 0
+
+
+def test_a_cost_falls_if_it_does_so_by_its_seeds(tmp_path: Path, command: Command) -> None:
+    """A median of all turns may be between two kinds of them."""
+    alike = measured(200.0, 7.0, 0.01, 40, (2.0, 2.0, 2.0))
+    told = with_cell(7, remote=alike)
+    cells = list(told.cells)
+    cells[3] = msgspec.structs.replace(cells[3], remote=measured(400.0, 6.0, 0.01, 40, (1.0,) * 3))
+    cells[5] = msgspec.structs.replace(cells[5], remote=measured(400.0, 7.0, 0.01, 40, (1.0,) * 3))
+    told = msgspec.structs.replace(told, cells=tuple(cells))
+    _, lines = command("lint", write(tmp_path / "t.json", told))
+    assert not any(line.startswith("falls") and "along context" in line for line in lines), lines
+
+
 def test_a_tie_is_no_fault(tmp_path: Path, command: Command) -> None:
     told = with_cell(0, local=measured(95.0, 5.0, spread=0.2))
     code, lines = command("lint", write(tmp_path / "t.json", told))
