@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def kept_verdicts(path: Path) -> list[dict[str, Any]]:
     return newest
 
 
-def machine_of(judgement: dict[str, Any]) -> str:
+def machine_of(judgement: Mapping[str, Any]) -> str:
     """Return what tells the machine of a judgement from others: its link, and how much slower."""
     factor = judgement["calibration_factor"]
     slower = "" if factor == 1 else f", x {factor:g}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from .. import check_figures
 from ..engine import interference
 from . import study_figures as report_figures
+from .areas import payoff
 from .parts import Content, Section, Table, section, short
 from .policies import grid_sections
 from .real_traffic import real_traffic
@@ -22,6 +23,7 @@ from .sources import (
     DemoRow,
     InterferenceRow,
     Source,
+    VerdictRow,
     WeightsRow,
     newest,
     read_source,
@@ -38,6 +40,7 @@ def sections(results: Results) -> list[Section]:
     return [
         _demo(folder),
         route_map(folder),
+        _payoff(results),
         real_traffic(results),
         *grid_sections(folder),
         _interference(folder),
@@ -65,6 +68,19 @@ def _demo(folder: Path) -> Section:
         "the same workers, and remote after a flush, with a full prefill and a full transfer.",
         source,
         make,
+    )
+
+
+def _payoff(results: Results) -> Section:
+    run = "ppd-eval compare eval/compare/simulated.toml --verdicts results/payoff.jsonl ..."
+    return section(
+        "payoff",
+        "Does it pay?",
+        "Every policy on the same simulated traffic, at true lengths (SIMULATOR.md). A cost is "
+        "that of real traffic, below. Verdicts are against the best static policy on the same "
+        "workers, after Holm's correction. The clairvoyant looks three seconds ahead.",
+        read_source(results.folder, "payoff.jsonl", VerdictRow, run),
+        lambda _: (None, payoff.tables(results)),
     )
 
 

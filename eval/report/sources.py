@@ -95,6 +95,18 @@ class CompareRow(msgspec.Struct, frozen=True):
     seed: int
 
 
+class VerdictRow(_Origin, frozen=True, kw_only=True):
+    """A row of ``payoff.jsonl``: the verdicts on one trace and machine."""
+
+    trace: str
+    windows: int
+    ways: dict[str, dict[str, float]]
+    verdicts: list[dict[str, Any]]
+    profile: str
+    link_gbps: float
+    calibration_factor: float
+
+
 class DemoRow(_Origin, frozen=True, kw_only=True):
     """A row of ``demo.jsonl``; the older ones have one way only."""
 

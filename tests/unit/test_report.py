@@ -93,6 +93,35 @@ def fill(folder: Path) -> None:
         "simulated": 39.4,
     }
     write(folder / "simulate-paper.jsonl", [claim, {"row": "run", **ORIGIN}])
+    write(folder / "payoff.jsonl", [verdicts("chat")])
+
+
+def verdicts(trace: str) -> dict[str, Any]:
+    """One comparison, which ``ppd`` wins."""
+    way = {"ttft_p50_ms": 20.0, "ttft_p90_ms": 40.0, "kv_mb_moved": 1.0}
+    static = ["pd-full", "pd", "full", "threshold", "threshold:uncached=512"]
+    verdict = {
+        "weights": "1:1",
+        "at": "each",
+        "costs": {"pd": 2.0, "ppd 1:1": 1.8},
+        "best_static": "pd",
+        "difference": -0.2,
+        "better": True,
+        "p": 0.001,
+        "p_again": 0.5,
+    }
+    return {
+        "row": "verdicts",
+        "trace": trace,
+        "windows": 12,
+        "ways": dict.fromkeys([*static, "replica", "ppd 1:1"], way),
+        "verdicts": [verdict],
+        "profile": "llama",
+        "shape": "1P_1pD",
+        "link_gbps": 100.0,
+        "calibration_factor": 1.0,
+        **ORIGIN,
+    }
 
 
 def test_an_empty_measurement_is_reported_and_nothing_is_drawn(tmp_path: Path) -> None:
@@ -118,7 +147,7 @@ def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path
     for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page):
         assert "".join(target) in ids
     assert INK not in page
-    assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 7
+    assert page.count("commit c0ffee · 2 cores of it · seed 0 · model tiny · 2026-11-21") == 8
     assert page.count("commit abc · 2 cores · seeds 0, 1, 2") == 4
 
 

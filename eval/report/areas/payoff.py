@@ -42,7 +42,7 @@ def traffic(results: Results) -> Block:
         (
             one["trace"],
             "synthetic" if _is_synthetic(one["asked"]["workload"]) else "1.0",
-            *_times(one["asked"]),
+            *_arrivals(one["asked"]),
             f"{one['asked']['conversations']} x {one['windows']}",
             f"{one['conversations']:,}",
             f"{one['later_turns']:,}",
@@ -54,7 +54,8 @@ def traffic(results: Results) -> Block:
     head = ("traffic", "lengths", "arrivals", "pauses", "conversations x windows")
     sums = ("of these with later turns", "later turns", "decode at once")
     caption = (
-        f"scaling of lengths: 1.0 are a trace's own; drawn: with replacement; {_profile(rows)}; "
+        "scaling of lengths: 1.0 are a trace's own; drawn: with replacement; "
+        f"{_profile(judgements)}; "
         f"what decodes at once is the mean with delta transfer at {first}"
     )
     return block(Table((*head, *sums), table, caption), made_of=[rows])
@@ -63,6 +64,10 @@ def traffic(results: Results) -> Block:
 def times(results: Results) -> Block:
     """Return TTFT of later turns by policy."""
     rows, judgements = _rows(results)
+    return block(_times_table(judgements), made_of=[rows])
+
+
+def _times_table(judgements: Sequence[Mapping[str, Any]]) -> Table:
     table = []
     for one in judgements:
         ways = one["ways"]
@@ -70,15 +75,15 @@ def times(results: Results) -> Block:
             f"{short(ways[n]['ttft_p50_ms'])} / {short(ways[n]['ttft_p90_ms'])}" for n in _SHOWN
         )
         table.append((one["trace"], machine_of(one), *cells))
-    caption = f"TTFT of later turns, p50 / p90, ms; {_profile(rows)}"
-    return block(Table(("traffic", "link", *_SHOWN.values()), table, caption), made_of=[rows])
+    caption = f"TTFT of later turns, p50 / p90, ms; {_profile(judgements)}"
+    return Table(("traffic", "link", *_SHOWN.values()), table, caption)
 
 
 def _is_synthetic(workload: str) -> bool:
     return "{" not in workload
 
 
-def _times(asked: Mapping[str, Any]) -> tuple[str, str]:
+def _arrivals(asked: Mapping[str, Any]) -> tuple[str, str]:
     """Arrivals and pauses of a trace."""
     thinks = re.findall(r"think_s=(\d+)", " ".join((asked["workload"], *asked["also"])))
     drawn = f"drawn, mean {thinks[0]} s" if thinks else ""
@@ -88,15 +93,25 @@ def _times(asked: Mapping[str, Any]) -> tuple[str, str]:
     return f"its own, every {asked['every']}th session", pauses
 
 
-def _profile(rows: Rows) -> str:
+def _profile(judgements: Sequence[Mapping[str, Any]]) -> str:
     """Name what was simulated."""
-    row = rows.rows[0]
+    row = judgements[0]
     return f"simulator, profile {row['profile']}, {row['shape'].replace('_', '')}"
 
 
 def verdicts(results: Results) -> Block:
     """Return what ``ppd`` and the clairvoyant cost beside the best static policy."""
     rows, judgements = _rows(results)
+    return block(_verdict_table(judgements), _sums(judgements), made_of=[rows])
+
+
+def tables(results: Results) -> tuple[Table, ...]:
+    """Return what the report shows of the study."""
+    _, judgements = _rows(results)
+    return _times_table(judgements), _verdict_table(judgements), _sums(judgements)
+
+
+def _verdict_table(judgements: Sequence[dict[str, Any]]) -> Table:
     table = []
     for one in judgements:
         (each,) = (v for v in one["verdicts"] if (v["at"], v["weights"]) == ("each", _WEIGHTS))
@@ -117,13 +132,9 @@ def verdicts(results: Results) -> Block:
     caption = (
         "cost at even weights, geometric mean over turns: delta transfer costs 2; wins, ties and "
         f"losses of `ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` "
-        f"against delta transfer; {_profile(rows)}"
+        f"against delta transfer; {_profile(judgements)}"
     )
-    return block(
-        Table((*head, "wins, ties, losses", "KV"), table, caption),
-        _sums(judgements),
-        made_of=[rows],
-    )
+    return Table((*head, "wins, ties, losses", "KV"), table, caption)
 
 
 def targets(results: Results) -> Block:
@@ -137,7 +148,7 @@ def targets(results: Results) -> Block:
         table.append((one["trace"], machine_of(one), *map(_missed, missed)))
     caption = (
         "later turns that miss a target of TTFT / TPOT: with the best static policy, with `ppd`; "
-        f"{_profile(rows)}"
+        f"{_profile(judgements)}"
     )
     return block(Table(("traffic", "link", *asked), table, caption), made_of=[rows])
 
