@@ -102,7 +102,7 @@ class Reason(StrEnum):
     NOISE = "noise", "remote was better by less than the error of the measurements"
     OBSERVED = "observed", "costs observed since then turned the answer"
     APPEND_BUDGET = "append_budget", "enough appends are under way on the home worker"
-    HOME_FULL = "home_full", "no KV is left on the home worker for the turn"
+    HOME_FULL = "home_full", "KV on the home worker would come too late for the turn"
 
 
 class HomeState(StrEnum):
@@ -183,14 +183,16 @@ class Features:
         return self.prompt_tokens - min(self.prefill_cached_tokens, self.context_tokens)
 
     @property
-    def fits_at_home(self) -> bool:
-        """Whether the home has KV for the whole turn, as far as it reports.
+    def home_lacks_tokens(self) -> int:
+        """KV that the home lacks for the whole turn, as far as it reports.
 
         The context counts as free there until a request holds it.
         """
+        if self.home_free_tokens is None:
+            return 0
         claimed = max(self.home_append_tokens, self.home_claimed_tokens)
         needed = claimed + self.prompt_tokens + self.output_tokens
-        return self.home_free_tokens is None or needed <= self.home_free_tokens
+        return max(0, needed - self.home_free_tokens)
 
     @property
     def missed_tokens(self) -> int:

@@ -88,7 +88,7 @@ class DynamoThreshold(Policy):
         uncached = features.uncached_at_home
         short = uncached < self.max_uncached and uncached < self.max_share * features.prompt_tokens
         busy = self.busy is not None and features.prefill_queue_tokens > self.busy
-        route = Route.LOCAL if (short or busy) and features.fits_at_home else Route.REMOTE
+        route = Route.LOCAL if (short or busy) and not features.home_lacks_tokens else Route.REMOTE
         return Decision(route, Reason.POLICY_THRESHOLD)
 
 

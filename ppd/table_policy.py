@@ -7,6 +7,7 @@ decision is its reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,7 +42,7 @@ class Correction(StrEnum):
         STALE_PREFIX: add the tokens that the prefill worker has missed to a remote turn, and weigh
             what a local turn leaves to later ones (``ppd.catch_up``).
         LOAD: replace the waits of the measurement by the current ones: queues, the home's batch and
-            the time of its steps; refuse a local turn for which the home has no free KV.
+            the time of its steps; add the wait for KV where the home has none left for the turn.
         RESERVATION: keep the append tokens under way on a decode worker within a budget.
         SHRINKAGE: multiply a cell's costs by the factors observed in served turns.
         NOISE: choose remote only if it is better by more than the measurement's standard error.
@@ -221,6 +222,9 @@ class TablePolicy(Policy):
             typical_ms = alone.quiet_ms
             remote, local = self._loaded(features, remote, local, alone, missed_ms)
             yield _Step(Reason.LOAD, remote, local, typical_ms, later_ms)
+            if room_ms := _room_ms(features, alone.step_ms):
+                local = _with_times(local, local.ttft_ms + room_ms, local.tpot_ms)
+                yield _Step(Reason.HOME_FULL, remote, local, typical_ms, later_ms)
         if Correction.SHRINKAGE in self.corrections:
             loaded_ms = remote.ttft_ms
             remote = self.observed.correct(cell.index, Route.REMOTE, remote)
@@ -290,9 +294,20 @@ class TablePolicy(Policy):
         under_way = claimed + features.uncached_at_home
         if Correction.RESERVATION in self.corrections and under_way > self.append_budget_tokens:
             return Reason.APPEND_BUDGET
-        if Correction.LOAD in self.corrections and not features.fits_at_home:
-            return Reason.HOME_FULL
+        if Correction.LOAD in self.corrections and features.home_lacks_tokens:
+            return None if features.home_running else Reason.HOME_FULL  # none will end
         return None
+
+
+def _room_ms(features: Features, step_ms: float) -> float:
+    """How long a local turn waits for KV on its home: until enough requests there have ended.
+
+    They are taken to be like this turn, and to end one after the other.
+    """
+    if not (features.home_lacks_tokens and features.home_running):
+        return 0.0
+    ends = math.ceil(features.home_lacks_tokens / (features.prompt_tokens + features.output_tokens))
+    return ends * features.output_tokens * step_ms / features.home_running
 
 
 def _has_a_choice(features: Features) -> bool:

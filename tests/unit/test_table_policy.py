@@ -293,6 +293,7 @@ def test_the_wait_of_a_queue_counts_before_its_tokens() -> None:
 
 
 def test_no_local_turn_without_kv_for_it() -> None:
+    """Nothing decodes on the home, so nothing ends there."""
     needed = SHORT.prompt_tokens + SHORT.output_tokens
     corrected = policy(Correction.LOAD)
     assert choose(corrected, SHORT, home_free_tokens=needed)[0] is Route.LOCAL
@@ -301,6 +302,26 @@ def test_no_local_turn_without_kv_for_it() -> None:
     others = choose(corrected, SHORT, home_free_tokens=needed + 29, home_append_tokens=30)
     assert others == (Route.REMOTE, Reason.HOME_FULL), "what is under way will need it too"
     assert choose(policy(), SHORT, home_free_tokens=0)[0] is Route.LOCAL
+
+
+def test_a_turn_waits_for_kv_unless_it_waits_longer_for_a_prefill_worker() -> None:
+    """A request that decodes ends, in the mean, after a reply divided by their number."""
+    corrected = policy(Correction.LOAD)
+    needed = SHORT.prompt_tokens + SHORT.output_tokens
+    fits = replace(SHORT, home_running=4, home_free_tokens=needed)
+    full = replace(fits, home_free_tokens=needed - 1)
+    idle, waits = (corrected.choose(one, Weights()).assessment for one in (fits, full))
+    assert idle is not None
+    assert waits is not None
+    room_ms = SHORT.output_tokens * idle.remote.tpot_ms / 4
+    assert waits.local.ttft_ms - idle.local.ttft_ms == pytest.approx(room_ms)
+    assert waits.remote == idle.remote
+    assert choose(corrected, full) == (Route.REMOTE, Reason.HOME_FULL)
+    assert choose(corrected, full, prefill_wait_ms=2 * room_ms)[0] is Route.LOCAL
+    twice = replace(full, home_free_tokens=-1)
+    later = corrected.choose(twice, Weights()).assessment
+    assert later is not None
+    assert later.local.ttft_ms - idle.local.ttft_ms == pytest.approx(2 * room_ms)
 
 
 def test_interpolation_looks_at_the_cells_around() -> None:
