@@ -177,7 +177,7 @@ def test_flags_of_other_routers_are_not_ours() -> None:
 def test_reasons_that_are_missing_or_unknown_are_found() -> None:
     text = (ROOT / troubleshooting.NAME).read_text()
     assert list(troubleshooting.problems(ROOT, text)) == []
-    wrong = text.replace("| `home_full` | The home", "| `home_ful` | The home")
+    wrong = text.replace("| `home_full` | KV", "| `home_ful` | KV")
     assert [problem for _, problem in troubleshooting.problems(ROOT, wrong)] == [
         "there is no reason home_ful",
         "reason home_full is not in the table",
