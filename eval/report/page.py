@@ -92,7 +92,7 @@ def _html_table(table: Table) -> str:
         )
         return f"<tr>{''.join(cells)}</tr>"
 
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    caption = f"<caption>{_code(table.caption)}</caption>" if table.caption else ""
     body = "\n".join(line("td", row) for row in table.rows)
     return (
         f'<div class="scroll"><table>{caption}<thead>{line("th", table.head)}</thead>\n'
@@ -109,9 +109,14 @@ def _marked(text: str) -> str:
     return " = ".join(
         f'<span><i style="background:{LOOKS[part][0]}"></i>{escape(part)}</span>'
         if part in LOOKS
-        else escape(part)
+        else _code(part)
         for part in text.split(" = ")
     )
+
+
+def _code(text: str) -> str:
+    """Text in HTML, where Markdown has names between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 _MARKDOWN_INK = "#222222"

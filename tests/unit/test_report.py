@@ -140,6 +140,7 @@ def test_a_whole_report_needs_nothing_else_and_names_every_origin(tmp_path: Path
     found = sections(Results(tmp_path))
     page = html(found)
     assert "Not measured" not in page
+    assert "`" not in page, "names are code there, too"
     assert page.count("<svg ") == 8
     assert not re.search(r'(src|href)="(?!#)', page.replace('xlink:href="#', 'href="#'))
     ids = re.findall(r'\bid="([^"]+)"', page)
