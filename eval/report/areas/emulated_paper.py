@@ -8,13 +8,9 @@ from collections.abc import Callable
 from ...simulation.paper_points import EMULATED
 from ..parts import Block, Table, block, short
 from ..results import Results
+from .emulation import METRICS
 
 _FILE = "emulation-paper-simulator.jsonl"
-_METRICS = {
-    "t1_ttft_p50_ms": "TTFT, turn 1",
-    "t2_ttft_p50_ms": "TTFT, turn 2",
-    "tpot_p50_ms": "TPOT",
-}
 
 
 def points(results: Results) -> Block:
@@ -26,7 +22,7 @@ def points(results: Results) -> Block:
         own = rows.where(shape=shape, policy=policy)
         name = configuration(shape, policy)
         cells = []
-        for metric in _METRICS:
+        for metric in METRICS:
             (row,) = own.where(metric=metric)
             theirs = measured.get((name, metric))
             told = "-" if theirs is None else short(theirs)
@@ -40,7 +36,7 @@ def points(results: Results) -> Block:
         f"k = {', '.join(f'{k:g}' for k in dict.fromkeys(rows.values('slow_motion')))}, "
         f"{row['link_gbps']:g} Gb/s"
     )
-    return block(Table(("configuration", *_METRICS.values()), table, caption), made_of=[rows])
+    return block(Table(("configuration", *METRICS.values()), table, caption), made_of=[rows])
 
 
 def configuration(shape: str, policy: str) -> str:

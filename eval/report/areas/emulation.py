@@ -14,7 +14,7 @@ from ..results import Results
 
 _CHECK = "emulation-check.jsonl"
 _COMPARED = "emulation-simulator.jsonl"
-_METRICS = {
+METRICS = {
     "t1_ttft_p50_ms": "TTFT of first turns",
     "t2_ttft_p50_ms": "TTFT of later turns",
     "tpot_p50_ms": "TPOT",
@@ -101,7 +101,7 @@ def simulator(results: Results) -> Block:
             f"`{row['profile']}`",
             f"{row['shape']}, {row['policy']}, {row['qps']:g}/s",
             f"{row['conversations']} of {letters[row['workload']]}",
-            _METRICS[row["metric"]],
+            METRICS[row["metric"]],
             short(row["emulated"]),
             short(row["simulated"]),
             f"{100 * row['error']:+.1f} %",
