@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean, geometric_mean, median, stdev
+from statistics import geometric_mean, median, stdev
 
 from ppd.errors import TableError
 from ppd.prefill_times import prefill_times
@@ -36,8 +36,8 @@ _TURNS = 2  # of a conversation of a sweep that does not name them
 _MOSTLY_IDLE = 0.3  # share of the time that a prefill worker computes
 _SHAPE = re.compile(r"(\d+)P(\d+)D(?:\d+R)?")
 # With overlap scheduling a prefill beside decodes waits for half of the step that runs, on average,
-# and for one that has been launched. Its own step also decodes the batch.
-_APPEND_WAIT_STEPS = 2.0
+# and for one that has been launched.
+_APPEND_WAIT_STEPS = 1.5
 _REMOTE_WAIT_STEPS = 0.5  # KV that has arrived is taken up when the decode step ends
 _LEAST_WAIT_STEPS = 0.5  # of either route: the rest of the step that runs
 
@@ -126,19 +126,20 @@ class Table:
         axes = [bins for _, bins in record.axes.each()]
         self._lows = tuple(tuple(b.low for b in bins) for bins in axes)
         self._highs = tuple(bins[-1].high for bins in axes)
-        self._points = tuple(tuple(math.log1p(b.at) for b in bins) for bins in axes)
+        self._points = tuple(tuple(b.at for b in bins) for bins in axes)
+        self._log_points = tuple(tuple(map(math.log1p, points)) for points in self._points)
         sizes = [len(bins) for bins in axes]
         self._strides = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
         by_bins: dict[tuple[int, ...], CellRecord] = {c.bins: c for c in record.cells}
-        self._wait_steps = [_wait_steps(record, new) for new in range(sizes[1])]
         self.cells = tuple(
             _cell(i, record.axes, by_bins[bins])
             for i, bins in enumerate(product(*map(range, sizes)))
         )
         self.token_ms = min(record.prefill_ms_per_token, record.append_ms_per_token)
         self.has_throughput = all(cell.remote.tokens_per_s for cell in self.cells)
-        self._log_quiet = [self._mean_log_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
+        self._quiet = [self._mean_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
         self.min_step_ms = min(cell.remote.tpot_ms for cell in self.cells)
+        self._wait_steps = [_wait_steps(record, new, self.min_step_ms) for new in range(sizes[1])]
         self.empty_append_ms = self._empty_append_ms()
         self.prefill_times = prefill_times(
             [tokens.at for tokens in record.axes.context_tokens],
@@ -148,8 +149,8 @@ class Table:
             record.prefill_ms_per_token,
         )
 
-    def _mean_log_quiet(self, number: int, replies: int) -> tuple[float, float]:
-        """Logarithms of both quiet TTFTs: remote ones averaged over rates, local ones over replies.
+    def _mean_quiet(self, number: int, replies: int) -> tuple[float, float]:
+        """Geometric means of both quiet TTFTs: remote ones over rates, local ones over replies.
 
         Args:
             number: of the three bins of tokens.
@@ -160,8 +161,8 @@ class Table:
         of_reply = self.cells[first : first + rates]
         of_all = self.cells[without_reply * rates : (without_reply + replies) * rates]
         return (
-            fmean(math.log(cell.quiet_remote_ms) for cell in of_reply),
-            fmean(math.log(cell.quiet_local_ms) for cell in of_all),
+            geometric_mean(cell.quiet_remote_ms for cell in of_reply),
+            geometric_mean(cell.quiet_local_ms for cell in of_all),
         )
 
     def _empty_append_ms(self) -> float:
@@ -235,7 +236,7 @@ class Table:
         return self.cells[index]
 
     def quiet_ttft_ms(self, context: float, new: float, reply: float) -> tuple[float, float]:
-        """Interpolate the TTFT of a turn that nothing waits for, linear in logarithms.
+        """Interpolate the TTFT of a turn that nothing waits for, linear in tokens, as a forward is.
 
         In a sweep all replies of a run have one length, so the axis of output tokens is that of the
         reply before the turn, too.
@@ -250,36 +251,62 @@ class Table:
             Of the remote and of the local route.
         """
         remote = local = 0.0
-        for index, weight in self._corners((context, new, reply)):
-            log_remote, log_local = self._log_quiet[index // self._strides[2]]
-            remote += weight * log_remote
-            local += weight * log_local
+        for index, weight in self._corners(self._points, (context, new, reply)):
+            remote_ms, local_ms = self._quiet[index // self._strides[2]]
+            remote += weight * remote_ms
+            local += weight * local_ms
         beyond = max(0.0, reply - self.record.axes.output_tokens[-1].at)
-        return math.exp(remote) + beyond * self.token_ms, math.exp(local)
+        return remote + beyond * self.token_ms, local
 
-    def wait_steps(self, new: float) -> tuple[float, float]:
-        """Interpolate how many decode steps longer a turn takes beside decodes, linear in tokens.
+    def beside_decodes_ms(self, new: float, step_ms: float) -> tuple[float, float]:
+        """What a turn takes longer beside decodes than on a worker where nothing decodes.
+
+        It waits for some steps. An append's own step decodes the batch, too. So that one takes as
+        much longer as a step of decodes alone.
 
         Args:
             new: tokens that the turn adds.
+            step_ms: time of a decode step.
 
         Returns:
             Of the remote and of the local route.
         """
-        points = [tokens.at for tokens in self.record.axes.new_tokens]
+        remote_steps, local_steps = self._steps_waited(new)
+        own_ms = max(0.0, step_ms - self.min_step_ms)
+        return remote_steps * step_ms, local_steps * step_ms + own_ms
+
+    def _steps_waited(self, new: float) -> tuple[float, float]:
+        """Interpolate how many decode steps a turn of both routes waits for, linear in tokens.
+
+        Decodes run between the chunks of an append, so its waits grow from its second chunk on.
+        Where that is, no point shows. It is where the line through the next two points would give
+        less than the point below.
+        """
+        points = self._points[1]
         below, share = _between(points, new)
         remote, local = self._wait_steps[below]
-        if share:
-            (next_remote, next_local) = self._wait_steps[below + 1]
-            remote += share * (next_remote - remote)
-            local += share * (next_local - local)
-        return remote, local
+        if not share:
+            return remote, local
+        (next_remote, next_local) = self._wait_steps[below + 1]
+        steps = local + share * (next_local - local)
+        if below + 2 < len(points):
+            (_, last_local) = self._wait_steps[below + 2]
+            by_token = (last_local - next_local) / (points[below + 2] - points[below + 1])
+            steps = min(steps, max(local, next_local - by_token * (points[below + 1] - new)))
+        return remote + share * (next_remote - remote), steps
 
-    def _corners(self, values: Sequence[float]) -> list[tuple[int, float]]:
-        """Cells around values of the first axes, in the first bins of the others, with weights."""
+    def _corners(
+        self, axes: Sequence[Sequence[float]], values: Sequence[float]
+    ) -> list[tuple[int, float]]:
+        """Cells around values of the first axes, in the first bins of the others, with weights.
+
+        Args:
+            axes: the points of all axes.
+            values: in the unit of the points.
+        """
         corners: list[tuple[int, float]] = [(0, 1.0)]
-        for value, points, stride in zip(values, self._points, self._strides, strict=False):
-            low, share = _between(points, math.log1p(value))
+        for value, points, stride in zip(values, axes, self._strides, strict=False):
+            low, share = _between(points, value)
             corners = [
                 (index + (low + step) * stride, weight * part)
                 for index, weight in corners
@@ -305,7 +332,8 @@ class Table:
         Returns:
             The costs of the remote and of the local route.
         """
-        corners = self._corners((context, new, output, qps))
+        logs = [math.log1p(value) for value in (context, new, output, qps)]
+        corners = self._corners(self._log_points, logs)
         if len(corners) == 1:
             cell = self.cells[corners[0][0]]
             return cell.remote, cell.local
@@ -316,12 +344,13 @@ class Table:
         )
 
 
-def _wait_steps(record: TableRecord, new: int) -> tuple[float, float]:
-    """Measure how many decode steps longer remote and local turns take beside decodes.
+def _wait_steps(record: TableRecord, new: int, min_step_ms: float) -> tuple[float, float]:
+    """Measure how many decode steps remote and local turns wait for beside decodes.
 
     They are medians over the cells of a bin of new tokens whose home mostly decoded, and whose
-    prefill worker was mostly idle: its queue is counted by itself. Large appends take many steps,
-    because chunks are bounded there. Without such a cell they are those of overlap scheduling.
+    prefill worker was mostly idle: its queue is counted by itself. Large appends wait for many
+    steps, because chunks are bounded there. Without such a cell they are those of overlap
+    scheduling.
     """
     known = [
         cell
@@ -330,8 +359,10 @@ def _wait_steps(record: TableRecord, new: int) -> tuple[float, float]:
     ]
     for least in _MOSTLY_BUSY:
         if busy := [cell for cell in known if cell.remote.running >= least]:
-            remote = median(_steps_longer(cell.remote, cell) for cell in busy)
-            local = median(_steps_longer(cell.local, cell) for cell in busy)
+            remote = median(_waited(cell.remote, cell, 0.0) for cell in busy)
+            local = median(
+                _waited(cell.local, cell, cell.local.tpot_ms.median - min_step_ms) for cell in busy
+            )
             return max(_LEAST_WAIT_STEPS, remote), max(_LEAST_WAIT_STEPS, local)
     return _REMOTE_WAIT_STEPS, _APPEND_WAIT_STEPS
 
@@ -350,9 +381,11 @@ def _prefill_use(record: TableRecord, cell: CellRecord) -> float:
     return homes * cell.remote.qps * a_turn_ms / 1e3
 
 
-def _steps_longer(measured: Measured, cell: CellRecord) -> float:
+def _waited(measured: Measured, cell: CellRecord, own_ms: float) -> float:
+    """Divide by a step what turns took longer beside decodes, less ``own_ms``."""
     longer_ms = measured.ttft_ms.median - measured.quiet_ttft_ms
-    return longer_ms / measured.tpot_ms.median / (1.0 - math.exp(-cell.remote.running))
+    beside_decodes_ms = longer_ms / (1.0 - math.exp(-cell.remote.running))
+    return (beside_decodes_ms - own_ms) / measured.tpot_ms.median
 
 
 def base_name(model: str) -> str:

@@ -246,7 +246,9 @@ class TablePolicy(Policy):
         """What a turn takes without queues.
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
-        each of them, over the tokens of a reply. What the home has evicted is appended, too.
+        each of them, over the tokens of a reply. What is delayed decodes for longer, beside those
+        that come meanwhile. So the batch is larger, and its steps are: by as much again as the
+        batch makes a step longer than the least one. What the home has evicted is appended, too.
 
         Args:
             features: of the turn.
@@ -260,11 +262,12 @@ class TablePolicy(Policy):
         delay_ms = max(0.0, local_ms - table.empty_append_ms)
         lost_ms = features.home_running * delay_ms / max(_MIN_OUTPUT, output)
         step_ms = self.step_time.of(features.home_running, tpot_ms, table.min_step_ms)
+        lost_ms *= step_ms / table.min_step_ms
         remote_ms = quiet_ms
         if features.home_running:
-            remote_steps, local_steps = table.wait_steps(new)
-            remote_ms += remote_steps * step_ms
-            local_ms += local_steps * step_ms
+            remote_longer_ms, local_longer_ms = table.beside_decodes_ms(new, step_ms)
+            remote_ms += remote_longer_ms
+            local_ms += local_longer_ms
         longer_ms = local_ms - remote_ms + lost_ms / step_ms * quiet_ms
         bound_ms = BOUND * quiet_ms  # one turn must not outweigh all others
         longer_ms = max(-bound_ms, min(bound_ms, longer_ms))

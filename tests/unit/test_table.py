@@ -230,7 +230,7 @@ def test_quiet_times_meet_the_measured_ones_and_are_steady_between() -> None:
     assert table.quiet_ttft_ms(1000, 1024, 0) == pytest.approx((100.0, 110.0))
     assert table.quiet_ttft_ms(10**6, 1, 0) == pytest.approx((200.0, 50.0)), "the nearest point"
     between = [table.quiet_ttft_ms(1000, new, 0)[1] for new in range(64, 1025, 32)]
-    assert between == sorted(between)
+    assert between == pytest.approx([50.0 + 2 * step for step in range(31)]), "linear in tokens"
 
 
 def test_the_reply_before_a_turn_is_prefilled_on_the_remote_route_alone() -> None:
@@ -257,13 +257,31 @@ def test_waits_beside_decodes_are_those_of_busy_cells() -> None:
             for cell in record.cells
         )
         table = Table(structs.replace(record, cells=cells))
-        remote, local = table.wait_steps(64)
-        assert (remote, local) == table.wait_steps(10_000)
-        return round(remote, 6), round(local, 6)
+        remote_ms, local_ms = table.beside_decodes_ms(64, 10.0)
+        assert (remote_ms, local_ms) == table.beside_decodes_ms(10_000, 10.0)
+        return round(remote_ms / 10, 6), round(local_ms / 10, 6)
 
     assert waits(100.0, 150.0, 20.0) == (2.0, 10.0)  # 20 and 100 ms longer, always busy
     assert waits(70.0, 51.0, 20.0) == (0.5, 0.5)  # half of a step, at least
-    assert waits(100.0, 150.0, 0.1) == (0.5, 2.0)  # hardly ever busy: not measured
+    assert waits(100.0, 150.0, 0.1) == (0.5, 1.5)  # hardly ever busy: not measured
+
+
+def test_an_append_in_a_larger_batch_has_a_longer_step_of_its_own() -> None:
+    """With one request steps take 8 ms. The sweep's appends took 26 ms longer, with steps of 12."""
+    record = table_record(lambda _c, _n, _o, q: (100.0, 8.0 + 4 * q, 50.0, 8.0 + 4 * q))
+    cells = tuple(
+        structs.replace(
+            cell,
+            remote=structs.replace(cell.remote, quiet_ttft_ms=88.0, running=20.0 * cell.bins[3]),
+            local=structs.replace(cell.local, quiet_ttft_ms=24.0),
+        )
+        for cell in record.cells
+    )
+    table = Table(structs.replace(record, cells=cells))
+    remote_ms, local_ms = table.beside_decodes_ms(64, 12.0)
+    assert (remote_ms, local_ms) == pytest.approx((12.0, 26.0)), "as measured: 22 ms are waits"
+    remote_ms, local_ms = table.beside_decodes_ms(64, 24.0)
+    assert (remote_ms, local_ms) == pytest.approx((24.0, 44.0 + 16.0)), "16 ms above the least"
 
 
 def test_waits_are_not_those_behind_a_busy_prefill_worker() -> None:
@@ -275,8 +293,9 @@ def test_waits_are_not_those_behind_a_busy_prefill_worker() -> None:
             )
             for cell in record.cells
         )
-        remote, _ = Table(structs.replace(record, cells=cells, shape=shape)).wait_steps(0)
-        return round(remote, 6)
+        table = Table(structs.replace(record, cells=cells, shape=shape))
+        remote_ms, _ = table.beside_decodes_ms(0, 10.0)
+        return round(remote_ms / 10, 6)
 
     # One turn a second. Of two turns one computes the context, at 0.1 ms a token.
     assert remote_waits("1P1D") == 5.0, "idle with 1,000 tokens of context, busy with 8,000"
@@ -296,12 +315,30 @@ def test_waits_grow_with_the_chunks_of_an_append() -> None:
         for cell in record.cells
     )
     table = Table(structs.replace(record, cells=cells))
-    found = [round(table.wait_steps(new)[1], 3) for new in (0, 100, 600, 1100, 2100, 3100, 8000)]
+    news = (0, 100, 600, 1100, 2100, 3100, 8000)
+    found = [round(table.beside_decodes_ms(new, 10.0)[1], 3) for new in news]
     short, long, longest = found[1], found[3], found[5]
     assert short < long < longest
     assert found[2] == pytest.approx((short + long) / 2, abs=0.01)
     assert found[4] == pytest.approx((long + longest) / 2, abs=0.01)
     assert (found[0], found[6]) == (short, longest)
+
+
+def test_an_append_of_one_chunk_waits_like_a_short_one() -> None:
+    """Each 1,000 tokens from 1,000 on take 40 ms of decodes between chunks."""
+    axes = structs.replace(
+        AXES, new_tokens=(Bin(0, 256, 100), Bin(256, 2048, 2000), Bin(2048, 9000, 4000))
+    )
+    record = table_record(
+        lambda _c, n, *_: (50.0, 10.0, 60.0 + (0.0, 40.0, 120.0)[n], 10.0), axes=axes, running=20.0
+    )
+    cells = tuple(
+        structs.replace(cell, local=structs.replace(cell.local, quiet_ttft_ms=40.0))
+        for cell in record.cells
+    )
+    table = Table(structs.replace(record, cells=cells))
+    found = [table.beside_decodes_ms(new, 10.0)[1] for new in (100, 1000, 1500, 2000, 3000, 4000)]
+    assert found == pytest.approx([20.0, 20.0, 40.0, 60.0, 100.0, 140.0])
 
 
 def test_an_append_without_a_token_takes_what_is_no_computing() -> None:

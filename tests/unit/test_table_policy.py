@@ -239,7 +239,10 @@ def test_the_time_of_a_step_is_that_of_recent_turns() -> None:
     seen = corrected.choose(turn, Weights()).assessment
     assert seen is not None
     assert seen.remote.tpot_ms == pytest.approx(20.0, abs=0.01), "and not the cell's 10"
-    assert (seen.remote.ttft_ms, seen.local.ttft_ms) == pytest.approx((110.0, 60.0), abs=0.02)
+    ttft_ms = (seen.remote.ttft_ms, seen.local.ttft_ms)
+    assert ttft_ms == pytest.approx((110.0, 70.0), abs=0.02), "the append's own step is longer, too"
+    alone_ms = 64 * 0.2 * 9 / 50
+    assert seen.local.tpot_ms == pytest.approx(20.0 + 2 * alone_ms, abs=0.01), "of twice the least"
     corrected.reset()
     fresh = policy(Correction.LOAD).choose(turn, Weights())
     assert corrected.choose(turn, Weights()) == fresh

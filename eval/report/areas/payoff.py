@@ -38,9 +38,10 @@ def traffic(results: Results) -> Block:
     """Return what the traffic was: where lengths and times come from, and how it was sampled."""
     rows, judgements = _rows(results)
     first = machine_of(judgements[0])
+    shown = {one["trace"]: one["asked"] for one in judgements if machine_of(one) == first}
     table = [
         (
-            one["trace"],
+            _name(one, first),
             "synthetic" if _is_synthetic(one["asked"]["workload"]) else "1.0",
             *_arrivals(one["asked"]),
             f"{one['asked']['conversations']} x {one['windows']}",
@@ -49,16 +50,22 @@ def traffic(results: Results) -> Block:
             f"{one['ways'][BASE]['decode_batch']:.0f}",
         )
         for one in judgements
-        if machine_of(one) == first
+        if machine_of(one) == first or one["asked"] != shown[one["trace"]]
     ]
     head = ("traffic", "lengths", "arrivals", "pauses", "conversations x windows")
     sums = ("of these with later turns", "later turns", "decode at once")
     caption = (
         "scaling of lengths: 1.0 are a trace's own; drawn: with replacement; "
         f"{_profile(judgements)}; "
-        f"what decodes at once is the mean with delta transfer at {first}"
+        f"what decodes at once is the mean with delta transfer; {first} where no machine is named"
     )
     return block(Table((*head, *sums), table, caption), made_of=[rows])
+
+
+def _name(judgement: Mapping[str, Any], first: str) -> str:
+    """Name the traffic, with its machine if that is not the first one."""
+    machine = machine_of(judgement)
+    return judgement["trace"] if machine == first else f"{judgement['trace']}, {machine}"
 
 
 def times(results: Results) -> Block:
