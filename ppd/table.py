@@ -108,7 +108,7 @@ class Table:
         cells: all cells, in the order of their indices.
         empty_append_ms: what a local turn at rest would take without a new token: a step, HTTP and
             the tokenizer.
-        min_step_ms: the least TPOT of a cell.
+        min_step_ms: the least TPOT of a cell, of either route.
         token_ms: time to prefill a token, at most; KV transfer is not in it.
         prefill_times: of prefill workers.
         has_throughput: whether its cells hold the throughput of both routes.
@@ -138,8 +138,8 @@ class Table:
         self.token_ms = min(record.prefill_ms_per_token, record.append_ms_per_token)
         self.has_throughput = all(cell.remote.tokens_per_s for cell in self.cells)
         self._quiet = [self._mean_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
-        self.min_step_ms = min(cell.remote.tpot_ms for cell in self.cells)
-        self._wait_steps = [_wait_steps(record, new, self.min_step_ms) for new in range(sizes[1])]
+        self.min_step_ms = min(min(c.remote.tpot_ms, c.local.tpot_ms) for c in self.cells)
+        self._wait_steps = _wait_steps(record, sizes[1], self.min_step_ms)
         self.empty_append_ms = self._empty_append_ms()
         self.prefill_times = prefill_times(
             [tokens.at for tokens in record.axes.context_tokens],
@@ -258,7 +258,7 @@ class Table:
         beyond = max(0.0, reply - self.record.axes.output_tokens[-1].at)
         return remote + beyond * self.token_ms, local
 
-    def beside_decodes_ms(self, new: float, step_ms: float) -> tuple[float, float]:
+    def beside_decodes_ms(self, new: float, appended: float, step_ms: float) -> tuple[float, float]:
         """What a turn takes longer beside decodes than on a worker where nothing decodes.
 
         It waits for some steps. An append's own step decodes the batch, too. So that one takes as
@@ -266,34 +266,44 @@ class Table:
 
         Args:
             new: tokens that the turn adds.
+            appended: tokens that a local turn computes.
             step_ms: time of a decode step.
 
         Returns:
             Of the remote and of the local route.
         """
-        remote_steps, local_steps = self._steps_waited(new)
         own_ms = max(0.0, step_ms - self.min_step_ms)
-        return remote_steps * step_ms, local_steps * step_ms + own_ms
+        return (
+            self._remote_steps(new) * step_ms,
+            self._local_steps(appended) * step_ms + own_ms,
+        )
 
-    def _steps_waited(self, new: float) -> tuple[float, float]:
-        """Interpolate how many decode steps a turn of both routes waits for, linear in tokens.
+    def _remote_steps(self, new: float) -> float:
+        """Interpolate how many decode steps a remote turn waits for, linear in tokens."""
+        below, share = _between(self._points[1], new)
+        steps, _ = self._wait_steps[below]
+        if share:
+            steps += share * (self._wait_steps[below + 1][0] - steps)
+        return steps
+
+    def _local_steps(self, appended: float) -> float:
+        """Interpolate how many decode steps an append waits for, linear in tokens.
 
         Decodes run between the chunks of an append, so its waits grow from its second chunk on.
-        Where that is, no point shows. It is where the line through the next two points would give
-        less than the point below.
+        Where that is, no point shows. Below the second point waits are those of the first, until
+        the line through the second and the third point gives more.
         """
         points = self._points[1]
-        below, share = _between(points, new)
-        remote, local = self._wait_steps[below]
+        below, share = _between(points, appended)
+        _, steps = self._wait_steps[below]
         if not share:
-            return remote, local
-        (next_remote, next_local) = self._wait_steps[below + 1]
-        steps = local + share * (next_local - local)
-        if below + 2 < len(points):
-            (_, last_local) = self._wait_steps[below + 2]
-            by_token = (last_local - next_local) / (points[below + 2] - points[below + 1])
-            steps = min(steps, max(local, next_local - by_token * (points[below + 1] - new)))
-        return remote + share * (next_remote - remote), steps
+            return steps
+        _, more = self._wait_steps[below + 1]
+        between = steps + share * (more - steps)
+        if below + 2 == len(points):
+            return between
+        by_token = (self._wait_steps[below + 2][1] - more) / (points[below + 2] - points[below + 1])
+        return min(between, max(steps, more - by_token * (points[below + 1] - appended)))
 
     def _corners(
         self, axes: Sequence[Sequence[float]], values: Sequence[float]
@@ -344,27 +354,44 @@ class Table:
         )
 
 
-def _wait_steps(record: TableRecord, new: int, min_step_ms: float) -> tuple[float, float]:
+def _wait_steps(record: TableRecord, news: int, min_step_ms: float) -> list[tuple[float, float]]:
     """Measure how many decode steps remote and local turns wait for beside decodes.
 
-    They are medians over the cells of a bin of new tokens whose home mostly decoded, and whose
-    prefill worker was mostly idle: its queue is counted by itself. Large appends wait for many
-    steps, because chunks are bounded there. Without such a cell they are those of overlap
-    scheduling.
+    They are medians over the cells of a bin of new tokens whose home mostly decoded. Remote turns
+    are those of a prefill worker that was mostly idle: its queue is counted by itself. So are
+    appends that others wait for: local turns are those at the least rate of arrivals. Large appends
+    wait for many steps, because chunks are bounded there. A bin without such a cell has the waits
+    of the one below, and the first one those of overlap scheduling.
+
+    Args:
+        record: the table.
+        news: bins of new tokens.
+        min_step_ms: the time of a decode step, at least.
     """
-    known = [
-        cell
-        for cell in record.cells
-        if cell.bins[1] == new and cell.seeds and _prefill_use(record, cell) <= _MOSTLY_IDLE
-    ]
-    for least in _MOSTLY_BUSY:
-        if busy := [cell for cell in known if cell.remote.running >= least]:
+    remote, local = _REMOTE_WAIT_STEPS, _APPEND_WAIT_STEPS
+    found = []
+    for new in range(news):
+        cells = [cell for cell in record.cells if cell.bins[1] == new and cell.seeds]
+        idle = [cell for cell in cells if _prefill_use(record, cell) <= _MOSTLY_IDLE]
+        if busy := _mostly_busy(idle):
             remote = median(_waited(cell.remote, cell, 0.0) for cell in busy)
+        if busy := _mostly_busy(cells):
+            least = min(cell.bins[3] for cell in busy)
             local = median(
-                _waited(cell.local, cell, cell.local.tpot_ms.median - min_step_ms) for cell in busy
+                _waited(cell.local, cell, cell.local.tpot_ms.median - min_step_ms)
+                for cell in busy
+                if cell.bins[3] == least
             )
-            return max(_LEAST_WAIT_STEPS, remote), max(_LEAST_WAIT_STEPS, local)
-    return _REMOTE_WAIT_STEPS, _APPEND_WAIT_STEPS
+        found.append((max(_LEAST_WAIT_STEPS, remote), max(_LEAST_WAIT_STEPS, local)))
+    return found
+
+
+def _mostly_busy(cells: Sequence[CellRecord]) -> list[CellRecord]:
+    """The cells whose home mostly decoded; none if there is none."""
+    for least in _MOSTLY_BUSY:
+        if busy := [cell for cell in cells if cell.remote.running >= least]:
+            return busy
+    return []
 
 
 def _prefill_use(record: TableRecord, cell: CellRecord) -> float:
@@ -383,9 +410,14 @@ def _prefill_use(record: TableRecord, cell: CellRecord) -> float:
 
 def _waited(measured: Measured, cell: CellRecord, own_ms: float) -> float:
     """Divide by a step what turns took longer beside decodes, less ``own_ms``."""
-    longer_ms = measured.ttft_ms.median - measured.quiet_ttft_ms
+    longer_ms = measured.ttft_ms.median - _quiet_ms(measured)
     beside_decodes_ms = longer_ms / (1.0 - math.exp(-cell.remote.running))
     return (beside_decodes_ms - own_ms) / measured.tpot_ms.median
+
+
+def _quiet_ms(measured: Measured) -> float:
+    """TTFT at rest; not more than under load, for a quiet run has few turns."""
+    return min(measured.quiet_ttft_ms, measured.ttft_ms.median)
 
 
 def base_name(model: str) -> str:
@@ -438,8 +470,8 @@ def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
         noise=_noise(record),
         by_seed=_by_seed(record),
         running=record.remote.running,
-        quiet_remote_ms=record.remote.quiet_ttft_ms,
-        quiet_local_ms=record.local.quiet_ttft_ms,
+        quiet_remote_ms=_quiet_ms(record.remote),
+        quiet_local_ms=_quiet_ms(record.local),
     )
 
 

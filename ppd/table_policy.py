@@ -265,7 +265,8 @@ class TablePolicy(Policy):
         lost_ms *= step_ms / table.min_step_ms
         remote_ms = quiet_ms
         if features.home_running:
-            remote_longer_ms, local_longer_ms = table.beside_decodes_ms(new, step_ms)
+            appended = new + features.evicted_tokens
+            remote_longer_ms, local_longer_ms = table.beside_decodes_ms(new, appended, step_ms)
             remote_ms += remote_longer_ms
             local_ms += local_longer_ms
         longer_ms = local_ms - remote_ms + lost_ms / step_ms * quiet_ms

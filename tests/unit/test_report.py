@@ -12,6 +12,7 @@ import pytest
 from eval import cli
 from eval.compare.config import Comparison, Trace
 from eval.policies.cells import TTFT, summarize
+from eval.report.areas import payoff
 from eval.report.drawing import INK, round_ticks
 from eval.report.figures import LOOKS, line_of, over_qps, pareto
 from eval.report.page import figure_files, html, markdown
@@ -122,6 +123,28 @@ def verdicts(trace: str) -> dict[str, Any]:
         "calibration_factor": 1.0,
         **ORIGIN,
     }
+
+
+def test_traffic_of_another_machine_is_shown_where_it_differs(tmp_path: Path) -> None:
+    def served(trace: str, link_gbps: float, qps: float) -> dict[str, Any]:
+        asked = {"workload": "turns:3", "also": [], "poisson": True, "qps": qps}
+        row = verdicts(trace) | {"conversations": 10, "later_turns": 20, "link_gbps": link_gbps}
+        row["ways"] = {"pd": {"decode_batch": 3.0}}
+        return row | {"asked": asked | {"conversations": 10}}
+
+    rows = [served("chat", 100.0, 2.0), served("agents", 100.0, 2.0)]
+    rows += [served("chat", 25.0, 1.5), served("agents", 25.0, 2.0), served("long", 25.0, 2.0)]
+    write(tmp_path / "payoff.jsonl", rows)
+    text = payoff.traffic(Results(tmp_path)).text
+    named = re.findall(
+        r"^\| (\w+(?:, .*?)?) \| synthetic \| Poisson, ([\d.]+)/s", text, re.MULTILINE
+    )
+    assert named == [
+        ("chat", "2"),
+        ("agents", "2"),
+        ("chat, 25 Gb/s", "1.5"),
+        ("long, 25 Gb/s", "2"),
+    ]
 
 
 def test_an_empty_measurement_is_reported_and_nothing_is_drawn(tmp_path: Path) -> None:

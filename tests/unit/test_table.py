@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -242,7 +243,7 @@ def test_the_reply_before_a_turn_is_prefilled_on_the_remote_route_alone() -> Non
     times = [table.quiet_ttft_ms(1000, 64, reply) for reply in (0, 100, 400, 1400)]
     assert [remote for remote, _ in times] == pytest.approx([100.0, 100.0, 160.0, 260.0])
     assert [local for _, local in times] == pytest.approx([50.0] * 4)
-    assert 100.0 < table.quiet_ttft_ms(1000, 64, 200)[0] < 160.0
+    assert table.quiet_ttft_ms(1000, 64, 200)[0] == pytest.approx(120.0)
 
 
 def test_waits_beside_decodes_are_those_of_busy_cells() -> None:
@@ -257,8 +258,8 @@ def test_waits_beside_decodes_are_those_of_busy_cells() -> None:
             for cell in record.cells
         )
         table = Table(structs.replace(record, cells=cells))
-        remote_ms, local_ms = table.beside_decodes_ms(64, 10.0)
-        assert (remote_ms, local_ms) == table.beside_decodes_ms(10_000, 10.0)
+        remote_ms, local_ms = table.beside_decodes_ms(64, 64, 10.0)
+        assert (remote_ms, local_ms) == table.beside_decodes_ms(10_000, 10_000, 10.0)
         return round(remote_ms / 10, 6), round(local_ms / 10, 6)
 
     assert waits(100.0, 150.0, 20.0) == (2.0, 10.0)  # 20 and 100 ms longer, always busy
@@ -278,9 +279,9 @@ def test_an_append_in_a_larger_batch_has_a_longer_step_of_its_own() -> None:
         for cell in record.cells
     )
     table = Table(structs.replace(record, cells=cells))
-    remote_ms, local_ms = table.beside_decodes_ms(64, 12.0)
+    remote_ms, local_ms = table.beside_decodes_ms(64, 64, 12.0)
     assert (remote_ms, local_ms) == pytest.approx((12.0, 26.0)), "as measured: 22 ms are waits"
-    remote_ms, local_ms = table.beside_decodes_ms(64, 24.0)
+    remote_ms, local_ms = table.beside_decodes_ms(64, 64, 24.0)
     assert (remote_ms, local_ms) == pytest.approx((24.0, 44.0 + 16.0)), "16 ms above the least"
 
 
@@ -294,7 +295,7 @@ def test_waits_are_not_those_behind_a_busy_prefill_worker() -> None:
             for cell in record.cells
         )
         table = Table(structs.replace(record, cells=cells, shape=shape))
-        remote_ms, _ = table.beside_decodes_ms(0, 10.0)
+        remote_ms, _ = table.beside_decodes_ms(0, 0, 10.0)
         return round(remote_ms / 10, 6)
 
     # One turn a second. Of two turns one computes the context, at 0.1 ms a token.
@@ -316,7 +317,7 @@ def test_waits_grow_with_the_chunks_of_an_append() -> None:
     )
     table = Table(structs.replace(record, cells=cells))
     news = (0, 100, 600, 1100, 2100, 3100, 8000)
-    found = [round(table.beside_decodes_ms(new, 10.0)[1], 3) for new in news]
+    found = [round(table.beside_decodes_ms(0, new, 10.0)[1], 3) for new in news]
     short, long, longest = found[1], found[3], found[5]
     assert short < long < longest
     assert found[2] == pytest.approx((short + long) / 2, abs=0.01)
@@ -324,21 +325,64 @@ def test_waits_grow_with_the_chunks_of_an_append() -> None:
     assert (found[0], found[6]) == (short, longest)
 
 
-def test_an_append_of_one_chunk_waits_like_a_short_one() -> None:
-    """Each 1,000 tokens from 1,000 on take 40 ms of decodes between chunks."""
-    axes = structs.replace(
-        AXES, new_tokens=(Bin(0, 256, 100), Bin(256, 2048, 2000), Bin(2048, 9000, 4000))
-    )
-    record = table_record(
-        lambda _c, n, *_: (50.0, 10.0, 60.0 + (0.0, 40.0, 120.0)[n], 10.0), axes=axes, running=20.0
-    )
+def waiting(local_ms: Sequence[float], running: Sequence[float] = ()) -> Callable[[float], float]:
+    """Local turns at rest take 40 ms. By bin of new tokens: their TTFT beside decodes of 10 ms."""
+    bins = (Bin(0, 256, 100), Bin(256, 2048, 2000), Bin(2048, 9000, 4000))
+    axes = structs.replace(AXES, new_tokens=bins[: len(local_ms)])
+    record = table_record(lambda _c, n, *_: (50.0, 10.0, local_ms[n], 10.0), axes=axes)
     cells = tuple(
-        structs.replace(cell, local=structs.replace(cell.local, quiet_ttft_ms=40.0))
+        structs.replace(
+            cell,
+            remote=structs.replace(cell.remote, running=running[cell.bins[1]] if running else 20.0),
+            local=structs.replace(cell.local, quiet_ttft_ms=40.0),
+        )
         for cell in record.cells
     )
     table = Table(structs.replace(record, cells=cells))
-    found = [table.beside_decodes_ms(new, 10.0)[1] for new in (100, 1000, 1500, 2000, 3000, 4000)]
-    assert found == pytest.approx([20.0, 20.0, 40.0, 60.0, 100.0, 140.0])
+    return lambda appended: table.beside_decodes_ms(0, appended, 10.0)[1]
+
+
+def test_an_append_of_one_chunk_waits_like_a_short_one() -> None:
+    """Each 1,000 tokens from 1,000 on take 40 ms of decodes between chunks."""
+    longer_ms = waiting((60.0, 100.0, 180.0))
+    found = [longer_ms(tokens) for tokens in (0, 100, 500, 1000, 1500, 2000, 3000, 4000, 9000)]
+    assert found == pytest.approx([20.0, 20.0, 20.0, 20.0, 40.0, 60.0, 100.0, 140.0, 140.0])
+
+
+def test_waits_between_two_points_are_linear_where_no_third_one_shows_the_chunks() -> None:
+    longer_ms = waiting((60.0, 100.0))
+    assert [longer_ms(tokens) for tokens in (100, 1050, 2000)] == pytest.approx([20.0, 40.0, 60.0])
+    longer_ms = waiting((60.0, 100.0, 80.0))  # noise: the longest waits less
+    assert [longer_ms(tokens) for tokens in (1050, 3000)] == pytest.approx([40.0, 50.0])
+
+
+def test_appends_that_were_not_measured_beside_decodes_wait_like_shorter_ones() -> None:
+    longer_ms = waiting((60.0, 100.0, 180.0), running=(20.0, 20.0, 0.1))
+    assert [longer_ms(tokens) for tokens in (2000, 4000)] == pytest.approx([60.0, 60.0])
+
+
+def test_waits_of_appends_do_not_depend_on_the_prefill_worker() -> None:
+    """It computes most of the time, and appends take long at the higher rate alone."""
+    record = table_record(lambda _c, _n, _o, q: (100.0, 10.0, 80.0 + 900 * q, 10.0), running=20.0)
+    cells = tuple(
+        structs.replace(cell, local=structs.replace(cell.local, quiet_ttft_ms=50.0))
+        for cell in record.cells
+    )
+    _, local_ms = Table(structs.replace(record, cells=cells, shape="1P90D")).beside_decodes_ms(
+        64, 64, 10.0
+    )
+    assert local_ms == pytest.approx(30.0)
+
+
+def test_a_turn_at_rest_takes_no_longer_than_under_load() -> None:
+    record = table_record(lambda *_: (100.0, 10.0, 50.0, 10.0))
+    cells = tuple(
+        structs.replace(cell, remote=structs.replace(cell.remote, quiet_ttft_ms=400.0))
+        for cell in record.cells
+    )
+    assert Table(structs.replace(record, cells=cells)).quiet_ttft_ms(1000, 64, 0)[0] == (
+        pytest.approx(100.0)
+    )
 
 
 def test_an_append_without_a_token_takes_what_is_no_computing() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ppd.backlog import Backlog, Queued
 from ppd.decision import Features, HomeState, Reason, Route, decide
@@ -168,6 +169,27 @@ def test_an_evicted_reply_is_appended_too() -> None:
     assert later.remote == seen.remote
     assert later.local.ttft_ms == pytest.approx(seen.local.ttft_ms + 20)
     assert later.local.tpot_ms == pytest.approx(seen.local.tpot_ms + 20 / 50)
+
+
+def test_what_the_home_has_evicted_is_appended_in_chunks_too() -> None:
+    """Appends of 1,024 tokens wait for 60 steps more than those of 64: decodes between chunks."""
+    record = table_record(lambda _c, n, *_: (100.0, 10.0, 80.0 + 600 * n, 10.0), running=20.0)
+    cells = tuple(
+        structs.replace(cell, local=structs.replace(cell.local, quiet_ttft_ms=50.0))
+        for cell in record.cells
+    )
+    waiting = TablePolicy(
+        Table(structs.replace(record, cells=cells)), frozenset({Correction.LOAD}), 10_000
+    )
+    turn = replace(SHORT, new_tokens=64, home_running=1)
+    few, many = (
+        waiting.choose(replace(turn, evicted_tokens=tokens), Weights()).assessment
+        for tokens in (0, 960)
+    )
+    assert few is not None
+    assert many is not None
+    assert many.remote == few.remote
+    assert many.local.ttft_ms == pytest.approx(few.local.ttft_ms + 960 * 0.2 + 60 * 10)
 
 
 def test_what_others_may_have_admitted_counts_for_the_budget_alone() -> None:

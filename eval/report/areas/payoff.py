@@ -15,6 +15,7 @@ from ..parts import Block, Table, block, change, percent, short
 from ..results import Results, Rows
 
 _WEIGHTS = "1:1"
+_RATES = "slower machines serve contested traffic at lower rates"
 _SHOWN = {  # ways, as heads of columns
     REPLICA: "2 replicas",
     FULL_TRANSFER: "full transfer",
@@ -50,7 +51,7 @@ def traffic(results: Results) -> Block:
             f"{one['ways'][BASE]['decode_batch']:.0f}",
         )
         for one in judgements
-        if machine_of(one) == first or one["asked"] != shown[one["trace"]]
+        if machine_of(one) == first or one["asked"] != shown.get(one["trace"])
     ]
     head = ("traffic", "lengths", "arrivals", "pauses", "conversations x windows")
     sums = ("of these with later turns", "later turns", "decode at once")
@@ -82,7 +83,7 @@ def _times_table(judgements: Sequence[Mapping[str, Any]]) -> Table:
             f"{short(ways[n]['ttft_p50_ms'])} / {short(ways[n]['ttft_p90_ms'])}" for n in _SHOWN
         )
         table.append((one["trace"], machine_of(one), *cells))
-    caption = f"TTFT of later turns, p50 / p90, ms; {_profile(judgements)}"
+    caption = f"TTFT of later turns, p50 / p90, ms; {_RATES}; {_profile(judgements)}"
     return Table(("traffic", "link", *_SHOWN.values()), table, caption)
 
 
@@ -139,7 +140,7 @@ def _verdict_table(judgements: Sequence[dict[str, Any]]) -> Table:
     caption = (
         "cost at even weights, geometric mean over turns: delta transfer costs 2; wins, ties and "
         f"losses of `ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` "
-        f"against delta transfer; {_profile(judgements)}"
+        f"against delta transfer; {_RATES}; {_profile(judgements)}"
     )
     return Table((*head, "wins, ties, losses", "KV"), table, caption)
 
