@@ -247,8 +247,8 @@ class TablePolicy(Policy):
 
         An append delays all that decode on the home. As a loss of TPOT, that delay counts once for
         each of them, over the tokens of a reply. What is delayed decodes for longer, beside those
-        that come meanwhile. So the batch is larger, and its steps are: by as much again as the
-        batch makes a step longer than the least one. What the home has evicted is appended, too.
+        that come meanwhile. So the batch and its steps grow, and the delay counts (a step / the
+        least step) times. What the home has evicted is appended, too.
 
         Args:
             features: of the turn.
