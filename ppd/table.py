@@ -12,9 +12,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import geometric_mean, median, stdev
+from statistics import geometric_mean, stdev
 
+from ppd.decode_waits import DecodeWaits
 from ppd.errors import TableError
+from ppd.interpolation import between
 from ppd.prefill_times import prefill_times
 from ppd.table_file import (
     Axes,
@@ -31,15 +33,6 @@ _MAX_PROBLEMS = 20  # in one message
 # The mean range of n normal values, in standard deviations.
 _RANGE = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970}
 _UNKNOWN_NOISE = 0.05  # relative; one seed has no measurable spread
-_MOSTLY_BUSY = (2.0, 0.5)  # requests that decode on a worker, in the mean; rather the first
-_TURNS = 2  # of a conversation of a sweep that does not name them
-_MOSTLY_IDLE = 0.3  # share of the time that a prefill worker computes
-_SHAPE = re.compile(r"(\d+)P(\d+)D(?:\d+R)?")
-# With overlap scheduling a prefill beside decodes waits for half of the step that runs, on average,
-# and for one that has been launched.
-_APPEND_WAIT_STEPS = 1.5
-_REMOTE_WAIT_STEPS = 0.5  # KV that has arrived is taken up when the decode step ends
-_LEAST_WAIT_STEPS = 0.5  # of either route: the rest of the step that runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +104,7 @@ class Table:
         min_step_ms: the least TPOT of a cell, of either route.
         token_ms: time to prefill a token, at most; KV transfer is not in it.
         prefill_times: of prefill workers.
+        decode_waits: of turns whose home decodes.
         has_throughput: whether its cells hold the throughput of both routes.
 
     Raises:
@@ -139,7 +133,7 @@ class Table:
         self.has_throughput = all(cell.remote.tokens_per_s for cell in self.cells)
         self._quiet = [self._mean_quiet(i, sizes[2]) for i in range(math.prod(sizes[:3]))]
         self.min_step_ms = min(min(c.remote.tpot_ms, c.local.tpot_ms) for c in self.cells)
-        self._wait_steps = _wait_steps(record, sizes[1], self.min_step_ms)
+        self.decode_waits = DecodeWaits(record, self.min_step_ms)
         self.empty_append_ms = self._empty_append_ms()
         self.prefill_times = prefill_times(
             [tokens.at for tokens in record.axes.context_tokens],
@@ -258,53 +252,6 @@ class Table:
         beyond = max(0.0, reply - self.record.axes.output_tokens[-1].at)
         return remote + beyond * self.token_ms, local
 
-    def beside_decodes_ms(self, new: float, appended: float, step_ms: float) -> tuple[float, float]:
-        """What a turn takes longer beside decodes than on a worker where nothing decodes.
-
-        It waits for some steps. An append's own step decodes the batch, too. So that one takes as
-        much longer as a step of decodes alone.
-
-        Args:
-            new: tokens that the turn adds.
-            appended: tokens that a local turn computes.
-            step_ms: time of a decode step.
-
-        Returns:
-            Of the remote and of the local route.
-        """
-        own_ms = max(0.0, step_ms - self.min_step_ms)
-        return (
-            self._remote_steps(new) * step_ms,
-            self._local_steps(appended) * step_ms + own_ms,
-        )
-
-    def _remote_steps(self, new: float) -> float:
-        """Interpolate how many decode steps a remote turn waits for, linear in tokens."""
-        below, share = _between(self._points[1], new)
-        steps, _ = self._wait_steps[below]
-        if share:
-            steps += share * (self._wait_steps[below + 1][0] - steps)
-        return steps
-
-    def _local_steps(self, appended: float) -> float:
-        """Interpolate how many decode steps an append waits for, linear in tokens.
-
-        Decodes run between the chunks of an append, so its waits grow from its second chunk on.
-        Where that is, no point shows. Below the second point waits are those of the first, until
-        the line through the second and the third point gives more.
-        """
-        points = self._points[1]
-        below, share = _between(points, appended)
-        _, steps = self._wait_steps[below]
-        if not share:
-            return steps
-        _, more = self._wait_steps[below + 1]
-        between = steps + share * (more - steps)
-        if below + 2 == len(points):
-            return between
-        by_token = (self._wait_steps[below + 2][1] - more) / (points[below + 2] - points[below + 1])
-        return min(between, max(steps, more - by_token * (points[below + 1] - appended)))
-
     def _corners(
         self, axes: Sequence[Sequence[float]], values: Sequence[float]
     ) -> list[tuple[int, float]]:
@@ -316,7 +263,7 @@ class Table:
         """
         corners: list[tuple[int, float]] = [(0, 1.0)]
         for value, points, stride in zip(values, axes, self._strides, strict=False):
-            low, share = _between(points, value)
+            low, share = between(points, value)
             corners = [
                 (index + (low + step) * stride, weight * part)
                 for index, weight in corners
@@ -354,72 +301,6 @@ class Table:
         )
 
 
-def _wait_steps(record: TableRecord, news: int, min_step_ms: float) -> list[tuple[float, float]]:
-    """Measure how many decode steps remote and local turns wait for beside decodes.
-
-    They are medians over the cells of a bin of new tokens whose home mostly decoded. Remote turns
-    are those of a prefill worker that was mostly idle: its queue is counted by itself. So are
-    appends that others wait for: local turns are those at the least rate of arrivals. Large appends
-    wait for many steps, because chunks are bounded there. A bin without such a cell has the waits
-    of the one below, and the first one those of overlap scheduling.
-
-    Args:
-        record: the table.
-        news: bins of new tokens.
-        min_step_ms: the time of a decode step, at least.
-    """
-    remote, local = _REMOTE_WAIT_STEPS, _APPEND_WAIT_STEPS
-    found = []
-    for new in range(news):
-        cells = [cell for cell in record.cells if cell.bins[1] == new and cell.seeds]
-        idle = [cell for cell in cells if _prefill_use(record, cell) <= _MOSTLY_IDLE]
-        if busy := _mostly_busy(idle):
-            remote = median(_waited(cell.remote, cell, 0.0) for cell in busy)
-        if busy := _mostly_busy(cells):
-            least = min(cell.bins[3] for cell in busy)
-            local = median(
-                _waited(cell.local, cell, cell.local.tpot_ms.median - min_step_ms)
-                for cell in busy
-                if cell.bins[3] == least
-            )
-        found.append((max(_LEAST_WAIT_STEPS, remote), max(_LEAST_WAIT_STEPS, local)))
-    return found
-
-
-def _mostly_busy(cells: Sequence[CellRecord]) -> list[CellRecord]:
-    """The cells whose home mostly decoded; none if there is none."""
-    for least in _MOSTLY_BUSY:
-        if busy := [cell for cell in cells if cell.remote.running >= least]:
-            return busy
-    return []
-
-
-def _prefill_use(record: TableRecord, cell: CellRecord) -> float:
-    """Share of the time that a prefill worker computed in a cell's remote run, nearly.
-
-    All turns of a conversation together compute the last one's context and new tokens.
-    """
-    context, new = record.axes.context_tokens[cell.bins[0]], record.axes.new_tokens[cell.bins[1]]
-    shape = _SHAPE.fullmatch(record.shape)
-    homes = int(shape[2]) / max(1, int(shape[1])) if shape else 1.0  # of a prefill worker
-    turns = record.provenance.sweep.get("turns")
-    turns = turns if isinstance(turns, int) and turns > 0 else _TURNS
-    a_turn_ms = (context.at + new.at) / turns * record.prefill_ms_per_token
-    return homes * cell.remote.qps * a_turn_ms / 1e3
-
-
-def _waited(measured: Measured, cell: CellRecord, own_ms: float) -> float:
-    """Divide by a step what turns took longer beside decodes, less ``own_ms``."""
-    longer_ms = measured.ttft_ms.median - _quiet_ms(measured)
-    beside_decodes_ms = longer_ms / (1.0 - math.exp(-cell.remote.running))
-    return (beside_decodes_ms - own_ms) / measured.tpot_ms.median
-
-
-def _quiet_ms(measured: Measured) -> float:
-    """TTFT at rest; not more than under load, for a quiet run has few turns."""
-    return min(measured.quiet_ttft_ms, measured.ttft_ms.median)
-
-
 def base_name(model: str) -> str:
     """A model's name without its folders, which may differ between workers."""
     return model.rstrip("/").rpartition("/")[2]
@@ -431,17 +312,6 @@ def shape_name(model: str) -> str:
     A quantization stays in the name: it changes times.
     """
     return _TRAINED.sub("", base_name(model).removeprefix("Meta-"))
-
-
-def _between(points: Sequence[float], value: float) -> tuple[int, float]:
-    """The index of the point below ``value``, and the fraction of the way to the next point."""
-    above = bisect_right(points, value)
-    if above == 0:
-        return 0, 0.0
-    if above == len(points):
-        return above - 1, 0.0
-    low, high = points[above - 1], points[above]
-    return above - 1, (value - low) / (high - low)
 
 
 def _blend(parts: Sequence[tuple[float, Costs]]) -> Costs:
@@ -470,8 +340,8 @@ def _cell(index: int, axes: Axes, record: CellRecord) -> Cell:
         noise=_noise(record),
         by_seed=_by_seed(record),
         running=record.remote.running,
-        quiet_remote_ms=_quiet_ms(record.remote),
-        quiet_local_ms=_quiet_ms(record.local),
+        quiet_remote_ms=record.remote.rest_ttft_ms,
+        quiet_local_ms=record.local.rest_ttft_ms,
     )
 
 

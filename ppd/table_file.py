@@ -95,6 +95,11 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     qps: float
     tokens_per_s: tuple[float, ...] = ()
 
+    @property
+    def rest_ttft_ms(self) -> float:
+        """TTFT at rest: not more than under load, for a quiet run has few turns."""
+        return min(self.quiet_ttft_ms, self.ttft_ms.median)
+
 
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One cell of a table file.

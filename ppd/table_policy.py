@@ -266,9 +266,9 @@ class TablePolicy(Policy):
         remote_ms = quiet_ms
         if features.home_running:
             appended = new + features.evicted_tokens
-            remote_longer_ms, local_longer_ms = table.beside_decodes_ms(new, appended, step_ms)
-            remote_ms += remote_longer_ms
-            local_ms += local_longer_ms
+            added = table.decode_waits.added_ttft_ms(new, appended, step_ms)
+            remote_ms += added[0]
+            local_ms += added[1]
         longer_ms = local_ms - remote_ms + lost_ms / step_ms * quiet_ms
         bound_ms = BOUND * quiet_ms  # one turn must not outweigh all others
         longer_ms = max(-bound_ms, min(bound_ms, longer_ms))

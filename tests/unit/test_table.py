@@ -258,8 +258,8 @@ def test_waits_beside_decodes_are_those_of_busy_cells() -> None:
             for cell in record.cells
         )
         table = Table(structs.replace(record, cells=cells))
-        remote_ms, local_ms = table.beside_decodes_ms(64, 64, 10.0)
-        assert (remote_ms, local_ms) == table.beside_decodes_ms(10_000, 10_000, 10.0)
+        remote_ms, local_ms = table.decode_waits.added_ttft_ms(64, 64, 10.0)
+        assert (remote_ms, local_ms) == table.decode_waits.added_ttft_ms(10_000, 10_000, 10.0)
         return round(remote_ms / 10, 6), round(local_ms / 10, 6)
 
     assert waits(100.0, 150.0, 20.0) == (2.0, 10.0)  # 20 and 100 ms longer, always busy
@@ -279,9 +279,9 @@ def test_an_append_in_a_larger_batch_has_a_longer_step_of_its_own() -> None:
         for cell in record.cells
     )
     table = Table(structs.replace(record, cells=cells))
-    remote_ms, local_ms = table.beside_decodes_ms(64, 64, 12.0)
+    remote_ms, local_ms = table.decode_waits.added_ttft_ms(64, 64, 12.0)
     assert (remote_ms, local_ms) == pytest.approx((12.0, 26.0)), "as measured: 22 ms are waits"
-    remote_ms, local_ms = table.beside_decodes_ms(64, 64, 24.0)
+    remote_ms, local_ms = table.decode_waits.added_ttft_ms(64, 64, 24.0)
     assert (remote_ms, local_ms) == pytest.approx((24.0, 44.0 + 16.0)), "16 ms above the least"
 
 
@@ -295,7 +295,7 @@ def test_waits_are_not_those_behind_a_busy_prefill_worker() -> None:
             for cell in record.cells
         )
         table = Table(structs.replace(record, cells=cells, shape=shape))
-        remote_ms, _ = table.beside_decodes_ms(0, 0, 10.0)
+        remote_ms, _ = table.decode_waits.added_ttft_ms(0, 0, 10.0)
         return round(remote_ms / 10, 6)
 
     # One turn a second. Of two turns one computes the context, at 0.1 ms a token.
@@ -317,7 +317,7 @@ def test_waits_grow_with_the_chunks_of_an_append() -> None:
     )
     table = Table(structs.replace(record, cells=cells))
     news = (0, 100, 600, 1100, 2100, 3100, 8000)
-    found = [round(table.beside_decodes_ms(0, new, 10.0)[1], 3) for new in news]
+    found = [round(table.decode_waits.added_ttft_ms(0, new, 10.0)[1], 3) for new in news]
     short, long, longest = found[1], found[3], found[5]
     assert short < long < longest
     assert found[2] == pytest.approx((short + long) / 2, abs=0.01)
@@ -339,7 +339,7 @@ def waiting(local_ms: Sequence[float], running: Sequence[float] = ()) -> Callabl
         for cell in record.cells
     )
     table = Table(structs.replace(record, cells=cells))
-    return lambda appended: table.beside_decodes_ms(0, appended, 10.0)[1]
+    return lambda appended: table.decode_waits.added_ttft_ms(0, appended, 10.0)[1]
 
 
 def test_an_append_of_one_chunk_waits_like_a_short_one() -> None:
@@ -368,9 +368,9 @@ def test_waits_of_appends_do_not_depend_on_the_prefill_worker() -> None:
         structs.replace(cell, local=structs.replace(cell.local, quiet_ttft_ms=50.0))
         for cell in record.cells
     )
-    _, local_ms = Table(structs.replace(record, cells=cells, shape="1P90D")).beside_decodes_ms(
-        64, 64, 10.0
-    )
+    _, local_ms = Table(
+        structs.replace(record, cells=cells, shape="1P90D")
+    ).decode_waits.added_ttft_ms(64, 64, 10.0)
     assert local_ms == pytest.approx(30.0)
 
 
