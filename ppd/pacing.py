@@ -92,9 +92,12 @@ class ChunkCost:
             row[i] += _RIDGE * (1 - _FORGET)  # the ridge itself is not forgotten
         terms = self._terms
         for _ in range(20):  # coordinate descent: each term at its optimum, or 0
+            before = terms.copy()
             for i, row in enumerate(self._products):
                 others = sum(map(mul, row, terms)) - row[i] * terms[i]
                 terms[i] = max(0.0, (self._targets[i] - others) / row[i])
+            if terms == before:
+                return
 
     def fixed_ms(self, context: float) -> float:
         """The cost of the smallest chunk, in milliseconds."""

@@ -37,7 +37,7 @@ from ..simulation.rows import Result, TurnRow
 from ..simulation.simulator import Simulation
 from ..simulation.traffic import Clients, Conversation
 from ..simulation.workers import Shape
-from .clairvoyant import Clairvoyant, CostOf, Turn
+from .clairvoyant import Clairvoyant, CostOf
 from .config import (
     AGAIN,
     BASE,
@@ -52,6 +52,7 @@ from .config import (
     ways,
 )
 from .drive import Study, measured
+from .rollout import Turn
 from .way import Way
 
 _MOMENT_S = 0.05  # some decode steps
@@ -184,11 +185,9 @@ def _foreseen(
         return simulation.clock.now_ms
 
     policy = cluster.policy(Way(base))
-    foresight = Clairvoyant(policy, cost, now_ms, 1e3 * cluster.simulated.horizon_s)
-    simulation = cluster.simulation(way, foresight, seed)
-    result = simulation.run(window)
-    foresight.finish()
-    return result
+    with Clairvoyant(policy, cost, now_ms, 1e3 * cluster.simulated.horizon_s) as foresight:
+        simulation = cluster.simulation(way, foresight, seed)
+        return simulation.run(window)
 
 
 def _moved(window: Sequence[Conversation], seed: int) -> list[Conversation]:

@@ -48,7 +48,7 @@ class Axis:
                 f"{self.name} {value:g} is outside the profile, which covers {points[0]:g} to "
                 f"{points[-1]:g} and is continued to {2 * points[-1]:g} at most"
             )
-        i = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
+        i = bisect_right(points, value, 1, len(points) - 1) - 1
         return i, (value - points[i]) / (points[i + 1] - points[i])
 
     def covers(self, value: float) -> bool:

@@ -97,14 +97,33 @@ class Profile:
         """
         attention_ms = self._attention_ms(step.extends)
         if step.sequences:
-            mean_tokens = step.context_tokens / step.sequences
-            attention_ms += self._decode.at(step.sequences, mean_tokens)
+            attention_ms += self._decode_attention_ms(step.sequences, step.context_tokens)
         decoded = step.sequences * step.width
-        if step.extends or decoded > self._sequences.points[-1]:
+        if step.extends:
             rest_ms = self._step.at(step.new_tokens + decoded)
         else:
-            rest_ms = self._decode_step.at(decoded)
-        return self.calibration.factor * (rest_ms + attention_ms) + self.calibration.step_ms
+            rest_ms = self._decode_products_ms(decoded)
+        return self._calibrated_ms(rest_ms + attention_ms)
+
+    def decode_step_ms(self, sequences: int, context_tokens: int) -> float:
+        """Return what ``step_ms`` does for a step that only decodes; simulations take many.
+
+        Raises:
+            OutsideProfileError: the shape lies beyond twice the range of the profile.
+        """
+        attention_ms = self._decode_attention_ms(sequences, context_tokens)
+        return self._calibrated_ms(self._decode_products_ms(sequences) + attention_ms)
+
+    def _calibrated_ms(self, device_ms: float) -> float:
+        return self.calibration.factor * device_ms + self.calibration.step_ms
+
+    def _decode_products_ms(self, tokens: int) -> float:
+        if tokens > self._sequences.points[-1]:
+            return self._step.at(tokens)
+        return self._decode_step.at(tokens)
+
+    def _decode_attention_ms(self, sequences: int, context_tokens: int) -> float:
+        return self._decode.at(sequences, context_tokens / sequences)
 
     def _attention_ms(self, extends: Sequence[Extend]) -> float:
         return sum(self._extend.at(one.new_tokens, one.cached_tokens) for one in extends)

@@ -6,6 +6,8 @@ compared. The link is given beside the profile.
 
 from __future__ import annotations
 
+import math
+
 from ..profiles import profile as profiles
 from ..profiles.profile import Profile, Step
 from .cost_model import Extend
@@ -58,19 +60,24 @@ class ProfileCosts:
         The step in the middle stands for all: a step's time is linear in the context but for the
         kinks at the points of the table.
         """
-        middle_tokens = context_tokens + round(sequences * (steps - 1) / 2)
-        return steps * self.step_ms(sequences, middle_tokens, [])
+        return steps * self._middle_ms(steps, sequences, context_tokens)
 
     def decode_steps(self, ms: float, sequences: int, context_tokens: int) -> int:
         """The least number of decode steps that take ``ms`` or longer; at least one."""
-        most = 1
-        while self.decode_ms(most, sequences, context_tokens) < ms - 1e-6:
-            most *= 2
-        least = max(1, most // 2)
+        ms -= 1e-6
+        # The first step is the shortest one, so as many of its length are enough.
+        most = max(1, math.ceil(ms / self._middle_ms(1, sequences, context_tokens)))
+        # The middle one of these is longer than that of fewer, so fewer of its length are too few.
+        least = max(1, math.ceil(ms / self._middle_ms(most, sequences, context_tokens)))
         while least < most:
             middle = (least + most) // 2
-            if self.decode_ms(middle, sequences, context_tokens) < ms - 1e-6:
+            if self.decode_ms(middle, sequences, context_tokens) < ms:
                 least = middle + 1
             else:
                 most = middle
         return least
+
+    def _middle_ms(self, steps: int, sequences: int, context_tokens: int) -> float:
+        """What the step in the middle of some decode steps takes."""
+        middle_tokens = context_tokens + round(sequences * (steps - 1) / 2)
+        return self.profile.decode_step_ms(sequences, middle_tokens + sequences)

@@ -48,6 +48,7 @@ class _Dialogue:
     root: bytes
     turn: int  # from 0
     prompt_tokens: int  # of the turn
+    chain: MessageChain  # of the turn
 
 
 class Simulation:
@@ -128,7 +129,8 @@ class Simulation:
 
     def run(self, conversations: Iterable[Conversation]) -> Result:
         for plan in conversations:
-            dialogue = _Dialogue(plan, b"%d" % plan.session, 0, plan.turns[0].new)
+            chain = _next_chain(plan, 0, None)
+            dialogue = _Dialogue(plan, b"%d" % plan.session, 0, plan.turns[0].new, chain)
             self.clock.at(plan.at_s * 1e3, partial(self._arrive, dialogue))
         self.clock.run()
         return Result(
@@ -150,7 +152,7 @@ class Simulation:
         now_s = now_ms / 1e3
         plan, root = dialogue.plan, dialogue.root
         self._arrivals.note(now_s)
-        chain = _chain(plan, dialogue.turn)
+        chain = dialogue.chain
         tokens = plan.turns[dialogue.turn].out
         # Its limit is no forecast: clients name one that is far beyond the reply, or none.
         query = Query("chat", chain, chain.total_bytes, "t", None, self._objective, root)
@@ -221,6 +223,7 @@ class Simulation:
             dialogue.prompt_tokens += request.output_tokens
         dialogue.prompt_tokens += plan.turns[number].new
         dialogue.turn = number
+        dialogue.chain = _next_chain(plan, number, dialogue.chain)
         pause_ms = plan.think_s[number - 1] * 1e3
         if plan.since_arrival:
             pause_ms = max(0.0, pause_ms - e2e_ms)
@@ -263,7 +266,7 @@ class Simulation:
             or dialogue.plan.turns[dialogue.turn].drops_reply,
         )
         after = None if planned.hit is None else planned.hit.digest
-        self._index.record(_chain(dialogue.plan, dialogue.turn), turn, now_s, after)
+        self._index.record(dialogue.chain, turn, now_s, after)
         if planned.features is not None:
             plan, hit = request.plan, planned.hit
             at_home = hit is not None and plan.decode.identity == hit.turn.home
@@ -280,21 +283,27 @@ class Simulation:
             self._free += 1
 
 
-def _chain(plan: Conversation, turn: int) -> MessageChain:
-    """A chat as the router hashes it, its text left out: a boundary after each message."""
+def _next_chain(plan: Conversation, number: int, before: MessageChain | None) -> MessageChain:
+    """A chat as the router hashes it, its text left out: a boundary after each message.
+
+    Args:
+        number: of the turn, from 0.
+        before: that of the turn before.
+    """
     digests: list[bytes] = []
     sizes: list[int] = []
-    tokens = opening = 0
-    if plan.shared is not None:  # a system prompt
+    opening = size = 0
+    if before is not None:
+        opening, size = before.opening, before.total_bytes
+        if not plan.turns[number].drops_reply:
+            size += plan.turns[number - 1].out * _BYTES_PER_TOKEN
+            digests.append(b"%d/%d/1" % (plan.session, number - 1))
+            sizes.append(size)
+    elif plan.shared is not None:  # a system prompt, which the first turn has
         digests.append(b"shared/%d" % plan.shared.number)
         sizes.append(plan.shared.tokens * _BYTES_PER_TOKEN)
         opening = 1
-    for number, exchange in enumerate(plan.turns[: turn + 1]):
-        if number and not exchange.drops_reply:
-            tokens += plan.turns[number - 1].out
-            digests.append(b"%d/%d/1" % (plan.session, number - 1))
-            sizes.append(tokens * _BYTES_PER_TOKEN)
-        tokens += exchange.new
-        digests.append(b"%d/%d/0" % (plan.session, number))
-        sizes.append(tokens * _BYTES_PER_TOKEN)
-    return MessageChain(tuple(digests), tuple(sizes), opening)
+    digests.append(b"%d/%d/0" % (plan.session, number))
+    sizes.append(size + plan.turns[number].new * _BYTES_PER_TOKEN)
+    known = ((), ()) if before is None else (before.digests, before.sizes)
+    return MessageChain((*known[0], *digests), (*known[1], *sizes), opening)

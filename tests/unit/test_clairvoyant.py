@@ -13,10 +13,11 @@ import pytest
 
 from eval import cli
 from eval.compare import family, simulated
-from eval.compare.clairvoyant import Clairvoyant, RolloutError
+from eval.compare.clairvoyant import Clairvoyant
 from eval.compare.config import load_config, ways, window
 from eval.compare.costs import Question, Sample, Turns, once
 from eval.compare.drive import Study, measured, read_rows
+from eval.compare.rollout import RolloutError
 from eval.compare.verdict import judged
 from ppd.errors import ConfigError
 from ppd.policies import AlwaysLocal
