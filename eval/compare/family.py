@@ -49,15 +49,22 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 
 
 def correct(judgements: Sequence[Judgement]) -> None:
-    """Replace all verdicts by those that hold together."""
+    """Replace all verdicts by those that hold together; those about foresight apart from others."""
     verdicts = _all_verdicts(judgements)
     apart = holm([verdict["p"] for verdict in verdicts])
     apart_again = holm([verdict["p_again"] for verdict in verdicts])
     for verdict, differs, again in zip(verdicts, apart, apart_again, strict=True):
         # The difference is rounded; rows from before this field have it alone.
         better = verdict.get("better", verdict["difference"] < 0)
-        verdict["verdict"] = ("beats" if better else "loses") if differs else "ties"
+        verdict["verdict"] = _named(differs, better)
         verdict["again_ties"] = not again
+    foreseen = [verdict["foreseen"] for verdict in verdicts if "p" in verdict.get("foreseen", ())]
+    for one, differs in zip(foreseen, holm([one["p"] for one in foreseen]), strict=True):
+        one["verdict"] = _named(differs, one["better"])
+
+
+def _named(differs: bool, better: bool) -> str:
+    return ("beats" if better else "loses") if differs else "ties"
 
 
 def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
@@ -65,7 +72,8 @@ def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
 
     ``clairvoyant_gain`` is how much less it costs than the best static policy, as a share, in the
     windows that it served. ``clairvoyant_share`` is the part of that which ``ppd`` wins; None if
-    there is nothing to win, or nothing was foreseen. ``a_a_ties`` is None if no way was served
+    there is nothing to win, or nothing was foreseen. ``clairvoyant_wins`` counts where it beats the
+    best static policy; None if that was not tested. ``a_a_ties`` is None if no way was served
     again.
     """
     verdicts = _all_verdicts(judgements)
@@ -90,12 +98,18 @@ def _all_verdicts(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
     return [verdict for judgement in judgements for verdict in judgement["verdicts"]]
 
 
-def _gains(verdicts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def _wins(foreseen: Sequence[dict[str, Any]]) -> str | None:
+    named = [one["verdict"] for one in foreseen if "verdict" in one]
+    return f"{named.count('beats')} of {len(named)}" if named else None
+
+
+def _gains(verdicts: Sequence[dict[str, Any]]) -> dict[str, float | str | None]:
     at = [verdict["foreseen"] for verdict in verdicts if "foreseen" in verdict]
     best = sum(foreseen["best"] for foreseen in at)
     to_win = best - sum(foreseen["clairvoyant"] for foreseen in at)
     ours = best - sum(foreseen["ppd"] for foreseen in at)
     return {
+        "clairvoyant_wins": _wins(at),
         "clairvoyant_gain": round(to_win / best, 4) if best else None,
         "clairvoyant_share": round(ours / to_win, 3) if to_win > 0 else None,
     }

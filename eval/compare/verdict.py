@@ -51,7 +51,8 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
 
     Args:
         raw: rows of a comparison, or verdicts that were kept.
-        out: of a simulated cluster, the verdicts are appended here, one row for each trace.
+        out: of a simulated cluster, the verdicts are appended here, one row for each trace, with
+            the commits of the raw rows.
 
     Raises:
         ConfigError: the file does not hold all runs.
@@ -74,10 +75,16 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
         print(json.dumps({"traces": judgements, **summary}))
         return 0
     if out is not None:
-        about = {**config.simulated.machine.provenance(), **provenance(0)}
         fields = ("shape", "horizon_s", "foreseen", "kv_events")
-        named = {name: getattr(config.simulated, name) for name in fields}
-        append_whole(out, [{"row": "verdicts", **one, **named, **about} for one in judgements])
+        about = {
+            **{name: getattr(config.simulated, name) for name in fields},
+            **config.simulated.machine.provenance(),
+            "raw_commits": sorted(
+                {row["commit"] for of in rows.values() for row in of if "commit" in row}
+            ),
+            **provenance(0),
+        }
+        append_whole(out, [{"row": "verdicts", **one, **about} for one in judgements])
     print(json.dumps(summary))
     return 0
 
@@ -244,24 +251,31 @@ def _foresees(way: str) -> bool:
     return way.startswith(f"{CLAIRVOYANT} ")
 
 
-def _foreseen(
-    config: Comparison, question: Question, every: Mapping[str, Turns]
-) -> dict[str, float | str]:
-    """What the clairvoyant costs, and others in the windows that it served."""
+def _foreseen(config: Comparison, question: Question, every: Mapping[str, Turns]) -> dict[str, Any]:
+    """What the clairvoyant costs, and others in the windows that it served; and whether it wins."""
     named = label(question.objective)
     foresight, mine = f"{CLAIRVOYANT} {named}", f"{PPD} {named}"
     ways_here = {name: every[name] for name in (foresight, mine, BASE, *config.rivals)}
     shared = _shared(ways_here.values())
     if not shared:
         raise ConfigError(f"no conversation had a later turn with {foresight}")
-    found = Sample(ways_here, shared).costs([question], once(shared))
-    costs = {name: float(cost[0]) for name, cost in found.items()}
+    sample = Sample(ways_here, shared)
+
+    def costs_of(counts: Counts) -> dict[str, float]:
+        return {name: float(cost[0]) for name, cost in sample.costs([question], counts).items()}
+
+    costs, drawn = costs_of(once(shared)), [costs_of(counts) for counts in _draws(shared)]
     best = min(config.rivals, key=costs.__getitem__)
+    difference = np.array([one[foresight] - one[best] for one in drawn])
+    windows = len({seed for seed, _ in shared})
     return {
         "best_static": best,
         "best": round(costs[best], 4),
         "ppd": round(costs[mine], 4),
         "clairvoyant": round(costs[foresight], 4),
+        "windows": windows,
+        "better": costs[foresight] < costs[best],
+        "p": family.p_value(costs[foresight] - costs[best], difference, windows),
     }
 
 

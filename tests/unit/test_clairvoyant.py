@@ -19,6 +19,7 @@ from eval.compare.costs import Question, Sample, Turns, once
 from eval.compare.drive import Study, measured, read_rows
 from eval.compare.rollout import RolloutError
 from eval.compare.verdict import judged
+from ppd.decision import Route
 from ppd.errors import ConfigError
 from ppd.policies import AlwaysLocal
 from ppd.score import Weights
@@ -90,11 +91,44 @@ def test_foresight_costs_no_more_than_the_best_static_policy(rows: Path, tmp_pat
     assert all(one["clairvoyant"] <= one["best"] for one in found.values())
     assert min(one["clairvoyant"] - one["best"] for one in found.values()) < -0.01
     assert {v["at"] for v in judgement["verdicts"] if "foreseen" in v} == {"each"}
+    family.correct([judgement])
+    assert {one["verdict"] for one in found.values()} == {"ties"}, "one window decides nothing"
+    assert family.summary([judgement])["clairvoyant_wins"] == "0 of 2"
     for verdict in judgement["verdicts"]:
         if verdict["at"] == "each":
             assert verdict["costs"]["pd"] == pytest.approx(
                 sum(map(int, verdict["weights"].split(":")))
             )
+
+
+def test_a_kept_fork_is_as_good_as_a_new_one(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AlwaysNew(Clairvoyant):
+        def _better(self, usual: Route) -> Route:
+            route = super()._better(usual)
+            if self._fork is None:
+                assert self._kept is not None
+                self._kept.close()
+                self._kept = None
+            return route
+
+    monkeypatch.setattr(simulated, "Clairvoyant", AlwaysNew)
+    config = load_config(config_file(tmp_path))
+    assert config.simulated is not None
+    out = tmp_path / "rows.jsonl"
+    simulated.run(Study(config, {}, None, None), config.simulated, out, processes=1)
+
+    def turns(path: Path) -> list[tuple[Any, ...]]:
+        fields = ("seed", "conversation", "turn", "route", "ttft_ms", "tpot_ms")
+        return [
+            (row["way"], *(row[field] for field in fields))
+            for row in read_rows(path)
+            if row["row"] == "turn" and row["way"].startswith("clairvoyant ")
+        ]
+
+    assert turns(out) == turns(rows)
+    assert {route for *_, route, _, _ in turns(rows)} >= {"local", "remote"}
 
 
 def test_the_same_policy_again_takes_other_times(rows: Path) -> None:
@@ -145,7 +179,7 @@ def test_what_was_simulated_is_not_simulated_again(
     assert last["a_a_ties"] == "7 of 7"
     (row,) = map(json.loads, verdicts.read_text().splitlines())
     assert row["link_gbps"] == 25
-    assert row["commit"]
+    assert row["raw_commits"] == [row["commit"]]
     with pytest.raises(SystemExit) as done:
         cli.main(["compare", path, "--out", str(verdicts), "--verdict-only"])
     assert done.value.code == 0
@@ -234,6 +268,18 @@ def test_holm_rejects_step_by_step() -> None:
     assert family.holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
     assert family.holm([0.02, 0.02, 0.02]) == [False, False, False]
     assert family.holm([]) == []
+
+
+def test_foresight_is_corrected_apart_from_other_verdicts() -> None:
+    sure, chance = ({"p": p, "p_again": 1.0, "difference": -0.1} for p in (0.001, 0.9))
+    verdicts: list[dict[str, Any]] = [
+        {**sure, "foreseen": {"p": p, "better": better, "best": 2, "ppd": 2, "clairvoyant": 1}}
+        for p, better in ((0.02, True), (0.001, False))
+    ]
+    family.correct([{"verdicts": [*verdicts, *(dict(chance) for _ in range(50))]}])
+    assert [one["foreseen"]["verdict"] for one in verdicts] == ["beats", "loses"]
+    summary = family.summary([{"trace": "chat", "verdicts": verdicts}])
+    assert summary["clairvoyant_wins"] == "1 of 2"
 
 
 def test_a_difference_without_spread_is_certain() -> None:

@@ -176,7 +176,10 @@ def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
     if (foreseen := verdict.get("foreseen")) is None:
         return "-", "-"
     best = foreseen["best"]
-    return _tenths(1 - foreseen["clairvoyant"] / best), _tenths(1 - foreseen["ppd"] / best)
+    gain = _tenths(1 - foreseen["clairvoyant"] / best)
+    if foreseen.get("verdict") == "ties":
+        gain += ", a tie"
+    return gain, _tenths(1 - foreseen["ppd"] / best)
 
 
 def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
@@ -185,8 +188,12 @@ def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
         by_trace.setdefault(one["trace"], []).append(one)
     lines = [_sum(name, of_one) for name, of_one in (*by_trace.items(), ("all", judgements))]
     head = ("traffic", "comparisons", "wins", "ties", "losses")
-    won = ("clairvoyant's gain", "`ppd`'s share of it", "A/A ties")
-    return Table((*head, *won), lines, "of all machines, after Holm's correction")
+    won = ("clairvoyant's wins", "its gain", "`ppd`'s share of it", "A/A ties")
+    caption = (
+        "of all machines, after Holm's correction; the clairvoyant's wins are of its own "
+        "comparisons, the mean at even weights"
+    )
+    return Table((*head, *won), lines, caption)
 
 
 def _sum(name: str, judgements: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -197,6 +204,7 @@ def _sum(name: str, judgements: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         f"{summary['wins']}",
         f"{summary['ties']}",
         f"{summary['losses']}",
+        summary["clairvoyant_wins"] or "-",
         *_won(summary["clairvoyant_gain"], summary["clairvoyant_share"]),
         summary["a_a_ties"],
     )
