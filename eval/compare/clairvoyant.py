@@ -6,7 +6,7 @@ those to come, which no router has. The turns that both forks have decided by th
 the route is taken with which they cost less. A route that delays replies delays the turns behind
 them, too: its fork would decide fewer by its horizon, so their sum alone would be lower. This
 is the rollout algorithm with exact lookahead (Bertsekas, Tsitsiklis and Wu, "Rollout algorithms for
-combinatorial optimization", 1997). It is no optimum, but a bound that a policy may be held against.
+combinatorial optimization", 1997). It is no optimum: what comes after the horizon does not count.
 
 The fork whose route is taken is kept. It decides by the base policy, so at the next decision it has
 tried that policy's route already, and its horizon moves. Only the other route needs a new fork.
@@ -33,7 +33,7 @@ class Clairvoyant(Policy):
     """Chooses the route after which the later turns cost less. Leave its context after the run.
 
     Args:
-        base: decides all turns in a fork but the first; it has no state.
+        base: decides all turns in a fork but the first; it observes all turns.
         cost: of one later turn.
         now_ms: the simulated time.
         horizon_ms: turns that are decided so long after the fork count.
@@ -42,6 +42,7 @@ class Clairvoyant(Policy):
     def __init__(
         self, base: Policy, cost: CostOf, now_ms: Callable[[], float], horizon_ms: float
     ) -> None:
+        self.prefill_times = base.prefill_times
         self._base = base
         self._cost_of = cost
         self._now_ms = now_ms
@@ -81,6 +82,7 @@ class Clairvoyant(Policy):
         self, features: Features, route: Route, ttft_ms: float | None, tpot_ms: float | None
     ) -> None:
         """Count the cost of a turn that has ended."""
+        self._base.observe(features, route, ttft_ms, tpot_ms)
         turn = features.session, features.turn
         if self._fork is None:
             self._under_way.pop(turn, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from eval import cli
-from eval.compare import family, simulated
+from eval.compare import family, simulated, simulated_window
 from eval.compare.clairvoyant import Clairvoyant
 from eval.compare.config import load_config, ways, window
 from eval.compare.costs import Question, Sample, Turns, once
@@ -113,22 +114,22 @@ def test_a_kept_fork_is_as_good_as_a_new_one(
                 self._kept = None
             return route
 
-    monkeypatch.setattr(simulated, "Clairvoyant", AlwaysNew)
+    monkeypatch.setattr(simulated_window, "Clairvoyant", AlwaysNew)
     config = load_config(config_file(tmp_path))
     assert config.simulated is not None
-    out = tmp_path / "rows.jsonl"
-    simulated.run(Study(config, {}, None, None), config.simulated, out, processes=1)
+    (first, _) = simulated.windows_of(Study(config, {}, None, None))
+    new = simulated_window.rows_of(simulated_window.Cluster(config.simulated, None), first)
 
-    def turns(path: Path) -> list[tuple[Any, ...]]:
-        fields = ("seed", "conversation", "turn", "route", "ttft_ms", "tpot_ms")
+    def turns(of: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+        fields = ("way", "conversation", "turn", "route", "ttft_ms", "tpot_ms")
         return [
-            (row["way"], *(row[field] for field in fields))
-            for row in read_rows(path)
+            tuple(row[field] for field in fields)
+            for row in of
             if row["row"] == "turn" and row["way"].startswith("clairvoyant ")
         ]
 
-    assert turns(out) == turns(rows)
-    assert {route for *_, route, _, _ in turns(rows)} >= {"local", "remote"}
+    assert turns(new) == turns(read_rows(rows))
+    assert {route for *_, route, _, _ in turns(new)} >= {"local", "remote"}
 
 
 def test_the_same_policy_again_takes_other_times(rows: Path) -> None:
