@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import raw_rows
 from . import family
 
+Row = TypeVar("Row", bound=Mapping[str, Any])
+
 
 def kept_verdicts(path: Path) -> list[dict[str, Any]]:
-    """Return the verdicts of the commit that was judged last, corrected all together.
+    """Return the newest verdicts of each traffic and machine, corrected all together.
 
     Returns:
-        A judgement for each trace and machine; none if the file holds other rows, or is missing.
+        None if the file holds other rows, or is missing.
 
     Raises:
         ConfigError: it cannot be read.
@@ -23,10 +25,19 @@ def kept_verdicts(path: Path) -> list[dict[str, Any]]:
     judgements = [row for row in rows if row.get("row") == "verdicts"]
     if not judgements:
         return []
-    last = max(judgements, key=lambda row: str(row["at"]))
-    newest = [row for row in judgements if row["commit"] == last["commit"]]
-    family.correct(newest)
-    return newest
+    judgements = newest(judgements)
+    family.correct(judgements)
+    return judgements
+
+
+def newest(judgements: Iterable[Row]) -> list[Row]:
+    """Return of each traffic and machine the judgement that was made last."""
+    found: dict[tuple[str, str], Row] = {}
+    for one in sorted(judgements, key=lambda row: str(row["at"])):
+        key = one["trace"], machine_of(one)
+        found.pop(key, None)
+        found[key] = one
+    return list(found.values())
 
 
 def machine_of(judgement: Mapping[str, Any]) -> str:

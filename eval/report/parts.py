@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ..simulation.cost_model import VLLM_H100
 from .results import Rows
 from .sources import NotMeasured, Source
 
 _LINE = 120
-PAPER_MACHINE = "simulated with `VLLM_H100`, the paper's machine"
+PAPER_MACHINE = (
+    "simulated with `VLLM_H100`, the paper's machine, links of "
+    f"{VLLM_H100.link_bytes_per_s / 1e9:g} GB/s"
+)
 """Of rows that name no profile."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ppd.errors import ConfigError
 
 from ..raw_rows import read_rows
+from .machines import machines
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class Rows:
         return self.pick(lambda row: commit_of(row) == commit_of(last), "the newest commit")
 
     def origin(self) -> str:
-        """Return one line: file, commits, dates, hardware."""
+        """Return one line: file, commits, dates, hardware, and what was simulated or emulated."""
         told = [row for row in self.rows if "commit" in row] or list(self.headers)
         told = sorted(told, key=lambda row: str(row["at"]))
         commits = _listed(_short_commit(row["commit"]) for row in told)
@@ -95,6 +96,7 @@ class Rows:
         parts = [self.file, f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"]
         parts.append(", ".join(sorted(_listed(row["at"][:10] for row in told))))
         parts.append(", ".join(sorted(_listed(_hardware(row["hardware"]) for row in told))))
+        parts += machines(told)
         return "; ".join(parts)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import check_figures
+from ..compare import kept
 from ..engine import interference
 from . import study_figures as report_figures
 from .areas import payoff
-from .parts import Content, Section, Table, section, short
+from .parts import PAPER_MACHINE, Content, Section, Table, section, short
 from .policies import grid_sections
 from .real_traffic import real_traffic
 from .results import Results
@@ -22,6 +23,7 @@ from .sources import (
     ClaimRow,
     DemoRow,
     InterferenceRow,
+    NotMeasured,
     Source,
     VerdictRow,
     WeightsRow,
@@ -73,13 +75,16 @@ def _demo(folder: Path) -> Section:
 
 def _payoff(results: Results) -> Section:
     run = "ppd-eval compare eval/compare/simulated.toml --verdicts results/payoff.jsonl ..."
+    shown = read_source(results.folder, "payoff.jsonl", VerdictRow, run)
+    if not isinstance(shown, NotMeasured):
+        shown = shown.only(kept.newest(shown.rows))
     return section(
         "payoff",
         "Does it pay?",
         "Every policy on the same simulated traffic, at true lengths (SIMULATOR.md). A cost is "
         "that of real traffic, below. Verdicts are against the best static policy on the same "
         "workers, after Holm's correction. The clairvoyant looks three seconds ahead.",
-        read_source(results.folder, "payoff.jsonl", VerdictRow, run),
+        shown,
         lambda _: (None, payoff.tables(results)),
     )
 
@@ -147,7 +152,8 @@ def _paper_winners(folder: Path) -> Section:
             for metric, of_side in wins.items()
         ]
         head = ("wins by", *sides)
-        return None, (Table(head, rows, "percent of the points; stated → simulated"),)
+        caption = f"percent of the points; stated → simulated; {PAPER_MACHINE}"
+        return None, (Table(head, rows, caption),)
 
     return section(
         "paper-winners",

@@ -16,6 +16,7 @@ import msgspec
 from ppd.errors import ConfigError
 
 from ..raw_rows import read_rows
+from .machines import machines
 
 Row = Mapping[str, Any]
 
@@ -204,8 +205,13 @@ class Source:
     rows: Sequence[Row]
     origins: Sequence[_Origin]
 
+    def only(self, rows: Sequence[Row]) -> Source:
+        """Return some of these rows, all of which have an origin of their own."""
+        origins = [msgspec.convert(row, _Origin) for row in rows]
+        return Source(self.file, rows, origins)
+
     def origin(self) -> str:
-        """Return one line: rows, commits, hardware, seeds, model, days."""
+        """Return one line: rows, commits, hardware, seeds, model, days, machines of profiles."""
         origins = self.origins
         parts = [f"{self.file}, {len(self.rows)} rows"]
         parts.append("commit " + _listed(row.commit for row in origins))
@@ -217,6 +223,7 @@ class Source:
         if models := {row.model for row in origins} - {""}:
             parts.append("model " + _listed(models))
         parts.append(_listed(row.at[:10] for row in origins))
+        parts += machines(self.rows)
         return " · ".join(parts)
 
 
@@ -277,9 +284,4 @@ def read_source(
 def newest(source: Source, key: str) -> Source:
     """Return the rows that agree with the last one in ``key``."""
     last = source.rows[-1][key]
-    kept = [
-        (row, origin)
-        for row, origin in zip(source.rows, source.origins, strict=True)
-        if row[key] == last
-    ]
-    return Source(source.file, [row for row, _ in kept], [origin for _, origin in kept])
+    return source.only([row for row in source.rows if row[key] == last])

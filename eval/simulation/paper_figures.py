@@ -41,6 +41,7 @@ from .workers import Shape
 _NVLINK_BYTES_PER_S = 150e9
 LINKS = (150.0, 50.0, 25.0, 10.0)  # GB/s: NVLink, InfiniBand NDR and HDR, 100 Gb Ethernet
 SHARES = (0.0, 0.2, 0.5, 0.95)  # local, at the weights of TPOT infinity, 6, 3 and 1
+FIGURE_10_GBPS = 100.0  # links of its profiles
 PROFILES = ("llama-3.1-8b-h100-tp1", "qwen3-32b-h100-tp2", "deepseek-v3-h200-tp8")
 _CONVERSATIONS = 500
 
@@ -119,7 +120,7 @@ def figures(seed: int) -> Iterator[FigureRow]:
         policy, duration_s = f"partial:{share:g}", _CONVERSATIONS / qps
         yield _point("6", costs, "1P_3pD", pastes, qps, duration_s, seed, policy=policy, axis=share)
     for name, turns, configuration in product(PROFILES, (2, 4, 8, 16), ("1P_3D", "1P_3pD")):
-        of_profile = ProfileCosts(load_profile(name), link_gbps=100.0)
+        of_profile = ProfileCosts(load_profile(name), link_gbps=FIGURE_10_GBPS)
         workload = structs.replace(_turns(turns, 2000, 200, 200), think_s=2.0)
         yield _point(
             "10", of_profile, configuration, workload, 0.5, 240.0, seed, reading=name, axis=turns

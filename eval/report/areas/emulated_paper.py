@@ -36,7 +36,9 @@ def points(results: Results) -> Block:
         f"k = {', '.join(f'{k:g}' for k in dict.fromkeys(rows.values('slow_motion')))}, "
         f"{row['link_gbps']:g} Gb/s"
     )
-    return block(Table(("configuration", *METRICS.values()), table, caption), made_of=[rows])
+    emulated = results.rows("emulation-paper.jsonl").where(row="run")
+    head = ("configuration", *METRICS.values())
+    return block(Table(head, table, caption), made_of=[rows, emulated])
 
 
 def configuration(shape: str, policy: str) -> str:

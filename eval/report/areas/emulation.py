@@ -116,8 +116,10 @@ def simulator(results: Results) -> Block:
         f"conversations: {workloads}; slow motion {slow}; emulated with real workers, simulated "
         "without; interval: 95 %, bootstrap over conversations"
     )
-    head = ("profile", "run", "conversations", "p50, ms", "emulated", "simulated", "error")
-    return block(Table((*head, "interval", "without overlap"), table, caption), made_of=[rows])
+    head: tuple[str, ...] = ("profile", "run", "conversations", "p50, ms")
+    emulated = results.rows("emulation-clusters.jsonl").where(row="run")
+    head += ("emulated", "simulated", "error", "interval", "without overlap")
+    return block(Table(head, table, caption), made_of=[rows, emulated])
 
 
 def _interval(row: Mapping[str, Any]) -> str:

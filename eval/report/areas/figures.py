@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...simulation.paper_figures import FIGURE_10_GBPS
 from ..parts import PAPER_MACHINE, Block, Table, block, change, short
 from ..results import Results, Rows
 
@@ -50,7 +51,7 @@ def _pareto(rows: Rows) -> Table:
     head = ("10k tokens are", "QPS", "lowest p99 TTFT, ms: 4R or PD", "mixed")
     caption = (
         "Figure 1, five turns: the best of 4 baselines, and of the 13 mixed shapes; "
-        f"{PAPER_MACHINE}, as Figures 5 and 6"
+        f"Figures 1, 5 and 6 are {PAPER_MACHINE}"
     )
     return Table((*head, "most tokens/s: 4R or PD", "mixed"), table, caption)
 
@@ -117,7 +118,8 @@ def _models(rows: Rows) -> Table:
         table.append((f"`{profile}`", *cells))
     head = ("profile", *(f"{count:g} turns" for count in counts))
     caption = (
-        "Figure 10, TTFT of later turns, x=1 against x=0 (in the paper about -70 % everywhere)"
+        "Figure 10, TTFT of later turns, x=1 against x=0 (in the paper about -70 % everywhere); "
+        f"simulator with profiles, links of {FIGURE_10_GBPS:g} Gb/s"
     )
     return Table(head, table, caption)
 

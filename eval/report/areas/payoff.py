@@ -10,7 +10,7 @@ from typing import Any
 
 from ...compare import family
 from ...compare.config import BASE, FULL_TRANSFER, PPD, REPLICA
-from ...compare.kept import machine_of
+from ...compare.kept import machine_of, newest
 from ..parts import Block, Table, block, change, percent, short
 from ..results import Results, Rows
 
@@ -28,8 +28,9 @@ _SHOWN = {  # ways, as heads of columns
 
 
 def _rows(results: Results) -> tuple[Rows, list[dict[str, Any]]]:
-    """Return the rows of the newest commit, and their verdicts, all together."""
-    rows = results.rows("payoff.jsonl").newest()
+    """Return the newest rows of each traffic and machine, and their verdicts, all together."""
+    every = results.rows("payoff.jsonl")
+    rows = Rows(every.file, tuple(newest(every)), every.headers)
     judgements = [copy.deepcopy(dict(row)) for row in rows]
     family.correct(judgements)
     return rows, judgements

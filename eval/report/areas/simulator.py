@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from ...simulation.cost_model import VLLM_H100
-from ..parts import Block, Table, block, short
+from ..parts import PAPER_MACHINE, Block, Table, block, short
 from ..results import Results, Row, Rows
 
 _FAR = 0.2  # an error that a reader should see
@@ -80,7 +80,7 @@ def points(results: Results) -> Block:
             )
         )
     head = ("configuration, workload, QPS", "", "measured", "simulated", "off")
-    return block(Table(head, table), made_of=[run])
+    return block(Table(head, table, PAPER_MACHINE), made_of=[run])
 
 
 def _is_local(row: Row) -> bool:
@@ -108,7 +108,7 @@ def errors(results: Results) -> Block:
         bias = f"{100 * statistics.median(offs):+.0f} %"
         table.append((name, f"{len(offs)}", *(f"{100 * size:.0f} %" for size in told), bias))
     head = ("predicted", "points", "median error", "largest", "bias")
-    return block(Table(head, table), made_of=[run])
+    return block(Table(head, table, PAPER_MACHINE), made_of=[run])
 
 
 def claims(results: Results) -> Block:
@@ -136,7 +136,7 @@ def claims(results: Results) -> Block:
         )
         group = row["group"]
     head = ("", "", "paper", "simulated", "difference", "measured well")
-    return block(Table(head, table), made_of=[run, open_run])
+    return block(Table(head, table, PAPER_MACHINE), made_of=[run, open_run])
 
 
 def _in_the_paper(group: str) -> str:
@@ -163,7 +163,7 @@ def interference(results: Results) -> Block:
     caption = (
         "growth of the batch's TPOT, simulated with contexts of its own, and with one context that "
         "is read once; prefills of 1,024 tokens; the earlier run appended 128, simulated with one "
-        "context"
+        f"context; {PAPER_MACHINE}"
     )
     return block(Table((*head, *more), table, caption), made_of=[run])
 
@@ -223,7 +223,7 @@ def speed(results: Results) -> Block:
         size = (f"{row['points']:,}", f"{row['turns']:,}")
         table.append((what, *size, f"{row['processes']}", f"{row['wall_s']:.0f}"))
     head = ("", "points", "turns", "processes", "wall time, s")
-    return block(Table(head, table), made_of=used)
+    return block(Table(head, table, PAPER_MACHINE), made_of=used)
 
 
 BLOCKS = {

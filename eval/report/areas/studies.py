@@ -125,7 +125,7 @@ def plan(results: Results) -> Block:
     head += ("TPOT p50, ms", "p99", "GPU s a million tokens")
     caption = (
         f"targets: TTFT {targets['ttft_ms']:g} ms, TPOT {targets['tpot_ms']:g} ms, met by "
-        f"{percent(rows.rows[-1]['share'])} of the turns"
+        f"{percent(rows.rows[-1]['share'])} of the turns; {PAPER_MACHINE}"
     )
     return block(Table(head, table, caption), made_of=[rows])
 
