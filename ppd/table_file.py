@@ -6,6 +6,7 @@ the measurements themselves are kept, so that weights can be applied afterwards.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
@@ -173,6 +174,13 @@ class TableRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     axes: Axes
     cells: tuple[CellRecord, ...]
     machine: Machine | None = None
+
+    @property
+    def digest(self) -> str:
+        """Names what was measured, in 12 hexadecimal digits: all but the provenance."""
+        read = msgspec.convert(msgspec.to_builtins(self), TableRecord)  # 4 and 4.0 are the same
+        measured = msgspec.structs.asdict(read) | {"provenance": None}
+        return hashlib.sha256(msgspec.json.encode(measured)).hexdigest()[:12]
 
 
 def decode(data: bytes) -> TableRecord:

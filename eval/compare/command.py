@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
             if processes < 1:
                 raise ConfigError(f"--processes must be at least 1, got {processes}")
             simulated.run(study, config.simulated, options.out, processes)
-    return verdict.run(config, options.out, options.verdicts)
+    table = None if options.table is None else simulated.read_table(options.table).record.digest
+    return verdict.run(config, options.out, options.verdicts, table)
 
 
 def _named(text: str) -> tuple[str, Path]:

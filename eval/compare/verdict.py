@@ -46,13 +46,14 @@ _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
 
 
-def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
+def run(config: Comparison, raw: Path, out: Path | None = None, table: str | None = None) -> int:
     """Print the tables and one JSON line.
 
     Args:
         raw: rows of a comparison, or verdicts that were kept.
         out: of a simulated cluster, the verdicts are appended here, one row for each trace, with
             the commits of the raw rows.
+        table: digest of the table of policy ``ppd``, for these rows.
 
     Raises:
         ConfigError: the file does not hold all runs.
@@ -82,6 +83,7 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
             "raw_commits": sorted(
                 {row["commit"] for of in rows.values() for row in of if "commit" in row}
             ),
+            "table": table,
             **provenance(0),
         }
         append_whole(out, [{"row": "verdicts", **one, **about} for one in judgements])
@@ -99,13 +101,15 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
         way.name: _turns(rows, trace.name, way, seeds_of(config, trace, way))
         for way in ways(config)
     }
+    runs = _runs(rows, config, trace)
     return {
         "trace": trace.name,
         "asked": msgspec.to_builtins(trace),
         "conversations": len({place for turns in every.values() for place in turns.by_place}),
         "windows": len(config.seeds_of(trace)),
+        "planned_conversations": sum(run.get("conversations", 0) for run in runs[BASE]),
         "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
-        "ways": _figures(every, _runs(rows, config, trace)),
+        "ways": _figures(every, runs),
         "verdicts": list(_verdicts(config, every)),
     }
 

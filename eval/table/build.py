@@ -76,7 +76,8 @@ def write_table(
         for route, measured in (("remote", cell.remote), ("local", cell.local)):
             if cell.measured and not held.low <= measured.qps < held.high:
                 print(f"{kept.label} {route}: {measured.qps:.2f} qps arrived, outside its bin")
-    return {"cells": len(record.cells), "table": str(out), **decisions(table, Weights())}
+    about = {"cells": len(record.cells), "table": str(out), "digest": record.digest}
+    return {**about, **decisions(table, Weights())}
 
 
 def record_of(config: SweepConfig, results: Sequence[RunResult], raw: Path) -> TableRecord:

@@ -56,7 +56,8 @@ def run(path: Path, weights: Weights) -> int:
     for finding in found:
         print(f"{finding.kind.value:<11} {finding.text}")
     counts = {kind.value: sum(finding.kind is kind for finding in found) for kind in Kind}
-    print(json.dumps({"table": str(path), **counts, **decisions(table, weights)}))
+    about = {"table": str(path), "digest": table.record.digest}
+    print(json.dumps({**about, **counts, **decisions(table, weights)}))
     return 1 if any(finding.kind is not Kind.TIE for finding in found) else 0
 
 

@@ -101,9 +101,15 @@ def test_a_sound_table_has_no_findings(tmp_path: Path, command: Command) -> None
     code, lines = command("lint", write(tmp_path / "t.json", record()))
     assert code == 0
     assert json.loads(lines[-1]) == {
-        "table": str(tmp_path / "t.json"), "unmeasured": 0, "far": 0, "noise": 0, "falls": 0,
+        "table": str(tmp_path / "t.json"), "digest": record().digest, "unmeasured": 0, "far": 0, "noise": 0, "falls": 0,
         "tie": 0, "local_cells": 4, "remote_cells": 4, "noise_cells": 0, "measured_cells": 8,
     }  # fmt: skip
+
+
+def test_a_digest_names_what_was_measured() -> None:
+    provenance = msgspec.structs.replace(record().provenance, commit="another")
+    assert record(provenance=provenance).digest == record().digest
+    assert record(append_ms_per_token=0.5).digest != record().digest
 
 
 @pytest.mark.parametrize(
