@@ -102,6 +102,10 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
         for way in ways(config)
     }
     runs = _runs(rows, config, trace)
+    plain = {name: turns for name, turns in every.items() if not _foresees(name)}
+    shared = _shared(plain.values())
+    if not shared:
+        raise ConfigError("no conversation had a later turn on every way")
     return {
         "trace": trace.name,
         "asked": msgspec.to_builtins(trace),
@@ -109,8 +113,9 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
         "windows": len(config.seeds_of(trace)),
         "planned_conversations": sum(run.get("conversations", 0) for run in runs[BASE]),
         "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
+        "compared_turns": sum(len(every[BASE].by_place[place]) for place in shared),
         "ways": _figures(every, runs),
-        "verdicts": list(_verdicts(config, every)),
+        "verdicts": list(_verdicts(config, every, Sample(plain, shared), shared)),
     }
 
 
@@ -214,15 +219,13 @@ def _runs(
 # -- costs ------------------------------------------------------------------------------------
 
 
-def _verdicts(config: Comparison, every: Mapping[str, Turns]) -> Iterator[dict[str, Any]]:
-    plain = {name: turns for name, turns in every.items() if not _foresees(name)}
-    shared = _shared(plain.values())
-    if not shared:
-        raise ConfigError("no conversation had a later turn on every way")
-    asked, sample = list(questions_of(config)), Sample(plain, shared)
+def _verdicts(
+    config: Comparison, every: Mapping[str, Turns], sample: Sample, shared: Sequence[Place]
+) -> Iterator[dict[str, Any]]:
+    asked = list(questions_of(config))
     points = sample.costs(asked, once(shared))
     drawn = [sample.costs(asked, counts) for counts in _draws(shared)]
-    spread = {name: np.array([one[name] for one in drawn]) for name in plain}
+    spread = {name: np.array([one[name] for one in drawn]) for name in points}
     windows = len({seed for seed, _ in shared})
     for i, question in enumerate(asked):
         named = label(question.objective)

@@ -58,7 +58,7 @@ def verdicts(results: Results) -> Block:
             low, high = verdict["interval"]
             lines.append(
                 (
-                    f"{name} ({judgement['later_turns']} later turns)",
+                    f"{name} ({judgement['compared_turns']} later turns)",
                     verdict["at"],
                     f"{cost_of_ppd(costs, verdict['weights']):.2f}",
                     f"{costs[best]:.2f} (`{best}`)",
@@ -67,7 +67,10 @@ def verdicts(results: Results) -> Block:
                 )
             )
     head = ("window", "at", "`ppd` 1:1", "best other", "difference [95 %]", "")
-    caption = "costs; 95 %: bootstrap over the conversations of one window"
+    caption = (
+        "costs of the conversations that every policy served to their end; 95 %: bootstrap over "
+        "the conversations of one window"
+    )
     return block(Table(head, lines, caption), made_of=_made_of(results))
 
 
