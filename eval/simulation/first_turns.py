@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -42,8 +44,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--profiles", nargs="+", required=True, help="of 'profile list'")
     parser.add_argument("--links-gbps", type=float, nargs="+", default=[25.0, 100.0, 400.0])
     parser.add_argument(
-        "--prompts", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768]
+        "--prompts", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 16384, 32768]
     )
+    parser.add_argument("--tokenizer", type=Path, help="of the model; for workloads that are text")
     parser.add_argument("--workload", help="as of 'load'; the mean over its first turns, too")
     add_out(parser)
     parser.set_defaults(run=run)
@@ -57,14 +60,16 @@ def run(options: argparse.Namespace) -> int:
             number of layers here.
         OutsideProfileError: a prompt lies beyond twice the range of a profile.
     """
-    if not (min(options.links_gbps) > 0 and min(options.prompts) > 0):
+    if not min(*options.links_gbps, *options.prompts, math.inf) > 0:
         raise ConfigError("links and prompts must be above 0")
     profiles = [load_profile(name) for name in options.profiles]
     groups = {f"{prompt}": [prompt] for prompt in options.prompts}
     if options.workload:
-        planned = plan(Demand(options.workload))
+        planned = plan(Demand(options.workload, tokenizer=options.tokenizer))
         first = [one.turns[0].new for one in simulated(planned, end_at_cuts=True)]
         groups["workload"] = first
+    if not groups:
+        raise ConfigError("no prompts and no workload are given")
     rows = [
         {
             "row": "first turns",

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...simulation.paper_figures import PROFILES
 from ..parts import Block, Table, block, change, short
 from ..results import Results, Row
 
 _OWN_CHUNK = "8192"  # SGLang's
+_TRACES = {"mooncake": "Mooncake", "miniswe": "agents", "taubench": "tau-bench"}  # by file
 
 
 def pipelined(results: Results) -> Block:
     """Return what smaller chunks gain, and what layers gain beyond them, by link."""
-    rows = results.rows("first-turns.jsonl").newest()
+    rows = results.rows("first-turns.jsonl")
     links = sorted(set(rows.values("link_gbps")))
-    of = {(row["profile"], row["prompts"], row["link_gbps"]): row for row in rows}
+    of = {(row["profile"], _prompts(row), row["link_gbps"]): row for row in rows}
+    lines = sorted(
+        dict.fromkeys((profile, prompts) for profile, prompts, _ in of),
+        key=lambda line: PROFILES.index(line[0]),
+    )
     table = [
-        (f"`{profile}`", _prompts(of[profile, prompts, links[0]]), *cells)
-        for profile, prompts in dict.fromkeys((profile, prompts) for profile, prompts, _ in of)
-        for cells in [[_cell(of[profile, prompts, link]) for link in links]]
+        (f"`{profile}`", prompts, *(_cell(of[profile, prompts, link]) for link in links))
+        for profile, prompts in lines
     ]
     caption = (
         "TTFT in ms with chunks of 8,192 tokens; its change by the best smaller chunks, with their "
@@ -29,9 +34,11 @@ def pipelined(results: Results) -> Block:
 
 
 def _prompts(row: Row) -> str:
+    mean = f"{row['prompt_tokens']:,.0f}"
     if row["workload"] is None:
-        return f"{row['prompt_tokens']:,.0f}"
-    return f"{row['turns']:,} of Mooncake, mean {row['prompt_tokens']:,.0f}"
+        return mean
+    (name,) = (name for file, name in _TRACES.items() if file in row["workload"])
+    return f"{row['turns']:,} of {name}, mean {mean}"
 
 
 def _cell(row: Row) -> str:
