@@ -65,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
     profiles = [load_profile(name) for name in options.profiles]
     groups = {f"{prompt}": [prompt] for prompt in options.prompts}
     if options.workload:
-        planned = plan(Demand(options.workload, tokenizer=options.tokenizer))
+        # Any rate will do: the workers are idle.
+        planned = plan(Demand(options.workload, qps=1.0, tokenizer=options.tokenizer))
         first = [one.turns[0].new for one in simulated(planned, end_at_cuts=True)]
         groups["workload"] = first
     if not groups:
