@@ -112,7 +112,7 @@ def _arrivals(asked: Mapping[str, Any]) -> tuple[str, str]:
 def _profile(judgements: Sequence[Mapping[str, Any]]) -> str:
     """Name what was simulated."""
     row = judgements[0]
-    return f"simulator, profile {row['profile']}, {row['shape'].replace('_', '')}"
+    return f"simulator, profile {row['profile']}, `{row['shape']}`"
 
 
 def verdicts(results: Results) -> Block:
