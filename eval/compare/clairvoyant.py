@@ -107,7 +107,7 @@ class Clairvoyant(Policy):
         other = Route.REMOTE if usual is Route.LOCAL else Route.LOCAL
         tried = fork(self._under_way)
         if isinstance(tried, Fork):
-            self._kept.forget()
+            self._kept.detach()
             self._fork = tried
             return other
         other_costs = self._costs(tried)

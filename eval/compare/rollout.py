@@ -81,8 +81,8 @@ class Rollout:
         self.ended = [one for one in self.ended if one.turn in counted or one.decided_ms >= now_ms]
         return {one.turn: one.cost for one in self.ended if one.decided_ms <= ends_ms}
 
-    def forget(self) -> None:
-        """In another fork: close what this process has of it."""
+    def detach(self) -> None:
+        """Close the connection in a process that is another fork."""
         self._connection.close()
 
     def close(self) -> int:
