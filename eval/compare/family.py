@@ -72,9 +72,9 @@ def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
 
     ``clairvoyant_gain`` is how much less it costs than the best static policy, as a share, in the
     windows that it served. ``clairvoyant_share`` is the part of that which ``ppd`` wins; None if
-    there is nothing to win, or nothing was foreseen. ``clairvoyant_wins`` counts where it beats the
-    best static policy; None if that was not tested. ``a_a_ties`` is None if no way was served
-    again.
+    there is nothing to win, or nothing was foreseen. ``clairvoyant_wins`` counts where foresight
+    alone beats the best static policy; None if that was not tested. ``a_a_ties`` is None if no way
+    was served again.
     """
     verdicts = _all_verdicts(judgements)
     traces = dict.fromkeys(judgement["trace"] for judgement in judgements)

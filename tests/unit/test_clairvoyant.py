@@ -94,6 +94,7 @@ def test_foresight_costs_no_more_than_the_best_static_policy(rows: Path, tmp_pat
     assert {v["at"] for v in judgement["verdicts"] if "foreseen" in v} == {"each"}
     family.correct([judgement])
     assert {one["verdict"] for one in found.values()} == {"ties"}, "one window decides nothing"
+    assert all(one["clairvoyant"] <= min(one["foresight"], one["ppd"]) for one in found.values())
     assert family.summary([judgement])["clairvoyant_wins"] == "0 of 2"
     for verdict in judgement["verdicts"]:
         if verdict["at"] == "each":
@@ -130,6 +131,28 @@ def test_a_kept_fork_is_as_good_as_a_new_one(
 
     assert turns(new) == turns(read_rows(rows))
     assert {route for *_, route, _, _ in turns(new)} >= {"local", "remote"}
+
+
+def test_where_foresight_does_harm_the_clairvoyant_takes_the_best_policy(
+    rows: Path, tmp_path: Path
+) -> None:
+    config = load_config(config_file(tmp_path, TOML.replace("foreseen = 1", "foreseen = 2")))
+    every = [dict(row) for row in read_rows(rows)]
+    served = [row for row in every if not row["way"].startswith("clairvoyant ")]
+    for foresight in ("clairvoyant 1:1", "clairvoyant 1:3"):
+        for row in [row for row in served if row["way"] == "full"]:
+            # Twice as fast as the best policy in the first window, and slower in the second.
+            times = 0.25 if row["seed"] == 0 else 4.0
+            made = row | {"way": foresight}
+            if row["row"] == "turn":
+                made |= {"ttft_ms": times * row["ttft_ms"], "tpot_ms": times * row["tpot_ms"]}
+            served.append(made)
+    judgement = judged(config, config.traces[0], served)
+    for verdict in judgement["verdicts"]:
+        if (found := verdict.get("foreseen")) is not None:
+            assert found["windows"] == 2
+            assert found["foresight_best"] == 1
+            assert found["clairvoyant"] < min(found["best"], found["foresight"])
 
 
 def test_the_same_policy_again_takes_other_times(rows: Path) -> None:

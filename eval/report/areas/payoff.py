@@ -148,7 +148,8 @@ def _verdict_table(judgements: Sequence[dict[str, Any]]) -> Table:
     caption = (
         "cost at even weights, geometric mean over turns: delta transfer costs 2; wins, ties and "
         f"losses of `ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` "
-        f"against delta transfer; {_RATES}; {_profile(judgements)}"
+        "against delta transfer; a tie: what foresight alone wins or loses may be chance; "
+        f"{_RATES}; {_profile(judgements)}"
     )
     return Table((*head, "wins, ties, losses", "KV"), table, caption)
 
@@ -196,10 +197,10 @@ def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
         by_trace.setdefault(one["trace"], []).append(one)
     lines = [_sum(name, of_one) for name, of_one in (*by_trace.items(), ("all", judgements))]
     head = ("traffic", "comparisons", "wins", "ties", "losses")
-    won = ("clairvoyant's wins", "its gain", "`ppd`'s share of it", "A/A ties")
+    won = ("foresight's wins", "clairvoyant's gain", "`ppd`'s share of it", "A/A ties")
     caption = (
-        "of all machines, after Holm's correction; the clairvoyant's wins are of its own "
-        "comparisons, the mean at even weights"
+        "of all machines, after Holm's correction; foresight's wins are those of the clairvoyant's "
+        "foresight alone, in the mean at even weights"
     )
     return Table((*head, *won), lines, caption)
 
