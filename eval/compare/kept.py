@@ -16,7 +16,7 @@ def kept_verdicts(path: Path) -> list[dict[str, Any]]:
     """Return the newest verdicts of each traffic and machine, corrected all together.
 
     Returns:
-        None if the file holds other rows, or is missing.
+        An empty list if the file holds other rows, or is missing.
 
     Raises:
         ConfigError: it cannot be read.
@@ -31,12 +31,13 @@ def kept_verdicts(path: Path) -> list[dict[str, Any]]:
 
 
 def newest(judgements: Iterable[Row]) -> list[Row]:
-    """Return of each traffic and machine the judgement that was made last."""
+    """Return of each traffic and machine the judgement that was made last.
+
+    They are in the order in which each was judged first.
+    """
     found: dict[tuple[str, str], Row] = {}
     for one in sorted(judgements, key=lambda row: str(row["at"])):
-        key = one["trace"], machine_of(one)
-        found.pop(key, None)
-        found[key] = one
+        found[one["trace"], machine_of(one)] = one
     return list(found.values())
 
 

@@ -102,7 +102,8 @@ def test_a_sound_table_has_no_findings(tmp_path: Path, command: Command) -> None
     assert code == 0
     assert json.loads(lines[-1]) == {
         "table": str(tmp_path / "t.json"), "digest": record().digest, "unmeasured": 0, "far": 0,
-        "noise": 0, "falls": 0, "tie": 0, "local_cells": 4, "remote_cells": 4, "noise_cells": 0, "measured_cells": 8,
+        "noise": 0, "falls": 0, "tie": 0, "local_cells": 4,
+        "remote_cells": 4, "noise_cells": 0, "measured_cells": 8,
     }  # fmt: skip
 
 
