@@ -76,7 +76,9 @@ class Clairvoyant(Policy):
             self._fork.decide(turn, self._now_ms())
             return usual
         self._under_way[turn] = None
-        return Decision(self._better(usual.route), Reason.TABLE)
+        route = self._explore(usual.route)
+        # A reason may tell placement to avoid the home, so it stays where the route does.
+        return usual if route is usual.route else Decision(route, Reason.TABLE)
 
     def observe(
         self, features: Features, route: Route, ttft_ms: float | None, tpot_ms: float | None
@@ -87,12 +89,13 @@ class Clairvoyant(Policy):
         if self._fork is None:
             self._under_way.pop(turn, None)
             return
-        assert ttft_ms is not None
-        assert tpot_ms is not None
-        self._fork.end(turn, self._cost_of(turn, ttft_ms, tpot_ms), self._now_ms())
+        cost = None  # a turn that was not decoded at its home has none
+        if ttft_ms is not None and tpot_ms is not None:
+            cost = self._cost_of(turn, ttft_ms, tpot_ms)
+        self._fork.end(turn, cost, self._now_ms())
 
-    def _better(self, usual: Route) -> Route:
-        """Return the better route; in a fork the route that it shall try.
+    def _explore(self, usual: Route) -> Route:
+        """Return the better route; in a fork the one that it tries.
 
         Raises:
             RolloutError: a fork has failed.

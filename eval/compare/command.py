@@ -70,8 +70,7 @@ def run(options: argparse.Namespace) -> int:
             if processes < 1:
                 raise ConfigError(f"--processes must be at least 1, got {processes}")
             simulated.run(study, config.simulated, options.out, processes)
-    table = None if options.table is None else simulated.read_table(options.table).record.digest
-    return verdict.run(config, options.out, options.verdicts, table)
+    return verdict.run(config, options.out, options.verdicts)
 
 
 def _named(text: str) -> tuple[str, Path]:

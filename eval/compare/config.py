@@ -30,7 +30,7 @@ from ..traffic.workloads import Demand, plan
 from .way import Way, label
 
 PPD = "ppd"
-CLAIRVOYANT = "clairvoyant"  # in a simulation: it knows what is to come
+CLAIRVOYANT = "clairvoyant"  # in a simulation: with all arrivals and lengths to come
 AGAIN = "pd again"  # in a simulation: the measure once more, with arrivals a little apart
 BASE = "pd"  # what others are divided by: every turn remote, only what is missing is sent
 FULL_TRANSFER = "pd-full"  # the same to a decode worker without a radix cache: all is sent

@@ -2,6 +2,7 @@
 
 With many comparisons some intervals miss zero by chance. Holm's procedure bounds the probability of
 any false verdict by 5 % (S. Holm, "A simple sequentially rejective multiple test procedure", 1979).
+The verdicts of ``ppd``, of the same policy again, and of foresight are three families.
 """
 
 from __future__ import annotations

@@ -31,13 +31,13 @@ def kept_verdicts(path: Path) -> list[dict[str, Any]]:
 
 
 def newest(judgements: Iterable[Row]) -> list[Row]:
-    """Return of each traffic and machine the judgement that was made last.
+    """Return of each traffic, machine and shape the judgement that was made last.
 
     They are in the order in which each was judged first.
     """
-    found: dict[tuple[str, str], Row] = {}
+    found: dict[tuple[str, ...], Row] = {}
     for one in sorted(judgements, key=lambda row: str(row["at"])):
-        found[one["trace"], machine_of(one)] = one
+        found[one["trace"], one["profile"], one["shape"], machine_of(one)] = one
     return list(found.values())
 
 

@@ -33,14 +33,14 @@ class Ended(NamedTuple):
     """
 
     session: str
-    number: int
+    turn_number: int
     decided_ms: float
     cost: float
 
     @property
     def turn(self) -> Turn:
         """The turn's key."""
-        return self.session, self.number
+        return self.session, self.turn_number
 
 
 _DECODER = msgspec.msgpack.Decoder(list[Ended])
@@ -57,7 +57,7 @@ class Rollout:
         self.ended: list[Ended] = []
         self._process = process
         self._connection = connection
-        self._status: int | None = None
+        self._exit_code: int | None = None
 
     def run_to(self, ends_ms: float) -> None:
         """Simulate until all turns have ended that are decided up to a time.
@@ -69,7 +69,7 @@ class Rollout:
             self._connection.send(ends_ms)
             data = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
-            raise RolloutError(f"a rollout ended with status {self.close()}") from error
+            raise RolloutError(f"a rollout ended with exit code {self.close()}") from error
         self.ended += _DECODER.decode(data)
 
     def costs(self, under_way: Iterable[Turn], now_ms: float, ends_ms: float) -> dict[Turn, float]:
@@ -89,12 +89,13 @@ class Rollout:
         """End the fork, if it has not ended.
 
         Returns:
-            Its status.
+            Its exit code; a signal's number below 0.
         """
         self._connection.close()
-        if self._status is None:
-            _, self._status = os.waitpid(self._process, 0)
-        return self._status
+        if self._exit_code is None:
+            _, status = os.waitpid(self._process, 0)
+            self._exit_code = os.waitstatus_to_exitcode(status)
+        return self._exit_code
 
 
 class Fork:
@@ -115,9 +116,14 @@ class Fork:
         """Count a turn whose route is decided now."""
         self._decided[turn] = now_ms
 
-    def end(self, turn: Turn, cost: float, now_ms: float) -> None:
-        """Count the cost of a turn that ends now. Wait if no turn is left that the parent needs."""
-        if (decided_ms := self._decided.pop(turn, None)) is not None:
+    def end(self, turn: Turn, cost: float | None, now_ms: float) -> None:
+        """Count the cost of a turn that ends now. Wait if no turn is left that the parent needs.
+
+        Args:
+            cost: None: it does not count.
+        """
+        decided_ms = self._decided.pop(turn, None)
+        if decided_ms is not None and cost is not None:
             self._ended.append(Ended(*turn, decided_ms, cost))
         while now_ms > self._ends_ms and self._first_ms() > self._ends_ms:
             self._report()
@@ -131,14 +137,17 @@ class Fork:
         return next(iter(self._decided.values()), math.inf)
 
     def _report(self) -> None:
-        self._connection.send_bytes(msgspec.msgpack.encode(self._ended))
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(self._ended))
+        except OSError:
+            os._exit(0)  # the parent has ended
         self._ended = []
         self._ends_ms = self._next_end()
 
     def _next_end(self) -> float:
         try:
             ends_ms = self._connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             os._exit(0)
         assert isinstance(ends_ms, float)
         return ends_ms

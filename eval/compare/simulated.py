@@ -15,6 +15,7 @@ from pathlib import Path
 from ppd.errors import ConfigError
 from ppd.table import Table
 
+from ..provenance import provenance
 from ..raw_rows import append_whole, end_last_line
 from .config import Simulated, seeds_of, ways
 from .drive import Study, measured
@@ -35,11 +36,16 @@ def run(study: Study, simulation: Simulated, out: Path, processes: int) -> None:
         if any((one.trace.name, one.seed, way.name) not in done for way in one.ways)
     ]
     print(f"{len(left)} of {len(windows)} windows to simulate", file=sys.stderr, flush=True)
-    cluster = Cluster(simulation, None if study.table is None else read_table(study.table))
+    cluster = Cluster(simulation, None if study.table is None else _read_table(study.table))
     work = partial(rows_of, cluster)
     end_last_line(out)
-    # A new interpreter does not hold what this one does, so it forks faster.
-    with multiprocessing.get_context("spawn").Pool(min(processes, max(1, len(left)))) as pool:
+    if not left:
+        return
+    # A new interpreter does not hold what this one does, so it forks faster. It notes the commit of
+    # its code when it starts.
+    with multiprocessing.get_context("spawn").Pool(
+        min(processes, len(left)), initializer=provenance, initargs=(0,)
+    ) as pool:
         for number, rows in enumerate(pool.imap_unordered(work, left), 1):
             new = [row for row in rows if (row["trace"], row["seed"], row["way"]) not in done]
             append_whole(out, new)
@@ -51,13 +57,7 @@ def run(study: Study, simulation: Simulated, out: Path, processes: int) -> None:
             )
 
 
-def read_table(path: Path) -> Table:
-    """Read the table of policy ``ppd``.
-
-    Raises:
-        ConfigError: there is no such file.
-        TableError: it is no table.
-    """
+def _read_table(path: Path) -> Table:
     try:
         return Table.parse(path.read_bytes())
     except OSError as error:

@@ -46,14 +46,13 @@ _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
 
 
-def run(config: Comparison, raw: Path, out: Path | None = None, table: str | None = None) -> int:
+def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     """Print the tables and one JSON line.
 
     Args:
         raw: rows of a comparison, or verdicts that were kept.
         out: of a simulated cluster, the verdicts are appended here, one row for each trace, with
-            the commits of the raw rows.
-        table: digest of the table of policy ``ppd``, for these rows.
+            the commits of the raw rows, and the digest of the table that ``ppd`` had in them.
 
     Raises:
         ConfigError: the file does not hold all runs.
@@ -80,15 +79,17 @@ def run(config: Comparison, raw: Path, out: Path | None = None, table: str | Non
         about = {
             **{name: getattr(config.simulated, name) for name in fields},
             **config.simulated.machine.provenance(),
-            "raw_commits": sorted(
-                {row["commit"] for of in rows.values() for row in of if "commit" in row}
-            ),
-            "table": table,
+            "raw_commits": _values(rows, "commit"),
+            "table": ", ".join(_values(rows, "table")) or None,
             **provenance(0),
         }
         append_whole(out, [{"row": "verdicts", **one, **about} for one in judgements])
     print(json.dumps(summary))
     return 0
+
+
+def _values(rows: Mapping[str, Sequence[Mapping[str, Any]]], field: str) -> list[str]:
+    return sorted({row[field] for of in rows.values() for row in of if row.get(field)})
 
 
 def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) 
         "asked": msgspec.to_builtins(trace),
         "conversations": len({place for turns in every.values() for place in turns.by_place}),
         "windows": len(config.seeds_of(trace)),
-        "planned_conversations": sum(run.get("conversations", 0) for run in runs[BASE]),
+        "planned_conversations": sum(run.get("conversations", 0) for run in runs[BASE]) or None,
         "later_turns": sum(len(turns) for turns in every[BASE].by_place.values()),
         "compared_turns": sum(len(every[BASE].by_place[place]) for place in shared),
         "ways": _figures(every, runs),

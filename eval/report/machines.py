@@ -12,7 +12,8 @@ def machines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the profiles of some rows, k of an emulation or else the simulator, and the links.
 
     Returns:
-        The parts of a line. None for rows of real machines, nor if their hardware tells it.
+        The parts of a line. An empty list for rows of real machines, and for those that name an
+        emulated machine as their hardware.
     """
     named = [row for row in rows if row.get("profile") and "emulated" not in row["hardware"]]
     if not named:

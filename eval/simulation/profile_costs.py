@@ -65,16 +65,25 @@ class ProfileCosts:
     def decode_steps(self, ms: float, sequences: int, context_tokens: int) -> int:
         """The least number of decode steps that take ``ms`` or longer; at least one."""
         ms -= 1e-6
-        # The first step is the shortest one, so as many of its length are enough.
+
+        def are_enough(steps: int) -> bool:
+            return self.decode_ms(steps, sequences, context_tokens) >= ms
+
+        # Mostly a step takes longer the more context there is. Then so many first steps are enough,
+        # and fewer than so many of the steps in the middle are not.
         most = max(1, math.ceil(ms / self._middle_ms(1, sequences, context_tokens)))
-        # The middle one of these is longer than that of fewer, so fewer of its length are too few.
+        while not are_enough(most):
+            most += 1
         least = max(1, math.ceil(ms / self._middle_ms(most, sequences, context_tokens)))
+        least = min(least, most)
+        while least > 1 and are_enough(least - 1):
+            least -= 1
         while least < most:
             middle = (least + most) // 2
-            if self.decode_ms(middle, sequences, context_tokens) < ms:
-                least = middle + 1
-            else:
+            if are_enough(middle):
                 most = middle
+            else:
+                least = middle + 1
         return least
 
     def _middle_ms(self, steps: int, sequences: int, context_tokens: int) -> float:

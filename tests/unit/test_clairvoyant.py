@@ -20,10 +20,13 @@ from eval.compare.costs import Question, Sample, Turns, once
 from eval.compare.drive import Study, measured, read_rows
 from eval.compare.rollout import RolloutError
 from eval.compare.verdict import judged
-from ppd.decision import Route
+from eval.compare.way import Way
+from eval.simulation import planned
+from ppd.decision import Decision, Features, Policy, Reason, Route
 from ppd.errors import ConfigError
 from ppd.policies import AlwaysLocal
-from ppd.score import Weights
+from ppd.score import Objective, Weights
+from ppd.table import Table
 
 from .fixtures import FEATURES
 
@@ -104,22 +107,25 @@ def test_foresight_costs_no_more_than_the_best_static_policy(rows: Path, tmp_pat
 
 
 def test_a_kept_fork_is_as_good_as_a_new_one(
-    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AlwaysNew(Clairvoyant):
-        def _better(self, usual: Route) -> Route:
-            route = super()._better(usual)
+        def _explore(self, usual: Route) -> Route:
+            route = super()._explore(usual)
             if self._fork is None:
                 assert self._kept is not None
                 self._kept.close()
                 self._kept = None
             return route
 
-    monkeypatch.setattr(simulated_window, "Clairvoyant", AlwaysNew)
     config = load_config(config_file(tmp_path))
     assert config.simulated is not None
     (first, _) = simulated.windows_of(Study(config, {}, None, None))
-    new = simulated_window.rows_of(simulated_window.Cluster(config.simulated, None), first)
+    table = Table.parse(Path("tables/llama-3.1-8b-h100-1P1D.json").read_bytes())
+    cluster = simulated_window.Cluster(config.simulated, table)
+    kept = simulated_window.rows_of(cluster, first)
+    monkeypatch.setattr(simulated_window, "Clairvoyant", AlwaysNew)
+    new = simulated_window.rows_of(cluster, first)
 
     def turns(of: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
         fields = ("way", "conversation", "turn", "route", "ttft_ms", "tpot_ms")
@@ -129,8 +135,33 @@ def test_a_kept_fork_is_as_good_as_a_new_one(
             if row["row"] == "turn" and row["way"].startswith("clairvoyant ")
         ]
 
-    assert turns(new) == turns(read_rows(rows))
+    assert turns(new) == turns(kept)
+    assert {row["table"] for row in kept if row["row"] == "run"} == {table.record.digest}
     assert {route for *_, route, _, _ in turns(new)} >= {"local", "remote"}
+
+
+def test_a_base_may_move_conversations_to_other_homes(tmp_path: Path) -> None:
+    class AwayFromHome(Policy):
+        """Every later turn is remote, and decoded elsewhere."""
+
+        def choose(self, features: Features, objective: Objective) -> Decision:
+            return Decision(Route.REMOTE, Reason.HOME_FULL)
+
+    config = load_config(config_file(tmp_path))
+    assert config.simulated is not None
+    simulation = msgspec.structs.replace(config.simulated, shape="1P_2pD")
+    (first, _) = simulated.windows_of(Study(config, {}, None, None))
+    cluster = simulated_window.Cluster(simulation, None)
+    way = Way("clairvoyant", Weights())
+
+    def cost(turn: object, ttft_ms: float, tpot_ms: float) -> float:
+        return ttft_ms
+
+    with Clairvoyant(AwayFromHome(), cost, lambda: served.clock.now_ms, 1e3) as policy:
+        served = cluster.simulation(way, policy, 0)
+        result = served.run(planned.simulated(first.planned, end_at_cuts=True))
+    assert not any(row.failed for row in result.rows)
+    assert Reason.HOME_FULL in {row.reason for row in result.rows}
 
 
 def test_where_foresight_does_harm_the_clairvoyant_takes_the_best_policy(
@@ -284,7 +315,7 @@ def test_a_fork_that_dies_is_an_error() -> None:
         if os.getpid() != parent:  # a fork, which here has no simulation to go on with
             os._exit(1)
 
-    with pytest.raises(RolloutError, match="ended with status"):
+    with pytest.raises(RolloutError, match="ended with exit code 1"):
         choose()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 import pytest
@@ -44,6 +45,18 @@ def test_decode_steps_are_the_inverse_of_their_time(ms: float) -> None:
     steps = COSTS.decode_steps(ms, 16, 16 * 2000)
     assert COSTS.decode_ms(steps, 16, 16 * 2000) >= ms - 1e-6
     assert steps == 1 or COSTS.decode_ms(steps - 1, 16, 16 * 2000) < ms
+
+
+@pytest.mark.parametrize("context_tokens", [5, 300, 900, 2000])
+def test_decode_steps_are_the_fewest(context_tokens: int) -> None:
+    """Also where a step gets shorter with more context, as this profile has it from 512 tokens."""
+    assert COSTS.step_ms(2, 2 * 1000, []) < COSTS.step_ms(2, 2 * 512, [])
+    source = random.Random(0)
+    for _ in range(1000):
+        ms = source.uniform(7000.0, 9000.0)
+        steps = COSTS.decode_steps(ms, 2, context_tokens)
+        assert COSTS.decode_ms(steps, 2, context_tokens) >= ms - 1e-6
+        assert steps == 1 or COSTS.decode_ms(steps - 1, 2, context_tokens) < ms - 1e-6
 
 
 def _beside_decodes(*, overlap: bool, has_kv: bool) -> tuple[float, float]:

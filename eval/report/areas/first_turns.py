@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...simulation.paper_figures import PROFILES
 from ..parts import Block, Table, block, change, short
 from ..results import Results, Row
 
@@ -17,9 +16,10 @@ def pipelined(results: Results) -> Block:
     rows = results.rows("first-turns.jsonl")
     links = sorted(set(rows.values("link_gbps")))
     of = {(row["profile"], _prompts(row), row["link_gbps"]): row for row in rows}
+    names = list(dict.fromkeys(rows.values("profile")))
     lines = sorted(
         dict.fromkeys((profile, prompts) for profile, prompts, _ in of),
-        key=lambda line: PROFILES.index(line[0]),
+        key=lambda line: names.index(line[0]),
     )
     table = [
         (f"`{profile}`", prompts, *(_cell(of[profile, prompts, link]) for link in links))
@@ -37,8 +37,8 @@ def _prompts(row: Row) -> str:
     mean = f"{row['prompt_tokens']:,.0f}"
     if row["workload"] is None:
         return mean
-    (name,) = (name for file, name in _TRACES.items() if file in row["workload"])
-    return f"{row['turns']:,} of {name}, mean {mean}"
+    names = (name for file, name in _TRACES.items() if file in row["workload"])
+    return f"{row['turns']:,} of {next(names, row['workload'])}, mean {mean}"
 
 
 def _cell(row: Row) -> str:

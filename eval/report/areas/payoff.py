@@ -67,7 +67,8 @@ def traffic(results: Results) -> Block:
 def _conversations(judgement: Mapping[str, Any]) -> str:
     windows = judgement["windows"]
     # Rows of earlier commits have only what was asked for; a window may hold fewer.
-    planned = judgement.get("planned_conversations", windows * judgement["asked"]["conversations"])
+    asked = windows * judgement["asked"]["conversations"]
+    planned = judgement.get("planned_conversations") or asked
     return f"{planned / windows:.0f} x {windows}"
 
 
