@@ -64,8 +64,12 @@ def test_a_point_of_the_paper_stands_beside_its_measurement(tmp_path: Path) -> N
     ]  # fmt: skip
     path = tmp_path / "emulation-paper-simulator.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    emulated = {**rows[0], "row": "run", **ORIGIN}
+    (tmp_path / "emulation-paper.jsonl").write_text(json.dumps(emulated) + "\n")
     ours = "29 / 30"
-    found = emulated_paper.points(Results(tmp_path)).text.splitlines()[-3:]
+    block = emulated_paper.points(Results(tmp_path))
+    assert "emulation-paper.jsonl" in block.markdown()
+    found = block.text.splitlines()[-3:]
     assert found == [
         f"| `2P_2pD` | 132 / {ours} | 90.1 / {ours} | 10 / {ours} |",
         f"| `1P_3D` | - / {ours} | - / {ours} | - / {ours} |",
