@@ -8,7 +8,7 @@ The verdicts of ``ppd``, of the same policy again, and of foresight are three fa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,11 +71,11 @@ def _named(differs: bool, better: bool) -> str:
 def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
     """Count the verdicts, and sum what the clairvoyant wins.
 
-    ``clairvoyant_gain`` is how much less it costs than the best static policy, as a share, in the
-    windows that it served. ``clairvoyant_share`` is the part of that which ``ppd`` wins; None if
-    there is nothing to win, or nothing was foreseen. ``clairvoyant_wins`` counts where foresight
-    alone beats the best static policy; None if that was not tested. ``a_a_ties`` is None if no way
-    was served again.
+    ``clairvoyant_gain`` is how much less it costs (``clairvoyant``) than the best static policy, as
+    a share, in the windows that it served. ``clairvoyant_share`` is the part of that which ``ppd``
+    wins; None if there is nothing to win, or nothing was foreseen. ``clairvoyant_wins`` counts
+    where foresight alone beats the best static policy; None if that was not tested. ``a_a_ties`` is
+    None if no way was served again.
     """
     verdicts = _all_verdicts(judgements)
     traces = dict.fromkeys(judgement["trace"] for judgement in judgements)
@@ -95,6 +95,16 @@ def summary(judgements: Sequence[Judgement]) -> dict[str, Any]:
     }
 
 
+def clairvoyant(foreseen: Mapping[str, Any]) -> float:
+    """Return what a clairvoyant costs: the least of each policy, foresight, and the windows' best.
+
+    A cost is a sum of two geometric means, and so costs of windows do not add up. Where windows
+    differ much, the best of each may cost more than foresight in all of them.
+    """
+    ways = ("clairvoyant", "foresight", "ppd", "best")
+    return float(min(foreseen[way] for way in ways if way in foreseen))
+
+
 def _all_verdicts(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
     return [verdict for judgement in judgements for verdict in judgement["verdicts"]]
 
@@ -107,7 +117,7 @@ def _wins(foreseen: Sequence[dict[str, Any]]) -> str | None:
 def _gains(verdicts: Sequence[dict[str, Any]]) -> dict[str, float | str | None]:
     at = [verdict["foreseen"] for verdict in verdicts if "foreseen" in verdict]
     best = sum(foreseen["best"] for foreseen in at)
-    to_win = best - sum(foreseen["clairvoyant"] for foreseen in at)
+    to_win = best - sum(clairvoyant(foreseen) for foreseen in at)
     ours = best - sum(foreseen["ppd"] for foreseen in at)
     return {
         "clairvoyant_wins": _wins(at),

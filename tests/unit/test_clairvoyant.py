@@ -337,6 +337,14 @@ def test_foresight_is_corrected_apart_from_other_verdicts() -> None:
     assert summary["clairvoyant_wins"] == "1 of 2"
 
 
+def test_a_clairvoyant_costs_no_more_than_foresight_in_all_windows() -> None:
+    """The best of each window may cost more, for costs of windows do not add up."""
+    verdict = {"difference": 0.1, "verdict": "ties"}
+    foreseen = {"best": 2.0, "ppd": 1.9, "foresight": 1.6, "clairvoyant": 1.8}
+    summary = family.summary([{"trace": "chat", "verdicts": [verdict | {"foreseen": foreseen}]}])
+    assert (summary["clairvoyant_gain"], summary["clairvoyant_share"]) == (0.2, 0.25)
+
+
 def test_a_difference_without_spread_is_certain() -> None:
     assert family.p_value(0.0, np.zeros(10), 3) == 1.0
     assert family.p_value(0.1, np.full(10, 0.1), 3) == 0.0

@@ -186,7 +186,7 @@ def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
     if (foreseen := verdict.get("foreseen")) is None:
         return "-", "-"
     best = foreseen["best"]
-    gain = _tenths(1 - foreseen["clairvoyant"] / best)
+    gain = _tenths(1 - family.clairvoyant(foreseen) / best)
     if foreseen.get("verdict") == "ties":
         gain += ", a tie"
     return gain, _tenths(1 - foreseen["ppd"] / best)
