@@ -26,6 +26,7 @@ from . import (
 from .chaos import command as soak_router
 from .clients import command as clients
 from .compare import command as compare
+from .compare import observable
 from .emulation import command as emulate
 from .emulation import sweeping as emulated_sweep
 from .engine import bench as bench_engine
@@ -98,7 +99,9 @@ def parser() -> argparse.ArgumentParser:
     for module in (policy_grid, scenarios, check_load, clients):
         module.add_to(traffic)
 
-    simulate.add_to(_group(commands, "simulate", "a cluster by its cost model, in one process"))
+    simulation = _group(commands, "simulate", "a cluster by its cost model, in one process")
+    simulate.add_to(simulation)
+    observable.add_to(simulation)
 
     emulation = _group(commands, "emulate", "real workers on a GPU whose time is modelled")
     emulate.add_to(emulation)

@@ -27,6 +27,13 @@ from ppd.score import Objective
 from .rollout import Fork, Rollout, Turn, fork
 
 CostOf = Callable[[Turn, float, float], float]  # of a turn, from its TTFT and TPOT in ms
+# Of a decision of the base and what the other route costs less: whether to take the other one.
+Changes = Callable[[Features, Decision, float], bool]
+
+
+def where_it_pays(_features: Features, usual: Decision, saved: float) -> bool:
+    """Take the other route where it costs less, and of equal ones the local one."""
+    return saved > 0.0 or (saved == 0.0 and usual.route is Route.REMOTE)
 
 
 class Clairvoyant(Policy):
@@ -37,16 +44,23 @@ class Clairvoyant(Policy):
         cost: of one later turn.
         now_ms: the simulated time.
         horizon_ms: turns that are decided so long after the fork count.
+        changes: whether a turn takes another route than the base's.
     """
 
     def __init__(
-        self, base: Policy, cost: CostOf, now_ms: Callable[[], float], horizon_ms: float
+        self,
+        base: Policy,
+        cost: CostOf,
+        now_ms: Callable[[], float],
+        horizon_ms: float,
+        changes: Changes = where_it_pays,
     ) -> None:
         self.prefill_times = base.prefill_times
         self._base = base
         self._cost_of = cost
         self._now_ms = now_ms
         self._horizon_ms = horizon_ms
+        self._changes = changes
         self._under_way: dict[Turn, None] = {}
         self._kept: Rollout | None = None  # of the routes taken so far, and then of the base policy
         self._fork: Fork | None = None  # if this process is one
@@ -76,7 +90,7 @@ class Clairvoyant(Policy):
             self._fork.decide(turn, self._now_ms())
             return usual
         self._under_way[turn] = None
-        route = self._explore(usual.route)
+        route = self._explore(features, usual)
         # A reason may tell placement to avoid the home, so it stays where the route does.
         return usual if route is usual.route else Decision(route, Reason.TABLE)
 
@@ -94,8 +108,8 @@ class Clairvoyant(Policy):
             cost = self._cost_of(turn, ttft_ms, tpot_ms)
         self._fork.end(turn, cost, self._now_ms())
 
-    def _explore(self, usual: Route) -> Route:
-        """Return the better route; in a fork the one that it tries.
+    def _explore(self, features: Features, usual: Decision) -> Route:
+        """Return the route to take; in a fork the one that it tries.
 
         Raises:
             RolloutError: a fork has failed.
@@ -104,10 +118,10 @@ class Clairvoyant(Policy):
             kept = fork(self._under_way)
             if isinstance(kept, Fork):
                 self._fork = kept
-                return usual
+                return usual.route
             self._kept = kept
         kept_costs = self._costs(self._kept)
-        other = Route.REMOTE if usual is Route.LOCAL else Route.LOCAL
+        other = Route.REMOTE if usual.route is Route.LOCAL else Route.LOCAL
         tried = fork(self._under_way)
         if isinstance(tried, Fork):
             self._kept.detach()
@@ -115,10 +129,10 @@ class Clairvoyant(Policy):
             return other
         other_costs = self._costs(tried)
         both = kept_costs.keys() & other_costs.keys()
-        kept_cost, other_cost = total(kept_costs, both), total(other_costs, both)
-        if kept_cost < other_cost or (kept_cost == other_cost and usual is Route.LOCAL):
+        saved = total(kept_costs, both) - total(other_costs, both)
+        if not self._changes(features, usual, saved):
             tried.close()
-            return usual
+            return usual.route
         self._kept.close()
         self._kept = tried
         return other

@@ -24,20 +24,7 @@ def add_to(commands: Commands) -> None:
             "The last line is one JSON object."
         ),
     )
-    compare.add_argument("config", type=Path, help="a TOML file, see eval/compare/cpu.toml")
-    compare.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="a file that the configuration names; may come again",
-    )
-    compare.add_argument(
-        "--tokenizer", type=Path, help="tokenizer of the model; for traces that are text"
-    )
-    compare.add_argument(
-        "--table", type=Path, help="table of policy ppd; default: the shipped one of the model"
-    )
+    add_study(compare)
     compare.add_argument("--out", type=Path, required=True, help="JSONL of raw rows; is continued")
     compare.add_argument("--verdict-only", action="store_true", help="measure nothing")
     compare.add_argument(
@@ -47,6 +34,34 @@ def add_to(commands: Commands) -> None:
         "--processes", type=int, help="of a simulated cluster; default: one a core"
     )
     compare.set_defaults(run=run)
+
+
+def add_study(parser: argparse.ArgumentParser) -> None:
+    """Declare what is compared, for ``study_of``."""
+    parser.add_argument("config", type=Path, help="a TOML file, see eval/compare/cpu.toml")
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a file that the configuration names; may come again",
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="tokenizer of the model; for traces that are text"
+    )
+    parser.add_argument(
+        "--table", type=Path, help="table of policy ppd; default: the shipped one of the model"
+    )
+
+
+def study_of(options: argparse.Namespace) -> drive.Study:
+    """Read what is compared.
+
+    Raises:
+        ConfigError: the configuration or an option is wrong.
+    """
+    files = dict(map(_named, options.data))
+    return drive.Study(load_config(options.config), files, options.tokenizer, options.table)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,8 +74,7 @@ def run(options: argparse.Namespace) -> int:
     """
     config = load_config(options.config)
     if not options.verdict_only:
-        files = dict(map(_named, options.data))
-        study = drive.Study(config, files, options.tokenizer, options.table)
+        study = study_of(options)
         if config.emulated is not None:
             emulated.run(study, config.emulated, options.out, options.logs)
         elif config.simulated is None:

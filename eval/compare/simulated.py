@@ -36,7 +36,7 @@ def run(study: Study, simulation: Simulated, out: Path, processes: int) -> None:
         if any((one.trace.name, one.seed, way.name) not in done for way in one.ways)
     ]
     print(f"{len(left)} of {len(windows)} windows to simulate", file=sys.stderr, flush=True)
-    cluster = Cluster(simulation, None if study.table is None else _read_table(study.table))
+    cluster = Cluster(simulation, None if study.table is None else read_table(study.table))
     work = partial(rows_of, cluster)
     end_last_line(out)
     if not left:
@@ -57,7 +57,12 @@ def run(study: Study, simulation: Simulated, out: Path, processes: int) -> None:
             )
 
 
-def _read_table(path: Path) -> Table:
+def read_table(path: Path) -> Table:
+    """Read the table of ``ppd``.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return Table.parse(path.read_bytes())
     except OSError as error:

@@ -6,12 +6,10 @@ this imports neither numpy nor what measures real clusters.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -19,26 +17,23 @@ import msgspec
 from ppd.decision import Policy
 from ppd.policies import static_policy
 from ppd.score import Weights
-from ppd.sessions import session_name
 from ppd.table import Table
 from ppd.table_policy import TablePolicy
 
 from ..provenance import provenance
 from ..simulation.machine import CHUNKING
 from ..simulation.planned import simulated
-from ..simulation.rows import Result, TurnRow
+from ..simulation.rows import Result
 from ..simulation.simulator import Simulation
 from ..simulation.traffic import Clients, Conversation
 from ..simulation.workers import Shape
 from ..traffic.conversations import Conversation as Planned
 from .clairvoyant import Clairvoyant, CostOf
 from .config import AGAIN, BASE, CLAIRVOYANT, FULL_TRANSFER, PPD, REPLICA, Simulated, Trace
-from .rollout import Turn
+from .turn_costs import cost_of, mean_ratios, times_of, weighted
 from .way import Way
 
 _MOMENT_S = 0.05  # some decode steps
-
-Times = Mapping[Turn, tuple[float, float]]  # TTFT and TPOT of later turns, in ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +93,16 @@ def rows_of(cluster: Cluster, place: Window) -> list[dict[str, Any]]:
     window = simulated(place.planned, end_at_cuts=True)
     plain = [way for way in place.ways if way.policy != CLAIRVOYANT]
     results = {way.name: cluster.run(way, cluster.policy(way), window, place.seed) for way in plain}
-    times = {name: _times(result.rows) for name, result in results.items()}
+    times = {name: times_of(result.rows) for name, result in results.items()}
     for way in place.ways:
         if way.policy == CLAIRVOYANT:
             weights = way.objective
             assert isinstance(weights, Weights)
             bases = [Way(policy) for policy in place.rivals if policy != FULL_TRANSFER]
             bases.append(Way(PPD, weights))
-            means = {one: _means(times[one.name], times[BASE]) for one in bases}
-            best = min(bases, key=lambda one: _cost(weights, means[one]))
-            cost = _cost_of(weights, times[BASE], means[best])
+            means = {one: mean_ratios(times[one.name], times[BASE]) for one in bases}
+            best = min(bases, key=lambda one: weighted(weights, means[one]))
+            cost = cost_of(weights, times[BASE], means[best])
             results[way.name] = _foreseen(cluster, way, best, cost, window, place.seed)
     rows: list[dict[str, Any]] = []
     for way in place.ways:
@@ -138,49 +133,6 @@ def _moved(window: Sequence[Conversation], seed: int) -> list[Conversation]:
     """The same conversations, each a moment later: what the same policy takes by chance."""
     source = random.Random(f"again/{seed}")
     return [replace(one, at_s=one.at_s + source.uniform(0.0, _MOMENT_S)) for one in window]
-
-
-def _times(rows: Sequence[TurnRow]) -> Times:
-    return {
-        (session_name(row.session), row.turn): (row.ttft_ms, row.tpot_ms)
-        for row in rows
-        if row.turn > 1 and not row.failed
-    }
-
-
-def _means(times: Times, base: Times) -> tuple[float, float]:
-    """Return the geometric means of TTFT and TPOT, each over those of the same turn."""
-    logs = [_logs(times[turn], base[turn]) for turn in times if turn in base]
-    if not logs:
-        return 1.0, 1.0
-    return math.exp(fmean(one[0] for one in logs)), math.exp(fmean(one[1] for one in logs))
-
-
-def _logs(times: tuple[float, float], base: tuple[float, float]) -> tuple[float, float]:
-    (ttft_ms, tpot_ms), (base_ttft_ms, base_tpot_ms) = times, base
-    has_tpot = tpot_ms > 0 and base_tpot_ms > 0  # a reply of one token has none
-    return math.log(ttft_ms / base_ttft_ms), math.log(tpot_ms / base_tpot_ms) if has_tpot else 0.0
-
-
-def _cost(weights: Weights, means: tuple[float, float]) -> float:
-    return weights.ttft * means[0] + weights.tpot * means[1]
-
-
-def _cost_of(weights: Weights, base: Times, means: tuple[float, float]) -> CostOf:
-    """Return what a turn adds to the cost of geometric means, if it does not change them much.
-
-    Args:
-        base: the times that others are divided by.
-        means: about which it is linear.
-    """
-
-    def cost(turn: Turn, ttft_ms: float, tpot_ms: float) -> float:
-        if turn not in base:
-            return 0.0
-        ttft, tpot = _logs((ttft_ms, tpot_ms), base[turn])
-        return weights.ttft * means[0] * ttft + weights.tpot * means[1] * tpot
-
-    return cost
 
 
 def _decode_batch(result: Result) -> float:

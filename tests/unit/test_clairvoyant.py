@@ -110,8 +110,8 @@ def test_a_kept_fork_is_as_good_as_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AlwaysNew(Clairvoyant):
-        def _explore(self, usual: Route) -> Route:
-            route = super()._explore(usual)
+        def _explore(self, features: Features, usual: Decision) -> Route:
+            route = super()._explore(features, usual)
             if self._fork is None:
                 assert self._kept is not None
                 self._kept.close()
