@@ -18,15 +18,15 @@ def learned(results: Results) -> Block:
             f"{row['foresight']:.3f}",
             *(percent(row[way] / row["foresight"]) for way in ("local", "ppd", "learner")),
             f"{row['learner_ahead']} of {row['windows']}",
-            percent(max(0.0, row["explained"])),
+            percent(row["explained"]),
         )
         for row in rows
     ]
     saved = ("foresight saves", "all local", "`ppd`", "learner")
     caption = (
-        "foresight saves: cost of a decision, in the mean, against a remote turn. 0.01 is about "
-        "1 % of a turn's TTFT or TPOT; then the part of it that other ways save; windows in which "
-        "the learner saves more than `ppd`; variance of costs that it explains"
+        "foresight saves: mean over decisions of a remote turn's cost, less that of the cheaper "
+        "route; the next three columns: the part of it that other ways save; ahead in: windows in "
+        "which the learner saves more than `ppd`; explains: share of the variance of costs (R^2)"
     )
     return block(
         Table(("traffic", "decisions", *saved, "ahead in", "explains"), table, caption),

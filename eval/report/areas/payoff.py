@@ -146,14 +146,15 @@ def _verdict_table(judgements: Sequence[dict[str, Any]]) -> Table:
                 _kv(one["ways"]),
             )
         )
-    head = ("traffic", "link", "best static", "`ppd`", "a clairvoyant wins", "`ppd` there")
+    head = ("traffic", "link", "best static", "`ppd`")
+    won = ("foresight wins", "a clairvoyant", "`ppd` there")
     caption = (
         "cost at even weights, geometric mean over turns: delta transfer costs 2; wins, ties and "
         f"losses of `ppd` in {len(judgements[0]['verdicts'])} comparisons; KV moved by `ppd` "
-        "against delta transfer; a tie: what foresight alone wins or loses may be chance; "
+        "against delta transfer; a tie: what foresight wins or loses may be chance; "
         f"{_RATES}; {_profile(judgements)}"
     )
-    return Table((*head, "wins, ties, losses", "KV"), table, caption)
+    return Table((*head, *won, "wins, ties, losses", "KV"), table, caption)
 
 
 def targets(results: Results) -> Block:
@@ -182,15 +183,17 @@ def _tenths(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str]:
-    """What the clairvoyant wins, and ``ppd`` in the same windows."""
+def _foreseen(verdict: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What foresight alone wins, then the clairvoyant, and ``ppd`` in the same windows."""
     if (foreseen := verdict.get("foreseen")) is None:
-        return "-", "-"
+        return "-", "-", "-"
     best = foreseen["best"]
-    gain = _tenths(1 - family.clairvoyant(foreseen) / best)
-    if foreseen.get("verdict") == "ties":
-        gain += ", a tie"
-    return gain, _tenths(1 - foreseen["ppd"] / best)
+    alone = "-"  # rows of earlier commits have the clairvoyant only
+    if "verdict" in foreseen:
+        tie = ", a tie" if foreseen["verdict"] == "ties" else ""
+        alone = f"{_tenths(1 - foreseen['foresight'] / best)}{tie}"
+    clairvoyant = _tenths(1 - family.clairvoyant(foreseen) / best)
+    return alone, clairvoyant, _tenths(1 - foreseen["ppd"] / best)
 
 
 def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
@@ -203,11 +206,11 @@ def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
     if len(others) < len(judgements):
         groups[f"all but {_OVERLOAD}"] = others
     lines = [_sum(name, of_one) for name, of_one in (*groups.items(), ("all", judgements))]
-    head = ("traffic or link", "comparisons", "wins", "ties", "losses")
+    head = ("traffic or machine", "comparisons", "wins", "ties", "losses")
     won = ("foresight's wins", "clairvoyant's gain", "`ppd`'s share of it", "A/A ties")
     caption = (
-        "sums, after Holm's correction of all; foresight's wins are those of the clairvoyant's "
-        "foresight alone, in the mean at even weights"
+        "sums of these, by traffic, and once more by machine, after Holm's correction of all; "
+        "foresight's wins are in the mean at even weights"
     )
     return Table((*head, *won), lines, caption)
 
