@@ -12,7 +12,7 @@ from ..results import Results
 
 # Raw rows of each link.
 _FILES = ("compare-emulated.jsonl", "compare-emulated-25gbps.jsonl")
-_VERDICTS = {"beats": "**wins**", "ties": "tie", "loses": "**loses**"}
+_NAMED = {"beats": "lower", "ties": "tie", "loses": "higher"}
 
 
 def _judgements(results: Results) -> list[tuple[str, Mapping[str, Any]]]:
@@ -63,13 +63,13 @@ def verdicts(results: Results) -> Block:
                     f"{cost_of_ppd(costs, verdict['weights']):.2f}",
                     f"{costs[best]:.2f} (`{best}`)",
                     f"{verdict['difference']:+.2f} [{low:+.2f}, {high:+.2f}]",
-                    _VERDICTS[verdict["verdict"]],
+                    _NAMED[verdict["verdict"]],
                 )
             )
     head = ("window", "at", "`ppd` 1:1", "best other", "difference [95 %]", "")
     caption = (
         "costs of the conversations that every policy served to their end; 95 %: bootstrap over "
-        "the conversations of one window"
+        "the conversations of one window, not corrected for eight comparisons"
     )
     return block(Table(head, lines, caption), made_of=_made_of(results))
 

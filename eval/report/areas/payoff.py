@@ -16,6 +16,7 @@ from ..results import Results, Rows
 
 _WEIGHTS = "1:1"
 _OVERLOAD = "overloaded prefill"  # a trace; TPOT there is low where the decode worker is idle
+_CONTESTED = ("mixed", _OVERLOAD, "large batches", "contexts of 32k")
 _RATES = "slower machines serve contested traffic at lower rates"
 _SHOWN = {  # ways, as heads of columns
     REPLICA: "2 replicas",
@@ -114,7 +115,8 @@ def _arrivals(asked: Mapping[str, Any]) -> tuple[str, str]:
 def _profile(judgements: Sequence[Mapping[str, Any]]) -> str:
     """Name what was simulated."""
     row = judgements[0]
-    return f"simulator, profile {row['profile']}, `{row['shape']}`"
+    commits = sorted({commit[:7] for one in judgements for commit in one["raw_commits"]})
+    return f"simulator of {', '.join(commits)}, profile {row['profile']}, `{row['shape']}`"
 
 
 def verdicts(results: Results) -> Block:
@@ -202,9 +204,11 @@ def _sums(judgements: Sequence[dict[str, Any]]) -> Table:
         groups.setdefault(one["trace"], []).append(one)
     for one in judgements:
         groups.setdefault(machine_of(one), []).append(one)
-    others = [one for one in judgements if one["trace"] != _OVERLOAD]
-    if len(others) < len(judgements):
-        groups[f"all but {_OVERLOAD}"] = others
+    parts = {
+        "mixed and contested": [one for one in judgements if one["trace"] in _CONTESTED],
+        f"all but {_OVERLOAD}": [one for one in judgements if one["trace"] != _OVERLOAD],
+    }
+    groups |= {name: part for name, part in parts.items() if part}
     lines = [_sum(name, of_one) for name, of_one in (*groups.items(), ("all", judgements))]
     head = ("traffic or machine", "comparisons", "wins", "ties", "losses")
     won = ("foresight's wins", "clairvoyant's gain", "`ppd`'s share of it", "A/A ties")
