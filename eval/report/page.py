@@ -27,6 +27,7 @@ figure { margin: 1rem 0 .4rem; } figure svg { width: 100%; height: auto; color: 
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem;
   font-variant-numeric: tabular-nums; margin: .3rem 0 1rem; }
 caption { text-align: left; color: var(--soft); padding: .4rem 0; }
+caption span { position: sticky; left: 0; display: inline-block; max-width: min(57rem, 92vw); }
 th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
   white-space: nowrap; } th { font-weight: 600; } td.word, th.word { text-align: left; }
 td.word { white-space: normal; } td.word span { white-space: nowrap; }
@@ -92,7 +93,7 @@ def _html_table(table: Table) -> str:
         )
         return f"<tr>{''.join(cells)}</tr>"
 
-    caption = f"<caption>{_code(table.caption)}</caption>" if table.caption else ""
+    caption = f"<caption><span>{_code(table.caption)}</span></caption>" if table.caption else ""
     body = "\n".join(line("td", row) for row in table.rows)
     return (
         f'<div class="scroll"><table>{caption}<thead>{line("th", table.head)}</thead>\n'

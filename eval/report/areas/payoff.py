@@ -19,13 +19,13 @@ _OVERLOAD = "overloaded prefill"  # a trace; TPOT there is low where the decode 
 _CONTESTED = ("mixed", _OVERLOAD, "large batches", "contexts of 32k")
 _RATES = "slower machines serve contested traffic at lower rates"
 _SHOWN = {  # ways, as heads of columns
+    f"{PPD} {_WEIGHTS}": "`ppd`",
     REPLICA: "2 replicas",
     FULL_TRANSFER: "full transfer",
     BASE: "delta transfer",
     "full": "`full`",
     "threshold": "`threshold`",
     "threshold:uncached=512": "llm-d's",
-    f"{PPD} {_WEIGHTS}": "`ppd`",
 }
 
 
