@@ -121,6 +121,7 @@ def verdicts(trace: str) -> dict[str, Any]:
         "shape": "1P_1pD",
         "link_gbps": 100.0,
         "calibration_factor": 1.0,
+        "raw_commits": ["0123456789ab"],
         **ORIGIN,
     }
 
@@ -140,6 +141,7 @@ def test_traffic_of_another_machine_is_shown_where_it_differs(tmp_path: Path) ->
     named = re.findall(
         r"^\| (\w+(?:, .*?)?) \| synthetic \| Poisson, ([\d.]+)/s", text, re.MULTILINE
     )
+    assert "Simulator of 0123456, profile llama, `1P_1pD`." in text
     assert text.count("| 9 x 2 |") == 4, "a window may hold fewer than were asked for"
     assert named == [
         ("chat", "2"),
