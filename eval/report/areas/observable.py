@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...compare.kept import machine_of, newest
 from ..parts import Block, Table, block, percent
-from ..results import Results
+from ..results import Results, Rows
 
 
 def learned(results: Results) -> Block:
     """Return what each way to choose saves of what foresight saves, by traffic."""
-    rows = results.rows("observable.jsonl").newest()
+    every = results.rows("observable.jsonl")
+    rows = Rows(every.file, tuple(newest(every)), every.headers)
     table = [
         (
             row["trace"],
+            machine_of(row),
             f"{row['decisions']:,}",
             f"{row['foresight']:.3f}",
             *(percent(row[way] / row["foresight"]) for way in ("local", "ppd", "learner")),
@@ -29,7 +32,7 @@ def learned(results: Results) -> Block:
         "which the learner saves more than `ppd`; explains: share of the variance of costs (R^2)"
     )
     return block(
-        Table(("traffic", "decisions", *saved, "ahead in", "explains"), table, caption),
+        Table(("traffic", "link", "decisions", *saved, "ahead in", "explains"), table, caption),
         made_of=[rows],
     )
 
