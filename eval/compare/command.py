@@ -50,7 +50,7 @@ def add_study(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", type=Path, help="tokenizer of the model; for traces that are text"
     )
     parser.add_argument(
-        "--table", type=Path, help="table of policy ppd; default: the shipped one of the model"
+        "--table", type=Path, help="table of policy ppd; default on real workers: the shipped one"
     )
 
 
