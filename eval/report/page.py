@@ -8,7 +8,7 @@ from html import escape
 
 from .drawing import INK
 from .figures import LOOKS
-from .parts import Section, Table
+from .parts import Section, Table, filled
 from .sources import NotMeasured
 
 _STYLE = """
@@ -139,7 +139,7 @@ def markdown(sections: Sequence[Section], figures: str) -> str:
         if section.figure is not None:
             parts.append(f"![{section.title}]({figures}/{section.name}.svg)")
         parts += [table.markdown() for table in section.tables]
-        parts.append(f"<sub>{section.source.origin()}</sub>")
+        parts.append(f"<sub>{filled(section.source.origin())}</sub>")
     return "\n\n".join(parts) + "\n"
 
 

@@ -44,7 +44,7 @@ class Table:
         parts = self.caption.split("; ") if self.caption else []
         caption = ". ".join(f"{part[:1].upper()}{part[1:]}" for part in parts)
         caption = caption and f"{caption}:"
-        above = f"{_filled(caption, _LINE)}\n\n" if caption else ""
+        above = f"{filled(caption, _LINE)}\n\n" if caption else ""
         return above + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -63,12 +63,13 @@ class Block:
         for rows in self.made_of:
             before = by_file.get(rows.file)
             by_file[rows.file] = rows if before is None else before.and_also(rows)
-        origins = (_filled(f"Rows: {of.origin()}.", _LINE - 10) for of in by_file.values())
+        origins = (filled(f"Rows: {of.origin()}.") for of in by_file.values())
         lines = "<br>\n".join(origins)
         return f"{self.text}\n\n<sub>{lines}</sub>"
 
 
-def _filled(text: str, width: int) -> str:
+def filled(text: str, width: int = _LINE - 10) -> str:
+    """Return text in lines of a width; the default leaves room for tags."""
     return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
