@@ -9,6 +9,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def run(study: Study, emulation: Emulation, out: Path, logs: Path) -> None:
         cluster.knobs.set(Knobs(emulation.slow_motion, machine.link_gbps))
         table = study.table and table_for(cluster.model, study.table, profile.file.model, logs)
         routers = _start_routers(cluster, study.config, table, emulation)
-        first = next(iter(windows.values()))[:1]
+        first = [_begun(next(iter(windows.values()))[0])]
         for router in routers.values():  # the pacer of a worker that serves is warm
             asyncio.run(held(cluster, router, [first], emulation.slow_motion, "warm"))
         for number, (trace, seed, way) in enumerate(left, 1):
@@ -90,6 +91,11 @@ def table_for(served: Path, table: Path, model: str, folder: Path) -> Path:
     copy = folder / table.name
     copy.write_bytes(msgspec.json.encode(msgspec.structs.replace(of_it.record, model=served.name)))
     return copy
+
+
+def _begun(conversation: Conversation) -> Conversation:
+    """A first turn and a later one: those of an agent would take as long as a window."""
+    return replace(conversation, turns=conversation.turns[:2])
 
 
 def _start_routers(

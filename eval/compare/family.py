@@ -1,4 +1,4 @@
-"""All comparisons of a simulated study together: which differences are more than chance.
+"""All comparisons of a study together: which differences are more than chance.
 
 With many comparisons some intervals miss zero by chance. Holm's procedure bounds the probability of
 any false verdict by 5 % (S. Holm, "A simple sequentially rejective multiple test procedure", 1979).
@@ -39,6 +39,18 @@ def p_value(difference: float, drawn: NDArray[np.float64], windows: int) -> floa
     return float(2.0 * student_t.sf(abs(difference) / error, windows - 1))
 
 
+def p_in_window(drawn: NDArray[np.float64]) -> float:
+    """Return the two-sided probability of a difference, where its window is the only one.
+
+    Conversations are drawn again, so it is about those of this window, not about other ones.
+
+    Args:
+        drawn: the difference in each draw of the bootstrap.
+    """
+    beyond = min(np.count_nonzero(drawn <= 0.0), np.count_nonzero(drawn >= 0.0))
+    return float(min(1.0, 2.0 * (beyond + 1) / (len(drawn) + 1)))
+
+
 def holm(p_values: Sequence[float]) -> list[bool]:
     """Return which of some hypotheses are rejected at 5 %, all together."""
     rejected = [False] * len(p_values)
@@ -52,13 +64,13 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 def correct(judgements: Sequence[Judgement]) -> None:
     """Replace all verdicts by those that hold together; those about foresight apart from others."""
     verdicts = _all_verdicts(judgements)
-    apart = holm([verdict["p"] for verdict in verdicts])
-    apart_again = holm([verdict["p_again"] for verdict in verdicts])
-    for verdict, differs, again in zip(verdicts, apart, apart_again, strict=True):
+    for verdict, differs in zip(verdicts, holm([one["p"] for one in verdicts]), strict=True):
         # The difference is rounded; rows from before this field have it alone.
         better = verdict.get("better", verdict["difference"] < 0)
         verdict["verdict"] = _named(differs, better)
-        verdict["again_ties"] = not again
+    twice = [verdict for verdict in verdicts if "p_again" in verdict]
+    for verdict, differs in zip(twice, holm([one["p_again"] for one in twice]), strict=True):
+        verdict["again_ties"] = not differs
     foreseen = [verdict["foreseen"] for verdict in verdicts if "p" in verdict.get("foreseen", ())]
     for one, differs in zip(foreseen, holm([one["p"] for one in foreseen]), strict=True):
         one["verdict"] = _named(differs, one["better"])

@@ -66,7 +66,7 @@ def run(config: Comparison, raw: Path, out: Path | None = None) -> int:
     for row in read_rows(raw):
         rows[row["trace"]].append(row)
     judgements = [judged(config, trace, rows[trace.name]) for trace in config.traces]
-    if config.simulated is not None:
+    if config.simulated is not None or config.emulated is not None:
         family.correct(judgements)
     for judgement in judgements:
         _print(judgement, judgement["trace"])
@@ -243,10 +243,14 @@ def _verdicts(
             "difference": round(costs[mine] - costs[best], 3),
             "interval": [round(float(low), 3), round(float(high), 3)],
             "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
+            "better": costs[mine] < costs[best],
+            "p": (
+                family.p_in_window(difference)
+                if windows == 1 and config.simulated is None  # there, further windows cost little
+                else family.p_value(costs[mine] - costs[best], difference, windows)
+            ),
         }
         if config.simulated is not None:
-            found["better"] = costs[mine] < costs[best]
-            found["p"] = family.p_value(costs[mine] - costs[best], difference, windows)
             if question.at == EACH and f"{CLAIRVOYANT} {named}" in every:
                 found["foreseen"] = _foreseen(config, question, every)
             again = float(points[AGAIN][i] - points[BASE][i])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from ...compare import family
 from ...compare.verdict import judged, measured
 from ..parts import Block, Table, block, percent, short
 from ..real_traffic import cost_of_ppd
@@ -12,15 +13,20 @@ from ..results import Results
 
 # Raw rows of each link.
 _FILES = ("compare-emulated.jsonl", "compare-emulated-25gbps.jsonl")
-_NAMED = {"beats": "lower", "ties": "tie", "loses": "higher"}
+_NAMED = {"beats": "**wins**", "ties": "tie", "loses": "**loses**"}
 
 
-def _judgements(results: Results) -> list[tuple[str, Mapping[str, Any]]]:
+def _judgements(results: Results) -> list[tuple[str, dict[str, Any]]]:
     """What each window showed, by its name and link; those that every way has served."""
-    return results.once("emulated windows", lambda: list(_judged(results)))
+    return results.once("emulated windows", lambda: _corrected(list(_judged(results))))
 
 
-def _judged(results: Results) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _corrected(judged: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    family.correct([judgement for _, judgement in judged])
+    return judged
+
+
+def _judged(results: Results) -> Iterator[tuple[str, dict[str, Any]]]:
     for file in _FILES:
         rows = results.rows(file)
         runs = rows.where(row="run").rows
@@ -69,7 +75,7 @@ def verdicts(results: Results) -> Block:
     head = ("window", "at", "`ppd` 1:1", "best other", "difference [95 %]", "")
     caption = (
         "costs of the conversations that every policy served to their end; 95 %: bootstrap over "
-        "the conversations of one window, not corrected for eight comparisons"
+        f"the conversations of one window; Holm's correction over these {len(lines)} comparisons"
     )
     return block(Table(head, lines, caption), made_of=_made_of(results))
 
