@@ -39,15 +39,16 @@ def p_value(difference: float, drawn: NDArray[np.float64], windows: int) -> floa
     return float(2.0 * student_t.sf(abs(difference) / error, windows - 1))
 
 
-def p_in_window(drawn: NDArray[np.float64]) -> float:
+def p_in_window(difference: float, drawn: NDArray[np.float64]) -> float:
     """Return the two-sided probability of a difference, where its window is the only one.
 
-    Conversations are drawn again, so it is about those of this window, not about other ones.
+    Conversations are drawn again, so it is about those of this window and this run. Where most
+    draws lie on the other side of zero than the difference, it is 1.
 
     Args:
         drawn: the difference in each draw of the bootstrap.
     """
-    beyond = min(np.count_nonzero(drawn <= 0.0), np.count_nonzero(drawn >= 0.0))
+    beyond = np.count_nonzero(drawn >= 0.0 if difference < 0.0 else drawn <= 0.0)
     return float(min(1.0, 2.0 * (beyond + 1) / (len(drawn) + 1)))
 
 

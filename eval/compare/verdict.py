@@ -95,6 +95,8 @@ def _values(rows: Mapping[str, Sequence[Mapping[str, Any]]], field: str) -> list
 def judged(config: Comparison, trace: Trace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Compare ``ppd`` with the other ways on one trace.
 
+    A verdict goes by its interval alone, until ``family.correct`` replaces it by what ``p`` shows.
+
     Raises:
         ConfigError: a way was not measured with all seeds.
     """
@@ -150,6 +152,55 @@ def change(
         for q, quantile in enumerate(QUANTILES)
         for m, metric in enumerate(("ttft", "tpot"))
     }
+
+
+def repeated(
+    config: Comparison,
+    trace: Trace,
+    rows: Sequence[Mapping[str, Any]],
+    again: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Compare ways with themselves: a window that each served twice (an A/A control).
+
+    Args:
+        rows: of the first runs.
+        again: of the second ones, of some of the ways.
+
+    Raises:
+        ConfigError: a way was not measured with all seeds, or no conversation was served by all.
+    """
+    seeds = config.seeds_of(trace)
+    names = list(dict.fromkeys(str(row["way"]) for row in again if row["trace"] == trace.name))
+    every = {name: _turns(rows, trace.name, Way(name), seeds) for name in (BASE, *names)}
+    every |= {_second(name): _turns(again, trace.name, Way(name), seeds) for name in names}
+    shared = _shared(every.values())
+    if not shared:
+        raise ConfigError(f"trace {trace.name}: no conversation had a later turn in both runs")
+    sample, asked = Sample(every, shared), list(questions_of(config))
+    points = sample.costs(asked, once(shared))
+    drawn = [sample.costs(asked, counts) for counts in _draws(shared)]
+    found = []
+    for name in names:
+        for i, question in enumerate(asked):
+            costs = [float(points[way][i]) for way in (name, _second(name))]
+            difference = np.array([one[_second(name)][i] - one[name][i] for one in drawn])
+            low, high = np.percentile(difference, _INTERVAL)
+            found.append(
+                {
+                    "way": name,
+                    "at": question.at,
+                    "costs": costs,
+                    "difference": costs[1] - costs[0],
+                    "interval": [float(low), float(high)],
+                    "p": family.p_in_window(costs[1] - costs[0], difference),
+                    "compared_turns": sum(len(every[BASE].by_place[place]) for place in shared),
+                }
+            )
+    return found
+
+
+def _second(way: str) -> str:
+    return f"{way}, second run"
 
 
 def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
@@ -245,8 +296,8 @@ def _verdicts(
             "verdict": "beats" if high < 0 else "loses" if low > 0 else "ties",
             "better": costs[mine] < costs[best],
             "p": (
-                family.p_in_window(difference)
-                if windows == 1 and config.simulated is None  # there, further windows cost little
+                family.p_in_window(costs[mine] - costs[best], difference)
+                if windows == 1 and config.simulated is None  # simulated windows are cheap
                 else family.p_value(costs[mine] - costs[best], difference, windows)
             ),
         }

@@ -360,10 +360,11 @@ def test_few_windows_make_a_difference_less_certain() -> None:
 
 def test_of_one_window_the_conversations_are_drawn_again() -> None:
     draws = np.random.default_rng(0).normal(1.0, 0.5, 999)
-    assert family.p_in_window(draws) == pytest.approx(0.0455, abs=0.02)
-    assert family.p_in_window(-draws) == family.p_in_window(draws)
-    assert family.p_in_window(np.full(999, 0.1)) == 0.002  # no less than the draws can show
-    assert family.p_in_window(np.zeros(999)) == 1.0
+    assert family.p_in_window(1.0, draws) == pytest.approx(0.0455, abs=0.02)
+    assert family.p_in_window(-1.0, -draws) == family.p_in_window(1.0, draws)
+    assert family.p_in_window(0.1, np.full(999, 0.1)) == 0.002  # no less than draws can show
+    assert family.p_in_window(0.0, np.zeros(999)) == 1.0
+    assert family.p_in_window(-0.1, draws) == 1.0  # most draws have the other sign
 
 
 def test_chance_between_few_windows_seldom_makes_a_verdict() -> None:
