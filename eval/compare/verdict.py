@@ -154,55 +154,6 @@ def change(
     }
 
 
-def repeated(
-    config: Comparison,
-    trace: Trace,
-    rows: Sequence[Mapping[str, Any]],
-    again: Sequence[Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Compare ways with themselves: a window that each served twice (an A/A control).
-
-    Args:
-        rows: of the first runs.
-        again: of the second ones, of some of the ways.
-
-    Raises:
-        ConfigError: a way was not measured with all seeds, or no conversation was served by all.
-    """
-    seeds = config.seeds_of(trace)
-    names = list(dict.fromkeys(str(row["way"]) for row in again if row["trace"] == trace.name))
-    every = {name: _turns(rows, trace.name, Way(name), seeds) for name in (BASE, *names)}
-    every |= {_second(name): _turns(again, trace.name, Way(name), seeds) for name in names}
-    shared = _shared(every.values())
-    if not shared:
-        raise ConfigError(f"trace {trace.name}: no conversation had a later turn in both runs")
-    sample, asked = Sample(every, shared), list(questions_of(config))
-    points = sample.costs(asked, once(shared))
-    drawn = [sample.costs(asked, counts) for counts in _draws(shared)]
-    found = []
-    for name in names:
-        for i, question in enumerate(asked):
-            costs = [float(points[way][i]) for way in (name, _second(name))]
-            difference = np.array([one[_second(name)][i] - one[name][i] for one in drawn])
-            low, high = np.percentile(difference, _INTERVAL)
-            found.append(
-                {
-                    "way": name,
-                    "at": question.at,
-                    "costs": costs,
-                    "difference": costs[1] - costs[0],
-                    "interval": [float(low), float(high)],
-                    "p": family.p_in_window(costs[1] - costs[0], difference),
-                    "compared_turns": sum(len(every[BASE].by_place[place]) for place in shared),
-                }
-            )
-    return found
-
-
-def _second(way: str) -> str:
-    return f"{way}, second run"
-
-
 def measured(runs: Sequence[Mapping[str, Any]]) -> Comparison:
     """Reconstruct a comparison from the runs of a raw file: the seeds that every way has.
 

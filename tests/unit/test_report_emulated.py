@@ -107,19 +107,3 @@ def test_windows_name_their_link_and_verdict(tmp_path: Path) -> None:
     assert "| chat, 100 Gb/s (20 later turns) | p50 | 1.54 | 1.91 (`full`) |" in found[-4]
     assert found[-4].endswith("| **wins** |")
     assert found[-1].endswith("| **loses** |")
-
-
-def test_a_policy_is_compared_with_its_second_run(tmp_path: Path) -> None:
-    first = (
-        window("pd", 100.0, 100.0) + window("full", 90.0, 100.0) + window("ppd 1:1", 50.0, 100.0)
-    )
-    second = window("full", 90.0, 100.0) + window("ppd 1:1", 70.0, 100.0)
-    for name, rows in (("", first), ("-again", second)):
-        path = tmp_path / f"compare-emulated{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = emulated_windows.again(Results(tmp_path)).text.splitlines()[-4:]
-    assert found[0] == (
-        "| chat (20 later turns) | p50 | `full` | 1.909 | 1.909 | +0.000 [+0.000, +0.000] | tie |"
-    )
-    assert "| p50 | `ppd 1:1` | 1.543 | 1.726 | +0.183 [" in found[2]
-    assert found[2].endswith("| **differs** |")

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...compare import family
-from ...compare.verdict import judged, measured, repeated
+from ...compare.verdict import judged, measured
 from ..parts import Block, Table, block, percent, short
 from ..real_traffic import cost_of_ppd
 from ..results import Results
 
 # Raw rows of each link.
 _FILES = ("compare-emulated.jsonl", "compare-emulated-25gbps.jsonl")
-_AGAIN = "compare-emulated-again.jsonl"  # second runs of some windows of the first file
 _NAMED = {"beats": "**wins**", "ties": "tie", "loses": "**loses**"}
 
 
@@ -81,38 +80,8 @@ def verdicts(results: Results) -> Block:
     return block(Table(head, lines, caption), made_of=_made_of(results))
 
 
-def again(results: Results) -> Block:
-    """Return how much the cost of a policy differs between two runs of one window."""
-    rows, second = results.rows(_FILES[0]), results.rows(_AGAIN)
-    config = measured(rows.where(row="run").rows)
-    served = {row["trace"] for row in second.rows}
-    found = [
-        (trace.name, one)
-        for trace in config.traces
-        if trace.name in served
-        for one in repeated(config, trace, rows.rows, second.rows)
-    ]
-    lines = []
-    for (name, one), apart in zip(found, family.holm([one["p"] for _, one in found]), strict=True):
-        low, high = one["interval"]
-        lines.append(
-            (
-                f"{name} ({one['compared_turns']} later turns)",
-                one["at"],
-                f"`{one['way']}`",
-                f"{one['costs'][0]:.3f}",
-                f"{one['costs'][1]:.3f}",
-                f"{one['difference']:+.3f} [{low:+.3f}, {high:+.3f}]",
-                "**differs**" if apart else "tie",
-            )
-        )
-    head = ("window", "at", "policy", "first run", "second run", "difference [95 %]", "")
-    caption = f"costs; intervals as above; Holm's correction over these {len(lines)} comparisons"
-    return block(Table(head, lines, caption), made_of=[second.where(row="run")])
-
-
 def _made_of(results: Results) -> list[Any]:
     return [results.rows(file).where(row="run") for file in _FILES]
 
 
-BLOCKS = {"emulated-windows": ways, "emulated-verdicts": verdicts, "emulated-again": again}
+BLOCKS = {"emulated-windows": ways, "emulated-verdicts": verdicts}
